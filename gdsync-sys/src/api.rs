@@ -1,0 +1,90 @@
+//! The table of verbs entry points: the one seam between gdsync and whoever drives the card.
+
+use crate::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_obj, mlx5dv_qp_init_attr};
+use crate::verbs::{
+    ibv_ah, ibv_ah_attr, ibv_async_event, ibv_context, ibv_cq, ibv_cq_init_attr_ex, ibv_device,
+    ibv_device_attr, ibv_gid, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
+    ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
+};
+use libc::{c_char, c_int, c_void, size_t};
+
+/// Who fills the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Provider {
+    /// The software card of the `softhca` crate.
+    Software,
+    /// The system's libibverbs and libmlx5.
+    System,
+}
+
+/// Entry points of libibverbs and libmlx5, as C function pointers.
+///
+/// Conventions are those of the C libraries: a function that returns a pointer returns null and sets `errno` on
+/// failure; one that returns an `int` returns 0, or a positive errno (or -1 with `errno` set). Ownership, lifetime and
+/// threading rules are those of the manual page of the function of the same name.
+///
+/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a private
+/// symbol behind a macro, the provider supplies a function with the documented behaviour.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
+pub struct VerbsApi {
+    /// Who filled the table.
+    pub provider: Provider,
+    pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,
+    pub free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
+    pub get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const c_char,
+    /// The GUID in network byte order.
+    pub get_device_guid: unsafe extern "C" fn(device: *mut ibv_device) -> u64,
+    pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
+    pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
+    pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
+    pub query_port:
+        unsafe extern "C" fn(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
+    pub query_gid:
+        unsafe extern "C" fn(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int,
+    pub alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
+    pub dealloc_pd: unsafe extern "C" fn(pd: *mut ibv_pd) -> c_int,
+    pub alloc_td: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td,
+    pub dealloc_td: unsafe extern "C" fn(td: *mut ibv_td) -> c_int,
+    pub alloc_parent_domain: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        attr: *mut ibv_parent_domain_init_attr,
+    ) -> *mut ibv_pd,
+    pub reg_mr: unsafe extern "C" fn(
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: size_t,
+        access: c_int,
+    ) -> *mut ibv_mr,
+    pub dereg_mr: unsafe extern "C" fn(mr: *mut ibv_mr) -> c_int,
+    /// Returns `struct ibv_cq_ex *`, which begins with an `ibv_cq`.
+    pub mlx5dv_create_cq: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        attr: *mut ibv_cq_init_attr_ex,
+        mlx5_attr: *mut mlx5dv_cq_init_attr,
+    ) -> *mut ibv_cq,
+    pub destroy_cq: unsafe extern "C" fn(cq: *mut ibv_cq) -> c_int,
+    pub mlx5dv_create_qp: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        attr: *mut ibv_qp_init_attr_ex,
+        mlx5_attr: *mut mlx5dv_qp_init_attr,
+    ) -> *mut ibv_qp,
+    /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
+    pub modify_qp: unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
+    pub query_qp: unsafe extern "C" fn(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        mask: c_int,
+        init: *mut ibv_qp_init_attr,
+    ) -> c_int,
+    pub destroy_qp: unsafe extern "C" fn(qp: *mut ibv_qp) -> c_int,
+    pub create_ah: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
+    pub destroy_ah: unsafe extern "C" fn(ah: *mut ibv_ah) -> c_int,
+    /// Blocks unless `async_fd` of the context is non-blocking.
+    pub get_async_event:
+        unsafe extern "C" fn(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int,
+    pub ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
+    pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
+    pub mlx5dv_init_obj: unsafe extern "C" fn(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int,
+}

@@ -1,0 +1,211 @@
+//! Types and constants of libmlx5's direct verbs that gdsync uses.
+//!
+//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of [`crate::verbs`].
+
+#![allow(non_camel_case_types, reason = "the names are those of the C header")]
+
+use crate::verbs::{ibv_ah, ibv_cq, ibv_pd, ibv_qp};
+use libc::{c_void, off_t};
+
+/// One queue of an [`mlx5dv_qp`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_ring {
+    /// Start of the ring.
+    pub buf: *mut c_void,
+    /// Entries: 64-byte basic blocks of a send queue, WQEs of a receive queue. A power of two.
+    pub wqe_cnt: u32,
+    /// Bytes from one entry to the next.
+    pub stride: u32,
+}
+
+/// The doorbell register of an [`mlx5dv_qp`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_bf {
+    /// Address of the register.
+    pub reg: *mut c_void,
+    /// Size of its BlueFlame buffer in bytes; 0 where it has none.
+    pub size: u32,
+}
+
+/// A queue pair's memory, as `mlx5dv_init_obj` reports it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_qp {
+    /// Doorbell records: `[0]` receive, `[1]` send; big endian.
+    pub dbrec: *mut u32,
+    /// Send queue.
+    pub sq: mlx5dv_ring,
+    /// Receive queue.
+    pub rq: mlx5dv_ring,
+    /// Doorbell register.
+    pub bf: mlx5dv_bf,
+    /// In: which of the fields below are wanted. Out: which are valid.
+    pub comp_mask: u64,
+    /// Offset of the register's page for `mmap` of the uverbs device.
+    pub uar_mmap_offset: off_t,
+    /// Unused here.
+    pub tirn: u32,
+    /// Unused here.
+    pub tisn: u32,
+    /// Unused here.
+    pub rqn: u32,
+    /// Unused here.
+    pub sqn: u32,
+    /// Unused here.
+    pub tir_icm_addr: u64,
+}
+
+/// `uar_mmap_offset` of [`mlx5dv_qp`] is wanted.
+pub const MLX5DV_QP_MASK_UAR_MMAP_OFFSET: u64 = 1 << 0;
+
+/// A completion queue's memory, as `mlx5dv_init_obj` reports it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_cq {
+    /// Start of the ring.
+    pub buf: *mut c_void,
+    /// Doorbell records: `[0]` consumer index, `[1]` arm; big endian.
+    pub dbrec: *mut u32,
+    /// Entries, a power of two.
+    pub cqe_cnt: u32,
+    /// Bytes of one entry, 64 or 128.
+    pub cqe_size: u32,
+    /// Its UAR page.
+    pub cq_uar: *mut c_void,
+    /// Completion queue number.
+    pub cqn: u32,
+    /// In: wanted fields; out: valid ones.
+    pub comp_mask: u64,
+}
+
+/// Address vector of an address handle.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_ah {
+    /// The address vector in the card's format, 48 bytes.
+    pub av: *mut c_void,
+    /// In: wanted fields; out: valid ones.
+    pub comp_mask: u64,
+}
+
+/// A protection domain's number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_pd {
+    /// Protection domain number.
+    pub pdn: u32,
+    /// In: wanted fields; out: valid ones.
+    pub comp_mask: u64,
+}
+
+/// One entry of [`mlx5dv_obj`]: the verbs object, and where its description goes.
+#[repr(C)]
+pub struct mlx5dv_obj_entry<I, O> {
+    /// The verbs object.
+    pub r#in: *mut I,
+    /// The caller's struct that is filled.
+    pub out: *mut O,
+}
+
+// By hand: a derive would ask the same of the types that are only pointed to.
+impl<I, O> Clone for mlx5dv_obj_entry<I, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I, O> Copy for mlx5dv_obj_entry<I, O> {}
+
+impl<I, O> Default for mlx5dv_obj_entry<I, O> {
+    fn default() -> Self {
+        mlx5dv_obj_entry { r#in: std::ptr::null_mut(), out: std::ptr::null_mut() }
+    }
+}
+
+/// Argument of `mlx5dv_init_obj`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct mlx5dv_obj {
+    /// A queue pair.
+    pub qp: mlx5dv_obj_entry<ibv_qp, mlx5dv_qp>,
+    /// A completion queue.
+    pub cq: mlx5dv_obj_entry<ibv_cq, mlx5dv_cq>,
+    /// Unused here.
+    pub srq: mlx5dv_obj_entry<c_void, c_void>,
+    /// Unused here.
+    pub rwq: mlx5dv_obj_entry<c_void, c_void>,
+    /// Unused here.
+    pub dm: mlx5dv_obj_entry<c_void, c_void>,
+    /// An address handle.
+    pub ah: mlx5dv_obj_entry<ibv_ah, mlx5dv_ah>,
+    /// A protection domain.
+    pub pd: mlx5dv_obj_entry<ibv_pd, mlx5dv_pd>,
+    /// Unused here (newest versions of the header only; older libraries do not read it).
+    pub devx: mlx5dv_obj_entry<c_void, c_void>,
+}
+
+/// [`mlx5dv_obj::qp`] is filled in.
+pub const MLX5DV_OBJ_QP: u64 = 1 << 0;
+/// [`mlx5dv_obj::cq`] is filled in.
+pub const MLX5DV_OBJ_CQ: u64 = 1 << 1;
+/// [`mlx5dv_obj::ah`] is filled in.
+pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
+/// [`mlx5dv_obj::pd`] is filled in.
+pub const MLX5DV_OBJ_PD: u64 = 1 << 6;
+
+/// mlx5's own attributes of a completion queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct mlx5dv_cq_init_attr {
+    /// Which of the fields below are set. Without the compression bit, entries are never compressed.
+    pub comp_mask: u64,
+    /// Compression format.
+    pub cqe_comp_res_format: u8,
+    /// Creation flags.
+    pub flags: u32,
+    /// Bytes of one entry.
+    pub cqe_size: u16,
+}
+
+/// `cqe_size` of [`mlx5dv_cq_init_attr`] is set.
+pub const MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE: u64 = 1 << 2;
+
+/// Attributes of a dynamically connected transport (unused here, but part of the layout).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct mlx5dv_dc_init_attr {
+    /// Type.
+    pub dc_type: u32,
+    /// Access key, or stream counts.
+    pub dct_access_key: u64,
+}
+
+/// mlx5's own attributes of a queue pair.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct mlx5dv_qp_init_attr {
+    /// Which of the fields below are set.
+    pub comp_mask: u64,
+    /// `MLX5DV_QP_CREATE_*`.
+    pub create_flags: u32,
+    /// Unused here.
+    pub dc_init_attr: mlx5dv_dc_init_attr,
+    /// Unused here.
+    pub send_ops_flags: u64,
+}
+
+/// `create_flags` of [`mlx5dv_qp_init_attr`] is set.
+pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
+/// Payloads never travel inside a completion entry.
+pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
+
+/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`: driver 1).
+const RES_TYPE_MLX5: u64 = 1 << 32;
+/// The allocator is asked for a queue pair's rings.
+pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;
+/// The allocator is asked for a doorbell record.
+pub const MLX5DV_RES_TYPE_DBR: u64 = RES_TYPE_MLX5 | 3;
+/// The allocator is asked for a completion ring.
+pub const MLX5DV_RES_TYPE_CQ: u64 = RES_TYPE_MLX5 | 5;

@@ -1,0 +1,369 @@
+//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct mlx5_err_cqe`.
+
+use super::wqe::Opcode;
+use super::{UnknownCode, wire_codes};
+use std::fmt;
+use std::mem::offset_of;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of an entry.
+pub const CQE_SIZE: usize = 64;
+/// Bit of `op_own` that says which lap of the ring an entry belongs to.
+pub const OWNER_BIT: u8 = 1;
+/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting for owner 0 waits past.
+pub const OP_OWN_INVALID: u8 = 0xf1;
+/// Offset of the last 32-bit word: WQE counter, signature, `op_own`.
+pub const LAST_DWORD: usize = 60;
+/// The owner bit in that word, read as a little-endian number.
+pub const OWNER_MASK_DWORD: u32 = 1 << 24;
+
+wire_codes! {
+    /// Opcodes of completion entries (`MLX5_CQE_*`).
+    CqeOpcode, "CQE opcode" {
+        /// A send work request completed.
+        Requester = 0,
+        /// An RDMA write with immediate consumed a receive.
+        RespWriteImm = 1,
+        /// A send consumed a receive.
+        RespSend = 2,
+        /// A send with immediate consumed a receive.
+        RespSendImm = 3,
+        /// A send with invalidate consumed a receive.
+        RespSendInval = 4,
+        /// The queue was resized.
+        Resize = 5,
+        /// No packet.
+        NoPacket = 6,
+        /// Signature error.
+        SignatureError = 12,
+        /// A send work request failed.
+        RequesterError = 13,
+        /// A receive failed.
+        ResponderError = 14,
+        /// The card has not written the entry.
+        Invalid = 15,
+    }
+}
+
+wire_codes! {
+    /// Syndromes of error entries (`MLX5_CQE_SYNDROME_*`).
+    Syndrome, "CQE syndrome" {
+        /// The receive is too short, or the message too long.
+        LocalLength = 0x01,
+        /// The work request is malformed.
+        LocalQpOperation = 0x02,
+        /// A local key, bound or access right does not hold.
+        LocalProtection = 0x04,
+        /// The queue pair had failed before.
+        WrFlush = 0x05,
+        /// A memory window could not be bound.
+        MwBind = 0x06,
+        /// The response makes no sense.
+        BadResponse = 0x10,
+        /// The remote side used a wrong key, bound or right.
+        LocalAccess = 0x11,
+        /// The remote side cannot take the request.
+        RemoteInvalidRequest = 0x12,
+        /// A remote key, bound or access right does not hold.
+        RemoteAccess = 0x13,
+        /// The remote side failed on its own.
+        RemoteOperation = 0x14,
+        /// The remote side does not answer.
+        RetryExceeded = 0x15,
+        /// The remote side had no receive posted for too long.
+        RnrRetryExceeded = 0x16,
+        /// The remote side gave up.
+        RemoteAborted = 0x22,
+    }
+}
+
+/// A completion entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Cqe64 {
+    reserved0: [u8; 17],
+    ml_path: u8,
+    reserved18: [u8; 4],
+    slid: U16,
+    flags_rqpn: U32,
+    hds_ip_ext: u8,
+    l4_hdr_type: u8,
+    vlan_info: U16,
+    srqn_uidx: U32,
+    imm_inval_pkey: [u8; 4],
+    app: u8,
+    app_op: u8,
+    app_info: U16,
+    byte_cnt: U32,
+    timestamp: U64,
+    sop_drop_qpn: U32,
+    wqe_counter: U16,
+    signature: u8,
+    op_own: u8,
+}
+
+/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside `timestamp`.
+const VENDOR_SYNDROME: usize = 54;
+/// Offset of the syndrome in an error entry (`mlx5_err_cqe.syndrome`).
+const SYNDROME: usize = 55;
+
+impl Cqe64 {
+    fn blank(opcode: CqeOpcode, qpn: u32, wqe_opcode: u8, wqe_counter: u16) -> Self {
+        Cqe64 {
+            reserved0: [0; 17],
+            ml_path: 0,
+            reserved18: [0; 4],
+            slid: U16::ZERO,
+            flags_rqpn: U32::ZERO,
+            hds_ip_ext: 0,
+            l4_hdr_type: 0,
+            vlan_info: U16::ZERO,
+            srqn_uidx: U32::ZERO,
+            imm_inval_pkey: [0; 4],
+            app: 0,
+            app_op: 0,
+            app_info: U16::ZERO,
+            byte_cnt: U32::ZERO,
+            timestamp: U64::ZERO,
+            sop_drop_qpn: U32::new(u32::from(wqe_opcode) << 24 | qpn & 0xff_ffff),
+            wqe_counter: U16::new(wqe_counter),
+            signature: 0,
+            op_own: (opcode as u8) << 4,
+        }
+    }
+
+    /// A send work request completed. `wqe_counter` is the index of its first basic block.
+    pub fn requester(wqe_opcode: Opcode, qpn: u32, wqe_counter: u16, byte_count: u32) -> Self {
+        let blank = Self::blank(CqeOpcode::Requester, qpn, wqe_opcode as u8, wqe_counter);
+        Cqe64 { byte_cnt: U32::new(byte_count), ..blank }
+    }
+
+    /// A receive completed. `rq_index` counts receives; `imm` is the immediate as it travelled.
+    pub fn responder(
+        opcode: CqeOpcode,
+        local_qpn: u32,
+        remote_qpn: u32,
+        rq_index: u16,
+        byte_count: u32,
+        imm: [u8; 4],
+        solicited: bool,
+    ) -> Self {
+        let blank = Self::blank(opcode, local_qpn, 0, rq_index);
+        Cqe64 {
+            flags_rqpn: U32::new(remote_qpn & 0xff_ffff),
+            imm_inval_pkey: imm,
+            byte_cnt: U32::new(byte_count),
+            op_own: blank.op_own | u8::from(solicited) << 1,
+            ..blank
+        }
+    }
+
+    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or [`CqeOpcode::ResponderError`].
+    pub fn error(
+        opcode: CqeOpcode,
+        wqe_opcode: u8,
+        qpn: u32,
+        wqe_counter: u16,
+        syndrome: Syndrome,
+        vendor: u8,
+    ) -> Self {
+        let mut cqe = Self::blank(opcode, qpn, wqe_opcode, wqe_counter);
+        cqe.timestamp = U64::new(u64::from(vendor) << 8 | syndrome as u64);
+        cqe
+    }
+
+    /// An entry that no card has written: all zeroes but `op_own`.
+    pub fn invalid() -> Self {
+        Cqe64 { op_own: OP_OWN_INVALID, ..Self::blank(CqeOpcode::Invalid, 0, 0, 0) }
+    }
+
+    /// The same entry with another owner bit.
+    pub fn with_owner(self, owner: bool) -> Self {
+        Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
+    }
+
+    /// The owner bit.
+    pub fn owner(&self) -> bool {
+        self.op_own & OWNER_BIT != 0
+    }
+
+    /// The opcode.
+    ///
+    /// # Errors
+    /// [`UnknownCode`].
+    pub fn opcode(&self) -> Result<CqeOpcode, UnknownCode> {
+        CqeOpcode::try_from(self.op_own >> 4)
+    }
+
+    /// Opcode and owner byte.
+    pub fn raw_op_own(&self) -> u8 {
+        self.op_own
+    }
+
+    /// True for the two error opcodes.
+    pub fn is_error(&self) -> bool {
+        matches!(self.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError))
+    }
+
+    /// The receiver was asked for a solicited event.
+    pub fn is_solicited(&self) -> bool {
+        self.op_own & 2 != 0
+    }
+
+    /// Number of the local queue pair.
+    pub fn qpn(&self) -> u32 {
+        self.sop_drop_qpn.get() & 0xff_ffff
+    }
+
+    /// Opcode of the send WQE (requester entries).
+    pub fn wqe_opcode(&self) -> u8 {
+        (self.sop_drop_qpn.get() >> 24) as u8
+    }
+
+    /// First basic block of the send WQE, or index of the receive, modulo 2^16.
+    pub fn wqe_counter(&self) -> u16 {
+        self.wqe_counter.get()
+    }
+
+    /// Bytes received or read.
+    pub fn byte_count(&self) -> u32 {
+        self.byte_cnt.get()
+    }
+
+    /// Immediate data as they travelled.
+    pub fn imm(&self) -> [u8; 4] {
+        self.imm_inval_pkey
+    }
+
+    /// Number of the remote queue pair (responder entries).
+    pub fn remote_qpn(&self) -> u32 {
+        self.flags_rqpn.get() & 0xff_ffff
+    }
+
+    /// The syndrome byte of an error entry.
+    pub fn raw_syndrome(&self) -> u8 {
+        self.as_bytes()[SYNDROME]
+    }
+
+    /// The syndrome of an error entry.
+    ///
+    /// # Errors
+    /// [`UnknownCode`].
+    pub fn syndrome(&self) -> Result<Syndrome, UnknownCode> {
+        Syndrome::try_from(self.raw_syndrome())
+    }
+
+    /// The vendor's syndrome byte of an error entry.
+    pub fn vendor_syndrome(&self) -> u8 {
+        self.as_bytes()[VENDOR_SYNDROME]
+    }
+}
+
+impl fmt::Display for Cqe64 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.opcode() {
+            Ok(opcode) => write!(f, "{opcode:?}")?,
+            Err(_) => write!(f, "op_own {:#04x}", self.op_own)?,
+        }
+        write!(f, " owner {} qpn {:#x} counter {}", u8::from(self.owner()), self.qpn(), self.wqe_counter())?;
+        if self.is_error() {
+            return write!(
+                f,
+                " syndrome {:#04x} vendor {:#04x}",
+                self.raw_syndrome(),
+                self.vendor_syndrome()
+            );
+        }
+        write!(f, " bytes {}", self.byte_count())
+    }
+}
+
+const _: () = {
+    assert!(
+        size_of::<Cqe64>() == CQE_SIZE && offset_of!(Cqe64, ml_path) == 17 && offset_of!(Cqe64, slid) == 22
+    );
+    assert!(offset_of!(Cqe64, flags_rqpn) == 24 && offset_of!(Cqe64, srqn_uidx) == 32);
+    assert!(offset_of!(Cqe64, imm_inval_pkey) == 36 && offset_of!(Cqe64, byte_cnt) == 44);
+    assert!(offset_of!(Cqe64, timestamp) == 48 && offset_of!(Cqe64, sop_drop_qpn) == 56);
+    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD && offset_of!(Cqe64, op_own) == 63);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requester_bytes() {
+        // mlx5dv.h, struct mlx5_cqe64; sop_drop_qpn = opcode << 24 | qpn in requester entries (libmlx5 cq.c).
+        let cqe = Cqe64::requester(Opcode::RdmaRead, 0x010203, 0x4567, 0x1000).with_owner(true);
+        let mut bytes = [0; 64];
+        bytes[44..48].copy_from_slice(&[0, 0, 0x10, 0]);
+        bytes[56..64].copy_from_slice(&[0x10, 1, 2, 3, 0x45, 0x67, 0, 0x01]);
+        assert_eq!(cqe.as_bytes(), bytes);
+        assert_eq!(cqe.to_string(), "Requester owner 1 qpn 0x10203 counter 17767 bytes 4096");
+    }
+
+    #[test]
+    fn responder_bytes() {
+        let cqe = Cqe64::responder(CqeOpcode::RespSendImm, 0x0a0b0c, 0x0d0e0f, 7, 5, [1, 2, 3, 4], true);
+        let mut bytes = [0; 64];
+        bytes[25..28].copy_from_slice(&[0x0d, 0x0e, 0x0f]);
+        bytes[36..40].copy_from_slice(&[1, 2, 3, 4]);
+        bytes[47] = 5;
+        bytes[57..64].copy_from_slice(&[0x0a, 0x0b, 0x0c, 0, 7, 0, 0x32]);
+        assert_eq!(cqe.as_bytes(), bytes);
+        assert!(cqe.is_solicited() && !cqe.is_error());
+    }
+
+    #[test]
+    fn error_bytes() {
+        // mlx5dv.h, struct mlx5_err_cqe: vendor syndrome at 54, syndrome at 55.
+        let cqe = Cqe64::error(CqeOpcode::RequesterError, 8, 0x11, 3, Syndrome::RemoteAccess, 0x88);
+        let mut bytes = [0; 64];
+        bytes[54..56].copy_from_slice(&[0x88, 0x13]);
+        bytes[56..64].copy_from_slice(&[8, 0, 0, 0x11, 0, 3, 0, 0xd0]);
+        assert_eq!(cqe.as_bytes(), bytes);
+        assert!(cqe.is_error() && cqe.syndrome() == Ok(Syndrome::RemoteAccess));
+        assert_eq!(cqe.to_string(), "RequesterError owner 0 qpn 0x11 counter 3 syndrome 0x13 vendor 0x88");
+    }
+
+    #[test]
+    fn invalid_entries_look_like_owner_one() {
+        let cqe = Cqe64::invalid();
+        assert_eq!((cqe.raw_op_own(), cqe.opcode(), cqe.owner()), (0xf1, Ok(CqeOpcode::Invalid), true));
+        let last = &cqe.as_bytes()[LAST_DWORD..];
+        assert_eq!(
+            u32::from_le_bytes([last[0], last[1], last[2], last[3]]) & OWNER_MASK_DWORD,
+            OWNER_MASK_DWORD
+        );
+    }
+
+    #[test]
+    fn unknown_codes_keep_their_value() {
+        assert_eq!(CqeOpcode::try_from(9), Err(UnknownCode { what: "CQE opcode", code: 9 }));
+        assert_eq!(Syndrome::try_from(0x33).unwrap_err().to_string(), "CQE syndrome 0x33 is not known");
+        let codes: Vec<u8> = Syndrome::ALL.iter().map(|syndrome| *syndrome as u8).collect();
+        assert_eq!(codes, [1, 2, 4, 5, 6, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x22]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_can_be_read_and_printed(bytes in proptest::collection::vec(any::<u8>(), 64)) {
+            let cqe = Cqe64::read_from_bytes(&bytes).unwrap();
+            prop_assert_eq!(cqe.as_bytes(), &bytes[..]);
+            prop_assert!(!cqe.to_string().is_empty());
+            prop_assert_eq!(cqe.with_owner(!cqe.owner()).owner(), !cqe.owner());
+        }
+
+        #[test]
+        fn fields_round_trip(qpn in 0u32..1 << 24, remote in 0u32..1 << 24, counter: u16, bytes: u32, imm: [u8; 4]) {
+            let cqe = Cqe64::responder(CqeOpcode::RespWriteImm, qpn, remote, counter, bytes, imm, false);
+            prop_assert_eq!((cqe.qpn(), cqe.remote_qpn(), cqe.wqe_counter()), (qpn, remote, counter));
+            prop_assert_eq!((cqe.byte_count(), cqe.imm()), (bytes, imm));
+            let cqe = Cqe64::requester(Opcode::Send, qpn, counter, bytes);
+            prop_assert_eq!((cqe.wqe_opcode(), cqe.qpn()), (0x0a, qpn));
+        }
+    }
+}

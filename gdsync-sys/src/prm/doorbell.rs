@@ -1,0 +1,114 @@
+//! Doorbell records and doorbell registers.
+//!
+//! A *record* is a word of host memory that says how far a queue has been filled (or emptied); a *register* is a word of
+//! a UAR page (user access region) whose store makes the card look.
+
+use super::wqe::MAX_DS;
+
+/// Word of a queue pair's doorbell record that counts receives (`MLX5_RCV_DBR`).
+pub const DBR_RECV: usize = 0;
+/// Word of a queue pair's doorbell record that counts send blocks (`MLX5_SND_DBR`).
+pub const DBR_SEND: usize = 1;
+/// Word of a completion queue's doorbell record with the consumer index.
+pub const DBR_CQ_CI: usize = 0;
+/// Word of a completion queue's doorbell record that arms it.
+pub const DBR_CQ_ARM: usize = 1;
+
+/// Bytes of a UAR page (`MLX5_ADAPTER_PAGE_SIZE`).
+pub const UAR_PAGE: usize = 4096;
+/// Offsets of a UAR page's doorbell registers (`MLX5_BF_OFFSET` and its multiples).
+pub const UAR_DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
+/// Offset of the register that arms completion queues (`MLX5_CQ_DOORBELL`).
+pub const UAR_CQ_ARM: usize = 0x20;
+
+/// The memory word of a queue pair's record: the low 16 bits of a counter, big endian.
+pub fn record(counter: u32) -> u32 {
+    (counter & 0xffff).to_be()
+}
+
+/// The counter of a queue pair's record.
+pub fn record_value(word: u32) -> u16 {
+    u32::from_be(word) as u16
+}
+
+/// The memory word of a completion queue's consumer index: 24 bits, big endian.
+pub fn ci_record(index: u32) -> u32 {
+    (index & 0xff_ffff).to_be()
+}
+
+/// The consumer index of a completion queue's record, 24 bits.
+pub fn ci_value(word: u32) -> u32 {
+    u32::from_be(word) & 0xff_ffff
+}
+
+/// A doorbell, as stored into a register: the first 8 bytes of a control segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Doorbell(u64);
+
+impl Doorbell {
+    /// From the native word that was stored.
+    pub fn from_raw(raw: u64) -> Self {
+        Doorbell(raw)
+    }
+
+    /// The native word.
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+
+    fn words(self) -> (u32, u32) {
+        let big = u64::from_be(self.0);
+        ((big >> 32) as u32, big as u32)
+    }
+
+    /// Index of the WQE's first block, modulo 2^16.
+    pub fn index(self) -> u16 {
+        (self.words().0 >> 8) as u16
+    }
+
+    /// Queue pair number, 24 bits.
+    pub fn qpn(self) -> u32 {
+        self.words().1 >> 8
+    }
+
+    /// Opcode byte.
+    pub fn raw_opcode(self) -> u8 {
+        self.words().0 as u8
+    }
+
+    /// Size of the WQE in 16-byte units.
+    pub fn ds(self) -> u8 {
+        self.words().1 as u8 & MAX_DS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prm::wqe::{CtrlFlags, CtrlSeg, Opcode};
+    use proptest::prelude::*;
+
+    #[test]
+    fn records_are_big_endian() {
+        assert_eq!(record(0x12345).to_ne_bytes(), [0, 0, 0x23, 0x45]);
+        assert_eq!(ci_record(0x1234_5678).to_ne_bytes(), [0, 0x34, 0x56, 0x78]);
+        assert_eq!(record_value(u32::from_ne_bytes([9, 9, 0x23, 0x45])), 0x2345);
+        assert_eq!(ci_value(u32::from_ne_bytes([9, 1, 2, 3])), 0x01_0203);
+    }
+
+    proptest! {
+        #[test]
+        fn a_doorbell_is_the_start_of_a_control_segment(index: u16, qpn in 0u32..1 << 24, ds in 0u8..64) {
+            let ctrl = CtrlSeg::new(Opcode::RdmaWrite, index, qpn, ds, CtrlFlags::empty(), [0; 4]);
+            let doorbell = Doorbell::from_raw(ctrl.doorbell());
+            prop_assert_eq!((doorbell.index(), doorbell.qpn(), doorbell.ds()), (index, qpn, ds));
+            prop_assert_eq!((doorbell.raw_opcode(), doorbell.raw()), (8, ctrl.doorbell()));
+        }
+
+        #[test]
+        fn records_round_trip(counter: u32) {
+            prop_assert_eq!(record_value(record(counter)), counter as u16);
+            prop_assert_eq!(ci_value(ci_record(counter)), counter & 0xff_ffff);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The card's wire formats: what mlx5 hardware reads from send and receive queues and writes to completion queues.
+//!
+//! Pure data, no FFI. Fields are private and big endian, as the card has them; getters and constructors speak host order.
+//! Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) where the header is silent.
+
+pub mod cqe;
+pub mod doorbell;
+pub mod recv;
+pub mod wqe;
+
+/// A code that this library does not know, with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} {code:#04x} is not known")]
+pub struct UnknownCode {
+    /// What kind of code it is.
+    pub what: &'static str,
+    /// Its value.
+    pub code: u8,
+}
+
+/// Declares a field-less enum of wire codes, with a `TryFrom<u8>` that names what it does not know.
+macro_rules! wire_codes {
+    ($(#[$doc:meta])* $name:ident, $what:literal { $($(#[$vdoc:meta])* $variant:ident = $value:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$vdoc])* $variant = $value,)* }
+
+        impl $name {
+            /// Every code that is known.
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+        }
+
+        impl TryFrom<u8> for $name {
+            type Error = $crate::prm::UnknownCode;
+
+            fn try_from(code: u8) -> Result<Self, Self::Error> {
+                match code {
+                    $($value => Ok($name::$variant),)*
+                    _ => Err($crate::prm::UnknownCode { what: $what, code }),
+                }
+            }
+        }
+    };
+}
+pub(crate) use wire_codes;

@@ -1,0 +1,519 @@
+//! Segments of send work-queue entries (WQEs).
+//!
+//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many 64-byte basic blocks
+//! of the send queue as it needs, and may wrap around the queue's end between any two of them.
+
+use super::{UnknownCode, wire_codes};
+use std::fmt;
+use std::mem::offset_of;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of a basic block (`MLX5_SEND_WQE_BB`).
+pub const BASIC_BLOCK: usize = 64;
+/// Bytes of a segment unit, in which `ds` counts.
+pub const SEGMENT: usize = 16;
+/// Largest `ds`: the field has 6 bits.
+pub const MAX_DS: u8 = 63;
+/// The lkey that ends a short scatter list (`MLX5_INVALID_LKEY`).
+pub const INVALID_LKEY: u32 = 0x100;
+/// Top bit of an inline segment's byte count (`MLX5_INLINE_SEG`).
+pub const INLINE_FLAG: u32 = 0x8000_0000;
+
+wire_codes! {
+    /// Opcodes of send WQEs (`MLX5_OPCODE_*`).
+    Opcode, "WQE opcode" {
+        /// Does nothing.
+        Nop = 0x00,
+        /// Send that invalidates a remote key.
+        SendInval = 0x01,
+        /// RDMA write.
+        RdmaWrite = 0x08,
+        /// RDMA write with immediate.
+        RdmaWriteImm = 0x09,
+        /// Send.
+        Send = 0x0a,
+        /// Send with immediate.
+        SendImm = 0x0b,
+        /// TCP segmentation offload.
+        Tso = 0x0e,
+        /// Waits for another queue's completion.
+        Wait = 0x0f,
+        /// RDMA read.
+        RdmaRead = 0x10,
+        /// Compare and swap.
+        AtomicCs = 0x11,
+        /// Fetch and add.
+        AtomicFa = 0x12,
+        /// Masked compare and swap.
+        AtomicMaskedCs = 0x14,
+        /// Masked fetch and add.
+        AtomicMaskedFa = 0x15,
+        /// Fast memory registration.
+        Fmr = 0x19,
+        /// Local invalidate.
+        LocalInval = 0x1b,
+        /// Reads local memory and drops it.
+        Dump = 0x23,
+        /// User-mode memory registration.
+        Umr = 0x25,
+        /// Memory-to-memory operation.
+        Mmo = 0x2f,
+    }
+}
+
+bitflags::bitflags! {
+    /// The `fm_ce_se` byte of a control segment.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct CtrlFlags: u8 {
+        /// Solicited event at the receiver (`MLX5_WQE_CTRL_SOLICITED`).
+        const SOLICITED = 1 << 1;
+        /// A completion entry on success, too (`MLX5_WQE_CTRL_CQ_UPDATE`).
+        const CQ_UPDATE = 2 << 2;
+        /// Initiator small fence (`MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`).
+        const FENCE_INITIATOR_SMALL = 1 << 5;
+        /// Fence: starts after all reads and atomics before it (`MLX5_WQE_CTRL_FENCE`).
+        const FENCE = 4 << 5;
+    }
+}
+
+/// Control segment: `struct mlx5_wqe_ctrl_seg`, 16 bytes, first of every send WQE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CtrlSeg {
+    opmod_idx_opcode: U32,
+    qpn_ds: U32,
+    signature: u8,
+    dci_stream_channel_id: U16,
+    fm_ce_se: u8,
+    imm: [u8; 4],
+}
+
+impl CtrlSeg {
+    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits are used); `imm` is the
+    /// immediate as it travels, big endian.
+    pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
+        CtrlSeg {
+            opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
+            qpn_ds: U32::new(qpn << 8 | u32::from(ds & MAX_DS)),
+            signature: 0,
+            dci_stream_channel_id: U16::ZERO,
+            fm_ce_se: flags.bits(),
+            imm,
+        }
+    }
+
+    /// The opcode.
+    ///
+    /// # Errors
+    /// [`UnknownCode`].
+    pub fn opcode(&self) -> Result<Opcode, UnknownCode> {
+        Opcode::try_from(self.raw_opcode())
+    }
+
+    /// The opcode byte.
+    pub fn raw_opcode(&self) -> u8 {
+        self.opmod_idx_opcode.get() as u8
+    }
+
+    /// Modifier of the opcode.
+    pub fn opmod(&self) -> u8 {
+        (self.opmod_idx_opcode.get() >> 24) as u8
+    }
+
+    /// Index of the WQE's first basic block, modulo 2^16.
+    pub fn index(&self) -> u16 {
+        (self.opmod_idx_opcode.get() >> 8) as u16
+    }
+
+    /// Queue pair number, 24 bits.
+    pub fn qpn(&self) -> u32 {
+        self.qpn_ds.get() >> 8
+    }
+
+    /// Size of the WQE in 16-byte units.
+    pub fn ds(&self) -> u8 {
+        self.qpn_ds.get() as u8 & MAX_DS
+    }
+
+    /// Fence, completion and event flags. Bits without a name are kept.
+    pub fn flags(&self) -> CtrlFlags {
+        CtrlFlags::from_bits_retain(self.fm_ce_se)
+    }
+
+    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an event.
+    pub fn completion_mode(&self) -> u8 {
+        self.fm_ce_se >> 2 & 3
+    }
+
+    /// Fence mode, bits 7:5.
+    pub fn fence_mode(&self) -> u8 {
+        self.fm_ce_se >> 5
+    }
+
+    /// Immediate data, or the key to invalidate, as it travels.
+    pub fn imm(&self) -> [u8; 4] {
+        self.imm
+    }
+
+    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one native word.
+    pub fn doorbell(&self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.as_bytes()[..8]);
+        u64::from_ne_bytes(bytes)
+    }
+}
+
+impl fmt::Display for CtrlSeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.opcode() {
+            Ok(opcode) => write!(f, "{opcode:?}")?,
+            Err(_) => write!(f, "opcode {:#04x}", self.raw_opcode())?,
+        }
+        write!(
+            f,
+            " index {} qpn {:#x} ds {} flags {:#04x}",
+            self.index(),
+            self.qpn(),
+            self.ds(),
+            self.fm_ce_se
+        )
+    }
+}
+
+/// Remote address segment: `struct mlx5_wqe_raddr_seg`, 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RemoteAddrSeg {
+    raddr: U64,
+    rkey: U32,
+    reserved: U32,
+}
+
+impl RemoteAddrSeg {
+    /// Remote address and key.
+    pub fn new(addr: u64, rkey: u32) -> Self {
+        RemoteAddrSeg { raddr: U64::new(addr), rkey: U32::new(rkey), reserved: U32::ZERO }
+    }
+
+    /// Remote address.
+    pub fn addr(&self) -> u64 {
+        self.raddr.get()
+    }
+
+    /// Remote key.
+    pub fn rkey(&self) -> u32 {
+        self.rkey.get()
+    }
+}
+
+/// Data segment: `struct mlx5_wqe_data_seg`, 16 bytes; one scatter/gather element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DataSeg {
+    byte_count: U32,
+    lkey: U32,
+    addr: U64,
+}
+
+impl DataSeg {
+    /// An element. A byte count of 0 means 2^31 to the card (PRM), so empty elements are left out by whoever builds a WQE.
+    pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
+        DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
+    }
+
+    /// The element that ends a scatter list shorter than its place.
+    pub fn terminator() -> Self {
+        DataSeg::new(0, INVALID_LKEY, 0)
+    }
+
+    /// True for [`DataSeg::terminator`].
+    pub fn is_terminator(&self) -> bool {
+        self.byte_count.get() == 0 && self.lkey.get() == INVALID_LKEY
+    }
+
+    /// Length in bytes.
+    pub fn byte_count(&self) -> u32 {
+        self.byte_count.get()
+    }
+
+    /// Local key.
+    pub fn lkey(&self) -> u32 {
+        self.lkey.get()
+    }
+
+    /// Address.
+    pub fn addr(&self) -> u64 {
+        self.addr.get()
+    }
+}
+
+/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded to 16 bytes in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct InlineSeg {
+    byte_count: U32,
+}
+
+impl InlineSeg {
+    /// A header for so many bytes (31 bits are used).
+    pub fn new(byte_count: u32) -> Self {
+        InlineSeg { byte_count: U32::new(byte_count | INLINE_FLAG) }
+    }
+
+    /// Length of the data in bytes, without the header.
+    pub fn byte_count(&self) -> u32 {
+        self.byte_count.get() & !INLINE_FLAG
+    }
+
+    /// Whether a segment that begins with these bytes is inline.
+    pub fn is_inline(first: [u8; 4]) -> bool {
+        u32::from_be_bytes(first) & INLINE_FLAG != 0
+    }
+}
+
+/// Atomic segment: `struct mlx5_wqe_atomic_seg`, 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AtomicSeg {
+    swap_add: U64,
+    compare: U64,
+}
+
+impl AtomicSeg {
+    /// The value to swap in, or to add, and the one to compare with (0 for an addition).
+    pub fn new(swap_add: u64, compare: u64) -> Self {
+        AtomicSeg { swap_add: U64::new(swap_add), compare: U64::new(compare) }
+    }
+
+    /// The value to swap in, or to add.
+    pub fn swap_add(&self) -> u64 {
+        self.swap_add.get()
+    }
+
+    /// The value to compare with.
+    pub fn compare(&self) -> u64 {
+        self.compare.get()
+    }
+}
+
+/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes (a datagram segment is nothing else).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AddressVector {
+    qkey: U32,
+    reserved: U32,
+    dqp_dct: U32,
+    stat_rate_sl: u8,
+    fl_mlid: u8,
+    rlid: U16,
+    reserved0: [u8; 4],
+    rmac: [u8; 6],
+    tclass: u8,
+    hop_limit: u8,
+    grh_gid_fl: U32,
+    rgid: [u8; 16],
+}
+
+/// Bit of `dqp_dct`: the vector is 48 bytes long (`MLX5_EXTENDED_UD_AV`).
+const EXTENDED_AV: u32 = 1 << 31;
+/// Bit of `grh_gid_fl`: a global route is used.
+const GRH: u32 = 1 << 30;
+
+/// What an [`AddressVector`] says, in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressFields {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Destination queue pair, 24 bits.
+    pub qpn: u32,
+    /// Static rate, 4 bits.
+    pub static_rate: u8,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Source path bits, 7 bits.
+    pub path_bits: u8,
+    /// Destination LID, or the UDP source port on RoCE v2.
+    pub dlid: u16,
+    /// Destination MAC (RoCE).
+    pub mac: [u8; 6],
+    /// Global route, where there is one.
+    pub grh: Option<GrhFields>,
+}
+
+/// Global route of an [`AddressVector`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrhFields {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source GID index, 8 bits.
+    pub gid_index: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Destination GID.
+    pub gid: [u8; 16],
+}
+
+impl AddressVector {
+    /// An extended (48-byte) address vector.
+    pub fn new(fields: &AddressFields) -> Self {
+        let grh = fields.grh.unwrap_or_default();
+        let grh_bit = if fields.grh.is_some() { GRH } else { 0 };
+        AddressVector {
+            qkey: U32::new(fields.qkey),
+            reserved: U32::ZERO,
+            dqp_dct: U32::new(EXTENDED_AV | fields.qpn & 0xff_ffff),
+            stat_rate_sl: fields.static_rate << 4 | fields.service_level & 0xf,
+            fl_mlid: fields.path_bits & 0x7f,
+            rlid: U16::new(fields.dlid),
+            reserved0: [0; 4],
+            rmac: fields.mac,
+            tclass: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            grh_gid_fl: U32::new(grh_bit | u32::from(grh.gid_index) << 20 | grh.flow_label & 0xf_ffff),
+            rgid: grh.gid,
+        }
+    }
+
+    /// What it says.
+    pub fn fields(&self) -> AddressFields {
+        let word = self.grh_gid_fl.get();
+        let grh = GrhFields {
+            traffic_class: self.tclass,
+            hop_limit: self.hop_limit,
+            gid_index: (word >> 20) as u8,
+            flow_label: word & 0xf_ffff,
+            gid: self.rgid,
+        };
+        AddressFields {
+            qkey: self.qkey.get(),
+            qpn: self.dqp_dct.get() & 0xff_ffff,
+            static_rate: self.stat_rate_sl >> 4,
+            service_level: self.stat_rate_sl & 0xf,
+            path_bits: self.fl_mlid & 0x7f,
+            dlid: self.rlid.get(),
+            mac: self.rmac,
+            grh: (word & GRH != 0).then_some(grh),
+        }
+    }
+}
+
+const _: () = {
+    assert!(
+        size_of::<CtrlSeg>() == 16 && offset_of!(CtrlSeg, fm_ce_se) == 11 && offset_of!(CtrlSeg, imm) == 12
+    );
+    assert!(size_of::<RemoteAddrSeg>() == 16 && offset_of!(RemoteAddrSeg, rkey) == 8);
+    assert!(size_of::<DataSeg>() == 16 && offset_of!(DataSeg, addr) == 8);
+    assert!(size_of::<InlineSeg>() == 4 && size_of::<AtomicSeg>() == 16);
+    assert!(size_of::<AddressVector>() == 48 && offset_of!(AddressVector, rlid) == 14);
+    assert!(offset_of!(AddressVector, rmac) == 20 && offset_of!(AddressVector, grh_gid_fl) == 28);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn control_segment_bytes() {
+        // mlx5dv.h, struct mlx5_wqe_ctrl_seg: opmod<<24 | index<<8 | opcode; qpn<<8 | ds; signature, stream, fm_ce_se; imm.
+        let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED | CtrlFlags::FENCE;
+        let ctrl = CtrlSeg::new(Opcode::SendImm, 0x1234, 0xabcdef, 0x3f, flags, [1, 2, 3, 4]);
+        let bytes = [0x00, 0x12, 0x34, 0x0b, 0xab, 0xcd, 0xef, 0x3f, 0, 0, 0, 0x8a, 1, 2, 3, 4];
+        assert_eq!(ctrl.as_bytes(), bytes);
+        assert_eq!(ctrl.doorbell().to_ne_bytes(), bytes[..8]);
+        assert_eq!((ctrl.completion_mode(), ctrl.fence_mode(), ctrl.opmod()), (2, 4, 0));
+        assert_eq!(ctrl.to_string(), "SendImm index 4660 qpn 0xabcdef ds 63 flags 0x8a");
+    }
+
+    #[test]
+    fn unknown_opcodes_keep_their_value() {
+        let ctrl = CtrlSeg::read_from_bytes(&[9, 0, 1, 0x77, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert_eq!(ctrl.opcode(), Err(UnknownCode { what: "WQE opcode", code: 0x77 }));
+        assert_eq!((ctrl.opmod(), ctrl.index()), (9, 1));
+        assert!(ctrl.to_string().starts_with("opcode 0x77"));
+    }
+
+    #[test]
+    fn opcodes_are_those_of_the_header() {
+        // mlx5dv.h, MLX5_OPCODE_*; WAIT and DUMP from the PRM.
+        let codes: Vec<u8> = Opcode::ALL.iter().map(|opcode| *opcode as u8).collect();
+        let expected =
+            [0, 1, 8, 9, 0xa, 0xb, 0xe, 0xf, 0x10, 0x11, 0x12, 0x14, 0x15, 0x19, 0x1b, 0x23, 0x25, 0x2f];
+        assert_eq!(codes, expected);
+    }
+
+    #[test]
+    fn address_data_inline_and_atomic_bytes() {
+        // mlx5dv.h, structs mlx5_wqe_raddr_seg, mlx5_wqe_data_seg, mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg.
+        let raddr = RemoteAddrSeg::new(0x0102_0304_0506_0708, 0x1112_1314);
+        assert_eq!(raddr.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 0]);
+        let data = DataSeg::new(0x2122_2324, 0x3132_3334, 0x4142_4344_4546_4748);
+        let bytes =
+            [0x21, 0x22, 0x23, 0x24, 0x31, 0x32, 0x33, 0x34, 0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48];
+        assert_eq!(data.as_bytes(), bytes);
+        assert_eq!(DataSeg::terminator().as_bytes(), [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(DataSeg::terminator().is_terminator() && !data.is_terminator());
+        assert_eq!(InlineSeg::new(28).as_bytes(), [0x80, 0, 0, 28]);
+        assert!(InlineSeg::is_inline([0x80, 0, 0, 28]) && !InlineSeg::is_inline([0, 0, 0, 28]));
+        assert_eq!(AtomicSeg::new(1, 2).as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+    }
+
+    #[test]
+    fn address_vector_bytes() {
+        // mlx5dv.h, struct mlx5_wqe_av; bit 31 of dqp_dct and bit 30 of grh_gid_fl as libmlx5 sets them.
+        let grh =
+            GrhFields { traffic_class: 7, hop_limit: 64, gid_index: 3, flow_label: 0x12345, gid: [0xee; 16] };
+        let fields = AddressFields {
+            qkey: 0x1111_2222,
+            qpn: 0x33_4455,
+            static_rate: 2,
+            service_level: 5,
+            path_bits: 1,
+            dlid: 0x6677,
+            mac: [1, 2, 3, 4, 5, 6],
+            grh: Some(grh),
+        };
+        let vector = AddressVector::new(&fields);
+        let mut bytes =
+            vec![0x11, 0x11, 0x22, 0x22, 0, 0, 0, 0, 0x80, 0x33, 0x44, 0x55, 0x25, 0x01, 0x66, 0x77];
+        bytes.extend([0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 64, 0x40, 0x31, 0x23, 0x45]);
+        bytes.extend([0xee; 16]);
+        assert_eq!(vector.as_bytes(), bytes);
+        assert_eq!(vector.fields(), fields);
+        let local = AddressFields { grh: None, ..fields };
+        assert_eq!(AddressVector::new(&local).fields(), local);
+    }
+
+    proptest! {
+        #[test]
+        fn control_segments_round_trip(opcode in proptest::sample::select(Opcode::ALL), index: u16, qpn in 0u32..1 << 24,
+                                       ds in 0u8..64, flags: u8, imm: [u8; 4]) {
+            let flags = CtrlFlags::from_bits_retain(flags);
+            let ctrl = CtrlSeg::new(opcode, index, qpn, ds, flags, imm);
+            prop_assert_eq!(ctrl.opcode(), Ok(opcode));
+            prop_assert_eq!((ctrl.index(), ctrl.qpn(), ctrl.ds()), (index, qpn, ds));
+            prop_assert_eq!((ctrl.flags(), ctrl.imm()), (flags, imm));
+        }
+
+        #[test]
+        fn any_bytes_are_a_control_segment(bytes: [u8; 16]) {
+            let ctrl = CtrlSeg::read_from_bytes(&bytes).unwrap();
+            prop_assert_eq!(ctrl.as_bytes(), bytes);
+            prop_assert!(!ctrl.to_string().is_empty());
+        }
+
+        #[test]
+        fn segments_round_trip(a: u64, b: u64, c: u32, d: u32) {
+            let raddr = RemoteAddrSeg::new(a, c);
+            prop_assert_eq!((raddr.addr(), raddr.rkey()), (a, c));
+            let data = DataSeg::new(c, d, a);
+            prop_assert_eq!((data.byte_count(), data.lkey(), data.addr()), (c, d, a));
+            let atomic = AtomicSeg::new(a, b);
+            prop_assert_eq!((atomic.swap_add(), atomic.compare()), (a, b));
+            prop_assert_eq!(InlineSeg::new(c).byte_count(), c & 0x7fff_ffff);
+        }
+    }
+}

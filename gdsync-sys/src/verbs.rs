@@ -1,0 +1,722 @@
+//! Types and constants of libibverbs that gdsync uses.
+//!
+//! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 60; these structs are part of the
+//! library's stable ABI and did not change in that range). The layouts are checked against the installed header by
+//! `scripts/check-layout.sh`, where there is one, and against fixed sizes and offsets by the tests below.
+//!
+//! C enums are plain integers here: a library may return a value that its header did not have yet.
+
+#![allow(non_camel_case_types, reason = "the names are those of the C header")]
+
+use libc::{c_char, c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t, size_t};
+
+/// Longest device name, with its terminating zero.
+pub const IBV_SYSFS_NAME_MAX: usize = 64;
+/// Longest sysfs path, with its terminating zero.
+pub const IBV_SYSFS_PATH_MAX: usize = 256;
+
+/// A 128-bit global identifier, in network byte order.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ibv_gid {
+    /// The 16 bytes, subnet prefix first.
+    pub raw: [u8; 16],
+}
+
+/// A device found by `ibv_get_device_list`.
+#[repr(C)]
+pub struct ibv_device {
+    /// Private to libibverbs.
+    pub _ops: [*mut c_void; 2],
+    /// `enum ibv_node_type`: 1 for a channel adapter.
+    pub node_type: c_int,
+    /// `enum ibv_transport_type`: 0 for InfiniBand (and RoCE).
+    pub transport_type: c_int,
+    /// Kernel name of the device, such as `mlx5_0`.
+    pub name: [c_char; IBV_SYSFS_NAME_MAX],
+    /// Name of the uverbs device, such as `uverbs0`.
+    pub dev_name: [c_char; IBV_SYSFS_NAME_MAX],
+    /// Path of the `infiniband_verbs` class device in sysfs.
+    pub dev_path: [c_char; IBV_SYSFS_PATH_MAX],
+    /// Path of the `infiniband` class device in sysfs.
+    pub ibdev_path: [c_char; IBV_SYSFS_PATH_MAX],
+}
+
+/// An open device.
+#[repr(C)]
+pub struct ibv_context {
+    /// The device this context was opened on.
+    pub device: *mut ibv_device,
+    /// `struct ibv_context_ops`: 32 function pointers, none of which gdsync calls.
+    pub ops: [*mut c_void; 32],
+    /// File descriptor of the uverbs device.
+    pub cmd_fd: c_int,
+    /// File descriptor that becomes readable when an asynchronous event is there.
+    pub async_fd: c_int,
+    /// Number of completion vectors.
+    pub num_comp_vectors: c_int,
+    /// Private to libibverbs.
+    pub mutex: pthread_mutex_t,
+    /// All ones where the context is embedded in a `struct verbs_context`.
+    pub abi_compat: *mut c_void,
+}
+
+/// A protection domain (or a parent domain, which stands for one).
+#[repr(C)]
+pub struct ibv_pd {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Kernel handle.
+    pub handle: u32,
+}
+
+/// A thread domain: a promise that one thread at a time uses what is created in it.
+#[repr(C)]
+pub struct ibv_td {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+}
+
+/// Attributes of a thread domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_td_init_attr {
+    /// Must be 0.
+    pub comp_mask: u32,
+}
+
+/// Allocator of queue memory, given to a parent domain: returns memory, null on failure, or
+/// [`IBV_ALLOCATOR_USE_DEFAULT`].
+pub type ParentDomainAlloc = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    pd_context: *mut c_void,
+    size: size_t,
+    alignment: size_t,
+    resource_type: u64,
+) -> *mut c_void;
+/// Releases what [`ParentDomainAlloc`] returned.
+pub type ParentDomainFree =
+    unsafe extern "C" fn(pd: *mut ibv_pd, pd_context: *mut c_void, ptr: *mut c_void, resource_type: u64);
+
+/// Answer of an allocator that leaves the allocation to the library.
+pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+/// `alloc` and `free` of [`ibv_parent_domain_init_attr`] are set.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
+/// `pd_context` of [`ibv_parent_domain_init_attr`] is set.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
+/// Attributes of a parent domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_parent_domain_init_attr {
+    /// The protection domain it stands for; not null.
+    pub pd: *mut ibv_pd,
+    /// A thread domain, or null.
+    pub td: *mut ibv_td,
+    /// Which of the fields below are set.
+    pub comp_mask: u32,
+    /// Allocator of queue memory.
+    pub alloc: Option<ParentDomainAlloc>,
+    /// Its counterpart.
+    pub free: Option<ParentDomainFree>,
+    /// First argument of both, after the domain.
+    pub pd_context: *mut c_void,
+}
+
+/// A memory region.
+#[repr(C)]
+pub struct ibv_mr {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Start address.
+    pub addr: *mut c_void,
+    /// Length in bytes.
+    pub length: size_t,
+    /// Kernel handle.
+    pub handle: u32,
+    /// Key that local work requests name.
+    pub lkey: u32,
+    /// Key that remote work requests name.
+    pub rkey: u32,
+}
+
+/// Opaque completion channel.
+#[repr(C)]
+pub struct ibv_comp_channel {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// File descriptor of the channel.
+    pub fd: c_int,
+    /// Number of completion queues on it.
+    pub refcnt: c_int,
+}
+
+/// A completion queue. `struct ibv_cq_ex` begins with the same fields.
+#[repr(C)]
+pub struct ibv_cq {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Completion channel, or null.
+    pub channel: *mut ibv_comp_channel,
+    /// The creator's own pointer.
+    pub cq_context: *mut c_void,
+    /// Kernel handle.
+    pub handle: u32,
+    /// Number of entries, less those that the library keeps to itself.
+    pub cqe: c_int,
+    /// Private to libibverbs.
+    pub mutex: pthread_mutex_t,
+    /// Private to libibverbs.
+    pub cond: pthread_cond_t,
+    /// Private to libibverbs.
+    pub comp_events_completed: u32,
+    /// Private to libibverbs.
+    pub async_events_completed: u32,
+}
+
+/// A shared receive queue (opaque: gdsync does not use its fields).
+#[repr(C)]
+pub struct ibv_srq {
+    _private: [u8; 0],
+}
+
+/// Attributes of an extended completion queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_cq_init_attr_ex {
+    /// Least number of entries.
+    pub cqe: u32,
+    /// The creator's own pointer.
+    pub cq_context: *mut c_void,
+    /// Completion channel, or null.
+    pub channel: *mut ibv_comp_channel,
+    /// Completion vector, less than `num_comp_vectors`.
+    pub comp_vector: u32,
+    /// Fields that `read_*` of the extended queue may be asked for; the mlx5 provider asks that only known bits are set.
+    pub wc_flags: u64,
+    /// Which of the fields below are set.
+    pub comp_mask: u32,
+    /// Creation flags.
+    pub flags: u32,
+    /// Parent domain whose allocators supply the ring's memory.
+    pub parent_domain: *mut ibv_pd,
+}
+
+/// `flags` of [`ibv_cq_init_attr_ex`] is set.
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
+/// `parent_domain` of [`ibv_cq_init_attr_ex`] is set.
+pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
+
+/// A queue pair.
+#[repr(C)]
+pub struct ibv_qp {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// The creator's own pointer.
+    pub qp_context: *mut c_void,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Where its sends complete.
+    pub send_cq: *mut ibv_cq,
+    /// Where its receives complete.
+    pub recv_cq: *mut ibv_cq,
+    /// Shared receive queue, or null.
+    pub srq: *mut ibv_srq,
+    /// Kernel handle.
+    pub handle: u32,
+    /// Queue pair number, 24 bits.
+    pub qp_num: u32,
+    /// State, as the library last saw it.
+    pub state: c_int,
+    /// `IBV_QPT_*`.
+    pub qp_type: c_int,
+    /// Private to libibverbs.
+    pub mutex: pthread_mutex_t,
+    /// Private to libibverbs.
+    pub cond: pthread_cond_t,
+    /// Private to libibverbs.
+    pub events_completed: u32,
+}
+
+/// Sizes of a queue pair's queues.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ibv_qp_cap {
+    /// Outstanding send work requests.
+    pub max_send_wr: u32,
+    /// Outstanding receive work requests.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes that a send may carry inline.
+    pub max_inline_data: u32,
+}
+
+/// Receive-side hashing (raw packet queue pairs only).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_rx_hash_conf {
+    /// Hash function.
+    pub rx_hash_function: u8,
+    /// Key length in bytes.
+    pub rx_hash_key_len: u8,
+    /// Key.
+    pub rx_hash_key: *mut u8,
+    /// Fields that are hashed.
+    pub rx_hash_fields_mask: u64,
+}
+
+/// Attributes of a new queue pair, extended form.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_init_attr_ex {
+    /// The creator's own pointer.
+    pub qp_context: *mut c_void,
+    /// Where sends complete.
+    pub send_cq: *mut ibv_cq,
+    /// Where receives complete.
+    pub recv_cq: *mut ibv_cq,
+    /// Shared receive queue, or null.
+    pub srq: *mut ibv_srq,
+    /// Sizes; the library writes what it granted.
+    pub cap: ibv_qp_cap,
+    /// `IBV_QPT_*`.
+    pub qp_type: c_int,
+    /// Non-zero: every send completes with an entry.
+    pub sq_sig_all: c_int,
+    /// Which of the fields below are set.
+    pub comp_mask: u32,
+    /// Protection or parent domain.
+    pub pd: *mut ibv_pd,
+    /// Unused here.
+    pub xrcd: *mut c_void,
+    /// Creation flags.
+    pub create_flags: u32,
+    /// Unused here.
+    pub max_tso_header: u16,
+    /// Unused here.
+    pub rwq_ind_tbl: *mut c_void,
+    /// Unused here.
+    pub rx_hash_conf: ibv_rx_hash_conf,
+    /// Unused here.
+    pub source_qpn: u32,
+    /// Unused here (`ibv_wr_*` operations wanted).
+    pub send_ops_flags: u64,
+}
+
+/// `pd` of [`ibv_qp_init_attr_ex`] is set.
+pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
+
+/// Global route of an address vector.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_global_route {
+    /// Destination GID.
+    pub dgid: ibv_gid,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Index of the source GID in the port's table.
+    pub sgid_index: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+}
+
+/// Address vector.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_ah_attr {
+    /// Global route, used where `is_global` is 1.
+    pub grh: ibv_global_route,
+    /// Destination LID.
+    pub dlid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Source path bits.
+    pub src_path_bits: u8,
+    /// Static rate.
+    pub static_rate: u8,
+    /// 1: the global route is used.
+    pub is_global: u8,
+    /// Physical port.
+    pub port_num: u8,
+}
+
+/// An address handle.
+#[repr(C)]
+pub struct ibv_ah {
+    /// The context it belongs to.
+    pub context: *mut ibv_context,
+    /// Its protection domain.
+    pub pd: *mut ibv_pd,
+    /// Kernel handle.
+    pub handle: u32,
+}
+
+/// Attributes of a queue pair, for `ibv_modify_qp` and `ibv_query_qp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_qp_attr {
+    /// `IBV_QPS_*`.
+    pub qp_state: c_int,
+    /// Assumed current state.
+    pub cur_qp_state: c_int,
+    /// `IBV_MTU_*`.
+    pub path_mtu: c_int,
+    /// Path migration state.
+    pub path_mig_state: c_int,
+    /// Q_Key (UD).
+    pub qkey: u32,
+    /// First packet sequence number expected.
+    pub rq_psn: u32,
+    /// First packet sequence number sent.
+    pub sq_psn: u32,
+    /// Number of the remote queue pair.
+    pub dest_qp_num: u32,
+    /// `IBV_ACCESS_*` granted to the remote side.
+    pub qp_access_flags: c_uint,
+    /// Sizes.
+    pub cap: ibv_qp_cap,
+    /// Primary path.
+    pub ah_attr: ibv_ah_attr,
+    /// Alternate path.
+    pub alt_ah_attr: ibv_ah_attr,
+    /// Partition key index.
+    pub pkey_index: u16,
+    /// Alternate partition key index.
+    pub alt_pkey_index: u16,
+    /// Ask for an event when the send queue has drained.
+    pub en_sqd_async_notify: u8,
+    /// The send queue is draining.
+    pub sq_draining: u8,
+    /// Outstanding reads and atomics as initiator.
+    pub max_rd_atomic: u8,
+    /// Outstanding reads and atomics as target.
+    pub max_dest_rd_atomic: u8,
+    /// RNR NAK timer code.
+    pub min_rnr_timer: u8,
+    /// Physical port.
+    pub port_num: u8,
+    /// Local ACK timeout code: 4.096 µs * 2^timeout, 0 for never.
+    pub timeout: u8,
+    /// Transport retries, 0 to 7.
+    pub retry_cnt: u8,
+    /// RNR retries, 0 to 6, 7 for ever.
+    pub rnr_retry: u8,
+    /// Alternate port.
+    pub alt_port_num: u8,
+    /// Alternate timeout.
+    pub alt_timeout: u8,
+    /// Rate limit in kbit/s.
+    pub rate_limit: u32,
+}
+
+/// Attributes of a queue pair at its creation, for `ibv_query_qp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_init_attr {
+    /// The creator's own pointer.
+    pub qp_context: *mut c_void,
+    /// Where sends complete.
+    pub send_cq: *mut ibv_cq,
+    /// Where receives complete.
+    pub recv_cq: *mut ibv_cq,
+    /// Shared receive queue, or null.
+    pub srq: *mut ibv_srq,
+    /// Sizes.
+    pub cap: ibv_qp_cap,
+    /// `IBV_QPT_*`.
+    pub qp_type: c_int,
+    /// Non-zero: every send completes with an entry.
+    pub sq_sig_all: c_int,
+}
+
+/// Attributes of a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_device_attr {
+    /// Firmware version, zero terminated.
+    pub fw_ver: [c_char; 64],
+    /// Node GUID, big endian.
+    pub node_guid: u64,
+    /// System image GUID, big endian.
+    pub sys_image_guid: u64,
+    /// Largest memory region in bytes.
+    pub max_mr_size: u64,
+    /// Supported page sizes, one bit each.
+    pub page_size_cap: u64,
+    /// PCI vendor.
+    pub vendor_id: u32,
+    /// PCI device.
+    pub vendor_part_id: u32,
+    /// Hardware version.
+    pub hw_ver: u32,
+    /// Queue pairs.
+    pub max_qp: c_int,
+    /// Work requests of one queue.
+    pub max_qp_wr: c_int,
+    /// Capability flags.
+    pub device_cap_flags: c_uint,
+    /// Scatter/gather elements of a work request.
+    pub max_sge: c_int,
+    /// Scatter/gather elements of a read.
+    pub max_sge_rd: c_int,
+    /// Completion queues.
+    pub max_cq: c_int,
+    /// Entries of one completion queue.
+    pub max_cqe: c_int,
+    /// Memory regions.
+    pub max_mr: c_int,
+    /// Protection domains.
+    pub max_pd: c_int,
+    /// Incoming reads and atomics of one queue pair.
+    pub max_qp_rd_atom: c_int,
+    /// Unused here.
+    pub max_ee_rd_atom: c_int,
+    /// Incoming reads and atomics of the device.
+    pub max_res_rd_atom: c_int,
+    /// Outgoing reads and atomics of one queue pair.
+    pub max_qp_init_rd_atom: c_int,
+    /// Unused here.
+    pub max_ee_init_rd_atom: c_int,
+    /// `enum ibv_atomic_cap`.
+    pub atomic_cap: c_int,
+    /// Unused here.
+    pub max_ee: c_int,
+    /// Unused here.
+    pub max_rdd: c_int,
+    /// Memory windows.
+    pub max_mw: c_int,
+    /// Unused here.
+    pub max_raw_ipv6_qp: c_int,
+    /// Unused here.
+    pub max_raw_ethy_qp: c_int,
+    /// Multicast groups.
+    pub max_mcast_grp: c_int,
+    /// Queue pairs of one multicast group.
+    pub max_mcast_qp_attach: c_int,
+    /// Queue pairs in multicast groups.
+    pub max_total_mcast_qp_attach: c_int,
+    /// Address handles.
+    pub max_ah: c_int,
+    /// Unused here.
+    pub max_fmr: c_int,
+    /// Unused here.
+    pub max_map_per_fmr: c_int,
+    /// Shared receive queues.
+    pub max_srq: c_int,
+    /// Work requests of one shared receive queue.
+    pub max_srq_wr: c_int,
+    /// Scatter/gather elements of a shared receive.
+    pub max_srq_sge: c_int,
+    /// Partitions.
+    pub max_pkeys: u16,
+    /// Local CA ACK delay.
+    pub local_ca_ack_delay: u8,
+    /// Physical ports.
+    pub phys_port_cnt: u8,
+}
+
+/// Attributes of a port.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ibv_port_attr {
+    /// `IBV_PORT_*`.
+    pub state: c_int,
+    /// Largest MTU, `IBV_MTU_*`.
+    pub max_mtu: c_int,
+    /// MTU in use, `IBV_MTU_*`.
+    pub active_mtu: c_int,
+    /// Entries of the GID table.
+    pub gid_tbl_len: c_int,
+    /// Capability flags.
+    pub port_cap_flags: u32,
+    /// Longest message in bytes.
+    pub max_msg_sz: u32,
+    /// Bad P_Key counter.
+    pub bad_pkey_cntr: u32,
+    /// Q_Key violation counter.
+    pub qkey_viol_cntr: u32,
+    /// Entries of the P_Key table.
+    pub pkey_tbl_len: u16,
+    /// Base LID.
+    pub lid: u16,
+    /// Subnet manager's LID.
+    pub sm_lid: u16,
+    /// LID mask count.
+    pub lmc: u8,
+    /// Virtual lanes.
+    pub max_vl_num: u8,
+    /// Subnet manager's service level.
+    pub sm_sl: u8,
+    /// Subnet time-out code.
+    pub subnet_timeout: u8,
+    /// Initialisation type.
+    pub init_type_reply: u8,
+    /// Link width code.
+    pub active_width: u8,
+    /// Link speed code.
+    pub active_speed: u8,
+    /// Physical state code: 5 is link up.
+    pub phys_state: u8,
+    /// `IBV_LINK_LAYER_*`.
+    pub link_layer: u8,
+    /// Flags.
+    pub flags: u8,
+    /// More capability flags (not written by the exported `ibv_query_port`).
+    pub port_cap_flags2: u16,
+    /// Link speed code, extended (not written by the exported `ibv_query_port`).
+    pub active_speed_ex: u32,
+}
+
+/// An asynchronous event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_async_event {
+    /// What it concerns.
+    pub element: ibv_async_element,
+    /// `IBV_EVENT_*`.
+    pub event_type: c_int,
+}
+
+/// The object of an [`ibv_async_event`]; the event type says which field holds.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_async_element {
+    /// For `IBV_EVENT_CQ_ERR`.
+    pub cq: *mut ibv_cq,
+    /// For the `IBV_EVENT_QP_*` events.
+    pub qp: *mut ibv_qp,
+    /// For port events.
+    pub port_num: c_int,
+}
+
+/// Declares named constants of a C enum, each with a line of documentation.
+macro_rules! c_enum {
+    ($($(#[$doc:meta])* $name:ident = $value:expr;)*) => { $($(#[$doc])* pub const $name: c_int = $value;)* };
+}
+
+c_enum! {
+    /// The queue pair takes nothing.
+    IBV_QPS_RESET = 0;
+    /// Receives may be posted.
+    IBV_QPS_INIT = 1;
+    /// Ready to receive.
+    IBV_QPS_RTR = 2;
+    /// Ready to send.
+    IBV_QPS_RTS = 3;
+    /// Send queue drained.
+    IBV_QPS_SQD = 4;
+    /// Send queue error.
+    IBV_QPS_SQE = 5;
+    /// Error: all work is flushed.
+    IBV_QPS_ERR = 6;
+
+    /// Reliable connection.
+    IBV_QPT_RC = 2;
+    /// Unreliable connection.
+    IBV_QPT_UC = 3;
+    /// Unreliable datagram.
+    IBV_QPT_UD = 4;
+
+    /// 256 bytes.
+    IBV_MTU_256 = 1;
+    /// 512 bytes.
+    IBV_MTU_512 = 2;
+    /// 1024 bytes.
+    IBV_MTU_1024 = 3;
+    /// 2048 bytes.
+    IBV_MTU_2048 = 4;
+    /// 4096 bytes.
+    IBV_MTU_4096 = 5;
+
+    /// No link.
+    IBV_PORT_DOWN = 1;
+    /// Not configured yet.
+    IBV_PORT_INIT = 2;
+    /// Configured, not active yet.
+    IBV_PORT_ARMED = 3;
+    /// In use.
+    IBV_PORT_ACTIVE = 4;
+
+    /// A completion queue overran or failed.
+    IBV_EVENT_CQ_ERR = 0;
+    /// A queue pair failed.
+    IBV_EVENT_QP_FATAL = 1;
+    /// A request broke the transport's rules.
+    IBV_EVENT_QP_REQ_ERR = 2;
+    /// A request broke local access rights.
+    IBV_EVENT_QP_ACCESS_ERR = 3;
+    /// First packet arrived before the state said so.
+    IBV_EVENT_COMM_EST = 4;
+    /// The device failed.
+    IBV_EVENT_DEVICE_FATAL = 8;
+}
+
+/// Link layer not known.
+pub const IBV_LINK_LAYER_UNSPECIFIED: u8 = 0;
+/// InfiniBand.
+pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
+/// Ethernet (RoCE).
+pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+
+/// Local write.
+pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1 << 0;
+/// Remote write; needs local write.
+pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
+/// Remote read.
+pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
+/// Remote atomic; needs local write.
+pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+/// The card may reorder its writes on the bus.
+pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
+
+/// `qp_state` is set.
+pub const IBV_QP_STATE: u32 = 1 << 0;
+/// `cur_qp_state` is set.
+pub const IBV_QP_CUR_STATE: u32 = 1 << 1;
+/// `en_sqd_async_notify` is set.
+pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
+/// `qp_access_flags` is set.
+pub const IBV_QP_ACCESS_FLAGS: u32 = 1 << 3;
+/// `pkey_index` is set.
+pub const IBV_QP_PKEY_INDEX: u32 = 1 << 4;
+/// `port_num` is set.
+pub const IBV_QP_PORT: u32 = 1 << 5;
+/// `qkey` is set.
+pub const IBV_QP_QKEY: u32 = 1 << 6;
+/// `ah_attr` is set.
+pub const IBV_QP_AV: u32 = 1 << 7;
+/// `path_mtu` is set.
+pub const IBV_QP_PATH_MTU: u32 = 1 << 8;
+/// `timeout` is set.
+pub const IBV_QP_TIMEOUT: u32 = 1 << 9;
+/// `retry_cnt` is set.
+pub const IBV_QP_RETRY_CNT: u32 = 1 << 10;
+/// `rnr_retry` is set.
+pub const IBV_QP_RNR_RETRY: u32 = 1 << 11;
+/// `rq_psn` is set.
+pub const IBV_QP_RQ_PSN: u32 = 1 << 12;
+/// `max_rd_atomic` is set.
+pub const IBV_QP_MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+/// `alt_ah_attr` and its companions are set.
+pub const IBV_QP_ALT_PATH: u32 = 1 << 14;
+/// `min_rnr_timer` is set.
+pub const IBV_QP_MIN_RNR_TIMER: u32 = 1 << 15;
+/// `sq_psn` is set.
+pub const IBV_QP_SQ_PSN: u32 = 1 << 16;
+/// `max_dest_rd_atomic` is set.
+pub const IBV_QP_MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+/// `path_mig_state` is set.
+pub const IBV_QP_PATH_MIG_STATE: u32 = 1 << 18;
+/// `cap` is set.
+pub const IBV_QP_CAP: u32 = 1 << 19;
+/// `dest_qp_num` is set.
+pub const IBV_QP_DEST_QPN: u32 = 1 << 20;
+/// `rate_limit` is set.
+pub const IBV_QP_RATE_LIMIT: u32 = 1 << 25;

@@ -1,0 +1,124 @@
+//! Batches: what a user enqueues on a stream in one go, and how it becomes memory operations.
+//!
+//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations*
+//! (what the card's protocol needs) and *memory operations* (what a stream can do).
+
+mod plan;
+
+pub(crate) use plan::{Lowering, Step};
+
+use crate::memory::{Word32, Word64};
+use crate::prepared::PreparedSend;
+use crate::queue::wait::PreparedWait;
+use crate::stream::{Condition, MemOpCaps};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
+///
+/// The stream performs them in order. Dropping a batch drops what is in it: sends are taken back, waits given back.
+#[derive(Debug, Default)]
+#[must_use = "a batch does nothing until it is posted"]
+pub struct Batch {
+    pub(crate) descriptors: VecDeque<Descriptor>,
+}
+
+/// One thing to do, as the user says it.
+#[derive(Debug)]
+pub(crate) enum Descriptor {
+    Send(PreparedSend),
+    WaitCq(PreparedWait),
+    Wait32(Word32, Condition, u32),
+    Wait64(Word64, Condition, u64),
+    Write32(Word32, u32),
+    Write64(Word64, u64),
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds: ring the card for a prepared send.
+    pub fn send(mut self, send: PreparedSend) -> Self {
+        self.push(Descriptor::Send(send));
+        self
+    }
+
+    /// Adds: wait for a completion.
+    ///
+    /// A failed work request wakes the stream, too: it must never hang because a send failed. Whoever needs to know polls
+    /// the completion queue, or asks [`crate::QueuePair::failure`].
+    pub fn wait(mut self, wait: PreparedWait) -> Self {
+        self.push(Descriptor::WaitCq(wait));
+        self
+    }
+
+    /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream never goes on.
+    pub fn wait_value32(mut self, word: &Word32, condition: Condition, value: u32) -> Self {
+        self.push(Descriptor::Wait32(word.clone(), condition, value));
+        self
+    }
+
+    /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream never goes on.
+    pub fn wait_value64(mut self, word: &Word64, condition: Condition, value: u64) -> Self {
+        self.push(Descriptor::Wait64(word.clone(), condition, value));
+        self
+    }
+
+    /// Adds: write a 32-bit word. Everything before is visible to whoever sees the value.
+    pub fn write_value32(mut self, word: &Word32, value: u32) -> Self {
+        self.push(Descriptor::Write32(word.clone(), value));
+        self
+    }
+
+    /// Adds: write a 64-bit word. Everything before is visible to whoever sees the value.
+    pub fn write_value64(mut self, word: &Word64, value: u64) -> Self {
+        self.push(Descriptor::Write64(word.clone(), value));
+        self
+    }
+
+    /// Number of descriptors.
+    pub fn len(&self) -> usize {
+        self.descriptors.len()
+    }
+
+    /// True where there are none.
+    pub fn is_empty(&self) -> bool {
+        self.descriptors.is_empty()
+    }
+
+    pub(crate) fn push(&mut self, descriptor: Descriptor) {
+        self.descriptors.push_back(descriptor);
+    }
+}
+
+impl Descriptor {
+    /// Memory operations that it takes, at most. Descriptors are never split.
+    pub(crate) fn cost(&self, caps: &MemOpCaps) -> usize {
+        match self {
+            Descriptor::Send(_) if caps.writes_are_fenced => 2,
+            Descriptor::Send(_) => 4,
+            Descriptor::WaitCq(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Descriptor::Send(send) => write!(f, "send on queue pair {:#x}", send.qp_num()),
+            Descriptor::WaitCq(wait) => write!(f, "wait for completion {}", wait.index()),
+            Descriptor::Wait32(word, condition, value) => {
+                write!(f, "wait until {:?} {condition:?} {value:#x}", word.addr())
+            }
+            Descriptor::Wait64(word, condition, value) => {
+                write!(f, "wait until {:?} {condition:?} {value:#x}", word.addr())
+            }
+            Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {:?}", word.addr()),
+            Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {:?}", word.addr()),
+        }
+    }
+}

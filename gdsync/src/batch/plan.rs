@@ -1,0 +1,199 @@
+//! From steps to memory operations, one to one. Pure: no I/O, no locks, no FFI.
+
+use crate::lane::Ticket;
+use crate::memory::{HostAddr, StreamAddr};
+use crate::peer::PeerOp;
+use crate::stream::{Condition, MemOp, MemOpCaps, StreamError};
+
+/// A descriptor with everything resolved that its lowering needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Ring the card.
+    Send([PeerOp; 4]),
+    /// Wait for a completion entry, then tell the CPU that the stream has seen it.
+    WaitCq(PeerOp, Ticket),
+    /// Wait for a word.
+    Wait32(HostAddr, Condition, u32),
+    /// Wait for a word.
+    Wait64(HostAddr, Condition, u64),
+    /// Write a word.
+    Write32(HostAddr, u32),
+    /// Write a word.
+    Write64(HostAddr, u64),
+    /// Tell the CPU how far the stream has come.
+    Progress(Ticket),
+}
+
+/// Lowers steps for one backend.
+pub(crate) struct Lowering<'a, T> {
+    pub(crate) caps: &'a MemOpCaps,
+    /// The lane's progress word.
+    pub(crate) lane: HostAddr,
+    /// From host to stream addresses: address and length in bytes.
+    pub(crate) translate: T,
+}
+
+impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> {
+    /// Appends the memory operations of a step.
+    pub(crate) fn lower(&self, step: Step, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        match step {
+            Step::Send(peer_ops) => {
+                for op in peer_ops {
+                    self.peer_op(op, ops)?;
+                }
+            }
+            Step::WaitCq(op, ticket) => {
+                self.peer_op(op, ops)?;
+                self.write32(self.lane, ticket.0, ops)?;
+            }
+            Step::Wait32(addr, condition, value) => self.wait32(addr, condition, value, ops)?,
+            Step::Wait64(addr, condition, value) => {
+                self.check_condition(condition)?;
+                self.check_64_bit()?;
+                let addr = (self.translate)(addr, 8)?;
+                ops.push(MemOp::Wait64 { addr, condition, value });
+            }
+            Step::Write32(addr, value) => self.write32(addr, value, ops)?,
+            Step::Write64(addr, value) => self.write64(addr, value, ops)?,
+            Step::Progress(ticket) => self.write32(self.lane, ticket.0, ops)?,
+        }
+        Ok(())
+    }
+
+    fn peer_op(&self, op: PeerOp, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        match op {
+            // A write that carries its own system fence needs none in front of it.
+            PeerOp::Fence if self.caps.writes_are_fenced => Ok(()),
+            PeerOp::Fence => {
+                ops.push(MemOp::Barrier);
+                Ok(())
+            }
+            PeerOp::StoreDword { addr, value } => self.write32(addr, value, ops),
+            // Never two 32-bit stores: the card takes the doorbell when it sees the first.
+            PeerOp::StoreQword { addr, value } => self.write64(addr, value, ops),
+            PeerOp::PollAnd { addr, value } => self.wait32(addr, Condition::And, value, ops),
+            PeerOp::PollNor { addr, value } => self.wait32(addr, Condition::Nor, value, ops),
+        }
+    }
+
+    fn write32(&self, addr: HostAddr, value: u32, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        let addr = (self.translate)(addr, 4)?;
+        ops.push(MemOp::Write32 { addr, value });
+        Ok(())
+    }
+
+    fn write64(&self, addr: HostAddr, value: u64, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        self.check_64_bit()?;
+        let addr = (self.translate)(addr, 8)?;
+        ops.push(MemOp::Write64 { addr, value });
+        Ok(())
+    }
+
+    fn wait32(
+        &self,
+        addr: HostAddr,
+        condition: Condition,
+        value: u32,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
+        self.check_condition(condition)?;
+        let addr = (self.translate)(addr, 4)?;
+        ops.push(MemOp::Wait32 { addr, condition, value });
+        Ok(())
+    }
+
+    fn check_condition(&self, condition: Condition) -> Result<(), StreamError> {
+        if condition == Condition::Nor && !self.caps.wait_nor {
+            return Err(StreamError::Unsupported { what: "waiting for NOR" });
+        }
+        Ok(())
+    }
+
+    fn check_64_bit(&self) -> Result<(), StreamError> {
+        if self.caps.ops_64_bit {
+            Ok(())
+        } else {
+            Err(StreamError::Unsupported { what: "64-bit memory operations" })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANE: HostAddr = HostAddr(0x100);
+    const SEND: [PeerOp; 4] = [
+        PeerOp::Fence,
+        PeerOp::StoreDword { addr: HostAddr(0x200), value: 1 },
+        PeerOp::Fence,
+        PeerOp::StoreQword { addr: HostAddr(0x800), value: 2 },
+    ];
+
+    /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
+    fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        if addr.get() > 0x1000 {
+            Err(StreamError::Unregistered { addr, len })
+        } else {
+            Ok(StreamAddr::new(addr.get() + 0x1000))
+        }
+    }
+
+    fn lower(caps: MemOpCaps, steps: &[Step]) -> Result<Vec<MemOp>, StreamError> {
+        let lowering = Lowering { caps: &caps, lane: LANE, translate };
+        let mut ops = Vec::new();
+        for step in steps {
+            lowering.lower(*step, &mut ops)?;
+        }
+        Ok(ops)
+    }
+
+    #[test]
+    fn a_send_is_record_then_register() {
+        let ops = lower(MemOpCaps::FULL, &[Step::Send(SEND)]).unwrap();
+        let expected = [
+            MemOp::Write32 { addr: StreamAddr::new(0x1200), value: 1 },
+            MemOp::Write64 { addr: StreamAddr::new(0x1800), value: 2 },
+        ];
+        assert_eq!(ops, expected);
+    }
+
+    #[test]
+    fn unfenced_writes_get_barriers() {
+        let ops =
+            lower(MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL }, &[Step::Send(SEND)]).unwrap();
+        assert!(matches!(
+            ops[..],
+            [MemOp::Barrier, MemOp::Write32 { .. }, MemOp::Barrier, MemOp::Write64 { .. }]
+        ));
+    }
+
+    #[test]
+    fn a_wait_is_followed_by_its_ticket() {
+        let wait = PeerOp::PollNor { addr: HostAddr(0x300), value: 5 };
+        let ops = lower(MemOpCaps::FULL, &[Step::WaitCq(wait, Ticket(9))]).unwrap();
+        let expected = [
+            MemOp::Wait32 { addr: StreamAddr::new(0x1300), condition: Condition::Nor, value: 5 },
+            MemOp::Write32 { addr: StreamAddr::new(0x1100), value: 9 },
+        ];
+        assert_eq!(ops, expected);
+    }
+
+    #[test]
+    fn missing_capabilities_are_refused() {
+        let nor = Step::Wait32(HostAddr(0), Condition::Nor, 0);
+        let error = lower(MemOpCaps { wait_nor: false, ..MemOpCaps::FULL }, &[nor]).unwrap_err();
+        assert!(matches!(error, StreamError::Unsupported { what: "waiting for NOR" }));
+        for step in
+            [Step::Send(SEND), Step::Write64(HostAddr(0), 1), Step::Wait64(HostAddr(0), Condition::Eq, 1)]
+        {
+            assert!(lower(MemOpCaps { ops_64_bit: false, ..MemOpCaps::FULL }, &[step]).is_err());
+        }
+    }
+
+    #[test]
+    fn an_unregistered_address_is_refused() {
+        let error = lower(MemOpCaps::FULL, &[Step::Write32(HostAddr(0x2000), 1)]).unwrap_err();
+        assert!(matches!(error, StreamError::Unregistered { len: 4, .. }));
+    }
+}

@@ -1,0 +1,265 @@
+//! Completion queues.
+
+use crate::error::{Error, QueueError};
+use crate::memory::arena::Arena;
+use crate::pd::ProtectionDomainInner;
+use crate::qp::QueuePairInner;
+use crate::queue::Ring;
+use crate::queue::completion::{Completion, CompletionState};
+use crate::queue::wait::PreparedWait;
+use crate::verbs_call;
+use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
+use gdsync_sys::prm::cqe::CQE_SIZE;
+use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex, ibv_pd};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// A completion queue of a [`crate::QueuePair`]: polled by the CPU, waited for by streams, or both.
+///
+/// A cheap handle, which keeps the queue's memory but not its queue pair.
+#[derive(Clone, Debug)]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<CompletionQueueInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct CompletionQueueInner {
+    raw: NonNull<ibv_cq>,
+    state: Mutex<CompletionState>,
+    /// Queue pairs that complete here, by number.
+    queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
+    /// The domain whose allocator supplied the ring.
+    domain: Arc<QueueDomain>,
+}
+
+// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; everything else is behind the locks.
+unsafe impl Send for CompletionQueueInner {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueueInner {}
+
+impl CompletionQueue {
+    /// Takes the next completion, if there is one. Completions come in the order in which the card wrote them.
+    ///
+    /// # Errors
+    /// [`QueueError::BadCompletion`] where the card wrote something that makes no sense; the entry is skipped.
+    pub fn poll(&self) -> Result<Option<Completion>, QueueError> {
+        self.inner.poll()
+    }
+
+    /// Prepares a wait for the next completion that nobody waits for yet.
+    ///
+    /// The work that completes must be prepared or posted already. The same completion can still be polled by the CPU,
+    /// and has to be: polling is what frees its place in the queues.
+    ///
+    /// # Errors
+    /// [`QueueError::NothingToWaitFor`].
+    pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
+        PreparedWait::new(self.inner.clone())
+    }
+
+    /// Entries of the ring.
+    pub fn entries(&self) -> u32 {
+        self.inner.lock().entries()
+    }
+}
+
+impl CompletionQueueInner {
+    pub(crate) fn new(domain: &Arc<QueueDomain>, entries: u32) -> Result<Arc<Self>, Error> {
+        let device = &domain.pd.device;
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: entries.saturating_sub(1).max(1),
+            cq_context: ptr::null_mut(),
+            channel: ptr::null_mut(),
+            comp_vector: 0,
+            wc_flags: 0,
+            comp_mask: verbs::IBV_CQ_INIT_ATTR_MASK_PD,
+            flags: 0,
+            parent_domain: domain.raw(),
+        };
+        let mut mlx5_attr = mlx5dv_cq_init_attr::default();
+        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
+        let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
+        let raw = verbs_call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
+        let guard = DestroyCq { raw, domain };
+        // SAFETY: all-zero bytes are a valid value of this plain C struct.
+        let mut out: mlx5dv_cq = unsafe { std::mem::zeroed() };
+        let mut obj = mlx5dv_obj::default();
+        obj.cq.r#in = raw.as_ptr();
+        obj.cq.out = &mut out;
+        // SAFETY: the queue was just created, and `out` is a valid place.
+        let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
+        verbs_call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
+        if out.cqe_size as usize != CQE_SIZE {
+            return Err(Error::Layout { what: "completion entry size", value: out.cqe_size.into() });
+        }
+        if !out.cqe_cnt.is_power_of_two() {
+            return Err(Error::Layout { what: "completion queue entries", value: out.cqe_cnt.into() });
+        }
+        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
+        let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
+        std::mem::forget(guard);
+        Ok(Arc::new(CompletionQueueInner {
+            raw,
+            state: Mutex::new(CompletionState::new(ring)),
+            queue_pairs: Mutex::default(),
+            domain: domain.clone(),
+        }))
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// The queue's state. Lock order: completion queue, then send or receive queue.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CompletionState> {
+        // A panic while the lock was held left indices that are consistent after each single step.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {
+        let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.retain(|(_, weak)| weak.strong_count() > 0);
+        known.push((queue_pair.number(), Arc::downgrade(queue_pair)));
+    }
+
+    /// The queue pairs that complete here.
+    pub(crate) fn attached(&self) -> Vec<Arc<QueuePairInner>> {
+        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.iter().filter_map(|(_, weak)| weak.upgrade()).collect()
+    }
+
+    fn owner_of(&self, qpn: u32) -> Option<Arc<QueuePairInner>> {
+        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.iter().find(|(number, _)| *number == qpn)?.1.upgrade()
+    }
+
+    pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
+        loop {
+            let mut state = self.lock();
+            let Some(raw) = state.peek() else { return Ok(None) };
+            state.advance();
+            let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
+            let qpn = raw.cqe.qpn();
+            let Some(queue_pair) = self.owner_of(qpn) else {
+                return Err(bad(format!("queue pair {qpn:#x} does not complete here")));
+            };
+            let completion = queue_pair.complete(&mut state, &raw.cqe).map_err(bad);
+            drop(state);
+            if queue_pair.failure().is_some() {
+                queue_pair.flush_unposted();
+            }
+            // The queue pair may be the last handle: it must not be dropped under the lock that its drop takes.
+            drop(queue_pair);
+            if let Some(completion) = completion? {
+                return Ok(Some(completion));
+            }
+        }
+    }
+}
+
+impl Drop for CompletionQueueInner {
+    fn drop(&mut self) {
+        // SAFETY: created by us; the queue pairs that complete here hold an `Arc` of this, so they are gone.
+        verbs_call::on_drop("ibv_destroy_cq", unsafe { (self.domain.pd.device.api.destroy_cq)(self.raw()) });
+    }
+}
+
+/// Destroys a queue whose construction did not get to its end.
+struct DestroyCq<'a> {
+    raw: NonNull<ibv_cq>,
+    domain: &'a QueueDomain,
+}
+
+impl Drop for DestroyCq<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created by us and not handed to anybody.
+        verbs_call::on_drop("ibv_destroy_cq", unsafe {
+            (self.domain.pd.device.api.destroy_cq)(self.raw.as_ptr())
+        });
+    }
+}
+
+/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own, which a GPU can be given
+/// without a CPU sharing it, and its rings a place in the pinned arena.
+#[derive(Debug)]
+pub(crate) struct QueueDomain {
+    raw: NonNull<ibv_pd>,
+    td: NonNull<verbs::ibv_td>,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
+}
+
+// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise (one thread at a time
+// posts) is kept because gdsync posts under the queue's lock.
+unsafe impl Send for QueueDomain {}
+// SAFETY: as above.
+unsafe impl Sync for QueueDomain {}
+
+impl QueueDomain {
+    pub(crate) fn new(pd: &Arc<ProtectionDomainInner>) -> Result<Arc<Self>, Error> {
+        let (api, context) = (pd.device.api, pd.device.context());
+        let mut td_attr = verbs::ibv_td_init_attr::default();
+        // SAFETY: the context is open as long as `pd` lives.
+        let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
+        let td = verbs_call::pointer("ibv_alloc_td", td, String::new)?;
+        let mut attr = verbs::ibv_parent_domain_init_attr {
+            pd: pd.raw(),
+            td: td.as_ptr(),
+            comp_mask: verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+                | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+            alloc: Some(allocate_queue_memory),
+            free: Some(free_queue_memory),
+            pd_context: (&raw const pd.device.arena).cast_mut().cast(),
+        };
+        // SAFETY: as above; the arena lives in the device, which `pd` keeps, and so does everything that may still free.
+        let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
+        match verbs_call::pointer("ibv_alloc_parent_domain", raw, String::new) {
+            Ok(raw) => Ok(Arc::new(QueueDomain { raw, td, pd: pd.clone() })),
+            Err(error) => {
+                // SAFETY: allocated above, used by nobody.
+                verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for QueueDomain {
+    fn drop(&mut self) {
+        let api = self.pd.device.api;
+        // SAFETY: allocated by us; queues made in it hold an `Arc` of this, so they are gone.
+        verbs_call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
+        // SAFETY: as above; the parent domain that named it is gone.
+        verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(self.td.as_ptr()) });
+    }
+}
+
+/// Called by the verbs provider for the memory of queues: the arena of the device, given as `pd_context`.
+unsafe extern "C" fn allocate_queue_memory(
+    _pd: *mut ibv_pd,
+    pd_context: *mut libc::c_void,
+    size: libc::size_t,
+    alignment: libc::size_t,
+    _resource_type: u64,
+) -> *mut libc::c_void {
+    // SAFETY: `QueueDomain::new` gave the address of the device's arena, which outlives the domain.
+    let arena = unsafe { &*pd_context.cast::<Arena>() };
+    arena.allocate(size, alignment.max(1).next_power_of_two()).map_or(ptr::null_mut(), |block| block.cast())
+}
+
+/// Counterpart of [`allocate_queue_memory`].
+unsafe extern "C" fn free_queue_memory(
+    _pd: *mut ibv_pd,
+    pd_context: *mut libc::c_void,
+    block: *mut libc::c_void,
+    _resource_type: u64,
+) {
+    // SAFETY: as in `allocate_queue_memory`.
+    let arena = unsafe { &*pd_context.cast::<Arena>() };
+    if !arena.release(block.cast()) {
+        tracing::error!(?block, "the verbs provider freed queue memory that it was not given");
+    }
+}

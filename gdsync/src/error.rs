@@ -1,0 +1,266 @@
+//! Errors, one type for each family of operations. Every message names the value, the limit and what to do.
+
+use crate::lane::Blocked;
+use crate::queue::completion::WorkError;
+use std::io;
+
+/// Errors of devices and of the objects made on them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verbs call failed.
+    #[error("{call} failed{}: {source}", context(.detail))]
+    Verbs {
+        /// The verbs function.
+        call: &'static str,
+        /// What it was asked for.
+        detail: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The system's libraries are not usable.
+    #[error(transparent)]
+    Load(#[from] gdsync_sys::system::LoadError),
+    /// No device of that name, or none at all.
+    #[error("no device {}: the {provider} provider has {}", wanted(.name), listed(.present))]
+    NoDevice {
+        /// Name asked for, if one was.
+        name: Option<String>,
+        /// The provider that was asked.
+        provider: &'static str,
+        /// Names of the devices that are there.
+        present: Vec<String>,
+    },
+    /// The device is not driven by mlx5.
+    #[error(
+        "device {name} is not an mlx5 device: gdsync rings mlx5 doorbells itself and needs direct verbs (libmlx5)"
+    )]
+    NotMlx5 {
+        /// Its name.
+        name: String,
+    },
+    /// A value is outside its limits.
+    #[error("{what} is {value}, but {limit}: {remedy}")]
+    OutOfRange {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The limit, in words.
+        limit: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Memory could not be had.
+    #[error("cannot map {len} bytes of memory: {source}")]
+    Memory {
+        /// Bytes asked for.
+        len: usize,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// An endpoint or remote memory description does not parse.
+    #[error("{what} does not parse: {reason}")]
+    Parse {
+        /// What was parsed.
+        what: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// The provider described a queue in a way that gdsync cannot work with.
+    #[error("the provider described {what} as {value}, which gdsync cannot drive")]
+    Layout {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The queue pair is in the wrong state.
+    #[error("queue pair {qpn:#x} is {state}, but must be {needed}")]
+    State {
+        /// Its number.
+        qpn: u32,
+        /// Its state.
+        state: &'static str,
+        /// The state that the call needs.
+        needed: &'static str,
+    },
+}
+
+fn context(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(" ({detail})") }
+}
+
+fn wanted(name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| "found".to_owned(), |name| format!("named {name}"))
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Errors of queues: preparing, posting receives, polling. Nothing is lost by any of them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// No room for the work request in the send queue.
+    #[error(
+        "the send queue has {free} of {capacity} blocks free and the request needs {needed}: poll the send completion queue"
+    )]
+    SendQueueFull {
+        /// 64-byte blocks that the request needs.
+        needed: u32,
+        /// Blocks that are free.
+        free: u32,
+        /// Blocks of the queue.
+        capacity: u32,
+    },
+    /// No room in the receive queue.
+    #[error("all {capacity} receives are posted: poll the receive completion queue")]
+    ReceiveQueueFull {
+        /// Receives that the queue holds.
+        capacity: u32,
+    },
+    /// The completion queue could overrun: completions are not polled yet.
+    #[error("the completion queue has {entries} entries and all of them may be needed: poll it")]
+    CompletionQueueFull {
+        /// Its entries.
+        entries: u32,
+    },
+    /// The completion queue could overrun: a stream still has to look at its oldest entries.
+    #[error("the oldest completion entry waits for a stream: {0}")]
+    WouldBlock(Blocked),
+    /// A prepared wait, not posted yet, holds the oldest entry of the completion queue.
+    #[error("the oldest completion entry is held by a prepared wait: post it or drop it")]
+    HeldByPreparedWait,
+    /// Too many scatter/gather elements.
+    #[error(
+        "the request has {given} scatter/gather elements, the queue allows {limit}: create it with more, or merge them"
+    )]
+    TooManySegments {
+        /// Elements given.
+        given: usize,
+        /// Elements allowed.
+        limit: u32,
+    },
+    /// Too many inline bytes.
+    #[error(
+        "the request carries {given} bytes inline, the queue allows {limit}: create it with more, or send from a memory region"
+    )]
+    InlineTooLong {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        limit: u32,
+    },
+    /// The message is too long.
+    #[error("the message has {given} bytes, the port allows {limit}: split it")]
+    MessageTooLong {
+        /// Bytes given.
+        given: u64,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// A slice lies outside its memory.
+    #[error("bytes {start}..{end} lie outside the {len} bytes of the memory region")]
+    OutOfBounds {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Length of the region.
+        len: u64,
+    },
+    /// A word lies outside its memory or is not aligned.
+    #[error("offset {offset} is no aligned {size}-byte word within {len} bytes")]
+    BadWord {
+        /// Byte offset.
+        offset: usize,
+        /// Word size in bytes.
+        size: usize,
+        /// Length of the memory.
+        len: usize,
+    },
+    /// The memory region belongs to another protection domain than the queue pair.
+    #[error(
+        "memory region {lkey:#x} belongs to another protection domain than queue pair {qpn:#x}: register it there"
+    )]
+    WrongDomain {
+        /// Key of the region.
+        lkey: u32,
+        /// The queue pair.
+        qpn: u32,
+    },
+    /// The card would write to a region that does not allow it.
+    #[error(
+        "the card would write to memory region {lkey:#x}, which was registered without Access::LOCAL_WRITE"
+    )]
+    NotWritable {
+        /// Key of the region.
+        lkey: u32,
+    },
+    /// A wait that nothing would satisfy.
+    #[error(
+        "nothing is prepared or posted that would complete here after {waits} waits: prepare the send, or post the receive, before the wait"
+    )]
+    NothingToWaitFor {
+        /// Waits prepared beyond what the CPU has polled.
+        waits: u32,
+    },
+    /// The queue pair has failed.
+    #[error("queue pair {qpn:#x} is in the error state ({cause}): make a new one")]
+    Failed {
+        /// Its number.
+        qpn: u32,
+        /// The first error.
+        cause: FailureCause,
+    },
+    /// The queue pair is not connected.
+    #[error("queue pair {qpn:#x} is not connected: call connect() first")]
+    NotConnected {
+        /// Its number.
+        qpn: u32,
+    },
+    /// Sends of one queue pair are posted in an order other than that of their preparation.
+    #[error(
+        "send {serial} of queue pair {qpn:#x} is posted before send {expected}, which was prepared earlier: post or drop that one first"
+    )]
+    OutOfOrder {
+        /// The queue pair.
+        qpn: u32,
+        /// The send that was to be posted.
+        serial: u64,
+        /// The oldest send that is not posted.
+        expected: u64,
+    },
+    /// Earlier sends of the queue pair are outstanding on another stream.
+    #[error(
+        "earlier sends of queue pair {qpn:#x} are outstanding on another stream ({blocked}): synchronize it first"
+    )]
+    OtherStream {
+        /// The queue pair.
+        qpn: u32,
+        /// Where they are.
+        blocked: Blocked,
+    },
+    /// The card wrote a completion that makes no sense.
+    #[error("completion entry {index} makes no sense: {reason}")]
+    BadCompletion {
+        /// Index of the entry since the queue was made.
+        index: u32,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Why a queue pair is in the error state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FailureCause {
+    /// A work request failed.
+    #[error("{0}")]
+    Work(WorkError),
+    /// [`crate::QueuePair::abort`] was called.
+    #[error("aborted")]
+    Aborted,
+}

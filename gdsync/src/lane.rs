@@ -1,0 +1,122 @@
+//! Lanes: how the CPU learns what a stream has passed.
+//!
+//! Every stream has a lane, one 32-bit progress word in pinned memory. Each wait that is posted on the stream takes a
+//! *ticket*, the lane's next number, and the stream writes a ticket into the word after the waits it covers. Tickets are
+//! handed out and written in stream order, so a word that has reached a ticket proves that everything posted up to that
+//! ticket is past. Comparisons are cyclic: at most 2^31 tickets may be outstanding.
+
+use crate::memory::{HostAddr, PinnedMemory};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A position in a stream's order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Ticket(pub(crate) u32);
+
+impl Ticket {
+    /// The number that the stream writes.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) fn next(self) -> Ticket {
+        Ticket(self.0.wrapping_add(1))
+    }
+}
+
+/// The progress word of one stream.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    id: u64,
+    memory: PinnedMemory,
+    /// Set when the stream will never touch memory again, whatever the word says.
+    dead: AtomicBool,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Lane {
+    pub(crate) fn new() -> io::Result<Arc<Lane>> {
+        let memory = PinnedMemory::allocate(size_of::<u32>())?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Lane { id, memory, dead: AtomicBool::new(false) }))
+    }
+
+    pub(crate) fn word(&self) -> HostAddr {
+        self.memory.addr()
+    }
+
+    /// The last ticket that the stream wrote.
+    ///
+    /// Acquire: whoever reuses memory because of this value must not have its writes seen by the stream's earlier
+    /// operations, nor miss their effects.
+    pub(crate) fn progress(&self) -> Ticket {
+        Ticket(self.memory.words32()[0].load(Ordering::Acquire))
+    }
+
+    pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
+        let distance = self.progress().0.wrapping_sub(ticket.0);
+        distance <= i32::MAX as u32 || self.dead.load(Ordering::Acquire)
+    }
+
+    /// Declares everything passed. For a stream that has drained, or that failed and will touch nothing any more.
+    pub(crate) fn declare_passed(&self, ticket: Ticket) {
+        self.memory.words32()[0].store(ticket.0, Ordering::Release);
+    }
+
+    pub(crate) fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn blocked_on(&self, ticket: Ticket) -> Blocked {
+        Blocked { lane: self.id, ticket, progress: self.progress() }
+    }
+}
+
+/// What stands in the way: a stream that has not reached a ticket yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// Number of the stream's lane, unique in the process.
+    pub lane: u64,
+    /// The ticket it has to reach.
+    pub ticket: Ticket,
+    /// The ticket it had reached.
+    pub progress: Ticket,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lane {} is at ticket {} and must reach {}", self.lane, self.progress.0, self.ticket.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_compare_cyclically() {
+        let lane = Lane::new().unwrap();
+        assert!(lane.has_passed(Ticket(0)) && !lane.has_passed(Ticket(1)));
+        lane.declare_passed(Ticket(u32::MAX));
+        assert!(
+            lane.has_passed(Ticket(u32::MAX - 5))
+                && !lane.has_passed(Ticket(0))
+                && !lane.has_passed(Ticket(9))
+        );
+        lane.declare_passed(Ticket(2));
+        assert!(
+            lane.has_passed(Ticket(u32::MAX)) && lane.has_passed(Ticket(2)) && !lane.has_passed(Ticket(3))
+        );
+    }
+
+    #[test]
+    fn a_dead_lane_has_passed_everything() {
+        let lane = Lane::new().unwrap();
+        assert!(lane.blocked_on(Ticket(4)).to_string().contains("at ticket 0 and must reach 4"));
+        lane.kill();
+        assert!(lane.has_passed(Ticket(4)));
+    }
+}

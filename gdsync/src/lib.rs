@@ -1,0 +1,86 @@
+//! GPUDirect Async in Rust: the CPU prepares network work, a stream rings the card and waits for it.
+//!
+//! A program that computes on a GPU and talks over InfiniBand or RoCE normally stops at every message: kernel, synchronize,
+//! ring the card, poll, next kernel. Here the ring and the wait are memory operations *enqueued on a stream*, performed in
+//! stream order between kernels, with no CPU in the way.
+//!
+//! ```
+//! use gdsync::{Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig};
+//! use gdsync::{SoftStream, Stream, WorkRequest};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A software card, a software stream: nothing to install.
+//! let device = Device::software()?;
+//! let pd = ProtectionDomain::new(&device)?;
+//! let (left, right) =
+//!     (QueuePair::new(&pd, QueuePairConfig::default())?, QueuePair::new(&pd, QueuePairConfig::default())?);
+//! left.connect(&right.endpoint()?, ConnectOptions::default())?;
+//! right.connect(&left.endpoint()?, ConnectOptions::default())?;
+//! let source = MemoryRegion::allocate(&pd, 5, Access::empty())?;
+//! let target = MemoryRegion::allocate(&pd, 5, Access::LOCAL_WRITE)?;
+//!
+//! // The CPU prepares; the stream computes, sends, and waits for the arrival.
+//! right.post_recv(&[target.slice(..)?], 0)?;
+//! let slices = [source.slice(..)?];
+//! let send = left.prepare(WorkRequest::send(&slices))?;
+//! let arrival = right.recv_cq().prepare_wait()?;
+//! let stream = Stream::new(SoftStream::new()?)?;
+//! let kernel_input = source.clone();
+//! stream.launch(move || drop(kernel_input.write(0, b"hello")))?;
+//! stream.post(Batch::new().send(send).wait(arrival))?;
+//! stream.synchronize()?;
+//!
+//! let mut received = [0; 5];
+//! target.read(0, &mut received);
+//! assert_eq!(&received, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Layers
+//! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are the verbs objects, kept
+//! alive by whoever uses them. [`PreparedSend`] and [`PreparedWait`] are work that the card, or a stream, has not been told
+//! of yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
+//!
+//! # Safety
+//! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
+//! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
+
+mod batch;
+mod cq;
+mod device;
+mod endpoint;
+mod error;
+mod lane;
+mod memory;
+mod mr;
+mod pd;
+mod peer;
+mod prepared;
+pub mod provider;
+mod qp;
+mod queue;
+mod request;
+mod stream;
+mod verbs_call;
+
+pub use batch::Batch;
+pub use cq::CompletionQueue;
+pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Gid, Mtu, PortAttributes, PortState};
+pub use endpoint::Endpoint;
+pub use error::{Error, FailureCause, QueueError};
+pub use gdsync_sys::api::Provider;
+pub use gdsync_sys::prm::cqe::Syndrome;
+pub use lane::{Blocked, Ticket};
+pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
+pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
+pub use pd::ProtectionDomain;
+pub use prepared::PreparedSend;
+pub use qp::{ConnectOptions, QueuePair, QueuePairConfig};
+pub use queue::completion::{Completion, WorkError, WorkKind};
+pub use queue::wait::PreparedWait;
+pub use request::WorkRequest;
+pub use stream::{
+    Condition, Cpu, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure, Posted, SoftStream, Stream,
+    StreamError,
+};

@@ -1,0 +1,166 @@
+//! The pinned arena: where queue rings, doorbell records and lane words live, so that a stream's address space needs to
+//! learn of a few large ranges instead of many small ones.
+
+use super::PinnedMemory;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Mutex;
+
+/// Smallest chunk that the arena asks the system for, in bytes.
+const CHUNK: usize = 1 << 20;
+/// Every block starts on a cache line of its own: a doorbell record must not share one with a word that others poll.
+const LINE: usize = 64;
+
+/// Hands out zeroed, aligned blocks of pinned memory, by raw address (as libmlx5's allocator callbacks want them).
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: Vec<Chunk>,
+    /// Live blocks: address -> (chunk, offset, length).
+    live: HashMap<usize, (usize, usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    memory: PinnedMemory,
+    free: FreeList,
+}
+
+impl Arena {
+    /// A zeroed block of at least `size` bytes. Alignments above a page are not served.
+    pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
+        if !alignment.is_power_of_two() || alignment > super::pinned::page_size() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let size = size.max(1).checked_next_multiple_of(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let alignment = alignment.max(LINE);
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let found =
+            state.chunks.iter_mut().enumerate().find_map(|(i, c)| Some((i, c.free.take(size, alignment)?)));
+        let (chunk, offset) = match found {
+            Some(place) => place,
+            None => {
+                let memory = PinnedMemory::allocate(size.max(CHUNK))?;
+                let mut free = FreeList::new(memory.len());
+                let offset = free.take(size, alignment).ok_or(io::ErrorKind::OutOfMemory)?;
+                state.chunks.push(Chunk { memory, free });
+                (state.chunks.len() - 1, offset)
+            }
+        };
+        let address = state.chunks[chunk].memory.as_ptr().wrapping_add(offset);
+        // SAFETY: the free list says that `offset..offset + size` of this chunk belongs to nobody else.
+        unsafe { address.write_bytes(0, size) };
+        state.live.insert(address as usize, (chunk, offset, size));
+        Ok(address)
+    }
+
+    /// Takes a block back. False where `address` is not a live block of this arena (nothing happens then).
+    pub(crate) fn release(&self, address: *mut u8) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Some((chunk, offset, size)) = state.live.remove(&(address as usize)) else { return false };
+        state.chunks[chunk].free.give(offset, size);
+        true
+    }
+}
+
+/// Free ranges of one chunk by start, never adjacent to each other.
+#[derive(Debug)]
+struct FreeList {
+    ranges: BTreeMap<usize, usize>,
+}
+
+impl FreeList {
+    fn new(len: usize) -> Self {
+        FreeList { ranges: BTreeMap::from([(0, len)]) }
+    }
+
+    /// First fit.
+    fn take(&mut self, size: usize, alignment: usize) -> Option<usize> {
+        let (start, len, at) = self.ranges.iter().find_map(|(&start, &len)| {
+            let at = start.next_multiple_of(alignment);
+            (at + size <= start + len).then_some((start, len, at))
+        })?;
+        self.ranges.remove(&start);
+        if at > start {
+            self.ranges.insert(start, at - start);
+        }
+        let end = at + size;
+        if end < start + len {
+            self.ranges.insert(end, start + len - end);
+        }
+        Some(at)
+    }
+
+    fn give(&mut self, mut start: usize, mut size: usize) {
+        if let Some((&before, &len)) = self.ranges.range(..start).next_back()
+            && before + len == start
+        {
+            self.ranges.remove(&before);
+            start = before;
+            size += len;
+        }
+        if let Some(len) = self.ranges.remove(&(start + size)) {
+            size += len;
+        }
+        self.ranges.insert(start, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn blocks_are_zeroed_aligned_and_reused() {
+        let arena = Arena::default();
+        let first = arena.allocate(100, 4096).unwrap();
+        assert_eq!(first as usize % 4096, 0);
+        // SAFETY: the block is ours and 100 bytes long.
+        unsafe { first.write_bytes(0xff, 100) };
+        assert!(arena.release(first));
+        assert!(!arena.release(first), "a second release is refused");
+        let again = arena.allocate(100, 4096).unwrap();
+        assert_eq!(first, again);
+        // SAFETY: as above.
+        assert!(unsafe { std::slice::from_raw_parts(again, 100) }.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_block_larger_than_a_chunk_gets_its_own() {
+        let arena = Arena::default();
+        let large = arena.allocate(3 * CHUNK + 1, 64).unwrap();
+        let small = arena.allocate(8, 8).unwrap();
+        assert!(arena.release(large) && arena.release(small));
+        assert!(arena.allocate(1, 1 << 30).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn the_free_list_never_overlaps_and_gets_whole_again(
+            requests in proptest::collection::vec((1usize..300, 0u32..7, any::<bool>()), 1..200),
+        ) {
+            let mut list = FreeList::new(1 << 14);
+            let mut live: Vec<(usize, usize)> = Vec::new();
+            for (size, shift, release) in requests {
+                if release && !live.is_empty() {
+                    let (start, size) = live.swap_remove(size % live.len());
+                    list.give(start, size);
+                } else if let Some(start) = list.take(size, 1 << shift) {
+                    prop_assert_eq!(start % (1 << shift), 0);
+                    prop_assert!(start + size <= 1 << 14);
+                    prop_assert!(live.iter().all(|&(s, l)| start + size <= s || s + l <= start));
+                    live.push((start, size));
+                }
+            }
+            for (start, size) in live {
+                list.give(start, size);
+            }
+            prop_assert_eq!(list.ranges, BTreeMap::from([(0, 1 << 14)]));
+        }
+    }
+}

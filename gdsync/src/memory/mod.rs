@@ -1,0 +1,49 @@
+//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and words in them.
+
+pub(crate) mod arena;
+mod pinned;
+mod word;
+
+pub use pinned::PinnedMemory;
+pub use word::{Word32, Word64};
+
+use std::fmt;
+
+/// An address in this process, as the CPU sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostAddr(pub(crate) u64);
+
+/// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces differ.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamAddr(u64);
+
+impl HostAddr {
+    /// The address as a number.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl StreamAddr {
+    /// A stream address from its number; only a stream's own `translate` knows which numbers are right.
+    pub fn new(address: u64) -> Self {
+        StreamAddr(address)
+    }
+
+    /// The address as a number.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for HostAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host:{:#x}", self.0)
+    }
+}
+
+impl fmt::Debug for StreamAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream:{:#x}", self.0)
+    }
+}

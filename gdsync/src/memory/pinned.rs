@@ -1,0 +1,199 @@
+//! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
+
+use super::HostAddr;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Shared, zero-initialised, page-aligned memory.
+///
+/// A card and a stream read and write it at any time, so it is never lent as `&[u8]` or `&mut [u8]`: the CPU reaches it by
+/// copies and by atomic words. Clones name the same memory, which is released with the last of them; queues and
+/// batches in flight hold clones of what they name.
+#[derive(Clone, Debug)]
+pub struct PinnedMemory {
+    pages: Arc<Pages>,
+}
+
+#[derive(Debug)]
+struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+    /// Bytes mapped by us, 0 where the memory is somebody else's.
+    mapped: usize,
+}
+
+// SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or raw copies of
+// `PinnedMemory`, which are made for concurrent use.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl PinnedMemory {
+    /// Maps `len` bytes of zeroes, rounded up to whole pages; at least one page.
+    ///
+    /// # Errors
+    /// The operating system's error when the pages cannot be had.
+    pub fn allocate(len: usize) -> io::Result<Self> {
+        let page = page_size();
+        let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(PinnedMemory { pages: Arc::new(Pages { base, len, mapped }) })
+    }
+
+    /// Wraps memory that the caller owns.
+    ///
+    /// # Safety
+    /// `base..base + len` must be readable and writable, must stay mapped until the last clone of the returned value
+    /// and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
+    /// access by a card and by streams (atomics, volatile or raw copies).
+    pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
+        PinnedMemory { pages: Arc::new(Pages { base, len, mapped: 0 }) }
+    }
+
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.pages.len
+    }
+
+    /// True where the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of its first byte.
+    pub fn addr(&self) -> HostAddr {
+        HostAddr(self.pages.base.as_ptr() as u64)
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.pages.base.as_ptr()
+    }
+
+    /// The memory as bytes that may change at any time.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); an `AtomicU8` may be changed by others.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
+    }
+
+    /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything where memory given to
+    /// [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
+    pub fn words32(&self) -> &[AtomicU32] {
+        let count = if (self.as_ptr() as usize).is_multiple_of(4) { self.len() / 4 } else { 0 };
+        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), count) }
+    }
+
+    /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything where memory given to
+    /// [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
+    pub fn words64(&self) -> &[AtomicU64] {
+        let count = if (self.as_ptr() as usize).is_multiple_of(8) { self.len() / 8 } else { 0 };
+        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), count) }
+    }
+
+    /// Copies bytes out, from `offset` on. Returns how many: fewer than asked for only at the end of the memory.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
+        let range = self.clip(offset, into.len());
+        for (to, from) in into.iter_mut().zip(&self.bytes()[range.clone()]) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        range.len()
+    }
+
+    /// Copies bytes in, from `offset` on. Returns how many: fewer than given only at the end of the memory.
+    pub fn write(&self, offset: usize, from: &[u8]) -> usize {
+        let range = self.clip(offset, from.len());
+        for (to, from) in self.bytes()[range.clone()].iter().zip(from) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        range.len()
+    }
+
+    fn clip(&self, offset: usize, len: usize) -> Range<usize> {
+        let start = offset.min(self.len());
+        start..start + len.min(self.len() - start)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.mapped > 0 {
+            // SAFETY: we mapped exactly this range, and the last handle to it is going.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+        }
+    }
+}
+
+/// The size of a page in bytes.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: `sysconf` has no preconditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_what_was_written_and_clips_at_the_end() {
+        let memory = PinnedMemory::allocate(10).unwrap();
+        assert_eq!(memory.write(8, &[1, 2, 3]), 2);
+        let mut out = [9; 4];
+        assert_eq!(memory.read(7, &mut out), 3);
+        assert_eq!(out, [0, 1, 2, 9]);
+        assert_eq!(memory.read(11, &mut out), 0);
+        assert_eq!((memory.words32().len(), memory.words64().len()), (2, 1));
+    }
+
+    #[test]
+    fn zero_bytes_are_a_valid_request() {
+        let memory = PinnedMemory::allocate(0).unwrap();
+        assert!(memory.is_empty() && memory.bytes().is_empty());
+        assert_ne!(memory.addr().get(), 0);
+    }
+
+    #[test]
+    fn an_impossible_length_is_an_error() {
+        assert!(PinnedMemory::allocate(usize::MAX).is_err());
+        assert!(PinnedMemory::allocate(usize::MAX / 2).is_err());
+    }
+
+    #[test]
+    fn clones_share_the_memory() {
+        let memory = PinnedMemory::allocate(4096).unwrap();
+        let other = memory.clone();
+        memory.words32()[3].store(7, Ordering::Relaxed);
+        drop(memory);
+        assert_eq!(other.words32()[3].load(Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn foreign_memory_need_not_be_aligned() {
+        let mut bytes = vec![0u8; 64];
+        let base = bytes.as_mut_ptr().wrapping_add(1);
+        // SAFETY: the vector outlives the handle, and nobody else touches it meanwhile.
+        let memory = unsafe { PinnedMemory::from_raw(NonNull::new(base).unwrap(), 16) };
+        assert_eq!(memory.words64().len(), if (base as usize).is_multiple_of(8) { 2 } else { 0 });
+        memory.write(0, b"abc");
+        drop(memory);
+        assert_eq!(&bytes[1..4], b"abc");
+    }
+}

@@ -1,0 +1,54 @@
+//! Protection domains.
+
+use crate::device::{Device, DeviceInner};
+use crate::error::Error;
+use crate::verbs_call;
+use gdsync_sys::verbs::ibv_pd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A protection domain: memory regions and queue pairs work together only within one.
+///
+/// A cheap handle; clones name the same domain, which goes with the last object made in it.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    pub(crate) inner: Arc<ProtectionDomainInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ProtectionDomainInner {
+    raw: NonNull<ibv_pd>,
+    pub(crate) device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a protection domain to be used from any thread.
+unsafe impl Send for ProtectionDomainInner {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomainInner {}
+
+impl ProtectionDomain {
+    /// Allocates a protection domain on a device.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses, for example because there are too many.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let device = device.inner.clone();
+        // SAFETY: the context is open as long as `device` lives.
+        let raw = unsafe { (device.api.alloc_pd)(device.context()) };
+        let raw = verbs_call::pointer("ibv_alloc_pd", raw, String::new)?;
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
+    }
+}
+
+impl ProtectionDomainInner {
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomainInner {
+    fn drop(&mut self) {
+        // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
+        verbs_call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
+    }
+}

@@ -1,0 +1,87 @@
+//! A prepared send: a work request in the send queue that the card has not been told of.
+
+use crate::error::QueueError;
+use crate::lane::{Lane, Ticket};
+use crate::peer::PeerOp;
+use crate::qp::QueuePairInner;
+use crate::queue::send::{LastPost, SendState};
+use crate::request::WorkRequest;
+use std::sync::Arc;
+
+/// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
+///
+/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
+/// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+#[derive(Debug)]
+#[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
+pub struct PreparedSend {
+    queue_pair: Arc<QueuePairInner>,
+    serial: u64,
+    /// Set while posted: where the queue pair's sends were before.
+    posted: Option<LastPost>,
+}
+
+impl PreparedSend {
+    pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
+        queue_pair.check_connected()?;
+        let card_writes = request.writes_locally();
+        for slice in request.slices() {
+            queue_pair.check_slice(slice, card_writes)?;
+        }
+        let encoded = request.encode(queue_pair.limits())?;
+        let signaled = encoded.flags.contains(gdsync_sys::prm::wqe::CtrlFlags::CQ_UPDATE);
+        let serial = {
+            let mut completions = queue_pair.send_cq().lock();
+            let mut send = queue_pair.send();
+            send.check_room(SendState::blocks_for(encoded.body.len()))?;
+            completions.reserve(signaled)?;
+            send.prepare(encoded)
+        };
+        Ok(PreparedSend { queue_pair, serial, posted: None })
+    }
+
+    /// The number of the queue pair.
+    pub fn qp_num(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    pub(crate) fn queue_pair(&self) -> &Arc<QueuePairInner> {
+        &self.queue_pair
+    }
+
+    /// The peer operations that hand it to the card. Only after [`Self::commit`].
+    pub(crate) fn peer_ops(&self) -> Option<[PeerOp; 4]> {
+        self.queue_pair.send().post_ops(self.serial)
+    }
+
+    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> Result<(), QueueError> {
+        self.queue_pair.check_connected()?;
+        self.posted = Some(self.queue_pair.send().post(self.serial, lane, ticket)?);
+        Ok(())
+    }
+
+    pub(crate) fn undo(&mut self) {
+        if let Some(before) = self.posted.take() {
+            self.queue_pair.send().undo_post(self.serial, before);
+        }
+    }
+}
+
+impl Drop for PreparedSend {
+    fn drop(&mut self) {
+        if self.posted.is_some() {
+            return;
+        }
+        if self.queue_pair.failure().is_some() {
+            // A wait for its completion may be posted already: let the card flush it.
+            self.queue_pair.flush_unposted();
+            return;
+        }
+        let mut completions = self.queue_pair.send_cq().lock();
+        let removed =
+            self.queue_pair.send().cancel(self.serial, |removed| completions.newest_is_awaited(removed));
+        for i in 0..removed.entries {
+            completions.unreserve(i < removed.signaled);
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
+
+use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
+use crate::device::{DEFAULT_PORT, Mtu};
+use crate::endpoint::Endpoint;
+use crate::error::{Error, FailureCause, QueueError};
+use crate::mr::{Access, Slice};
+use crate::pd::ProtectionDomain;
+use crate::prepared::PreparedSend;
+use crate::queue::Ring;
+use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, requester_kind};
+use crate::queue::recv::RecvState;
+use crate::queue::send::SendState;
+use crate::request::{Limits, WorkRequest, data_segments};
+use crate::stream::cpu;
+use crate::verbs_call;
+use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
+use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr_ex};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A reliable-connected queue pair with completion queues and a doorbell register of its own.
+///
+/// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
+/// released when the last of them has passed.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub(crate) inner: Arc<QueuePairInner>,
+}
+
+/// Sizes of a [`QueuePair`]. The provider may grant more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairConfig {
+    /// Send work requests in flight.
+    pub send_depth: u32,
+    /// Receives posted at a time.
+    pub recv_depth: u32,
+    /// Slices of one send.
+    pub send_segments: u32,
+    /// Slices of one receive.
+    pub recv_segments: u32,
+    /// Bytes that a send can carry inline.
+    pub inline: u32,
+    /// What the remote side may do to this side's memory regions.
+    pub access: Access,
+    /// Physical port, from 1 on.
+    pub port: u8,
+}
+
+impl Default for QueuePairConfig {
+    /// 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
+    /// and writes allowed, port 1.
+    fn default() -> Self {
+        QueuePairConfig {
+            send_depth: 128,
+            recv_depth: 128,
+            send_segments: 4,
+            recv_segments: 4,
+            inline: 44,
+            access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+            port: DEFAULT_PORT,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
+        impl QueuePairConfig {
+            $($(#[$doc])* pub fn $field(mut self, $field: $type) -> Self { self.$field = $field; self })*
+        }
+    };
+}
+
+setters! {
+    /// Sets [`QueuePairConfig::send_depth`](#structfield.send_depth).
+    send_depth: u32;
+    /// Sets [`QueuePairConfig::recv_depth`](#structfield.recv_depth).
+    recv_depth: u32;
+    /// Sets [`QueuePairConfig::send_segments`](#structfield.send_segments).
+    send_segments: u32;
+    /// Sets [`QueuePairConfig::recv_segments`](#structfield.recv_segments).
+    recv_segments: u32;
+    /// Sets [`QueuePairConfig::inline`](#structfield.inline).
+    inline: u32;
+    /// Sets [`QueuePairConfig::access`](#structfield.access).
+    access: Access;
+    /// Sets [`QueuePairConfig::port`](#structfield.port).
+    port: u8;
+}
+
+/// Attributes of a connection. The defaults suit a switched fabric of one site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
+    pub timeout: u8,
+    /// Transport retries before an error, 0 to 7.
+    pub retry_count: u8,
+    /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
+    pub rnr_retry: u8,
+    /// Pause that this side asks for when it has no receive posted: code of the IB specification's RNR timer table.
+    pub min_rnr_timer: u8,
+    /// RDMA reads in flight, each way.
+    pub max_reads: u8,
+    /// Service level.
+    pub service_level: u8,
+    /// Path MTU; by default the smaller of the two ports'.
+    pub mtu: Option<Mtu>,
+}
+
+impl Default for ConnectOptions {
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms, 16 reads.
+    fn default() -> Self {
+        ConnectOptions {
+            timeout: 16,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_reads: 16,
+            service_level: 0,
+            mtu: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct QueuePairInner {
+    raw: NonNull<ibv_qp>,
+    number: u32,
+    psn: u32,
+    config: QueuePairConfig,
+    limits: Limits,
+    recv_segments: u32,
+    /// `IBV_QPS_*`, and the first error with it.
+    status: Mutex<Status>,
+    send: Mutex<SendState>,
+    recv: Mutex<RecvState>,
+    send_cq: Arc<CompletionQueueInner>,
+    recv_cq: Arc<CompletionQueueInner>,
+    domain: Arc<QueueDomain>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Status {
+    Initialised,
+    Connected,
+    Failed(FailureCause),
+}
+
+// SAFETY: libibverbs allows a queue pair to be modified and destroyed from any thread; rings are behind the locks.
+unsafe impl Send for QueuePairInner {}
+// SAFETY: as above.
+unsafe impl Sync for QueuePairInner {}
+
+/// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
+/// again soon.
+static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
+
+impl QueuePair {
+    /// Makes a queue pair, ready to take receives (INIT) and to be connected.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for sizes that no card has, [`Error::Verbs`] where the provider refuses.
+    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+        let device = pd.inner.device.clone();
+        let max_message = u64::from(device.port(config.port)?.max_message);
+        let domain = QueueDomain::new(&pd.inner)?;
+        // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
+        // look at come on top.
+        let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
+        let send_cq = CompletionQueueInner::new(&domain, cq_entries(config.send_depth))?;
+        let recv_cq = CompletionQueueInner::new(&domain, cq_entries(config.recv_depth))?;
+        let mut attr = init_attr(&config, &domain, &send_cq, &recv_cq);
+        let mut mlx5_attr = mlx5dv_qp_init_attr {
+            comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+            create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+            ..Default::default()
+        };
+        // SAFETY: context, domain and queues are alive (held here); both structs are valid.
+        let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
+        let raw = verbs_call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))?;
+        let guard = DestroyQp { raw, domain: &domain };
+        let layout = describe(raw, &domain)?;
+        // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
+        let number = unsafe { (*raw.as_ptr()).qp_num };
+        // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which
+        // `Drop` of the inner does; counts were checked in `describe`.
+        let (sq, rq) = unsafe {
+            (
+                Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
+                Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
+            )
+        };
+        let register = crate::memory::HostAddr(layout.bf.reg as u64);
+        std::mem::forget(guard);
+        let inner = Arc::new(QueuePairInner {
+            raw,
+            number,
+            psn: NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff,
+            config,
+            limits: Limits {
+                segments: attr.cap.max_send_sge,
+                inline: attr.cap.max_inline_data,
+                message: max_message,
+            },
+            recv_segments: attr.cap.max_recv_sge,
+            status: Mutex::new(Status::Initialised),
+            send: Mutex::new(SendState::new(sq, number, register)),
+            recv: Mutex::new(RecvState::new(rq)),
+            send_cq,
+            recv_cq,
+            domain,
+        });
+        inner.send_cq.attach(&inner);
+        inner.recv_cq.attach(&inner);
+        inner.to_init()?;
+        Ok(QueuePair { inner })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// Its address, for the remote side.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the port cannot be asked.
+    pub fn endpoint(&self) -> Result<Endpoint, Error> {
+        let port = self.inner.domain.pd.device.port(self.inner.config.port)?;
+        let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
+        Ok(Endpoint { qpn: self.inner.number, psn: self.inner.psn, lid: port.lid, gid: port.gid, mtu })
+    }
+
+    /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
+    ///
+    /// # Errors
+    /// [`Error::State`] where it is connected already, [`Error::OutOfRange`] for options outside their ranges,
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
+        self.inner.connect(remote, options)
+    }
+
+    /// Puts a send, write or read into the send queue without telling the card.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
+    pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
+        PreparedSend::new(self.inner.clone(), request)
+    }
+
+    /// Posts a receive: the next send of the remote side fills the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
+    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        self.inner.post_recv(slices, wr_id)
+    }
+
+    /// Where its sends complete.
+    pub fn send_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.send_cq.clone() }
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.recv_cq.clone() }
+    }
+
+    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream that waits for it
+    /// wakes. What completes from now on completes with an error; preparing and posting is refused.
+    ///
+    /// May be called from any thread, and more than once.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn abort(&self) -> Result<(), Error> {
+        self.inner.abort()
+    }
+
+    /// The first error of the queue pair, if it has failed.
+    pub fn failure(&self) -> Option<FailureCause> {
+        self.inner.failure()
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if self.inner.in_flight()
+            && let Err(error) = self.inner.abort()
+        {
+            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
+        }
+    }
+}
+
+fn init_attr(
+    config: &QueuePairConfig,
+    domain: &QueueDomain,
+    send_cq: &CompletionQueueInner,
+    recv_cq: &CompletionQueueInner,
+) -> ibv_qp_init_attr_ex {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+    attr.send_cq = send_cq.raw();
+    attr.recv_cq = recv_cq.raw();
+    attr.cap = ibv_qp_cap {
+        max_send_wr: config.send_depth.max(1),
+        max_recv_wr: config.recv_depth.max(1),
+        max_send_sge: config.send_segments.max(1),
+        max_recv_sge: config.recv_segments.max(1),
+        max_inline_data: config.inline,
+    };
+    attr.qp_type = verbs::IBV_QPT_RC;
+    attr.comp_mask = verbs::IBV_QP_INIT_ATTR_PD;
+    attr.pd = domain.raw();
+    attr
+}
+
+/// Asks the provider for the queue pair's rings, and checks that gdsync can drive them.
+fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx5dv_qp, Error> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut out: mlx5dv_qp = unsafe { std::mem::zeroed() };
+    let mut obj = mlx5dv_obj::default();
+    obj.qp.r#in = raw.as_ptr();
+    obj.qp.out = &mut out;
+    // SAFETY: the queue pair is alive, and `out` is a valid place.
+    let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
+    verbs_call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
+    let bad = |what, value: u32| Err(Error::Layout { what, value: value.into() });
+    if out.sq.stride as usize != BASIC_BLOCK {
+        return bad("send queue stride", out.sq.stride);
+    }
+    if !out.sq.wqe_cnt.is_power_of_two() {
+        return bad("send queue blocks", out.sq.wqe_cnt);
+    }
+    if !out.rq.wqe_cnt.is_power_of_two() {
+        return bad("receive queue entries", out.rq.wqe_cnt);
+    }
+    if out.rq.stride == 0 || !out.rq.stride.is_multiple_of(16) {
+        return bad("receive queue stride", out.rq.stride);
+    }
+    Ok(out)
+}
+
+/// Destroys a queue pair whose construction did not get to its end.
+struct DestroyQp<'a> {
+    raw: NonNull<ibv_qp>,
+    domain: &'a QueueDomain,
+}
+
+impl Drop for DestroyQp<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created by us and not handed to anybody.
+        verbs_call::on_drop("ibv_destroy_qp", unsafe {
+            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
+        });
+    }
+}
+
+impl QueuePairInner {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
+        &self.send_cq
+    }
+
+    /// The send queue. Lock order: completion queue first.
+    pub(crate) fn send(&self) -> MutexGuard<'_, SendState> {
+        // A panic while the lock was held left indices that are consistent after each single step.
+        self.send.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn recv(&self) -> MutexGuard<'_, RecvState> {
+        self.recv.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(crate) fn failure(&self) -> Option<FailureCause> {
+        match *self.status() {
+            Status::Failed(cause) => Some(cause),
+            _ => None,
+        }
+    }
+
+    /// Sends may be prepared: connected, and not failed.
+    pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
+        let qpn = self.number;
+        match *self.status() {
+            Status::Connected => Ok(()),
+            Status::Initialised => Err(QueueError::NotConnected { qpn }),
+            Status::Failed(cause) => Err(QueueError::Failed { qpn, cause }),
+        }
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
+        // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
+        let rc =
+            unsafe { (self.domain.pd.device.api.modify_qp)(self.raw.as_ptr(), attr, mask as libc::c_int) };
+        verbs_call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
+    }
+
+    fn to_init(&self) -> Result<(), Error> {
+        let mut attr = ibv_qp_attr {
+            qp_state: verbs::IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: self.config.port,
+            qp_access_flags: self.config.access.bits(),
+            ..Default::default()
+        };
+        let mask =
+            verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, mask, "RESET to INIT")
+    }
+
+    fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
+        let mut status = self.status();
+        let (qpn, needed) = (self.number, "new (INIT)");
+        match *status {
+            Status::Initialised => {}
+            Status::Connected => return Err(Error::State { qpn, state: "connected", needed }),
+            Status::Failed(_) => return Err(Error::State { qpn, state: "failed", needed }),
+        }
+        options.check()?;
+        let port = self.domain.pd.device.port(self.config.port)?;
+        let own = port.mtu.unwrap_or(remote.mtu);
+        let mut attr = ibv_qp_attr {
+            qp_state: verbs::IBV_QPS_RTR,
+            path_mtu: options.mtu.unwrap_or(own.min(remote.mtu)) as i32,
+            dest_qp_num: remote.qpn,
+            rq_psn: remote.psn,
+            max_dest_rd_atomic: options.max_reads,
+            min_rnr_timer: options.min_rnr_timer,
+            ..Default::default()
+        };
+        attr.ah_attr.dlid = remote.lid;
+        attr.ah_attr.sl = options.service_level;
+        attr.ah_attr.port_num = self.config.port;
+        if port.ethernet {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid.raw = remote.gid.0;
+            attr.ah_attr.grh.hop_limit = 64;
+        }
+        let mask = verbs::IBV_QP_STATE
+            | verbs::IBV_QP_AV
+            | verbs::IBV_QP_PATH_MTU
+            | verbs::IBV_QP_DEST_QPN
+            | verbs::IBV_QP_RQ_PSN
+            | verbs::IBV_QP_MAX_DEST_RD_ATOMIC
+            | verbs::IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask, "INIT to RTR")?;
+        let mut attr = ibv_qp_attr {
+            qp_state: verbs::IBV_QPS_RTS,
+            timeout: options.timeout,
+            retry_cnt: options.retry_count,
+            rnr_retry: options.rnr_retry,
+            sq_psn: self.psn,
+            max_rd_atomic: options.max_reads,
+            ..Default::default()
+        };
+        let mask = verbs::IBV_QP_STATE
+            | verbs::IBV_QP_TIMEOUT
+            | verbs::IBV_QP_RETRY_CNT
+            | verbs::IBV_QP_RNR_RETRY
+            | verbs::IBV_QP_SQ_PSN
+            | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, mask, "RTR to RTS")?;
+        *status = Status::Connected;
+        Ok(())
+    }
+
+    fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        if let Status::Failed(cause) = *self.status() {
+            return Err(QueueError::Failed { qpn: self.number, cause });
+        }
+        for slice in slices {
+            self.check_slice(slice, true)?;
+        }
+        let segments = data_segments(slices, self.recv_segments)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        let mut completions = self.recv_cq.lock();
+        let mut recv = self.recv();
+        recv.check_room()?;
+        completions.reserve(true)?;
+        recv.post(&segments, wr_id, regions);
+        Ok(())
+    }
+
+    pub(crate) fn check_slice(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        let region = slice.region();
+        let lkey = region.lkey();
+        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
+        }
+        if card_writes && !region.is_writable() {
+            return Err(QueueError::NotWritable { lkey });
+        }
+        Ok(())
+    }
+
+    /// Matches an entry of a completion queue (whose state is locked) with its work request.
+    ///
+    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
+    pub(crate) fn complete(
+        &self,
+        state: &mut CompletionState,
+        cqe: &Cqe64,
+    ) -> Result<Option<Completion>, String> {
+        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
+        let status = match opcode {
+            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+                self.fail(FailureCause::Work(error));
+                Err(error)
+            }
+            _ => Ok(()),
+        };
+        let counter = cqe.wqe_counter();
+        let unknown =
+            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
+        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let (wr_id, kind) = if is_send {
+            let retired = self.send().retire(counter).ok_or_else(unknown)?;
+            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
+            let Some(kind) = requester_kind(cqe)?.filter(|_| !retired.cancelled) else { return Ok(None) };
+            (retired.wr_id, kind)
+        } else {
+            let (wr_id, retired) = self.recv().retire(counter).ok_or_else(unknown)?;
+            (0..retired).for_each(|_| state.unreserve(true));
+            let write = opcode == CqeOpcode::RespWriteImm;
+            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive })
+        };
+        let has_bytes = status.is_ok() && !matches!(kind, WorkKind::Send | WorkKind::RdmaWrite);
+        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+        Ok(Some(Completion {
+            wr_id,
+            qp_num: self.number,
+            kind,
+            byte_len: if has_bytes { cqe.byte_count() } else { 0 },
+            immediate: has_immediate.then(|| u32::from_be_bytes(cqe.imm())),
+            status,
+        }))
+    }
+
+    /// Remembers the first error.
+    fn fail(&self, cause: FailureCause) {
+        let mut status = self.status();
+        if !matches!(*status, Status::Failed(_)) {
+            tracing::warn!(qpn = self.number, %cause, "queue pair failed");
+            *status = Status::Failed(cause);
+        }
+    }
+
+    pub(crate) fn abort(&self) -> Result<(), Error> {
+        self.fail(FailureCause::Aborted);
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
+        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")?;
+        self.flush_unposted();
+        Ok(())
+    }
+
+    /// In the error state the card flushes what it has been told of. What is only prepared it must be told of, for the
+    /// sake of waits; but not before streams have posted what they still have to post, so this is tried again by whoever
+    /// polls, synchronizes or posts.
+    pub(crate) fn flush_unposted(&self) {
+        let mut send = self.send();
+        if let Some(ops) = send.flush_ops() {
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+            unsafe { cpu::perform_stores(&ops) };
+        }
+    }
+
+    fn in_flight(&self) -> bool {
+        let waits = self.send_cq.lock().has_posted_waits() || self.recv_cq.lock().has_posted_waits();
+        waits || self.send().in_flight() || !self.recv().is_empty()
+    }
+}
+
+impl ConnectOptions {
+    fn check(&self) -> Result<(), Error> {
+        let remedy = "choose a smaller value";
+        for (what, value, limit) in [
+            ("timeout", self.timeout, 31),
+            ("retry_count", self.retry_count, 7),
+            ("rnr_retry", self.rnr_retry, 7),
+            ("min_rnr_timer", self.min_rnr_timer, 31),
+            ("service_level", self.service_level, 15),
+        ] {
+            if value > limit {
+                let limit = format!("at most {limit} is possible");
+                return Err(Error::OutOfRange { what, value: value.into(), limit, remedy });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for QueuePairInner {
+    fn drop(&mut self) {
+        // SAFETY: created by us; every prepared send and batch in flight holds an `Arc` of this, so none is left. After this
+        // call the card touches neither the rings nor the memory that work requests name; fields drop afterwards.
+        verbs_call::on_drop("ibv_destroy_qp", unsafe {
+            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
+        });
+    }
+}

@@ -1,0 +1,330 @@
+//! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
+
+use super::Ring;
+use crate::error::QueueError;
+use crate::lane::{Lane, Ticket};
+use crate::memory::HostAddr;
+use crate::peer::PeerOp;
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::wqe::Opcode;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use zerocopy::FromBytes;
+
+/// Words of a 64-byte completion entry.
+const CQE_WORDS: usize = 16;
+
+/// What a completed work request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WorkKind {
+    /// A send, with or without immediate.
+    Send,
+    /// An RDMA write, with or without immediate.
+    RdmaWrite,
+    /// An RDMA read.
+    RdmaRead,
+    /// A receive that a send consumed.
+    Receive,
+    /// A receive that an RDMA write with immediate consumed: the data is where the write put it.
+    ReceiveRdmaWithImmediate,
+}
+
+/// A completed work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The number that the poster gave to the work request.
+    pub wr_id: u64,
+    /// The local queue pair.
+    pub qp_num: u32,
+    /// What it was.
+    pub kind: WorkKind,
+    /// Bytes received, or read; 0 for other sends and on error.
+    pub byte_len: u32,
+    /// Immediate data, in host order, where the sender gave some.
+    pub immediate: Option<u32>,
+    /// How it ended.
+    pub status: Result<(), WorkError>,
+}
+
+/// How a work request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorkError {
+    /// The card's syndrome byte (`mlx5dv.h`, `MLX5_CQE_SYNDROME_*`).
+    pub syndrome: u8,
+    /// The vendor's syndrome byte: helps whoever knows the firmware.
+    pub vendor: u8,
+}
+
+impl WorkError {
+    /// The syndrome, where it is one of the known ones.
+    pub fn kind(self) -> Option<Syndrome> {
+        Syndrome::try_from(self.syndrome).ok()
+    }
+
+    /// True where the request did not fail itself, but was flushed because the queue pair had failed.
+    pub fn is_flush(self) -> bool {
+        self.kind() == Some(Syndrome::WrFlush)
+    }
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.kind() {
+            Some(Syndrome::LocalLength) => {
+                "local length error: the receive is too short, or the message too long"
+            }
+            Some(Syndrome::LocalQpOperation) => {
+                "local queue pair operation error: the work request is malformed"
+            }
+            Some(Syndrome::LocalProtection) => "local protection error: wrong lkey, bounds or access flags",
+            Some(Syndrome::WrFlush) => "flushed: the queue pair had failed before",
+            Some(Syndrome::BadResponse) => "bad response from the remote side",
+            Some(Syndrome::LocalAccess) => {
+                "local access error: the remote side used a wrong rkey, bounds or access"
+            }
+            Some(Syndrome::RemoteInvalidRequest) => "remote invalid request: the remote receive is too short",
+            Some(Syndrome::RemoteAccess) => "remote access error: wrong rkey, bounds or access flags",
+            Some(Syndrome::RemoteOperation) => {
+                "remote operation error: the remote side failed on its own memory"
+            }
+            Some(Syndrome::RetryExceeded) => "transport retries exceeded: the remote side does not answer",
+            Some(Syndrome::RnrRetryExceeded) => "receiver-not-ready retries exceeded: no receive was posted",
+            Some(Syndrome::RemoteAborted) => "aborted by the remote side",
+            _ => "unknown error",
+        };
+        write!(f, "{text} (syndrome {:#04x}, vendor {:#04x})", self.syndrome, self.vendor)
+    }
+}
+
+impl std::error::Error for WorkError {}
+
+/// An entry as read from the ring, not matched with its work request yet.
+#[derive(Debug)]
+pub(crate) struct RawCompletion {
+    pub(crate) index: u32,
+    pub(crate) cqe: Cqe64,
+}
+
+/// Who still has to look at an entry.
+#[derive(Debug)]
+enum Slot {
+    /// Nobody.
+    Free,
+    /// A wait that is prepared and not posted.
+    Prepared,
+    /// A wait posted on a stream.
+    Posted(Arc<Lane>, Ticket),
+}
+
+/// The state of one completion queue, under its lock.
+///
+/// Entries are counted from 0 on, for ever (modulo 2^32); entry `n` lives in ring slot `n % entries`.
+/// `recycled <= polled <= next_wait` or `next_wait` lags behind `polled` where nobody waits.
+#[derive(Debug)]
+pub(crate) struct CompletionState {
+    ring: Ring,
+    /// The next entry that the CPU reads.
+    polled: u32,
+    /// Entries before this one are the card's again.
+    recycled: u32,
+    /// Slots from `recycled` on, as far as waits were prepared.
+    slots: VecDeque<Slot>,
+    /// Completions that are certain to come: signaled sends, or receives, not retired yet.
+    expected: u32,
+    /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
+    reserved: u32,
+}
+
+impl CompletionState {
+    /// Takes over a ring that the card has not written yet, and makes every entry invalid with owner bit 1: libmlx5
+    /// leaves owner 0, which a stream waiting for owner 0 would take for a completion.
+    pub(crate) fn new(ring: Ring) -> Self {
+        for index in 0..ring.entries() {
+            let word = ring.word(index, LAST_DWORD);
+            let mut bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            bytes[3] = OP_OWN_INVALID;
+            word.store(u32::from_ne_bytes(bytes), Ordering::Release);
+        }
+        CompletionState { ring, polled: 0, recycled: 0, slots: VecDeque::new(), expected: 0, reserved: 0 }
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        self.ring.entries()
+    }
+
+    /// Makes sure that one more work request can complete without overrunning the ring, and books its entry.
+    pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
+        if self.held() + self.reserved >= self.entries() {
+            self.recycle();
+        }
+        if self.held() + self.reserved >= self.entries() {
+            return Err(match self.slots.front() {
+                Some(Slot::Posted(lane, ticket)) if self.held() > 0 => {
+                    QueueError::WouldBlock(lane.blocked_on(*ticket))
+                }
+                Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
+                _ => QueueError::CompletionQueueFull { entries: self.entries() },
+            });
+        }
+        self.reserved += 1;
+        self.expected += u32::from(signaled);
+        Ok(())
+    }
+
+    /// Gives a booked entry back: its work request retired, or was never given to the card.
+    pub(crate) fn unreserve(&mut self, signaled: bool) {
+        self.reserved = self.reserved.saturating_sub(1);
+        self.expected = self.expected.saturating_sub(u32::from(signaled));
+    }
+
+    /// Entries that were polled and are not the card's yet.
+    fn held(&self) -> u32 {
+        self.polled.wrapping_sub(self.recycled)
+    }
+
+    /// The index after the last prepared wait (or the CPU's position, where that is further).
+    fn next_wait(&self) -> u32 {
+        let after_slots = self.recycled.wrapping_add(self.slots.len() as u32);
+        if (self.slots.len() as u32) < self.held() { self.polled } else { after_slots }
+    }
+
+    /// Waits prepared for entries that the CPU has not polled.
+    fn waits_ahead(&self) -> u32 {
+        self.next_wait().wrapping_sub(self.polled)
+    }
+
+    /// True where a wait needs the completion of the newest signaled work request, not counting the last `removed`.
+    pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
+        self.waits_ahead() + removed >= self.expected
+    }
+
+    /// Takes the next entry that nobody waits for yet.
+    pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
+        if self.waits_ahead() >= self.expected {
+            return Err(QueueError::NothingToWaitFor { waits: self.waits_ahead() });
+        }
+        let index = self.next_wait();
+        while self.recycled.wrapping_add(self.slots.len() as u32) != index {
+            self.slots.push_back(Slot::Free);
+        }
+        self.slots.push_back(Slot::Prepared);
+        Ok(index)
+    }
+
+    /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the entry can be waited for
+    /// again; otherwise nobody looks at it.
+    pub(crate) fn cancel_wait(&mut self, index: u32) {
+        self.set_slot(index, Slot::Free);
+        while self.waits_ahead() > 0 && matches!(self.slots.back(), Some(Slot::Free)) {
+            self.slots.pop_back();
+        }
+        self.recycle();
+    }
+
+    /// The wait for `index` was posted on a stream.
+    pub(crate) fn post_wait(&mut self, index: u32, lane: &Arc<Lane>, ticket: Ticket) {
+        self.set_slot(index, Slot::Posted(lane.clone(), ticket));
+    }
+
+    /// The post failed: the wait is only prepared again.
+    pub(crate) fn unpost_wait(&mut self, index: u32) {
+        self.set_slot(index, Slot::Prepared);
+    }
+
+    fn set_slot(&mut self, index: u32, slot: Slot) {
+        if let Some(place) = self.slots.get_mut(index.wrapping_sub(self.recycled) as usize) {
+            *place = slot;
+        }
+    }
+
+    /// Waits posted on streams that have not passed them.
+    pub(crate) fn has_posted_waits(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot, Slot::Posted(lane, ticket) if !lane.has_passed(*ticket)))
+    }
+
+    /// What a stream has to watch to see entry `index` complete.
+    ///
+    /// Never "greater or equal" on the dword, though libgdsync does: error opcodes have the top bit set and would never
+    /// wake it, and a stale entry of an earlier lap satisfies it.
+    pub(crate) fn wait_op(&self, index: u32) -> PeerOp {
+        let word = self.ring.word(index, LAST_DWORD);
+        let addr = HostAddr(word.as_ptr() as u64);
+        let mask = OWNER_MASK_DWORD;
+        if self.owner_of(index) {
+            PeerOp::PollAnd { addr, value: mask }
+        } else {
+            PeerOp::PollNor { addr, value: !mask }
+        }
+    }
+
+    fn owner_of(&self, index: u32) -> bool {
+        (index >> self.entries().trailing_zeros()) & 1 == 1
+    }
+
+    /// Reads the next entry, if the card has written it. Does not move past it.
+    pub(crate) fn peek(&self) -> Option<RawCompletion> {
+        let last = self.ring.word(self.polled, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
+        let op_own = last[3];
+        let valid =
+            (op_own & 1 == 1) == self.owner_of(self.polled) && op_own >> 4 != CqeOpcode::Invalid as u8;
+        if !valid {
+            return None;
+        }
+        // The owner bit was read first (acquire): the card wrote the rest of the entry before it.
+        fence(Ordering::Acquire);
+        let mut words = [0u32; CQE_WORDS];
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = self.ring.word(self.polled, i * 4).load(Ordering::Relaxed);
+        }
+        let mut bytes = [0u8; CQE_WORDS * 4];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        // 64 bytes for a type of 64 bytes without alignment: cannot fail.
+        let cqe = Cqe64::read_from_bytes(&bytes).ok()?;
+        Some(RawCompletion { index: self.polled, cqe })
+    }
+
+    /// Moves past the entry that [`Self::peek`] returned.
+    pub(crate) fn advance(&mut self) {
+        self.polled = self.polled.wrapping_add(1);
+        self.recycle();
+    }
+
+    /// Gives polled entries back to the card, as far as no stream has to look at them.
+    fn recycle(&mut self) {
+        let before = self.recycled;
+        while self.recycled != self.polled {
+            match self.slots.front() {
+                Some(Slot::Prepared) => break,
+                Some(Slot::Posted(lane, ticket)) if !lane.has_passed(*ticket) => break,
+                _ => {
+                    self.slots.pop_front();
+                    self.recycled = self.recycled.wrapping_add(1);
+                }
+            }
+        }
+        if self.recycled != before {
+            self.ring.publish(doorbell::ci_record(self.recycled));
+        }
+    }
+}
+
+/// The kind of a requester's completion, from the opcode that the card copied out of the WQE.
+///
+/// # Errors
+/// The reason, where the entry cannot be a completion of this library's work.
+pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<Option<WorkKind>, String> {
+    match Opcode::try_from(cqe.wqe_opcode()) {
+        Ok(Opcode::Nop) => Ok(None),
+        Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(Some(WorkKind::Send)),
+        Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(Some(WorkKind::RdmaWrite)),
+        Ok(Opcode::RdmaRead) => Ok(Some(WorkKind::RdmaRead)),
+        _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),
+    }
+}

@@ -1,0 +1,292 @@
+//! The state of a send queue: encoded work requests from preparation to completion.
+//!
+//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
+//! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
+
+use super::Ring;
+use crate::error::QueueError;
+use crate::lane::{Lane, Ticket};
+use crate::memory::HostAddr;
+use crate::mr::MemoryRegionInner;
+use crate::peer::PeerOp;
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Regions that a work request names; most name one.
+pub(crate) type Regions = Vec<Arc<MemoryRegionInner>>;
+
+/// Where the newest posted sends of a queue are.
+pub(crate) type LastPost = Option<(Arc<Lane>, Ticket)>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// In the ring, not announced to the card.
+    Prepared,
+    /// Dropped before it was posted: its blocks are NOPs, and go to the card with the next send that is posted.
+    Cancelled,
+    /// Handed to a stream (or rung by the CPU).
+    Posted,
+}
+
+#[derive(Debug)]
+struct Entry {
+    first: u32,
+    blocks: u32,
+    wr_id: u64,
+    signaled: bool,
+    state: State,
+    /// Keeps the memory that the card reads or writes.
+    _regions: Regions,
+}
+
+/// What completing an entry of the ring yields.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) wr_id: u64,
+    /// Work requests that retired together, and how many of them had a completion of their own coming.
+    pub(crate) entries: u32,
+    pub(crate) signaled: u32,
+    /// The send had been dropped: nobody wants to hear of it.
+    pub(crate) cancelled: bool,
+}
+
+/// Work requests that were taken out of the ring again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Removed {
+    pub(crate) entries: u32,
+    /// How many of them would have had a completion.
+    pub(crate) signaled: u32,
+}
+
+/// An encoded work request, waiting for its place in the ring.
+#[derive(Debug)]
+pub(crate) struct Encoded {
+    /// The segments after the control segment.
+    pub(crate) body: Vec<u8>,
+    pub(crate) opcode: Opcode,
+    pub(crate) flags: CtrlFlags,
+    pub(crate) immediate: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) regions: Regions,
+}
+
+/// The state of one send queue, under its lock.
+#[derive(Debug)]
+pub(crate) struct SendState {
+    ring: Ring,
+    qpn: u32,
+    /// The doorbell register.
+    register: HostAddr,
+    head: u32,
+    tail: u32,
+    entries: VecDeque<Entry>,
+    /// Serial number of `entries[0]`.
+    first_serial: u64,
+    /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
+    last_post: LastPost,
+}
+
+impl SendState {
+    pub(crate) fn new(ring: Ring, qpn: u32, register: HostAddr) -> Self {
+        let entries = VecDeque::new();
+        SendState { ring, qpn, register, head: 0, tail: 0, entries, first_serial: 0, last_post: None }
+    }
+
+    fn free(&self) -> u32 {
+        self.ring.entries() - self.head.wrapping_sub(self.tail)
+    }
+
+    /// Blocks that a work request with a body of so many bytes takes.
+    pub(crate) fn blocks_for(body: usize) -> u32 {
+        (size_of::<CtrlSeg>() + body).div_ceil(BASIC_BLOCK) as u32
+    }
+
+    pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
+        let (free, capacity) = (self.free(), self.ring.entries());
+        if blocks > free {
+            return Err(QueueError::SendQueueFull { needed: blocks, free, capacity });
+        }
+        Ok(())
+    }
+
+    /// Writes a work request into the ring. The caller has checked the room, and booked its completion entry.
+    ///
+    /// Returns the serial number.
+    pub(crate) fn prepare(&mut self, request: Encoded) -> u64 {
+        let bytes = size_of::<CtrlSeg>() + request.body.len();
+        let blocks = Self::blocks_for(request.body.len());
+        // A body is at most 62 segments long (checked when it is encoded), so this fits the 6 bits of `ds`.
+        let ds = bytes.div_ceil(gdsync_sys::prm::wqe::SEGMENT) as u8;
+        let imm = request.immediate.to_be_bytes();
+        let ctrl = CtrlSeg::new(request.opcode, self.head as u16, self.qpn, ds, request.flags, imm);
+        let mut wqe = Vec::with_capacity(blocks as usize * BASIC_BLOCK);
+        wqe.extend_from_slice(ctrl.as_bytes());
+        wqe.extend_from_slice(&request.body);
+        wqe.resize(blocks as usize * BASIC_BLOCK, 0);
+        self.ring.write(self.head, &wqe);
+        let serial = self.first_serial + self.entries.len() as u64;
+        self.entries.push_back(Entry {
+            first: self.head,
+            blocks,
+            wr_id: request.wr_id,
+            signaled: request.flags.contains(CtrlFlags::CQ_UPDATE),
+            state: State::Prepared,
+            _regions: request.regions,
+        });
+        self.head = self.head.wrapping_add(blocks);
+        serial
+    }
+
+    fn position(&self, serial: u64) -> Option<usize> {
+        let position = usize::try_from(serial.checked_sub(self.first_serial)?).ok()?;
+        (position < self.entries.len()).then_some(position)
+    }
+
+    /// The peer operations that hand a prepared send, and everything before it, to the card.
+    ///
+    /// The order is the card's protocol: WQE bytes (written at preparation) before the record, the record before the
+    /// register. The register takes the first 8 bytes of the *last* WQE's control segment, in one store.
+    pub(crate) fn post_ops(&self, serial: u64) -> Option<[PeerOp; 4]> {
+        let entry = self.entries.get(self.position(serial)?)?;
+        let end = entry.first.wrapping_add(entry.blocks);
+        let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
+        let mut qword = [0; 8];
+        qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
+        qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
+        Some([
+            PeerOp::Fence,
+            PeerOp::StoreDword {
+                addr: HostAddr(self.ring.record().as_ptr() as u64),
+                value: doorbell::record(end),
+            },
+            PeerOp::Fence,
+            PeerOp::StoreQword { addr: self.register, value: u64::from_ne_bytes(qword) },
+        ])
+    }
+
+    /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
+    ///
+    /// Returns where the newest posted sends were before, for [`Self::undo_post`].
+    pub(crate) fn post(
+        &mut self,
+        serial: u64,
+        lane: &Arc<Lane>,
+        ticket: Ticket,
+    ) -> Result<LastPost, QueueError> {
+        let qpn = self.qpn;
+        let unposted = self.entries.iter().position(|entry| entry.state == State::Prepared);
+        if let Some(expected) = unposted.map(|position| self.first_serial + position as u64)
+            && expected != serial
+        {
+            return Err(QueueError::OutOfOrder { qpn, serial, expected });
+        }
+        if let Some((other, last)) = &self.last_post
+            && !Arc::ptr_eq(other, lane)
+            && !other.has_passed(*last)
+        {
+            return Err(QueueError::OtherStream { qpn, blocked: other.blocked_on(*last) });
+        }
+        if let Some(position) = self.position(serial) {
+            self.entries[position].state = State::Posted;
+        }
+        Ok(self.last_post.replace((lane.clone(), ticket)))
+    }
+
+    /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
+    pub(crate) fn undo_post(&mut self, serial: u64, before: LastPost) {
+        if let Some(position) = self.position(serial) {
+            self.entries[position].state = State::Prepared;
+        }
+        self.last_post = before;
+    }
+
+    /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place otherwise.
+    ///
+    /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP, too (`awaited`).
+    /// Returns what was taken out of the ring.
+    pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
+        let mut removed = Removed::default();
+        let Some(position) = self.position(serial) else { return removed };
+        if self.entries[position].state != State::Prepared {
+            return removed;
+        }
+        self.entries[position].state = State::Cancelled;
+        while let Some(newest) = self.entries.back() {
+            if newest.state != State::Cancelled || (newest.signaled && awaited(removed.signaled)) {
+                break;
+            }
+            removed.entries += 1;
+            removed.signaled += u32::from(newest.signaled);
+            self.head = newest.first;
+            self.entries.pop_back();
+        }
+        if let Some(position) = self.position(serial) {
+            self.write_nop(position);
+        }
+        removed
+    }
+
+    /// Turns an entry into a NOP where it stands: only opcode and opmod change, so that size and completion stay (libmlx5's
+    /// `mlx5dv_qp_cancel_posted_send_wrs` does the same).
+    fn write_nop(&mut self, position: usize) {
+        let first = self.entries[position].first;
+        let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
+        self.ring.write(first, &ctrl.as_bytes()[..4]);
+    }
+
+    /// Matches a completion with its work request, which retires together with all before it.
+    pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
+        let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
+        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false };
+        for entry in self.entries.drain(..=position) {
+            retired.wr_id = entry.wr_id;
+            retired.cancelled = entry.state == State::Cancelled;
+            retired.entries += 1;
+            retired.signaled += u32::from(entry.signaled);
+            self.tail = entry.first.wrapping_add(entry.blocks);
+        }
+        self.first_serial += u64::from(retired.entries);
+        if !self.entries.iter().any(|entry| entry.state == State::Posted) {
+            // The card has completed all that was posted: whatever stream rang it has passed that point.
+            self.last_post = None;
+        }
+        Some(retired)
+    }
+
+    /// In the error state: hands everything prepared to the card, which flushes it, so that no wait stays unsatisfied.
+    ///
+    /// Returns the peer operations, or none where streams still have earlier sends to post (theirs would then run
+    /// backwards), or nothing is left to hand over.
+    pub(crate) fn flush_ops(&mut self) -> Option<[PeerOp; 4]> {
+        if self.has_unpassed_posts() {
+            return None;
+        }
+        let newest = self.first_serial + self.entries.len().checked_sub(1)? as u64;
+        if self.entries.iter().all(|entry| entry.state == State::Posted) {
+            return None;
+        }
+        let ops = self.post_ops(newest);
+        for entry in &mut self.entries {
+            if entry.state == State::Prepared {
+                entry.state = State::Posted;
+            }
+        }
+        ops
+    }
+
+    fn has_unpassed_posts(&self) -> bool {
+        self.last_post.as_ref().is_some_and(|(lane, ticket)| !lane.has_passed(*ticket))
+    }
+
+    /// Work that the card or a stream may still touch.
+    pub(crate) fn in_flight(&self) -> bool {
+        self.entries.iter().any(|entry| entry.state == State::Posted)
+    }
+}
+
+#[cfg(test)]
+#[path = "send_tests.rs"]
+mod tests;

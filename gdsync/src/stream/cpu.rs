@@ -1,0 +1,118 @@
+//! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
+
+use super::pause::Pause;
+use super::{MemOp, MemOpCaps, MemOpStream, StreamError, execute};
+use crate::memory::{HostAddr, StreamAddr};
+use crate::peer::PeerOp;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Performs memory operations on the thread that submits them, before `submit` returns.
+///
+/// A wait that takes longer than the time-out, if there is one, fails the backend for good: what came after it is not
+/// performed, and the queue pairs concerned are moved to the error state.
+#[derive(Debug, Default)]
+pub struct Cpu {
+    timeout: Option<Duration>,
+    failed: Mutex<Option<StreamError>>,
+}
+
+impl Cpu {
+    /// Waits as long as it takes (or until [`crate::QueuePair::abort`] is called by another thread).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits at most `timeout` for each word.
+    pub fn with_timeout(timeout: Duration) -> Self {
+        Cpu { timeout: Some(timeout), failed: Mutex::new(None) }
+    }
+
+    fn wait(&self, op: &MemOp) -> Result<(), StreamError> {
+        let mut pause = Pause::new();
+        // SAFETY: the caller of `submit` vouches for the addresses.
+        while !unsafe { execute::try_perform(op) } {
+            if let Some(timeout) = self.timeout
+                && pause.elapsed() > timeout
+            {
+                let reason = format!("{op:?} was not satisfied within {timeout:?}");
+                return Err(StreamError::Failed { reason });
+            }
+            pause.pause();
+        }
+        Ok(())
+    }
+
+    fn failure(&self) -> std::sync::MutexGuard<'_, Option<StreamError>> {
+        self.failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl MemOpStream for Cpu {
+    fn caps(&self) -> MemOpCaps {
+        MemOpCaps { max_ops: usize::MAX, max_outstanding: usize::MAX, ..MemOpCaps::FULL }
+    }
+
+    fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {
+        Ok(StreamAddr::new(addr.get()))
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        if let Some(error) = &*self.failure() {
+            return Err(error.clone());
+        }
+        for op in ops {
+            if let Err(error) = self.wait(op) {
+                *self.failure() = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_idle(&self, _timeout: Duration) -> Result<bool, StreamError> {
+        self.failure().clone().map_or(Ok(true), Err)
+    }
+}
+
+/// Performs the stores of peer operations now. Polls are not stores: they are left out.
+///
+/// # Safety
+/// Addresses are valid and aligned.
+pub(crate) unsafe fn perform_stores(ops: &[PeerOp]) {
+    for op in ops {
+        let op = match *op {
+            PeerOp::Fence => MemOp::Barrier,
+            PeerOp::StoreDword { addr, value } => MemOp::Write32 { addr: StreamAddr::new(addr.get()), value },
+            PeerOp::StoreQword { addr, value } => MemOp::Write64 { addr: StreamAddr::new(addr.get()), value },
+            PeerOp::PollAnd { .. } | PeerOp::PollNor { .. } => continue,
+        };
+        // SAFETY: the caller's; host addresses are stream addresses of the CPU.
+        unsafe { execute::try_perform(&op) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PinnedMemory;
+    use crate::stream::Condition;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_wait_that_times_out_fails_the_backend_for_good() {
+        let memory = PinnedMemory::allocate(16).unwrap();
+        let cpu = Cpu::with_timeout(Duration::from_millis(5));
+        let addr = cpu.translate(memory.addr(), 4).unwrap();
+        let write = |value| MemOp::Write32 { addr, value };
+        let wait = MemOp::Wait32 { addr, condition: Condition::Eq, value: 9 };
+        // SAFETY: the memory is alive and page-aligned.
+        let error = unsafe { cpu.submit(&[write(1), wait, write(2)]) }.unwrap_err();
+        assert!(error.to_string().contains("not satisfied within 5ms"), "{error}");
+        assert_eq!(memory.words32()[0].load(Ordering::Relaxed), 1);
+        // SAFETY: as above.
+        assert_eq!(unsafe { cpu.submit(&[write(3)]) }, Err(error));
+        assert!(cpu.wait_idle(Duration::ZERO).is_err());
+        assert_eq!(memory.words32()[0].load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,162 @@
+//! Streams: where memory operations run, in order.
+//!
+//! A *backend* ([`MemOpStream`]) performs memory operations: [`SoftStream`] on a worker thread of its own, [`Cpu`] on the
+//! caller. A [`Stream`] is a backend with a lane: it turns batches into memory operations, keeps what they name alive, and
+//! knows how far the backend has come.
+
+mod barrier;
+pub(crate) mod cpu;
+mod execute;
+mod pause;
+mod post;
+mod soft;
+
+pub use cpu::Cpu;
+pub use post::{PostError, PostFailure, Posted, Stream};
+pub use soft::{Event, SoftStream};
+
+use crate::memory::{HostAddr, StreamAddr};
+use std::time::Duration;
+
+/// When a wait is satisfied, as CUDA defines it (`CUstreamWaitValue_flags`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// Cyclic "greater or equal": the signed difference `word - value` is not negative.
+    Geq,
+    /// `word == value`.
+    Eq,
+    /// `word & value != 0`.
+    And,
+    /// `!(word | value) != 0`.
+    Nor,
+}
+
+/// One operation of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemOp {
+    /// Writes 32 bits.
+    Write32 {
+        /// Where, aligned to 4 bytes.
+        addr: StreamAddr,
+        /// What.
+        value: u32,
+    },
+    /// Writes 64 bits, in one piece.
+    Write64 {
+        /// Where, aligned to 8 bytes.
+        addr: StreamAddr,
+        /// What.
+        value: u64,
+    },
+    /// Waits for a 32-bit word.
+    Wait32 {
+        /// Where, aligned to 4 bytes.
+        addr: StreamAddr,
+        /// When it is satisfied.
+        condition: Condition,
+        /// The value compared with.
+        value: u32,
+    },
+    /// Waits for a 64-bit word.
+    Wait64 {
+        /// Where, aligned to 8 bytes.
+        addr: StreamAddr,
+        /// When it is satisfied.
+        condition: Condition,
+        /// The value compared with.
+        value: u64,
+    },
+    /// Everything before is visible to everybody before anything after.
+    Barrier,
+}
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemOpCaps {
+    /// Most operations of one submission.
+    pub max_ops: usize,
+    /// Most submissions that may be outstanding: one more could block the submitting thread.
+    pub max_outstanding: usize,
+    /// 64-bit writes and waits.
+    pub ops_64_bit: bool,
+    /// [`Condition::Nor`].
+    pub wait_nor: bool,
+    /// Every write is visible no earlier than everything before it, without a barrier.
+    pub writes_are_fenced: bool,
+}
+
+impl MemOpCaps {
+    /// Everything, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked submissions), so that a
+    /// program that runs on a software stream runs on a GPU.
+    pub const FULL: MemOpCaps = MemOpCaps {
+        max_ops: 255,
+        max_outstanding: 1021,
+        ops_64_bit: true,
+        wait_nor: true,
+        writes_are_fenced: true,
+    };
+}
+
+/// A backend: something that performs memory operations in the order of submission.
+pub trait MemOpStream: Send + Sync {
+    /// What it can do. Constant for one backend.
+    fn caps(&self) -> MemOpCaps;
+
+    /// The stream's address of host memory, `len` bytes from `addr` on.
+    ///
+    /// # Errors
+    /// [`StreamError::Unregistered`] where the stream cannot reach it.
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+
+    /// Submits operations, at most [`MemOpCaps::max_ops`].
+    ///
+    /// # Errors
+    /// After [`StreamError::Failed`] the backend touches no memory any more, and it is not known which of the operations it
+    /// performed. After any other error it has performed, and will perform, none of them.
+    ///
+    /// # Safety
+    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation, and stays valid until
+    /// the operation has been performed or the backend has failed.
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
+
+    /// Waits until everything submitted has been performed; false where that took longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError>;
+}
+
+/// Errors of backends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The stream cannot reach an address.
+    #[error(
+        "the stream cannot reach {len} bytes at {addr:?}: only memory made by this library, or registered with the stream, can be named"
+    )]
+    Unregistered {
+        /// The address.
+        addr: HostAddr,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// The stream lacks a capability.
+    #[error("the stream does not support {what}")]
+    Unsupported {
+        /// The capability.
+        what: &'static str,
+    },
+    /// The stream has failed for good.
+    #[error("the stream has failed: {reason}")]
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// The system has no room for another stream.
+    #[error("cannot start the stream's thread: {reason}")]
+    NoThread {
+        /// The operating system's error.
+        reason: String,
+    },
+}

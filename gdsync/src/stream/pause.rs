@@ -1,0 +1,77 @@
+//! How a thread waits for memory that somebody else writes: without burning a core for ever.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Spins for a moment, then naps, ever longer up to a limit.
+///
+/// The wait is usually for another thread of this machine (a software card, a kernel, a peer process). Where there are
+/// hardly more cores than such threads, a spinning one keeps the core from the one it waits for, so it spins briefly.
+pub(super) struct Pause {
+    started: Instant,
+    spins: u32,
+    nap: Duration,
+}
+
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+impl Pause {
+    pub(super) fn new() -> Self {
+        Pause { started: Instant::now(), spins: 0, nap: SHORTEST_NAP }
+    }
+
+    /// Time since the wait began.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Called between two looks at the memory.
+    pub(super) fn pause(&mut self) {
+        self.spins = self.spins.wrapping_add(1);
+        // Reading the clock costs more than a look, so it is read now and then only.
+        if !self.spins.is_multiple_of(32) {
+            std::hint::spin_loop();
+            return;
+        }
+        if self.started.elapsed() < spin_time() {
+            return;
+        }
+        std::thread::sleep(self.nap);
+        self.spins = u32::MAX - (u32::MAX % 32) - 1;
+        if self.started.elapsed() > self.nap * 20 {
+            self.nap = (self.nap * 2).min(LONGEST_NAP);
+        }
+    }
+}
+
+fn spin_time() -> Duration {
+    static TIME: OnceLock<Duration> = OnceLock::new();
+    *TIME.get_or_init(|| {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Duration::from_micros(if cores <= 2 { 10 } else { 100 })
+    })
+}
+
+/// Lets the calling thread's naps end when they should: by default Linux rounds them up by 50 µs.
+pub(super) fn use_fine_timers() {
+    #[cfg(target_os = "linux")]
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_and_stay_bounded() {
+        let mut pause = Pause::new();
+        while pause.elapsed() < Duration::from_millis(40) {
+            pause.pause();
+        }
+        assert!(pause.nap > SHORTEST_NAP && pause.nap <= LONGEST_NAP);
+    }
+}

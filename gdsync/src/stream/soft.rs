@@ -1,0 +1,274 @@
+//! A stream in software: a worker thread that performs memory operations and host closures in order.
+
+use super::pause::{Pause, use_fine_timers};
+use super::{MemOp, MemOpCaps, MemOpStream, StreamError, execute};
+use crate::memory::{HostAddr, StreamAddr};
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The default backend where there is no GPU.
+///
+/// It behaves as a CUDA stream does: work is performed in the order of submission, submitting returns at once, and
+/// *kernels* (host closures) run between memory operations. Dropping it does not wait: what was submitted is still
+/// performed, by a thread that ends after the last of it.
+///
+/// A kernel that panics fails the stream, as an illegal access fails a GPU's: nothing after it is performed.
+pub struct SoftStream {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when work comes, or the stream closes.
+    work: Condvar,
+    /// Signalled when the stream runs dry or fails.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Item>,
+    /// The worker is performing an item.
+    busy: bool,
+    closed: bool,
+    failed: Option<String>,
+}
+
+enum Item {
+    Ops(Vec<MemOp>),
+    Kernel(Box<dyn FnOnce() + Send>),
+    Record(Event),
+    Await(Event),
+}
+
+impl SoftStream {
+    /// Starts a stream.
+    ///
+    /// # Errors
+    /// [`StreamError::NoThread`].
+    pub fn new() -> Result<Self, StreamError> {
+        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), idle: Condvar::new() });
+        let worker = shared.clone();
+        std::thread::Builder::new()
+            .name("gdsync-stream".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| StreamError::NoThread { reason: error.to_string() })?;
+        Ok(SoftStream { shared })
+    }
+
+    /// Runs a closure in stream order, as a kernel would.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn launch(&self, kernel: impl FnOnce() + Send + 'static) -> Result<(), StreamError> {
+        self.shared.push(Item::Kernel(Box::new(kernel)))
+    }
+
+    /// Marks this point of the stream.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn record(&self) -> Result<Event, StreamError> {
+        let event = Event::default();
+        self.shared.push(Item::Record(event.clone()))?;
+        Ok(event)
+    }
+
+    /// Makes this stream wait for an event of another.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn wait_event(&self, event: &Event) -> Result<(), StreamError> {
+        self.shared.push(Item::Await(event.clone()))
+    }
+
+    /// True where everything submitted has been performed.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn query(&self) -> Result<bool, StreamError> {
+        self.wait_idle(Duration::ZERO)
+    }
+}
+
+impl fmt::Debug for SoftStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.lock();
+        f.debug_struct("SoftStream")
+            .field("queued", &state.queue.len())
+            .field("busy", &state.busy)
+            .field("failed", &state.failed)
+            .finish()
+    }
+}
+
+impl MemOpStream for SoftStream {
+    fn caps(&self) -> MemOpCaps {
+        MemOpCaps::FULL
+    }
+
+    fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {
+        Ok(StreamAddr::new(addr.get()))
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        self.shared.push(Item::Ops(ops.to_vec()))
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(reason) = &state.failed {
+                return Err(StreamError::Failed { reason: reason.clone() });
+            }
+            if state.queue.is_empty() && !state.busy {
+                return Ok(true);
+            }
+            let left =
+                deadline.map_or(Duration::from_secs(1), |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let waited = self.shared.idle.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+}
+
+impl Drop for SoftStream {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.work.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under this lock panics half-way.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn push(&self, item: Item) -> Result<(), StreamError> {
+        let mut state = self.lock();
+        if let Some(reason) = &state.failed {
+            return Err(StreamError::Failed { reason: reason.clone() });
+        }
+        state.queue.push_back(item);
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    fn run(&self) {
+        use_fine_timers();
+        while let Some(item) = self.next() {
+            if let Err(reason) = perform(item) {
+                tracing::error!(%reason, "a software stream failed");
+                self.fail(reason);
+                return;
+            }
+        }
+    }
+
+    /// The next item; none once the stream is closed and has run dry.
+    fn next(&self) -> Option<Item> {
+        let mut state = self.lock();
+        state.busy = false;
+        loop {
+            if let Some(item) = state.queue.pop_front() {
+                state.busy = true;
+                return Some(item);
+            }
+            self.idle.notify_all();
+            if state.closed {
+                return None;
+            }
+            state = self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    fn fail(&self, reason: String) {
+        let mut state = self.lock();
+        state.failed = Some(reason);
+        state.busy = false;
+        // Items hold what their closures captured, whose drop may take any lock: not under this one.
+        let abandoned = std::mem::take(&mut state.queue);
+        drop(state);
+        self.idle.notify_all();
+        for item in abandoned {
+            // Whoever waits for an event of this stream must not wait for ever.
+            if let Item::Record(event) = item {
+                event.complete();
+            }
+        }
+    }
+}
+
+fn perform(item: Item) -> Result<(), String> {
+    match item {
+        Item::Ops(ops) => {
+            for op in &ops {
+                let mut pause = Pause::new();
+                // SAFETY: whoever called `submit` vouched that the addresses are valid until the operation has been
+                // performed, and aligned; stream addresses of this backend are host addresses.
+                while !unsafe { execute::try_perform(op) } {
+                    pause.pause();
+                }
+            }
+        }
+        Item::Kernel(kernel) => {
+            // The closure is consumed; what it shares with others it shares through types that tolerate a panic or poison.
+            catch_unwind(AssertUnwindSafe(kernel))
+                .map_err(|payload| format!("a kernel panicked: {}", text(&*payload)))?;
+        }
+        Item::Record(event) => event.complete(),
+        Item::Await(event) => event.synchronize(),
+    }
+    Ok(())
+}
+
+fn text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// A point of a [`SoftStream`]. Clones name the same point.
+#[derive(Clone, Debug, Default)]
+pub struct Event {
+    inner: Arc<EventInner>,
+}
+
+#[derive(Debug, Default)]
+struct EventInner {
+    completed: Mutex<Option<Instant>>,
+    changed: Condvar,
+}
+
+impl Event {
+    fn complete(&self) {
+        let mut completed = self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        completed.get_or_insert_with(Instant::now);
+        self.inner.changed.notify_all();
+    }
+
+    /// When the stream passed the point; `None` before. A stream that failed counts as having passed all its points.
+    pub fn completed_at(&self) -> Option<Instant> {
+        *self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Blocks until the stream has passed the point.
+    pub fn synchronize(&self) {
+        let mut completed = self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while completed.is_none() {
+            completed = self.inner.changed.wait(completed).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "soft_tests.rs"]
+mod tests;

@@ -1,0 +1,98 @@
+use super::*;
+use crate::memory::{PinnedMemory, Word32};
+use crate::stream::Condition;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn idle(stream: &SoftStream) {
+    assert!(stream.wait_idle(SOON).unwrap(), "the stream is stuck: {stream:?}");
+}
+
+#[test]
+fn operations_and_kernels_run_in_order() {
+    let memory = PinnedMemory::allocate(16).unwrap();
+    let word = Word32::new(&memory, 0).unwrap();
+    let stream = SoftStream::new().unwrap();
+    let addr = stream.translate(word.addr(), 4).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for value in 1..=100 {
+        // SAFETY: the memory outlives the stream's work: `idle` below.
+        unsafe { stream.submit(&[MemOp::Write32 { addr, value }]) }.unwrap();
+        let (seen, word) = (seen.clone(), word.clone());
+        stream.launch(move || seen.lock().unwrap().push(word.load())).unwrap();
+    }
+    idle(&stream);
+    assert_eq!(*seen.lock().unwrap(), (1..=100).collect::<Vec<u32>>());
+    assert!(stream.query().unwrap());
+}
+
+#[test]
+fn a_wait_holds_what_comes_after_it() {
+    let memory = PinnedMemory::allocate(16).unwrap();
+    let word = Word32::new(&memory, 4).unwrap();
+    let stream = SoftStream::new().unwrap();
+    let addr = stream.translate(word.addr(), 4).unwrap();
+    // SAFETY: the memory outlives the stream's work.
+    unsafe { stream.submit(&[MemOp::Wait32 { addr, condition: Condition::Geq, value: 3 }]) }.unwrap();
+    let event = stream.record().unwrap();
+    assert!(!stream.wait_idle(Duration::from_millis(30)).unwrap());
+    assert!(event.completed_at().is_none() && !stream.query().unwrap());
+    word.store(3);
+    event.synchronize();
+    idle(&stream);
+}
+
+#[test]
+fn streams_wait_for_each_other_by_events() {
+    let (first, second) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
+    let gate = Event::default();
+    let value = Arc::new(AtomicU32::new(0));
+    first.wait_event(&gate).unwrap();
+    let writer = value.clone();
+    first.launch(move || writer.store(7, Ordering::Release)).unwrap();
+    let done = first.record().unwrap();
+    second.wait_event(&done).unwrap();
+    let (reader, seen) = (value.clone(), Arc::new(AtomicU32::new(0)));
+    let copy = seen.clone();
+    second.launch(move || copy.store(reader.load(Ordering::Acquire), Ordering::Release)).unwrap();
+    gate.complete();
+    idle(&second);
+    assert_eq!(seen.load(Ordering::Acquire), 7);
+}
+
+#[test]
+fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
+    let stream = SoftStream::new().unwrap();
+    let gate = Event::default();
+    stream.wait_event(&gate).unwrap();
+    stream.launch(|| panic!("out of cheese")).unwrap();
+    let held = Arc::new(());
+    let captured = held.clone();
+    stream.launch(move || drop(captured)).unwrap();
+    let after = stream.record().unwrap();
+    gate.complete();
+    after.synchronize();
+    let error = stream.wait_idle(SOON).unwrap_err();
+    assert!(error.to_string().contains("out of cheese"), "{error}");
+    assert!(stream.launch(|| ()).is_err() && stream.record().is_err());
+    // The closures are dropped by the worker, which may still be at it.
+    let deadline = Instant::now() + SOON;
+    while Arc::strong_count(&held) > 1 {
+        assert!(Instant::now() < deadline, "the abandoned kernel still holds its captures");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn dropping_the_stream_finishes_its_work() {
+    let stream = SoftStream::new().unwrap();
+    let gate = Event::default();
+    stream.wait_event(&gate).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    stream.launch(move || sender.send(5).unwrap()).unwrap();
+    drop(stream);
+    gate.complete();
+    assert_eq!(receiver.recv_timeout(SOON), Ok(5));
+    assert!(receiver.recv_timeout(SOON).is_err(), "the worker has ended and dropped the closure");
+}

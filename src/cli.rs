@@ -1,0 +1,217 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Longest message in bytes: 1 GiB, the largest that a card's port allows.
+pub(crate) const MAX_SIZE: u64 = 1 << 30;
+/// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
+pub(crate) const MAX_BATCH: u64 = 1024;
+
+/// RDMA driven from streams, on a real card or on a software one.
+#[derive(Debug, Parser)]
+#[command(name = "gdsync", version, about, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Exchange messages between two sides, each send and each receive driven by a stream, and check every byte
+    Pingpong(PingpongOptions),
+    /// The other process of a pingpong; started by it
+    #[command(hide = true)]
+    PingpongPeer,
+    /// List cards, software and system
+    Devices(DevicesOptions),
+    /// Measure the software card, beside a reference in the same run
+    Bench(BenchOptions),
+}
+
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub(crate) struct PingpongOptions {
+    /// Exchanges that are measured
+    #[arg(long, default_value = "1000", value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) iters: u64,
+    /// Exchanges before the measurement
+    #[arg(long, default_value = "100", value_parser = count, allow_hyphen_values = true)]
+    pub(crate) warmup: u64,
+    /// Bytes of a message; suffixes KiB, MiB, GiB
+    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) size: u64,
+    /// How a message travels
+    #[arg(long, value_enum, default_value_t = Operation::Send)]
+    pub(crate) op: Operation,
+    /// Processes: 2, or 1 for both sides in one
+    #[arg(long, default_value = "2", value_parser = procs, allow_hyphen_values = true)]
+    pub(crate) procs: u64,
+    /// Who rings the card and waits for it
+    #[arg(long, value_enum, default_value_t = Trigger::Stream)]
+    pub(crate) trigger: Trigger,
+    /// Exchanges that are enqueued at a time, without the CPU looking at any of them
+    #[arg(long, value_name = "K", default_value = "16", value_parser = batch, allow_hyphen_values = true)]
+    pub(crate) batch: u64,
+    /// Fill every message and check every byte of it [default: true]; `--check=false` only moves them
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
+          default_missing_value = "true", hide_default_value = true, action = clap::ArgAction::Set)]
+    pub(crate) check: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DevicesOptions {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchOptions {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Operation {
+    /// Send into a posted receive
+    Send,
+    /// RDMA write, then an inline RDMA write of a flag word that the other side waits for
+    Write,
+    /// RDMA write with immediate, which completes a receive
+    WriteImm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Trigger {
+    /// A stream
+    Stream,
+    /// The CPU
+    Cpu,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Operation::Send => "send",
+            Operation::Write => "write",
+            Operation::WriteImm => "write-imm",
+        })
+    }
+}
+
+impl fmt::Display for Trigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Trigger::Stream => "stream",
+            Trigger::Cpu => "cpu",
+        })
+    }
+}
+
+/// What clap says about a mistake, in one line: without the usage and the pointer to `--help`.
+pub(crate) fn one_line(message: &str) -> String {
+    let said = message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let words: Vec<&str> = said.map(str::trim).filter(|line| !line.is_empty()).collect();
+    words.join(" ")
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match count(text) {
+        Ok(0) | Err(_) => Err(format!("{text} is not a whole number of 1 or more")),
+        Ok(value) => Ok(value),
+    }
+}
+
+fn procs(text: &str) -> Result<u64, String> {
+    positive(text).ok().filter(|value| *value <= 2).ok_or_else(|| format!("{text} is neither 1 nor 2"))
+}
+
+fn batch(text: &str) -> Result<u64, String> {
+    let value = positive(text)?;
+    if value > MAX_BATCH { Err(format!("{value} is more than the {MAX_BATCH} that fit a queue")) } else { Ok(value) }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let unit: u64 = match suffix {
+        "" | "B" => 1,
+        "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        _ => return Err(format!("{text} is not a size: give bytes, or a number with KiB, MiB or GiB")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{text} is not a size of 0 bytes or more"))?;
+    match number.checked_mul(unit) {
+        Some(bytes) if bytes <= MAX_SIZE => Ok(bytes),
+        _ => Err(format!("{text} is more than the 1 GiB that a message can have")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
+        let words = ["gdsync", "pingpong"].iter().chain(arguments);
+        match Cli::try_parse_from(words).map(|cli| cli.command) {
+            Ok(Command::Pingpong(options)) => Ok(options),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(one_line(&error.to_string())),
+        }
+    }
+
+    #[test]
+    fn sizes_have_suffixes_and_a_limit() {
+        for (text, bytes) in [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)] {
+            assert_eq!(parse(&["--size", text]).unwrap().size, bytes, "{text}");
+        }
+        for (text, said) in [("-1", "-1 is not a size"), ("2TiB", "more than the 1 GiB"), ("1e3", "not a size"), ("", "not a size")] {
+            let message = parse(&["--size", text]).unwrap_err();
+            assert!(message.contains(said) && !message.contains('\n'), "{text}: {message}");
+        }
+        assert!(parse(&["--size", "18446744073709551615GiB"]).is_err());
+    }
+
+    #[test]
+    fn counts_are_checked() {
+        for (option, text, said) in [
+            ("--iters", "0", "0 is not a whole number of 1 or more"),
+            ("--iters", "-5", "-5 is not"),
+            ("--warmup", "x", "0 or more"),
+            ("--procs", "3", "neither 1 nor 2"),
+            ("--batch", "1025", "more than the 1024"),
+            ("--op", "fetch", "[possible values: send, write, write-imm]"),
+            ("--check=maybe", "", "maybe"),
+        ] {
+            let message = if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
+            assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
+        }
+    }
+
+    #[test]
+    fn checking_is_on_unless_switched_off() {
+        assert!(parse(&[]).unwrap().check && parse(&["--check"]).unwrap().check);
+        assert!(!parse(&["--check=false"]).unwrap().check);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parsers_panic(text in ".{0,40}") {
+            let _ = (size(&text), count(&text), positive(&text), procs(&text), batch(&text), one_line(&text));
+        }
+    }
+}

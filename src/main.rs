@@ -1,0 +1,52 @@
+//! The `gdsync` command: it parses, calls the library, and prints.
+//!
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable arguments.
+
+mod bench;
+mod cli;
+mod devices;
+mod pingpong;
+mod text;
+
+use clap::Parser;
+use cli::{Cli, Command};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Why a command failed, in words for the user.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GDSYNC_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_writer(io::stderr)
+        .init();
+    let result = match cli.command {
+        Command::Pingpong(options) => pingpong::run(&options),
+        Command::PingpongPeer => pingpong::run_peer(),
+        Command::Devices(options) => devices::run(&options),
+        Command::Bench(options) => bench::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell where stderr itself fails.
+            let _ = writeln!(io::stderr(), "gdsync: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Help goes to stdout, as it was asked for; a mistake is told in one line on stderr.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = write!(io::stdout(), "{}", error.render());
+        return ExitCode::SUCCESS;
+    }
+    let _ = writeln!(io::stderr(), "{}", cli::one_line(&error.to_string()));
+    ExitCode::from(2)
+}
