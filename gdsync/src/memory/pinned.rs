@@ -95,17 +95,21 @@ impl PinnedMemory {
     /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything where memory given to
     /// [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
     pub fn words32(&self) -> &[AtomicU32] {
-        let count = if (self.as_ptr() as usize).is_multiple_of(4) { self.len() / 4 } else { 0 };
+        if !(self.as_ptr() as usize).is_multiple_of(4) {
+            return &[];
+        }
         // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), count) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 4) }
     }
 
     /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything where memory given to
     /// [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
     pub fn words64(&self) -> &[AtomicU64] {
-        let count = if (self.as_ptr() as usize).is_multiple_of(8) { self.len() / 8 } else { 0 };
+        if !(self.as_ptr() as usize).is_multiple_of(8) {
+            return &[];
+        }
         // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), count) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 8) }
     }
 
     /// Copies bytes out, from `offset` on. Returns how many: fewer than asked for only at the end of the memory.

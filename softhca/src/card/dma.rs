@@ -1,0 +1,266 @@
+//! Every access of the card to a program's memory: rings, records, registers, payloads.
+//!
+//! Nothing else in this crate's device model dereferences an address. Validity of addresses is the front's promise (rings
+//! and records live until their object is destroyed) or the memory regions' (registered memory is mapped); *contents* are
+//! never trusted.
+
+use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
+use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use zerocopy::IntoBytes;
+
+/// A word of a doorbell record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record(*mut u32);
+
+// SAFETY: an address; accesses are atomic.
+unsafe impl Send for Record {}
+
+impl Record {
+    /// # Safety
+    /// `word` is aligned and stays valid for as long as the record is used.
+    pub(super) unsafe fn new(word: *mut u32) -> Self {
+        Record(word)
+    }
+
+    /// Acquire: entries announced by the record are visible.
+    pub(super) fn load(self) -> u32 {
+        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which an atomic tolerates.
+        unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Acquire)
+    }
+}
+
+/// A ring that the card reads: send or receive queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadRing {
+    base: *const u8,
+    entries: u32,
+    stride: usize,
+}
+
+// SAFETY: an address; see `read`.
+unsafe impl Send for ReadRing {}
+
+impl ReadRing {
+    /// # Safety
+    /// `base..base + entries * stride` is readable for as long as the ring is used; `entries` is a power of two.
+    pub(super) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
+        ReadRing { base, entries, stride }
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Copies entry `index` (modulo the ring's size) out.
+    pub(super) fn read(&self, index: u32, into: &mut Vec<u8>) {
+        let offset = (index & (self.entries - 1)) as usize * self.stride;
+        let start = into.len();
+        into.resize(start + self.stride, 0);
+        // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that writes an entry which it
+        // has announced already races with this copy, as it would with hardware: the bytes are checked, not trusted.
+        unsafe { into.as_mut_ptr().add(start).copy_from_nonoverlapping(self.base.add(offset), self.stride) };
+    }
+}
+
+/// A send queue's ring, in basic blocks.
+///
+/// # Safety
+/// As [`ReadRing::new`].
+pub(super) unsafe fn send_ring(base: *const u8, blocks: u32) -> ReadRing {
+    // SAFETY: the caller's.
+    unsafe { ReadRing::new(base, blocks, BASIC_BLOCK) }
+}
+
+/// A ring that the card writes completion entries to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CqRing {
+    base: *mut u8,
+    entries: u32,
+}
+
+// SAFETY: an address; see `write`.
+unsafe impl Send for CqRing {}
+
+impl CqRing {
+    /// # Safety
+    /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is used; `entries` is a
+    /// power of two.
+    pub(super) unsafe fn new(base: *mut u8, entries: u32) -> Self {
+        CqRing { base, entries }
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    /// Writes entry `index`: the last word, with the owner bit, after all others.
+    pub(super) fn write(&self, index: u32, cqe: &Cqe64) {
+        let offset = (index & (self.entries - 1)) as usize * CQE_SIZE;
+        let words = cqe.as_bytes().chunks_exact(4).enumerate();
+        for (i, bytes) in words {
+            let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which atomics tolerate.
+            let word = unsafe { AtomicU32::from_ptr(self.base.add(offset + i * 4).cast()) };
+            let last = i == CQE_SIZE / 4 - 1;
+            word.store(value, if last { Ordering::Release } else { Ordering::Relaxed });
+        }
+    }
+}
+
+/// A page of doorbell registers.
+#[derive(Debug)]
+pub(super) struct UarPage {
+    base: *mut u8,
+}
+
+// SAFETY: an address of our own mapping; accesses are atomic.
+unsafe impl Send for UarPage {}
+
+impl UarPage {
+    pub(super) fn new() -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), UAR_PAGE, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(UarPage { base: base.cast() }) }
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Takes what was stored into a register: exchanging it with 0 loses nothing between two looks.
+    ///
+    /// Acquire: the records and entries that the doorbell announces are visible.
+    pub(super) fn take(&self, offset: usize) -> Option<u64> {
+        debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
+        // SAFETY: inside our mapping and aligned; programs and streams store to it concurrently.
+        let register = unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) };
+        // A look is much cheaper than an exchange, and nearly always finds nothing.
+        if register.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let value = register.swap(0, Ordering::Acquire);
+        (value != 0).then_some(value)
+    }
+}
+
+impl Drop for UarPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us; the front has told everybody who stores to it that it goes.
+        unsafe { libc::munmap(self.base.cast(), UAR_PAGE) };
+    }
+}
+
+/// A piece of payload memory.
+pub(super) type Part = (*const u8, usize);
+
+/// Copies the parts, one after the other, into the targets, one after the other; stops where either ends.
+///
+/// # Safety
+/// All are mapped, with the right access. They may overlap (a message to oneself).
+pub(super) unsafe fn copy(parts: &[Part], targets: &[(*mut u8, usize)]) {
+    let mut targets = targets.iter().copied();
+    let (mut to, mut room) = targets.next().unwrap_or((std::ptr::null_mut(), 0));
+    for &(mut from, mut left) in parts {
+        while left > 0 {
+            while room == 0 {
+                match targets.next() {
+                    Some(next) => (to, room) = next,
+                    None => return,
+                }
+            }
+            let count = left.min(room);
+            // SAFETY: the caller's; `count` stays inside both pieces.
+            unsafe { to.copy_from(from, count) };
+            (from, left) = (from.wrapping_add(count), left - count);
+            (to, room) = (to.wrapping_add(count), room - count);
+        }
+    }
+}
+
+/// Whether a range is mapped with the access that a registration asks for. Brings its pages in, as pinning would.
+pub(super) fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
+    let page = UAR_PAGE as u64;
+    let start = addr & !(page - 1);
+    let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
+    let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };
+    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: populating changes no content; ranges that are not mapped are reported, not touched.
+    if unsafe { libc::madvise(base as *mut libc::c_void, length, advice) } == 0 {
+        return true;
+    }
+    // Kernels before 5.14, and mappings of devices, do not populate: ask at least whether something is mapped.
+    if io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+        return false;
+    }
+    let mut residency = vec![0u8; 1 << 16];
+    (base..base + length).step_by(UAR_PAGE << 16).all(|chunk| {
+        let bytes = (base + length - chunk).min(UAR_PAGE << 16);
+        // SAFETY: one byte a page, at most 2^16 of them.
+        unsafe { libc::mincore(chunk as *mut libc::c_void, bytes, residency.as_mut_ptr()) == 0 }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_doorbell_is_taken_once() {
+        let page = UarPage::new().unwrap();
+        assert_eq!(page.take(0x800), None);
+        // SAFETY: the register is inside the page and aligned.
+        let register = unsafe { AtomicU64::from_ptr(page.base().add(0x800).cast()) };
+        register.store(7, Ordering::Release);
+        assert_eq!((page.take(0x800), page.take(0x800), page.take(0x900)), (Some(7), None, None));
+    }
+
+    #[test]
+    fn only_mapped_memory_is_mapped() {
+        let page = UarPage::new().unwrap();
+        let addr = page.base() as u64;
+        assert!(is_mapped(addr, 4096, true) && is_mapped(addr + 100, 1, false));
+        assert!(!is_mapped(u64::MAX - 10, 20, false) && !is_mapped(0, 4096, false));
+        // SAFETY: our own page, not used meanwhile.
+        unsafe { libc::mprotect(page.base().cast(), UAR_PAGE, libc::PROT_READ) };
+        assert!(is_mapped(addr, 4096, false) && !is_mapped(addr, 4096, true));
+    }
+
+    proptest! {
+        #[test]
+        fn copies_do_not_depend_on_how_memory_is_cut(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            from in proptest::collection::vec(0usize..60, 0..8),
+            to in proptest::collection::vec(0usize..60, 0..8),
+        ) {
+            let cut = |sizes: &[usize], len: usize| {
+                let mut at = 0;
+                let mut pieces = Vec::new();
+                for size in sizes {
+                    let size = (*size).min(len - at);
+                    pieces.push((at, size));
+                    at += size;
+                }
+                pieces
+            };
+            let mut target = vec![0u8; 200];
+            let base = target.as_mut_ptr();
+            let sources = cut(&from, bytes.len());
+            let targets = cut(&to, 200);
+            let parts: Vec<Part> = sources.iter().map(|(at, size)| (bytes[*at..].as_ptr(), *size)).collect();
+            let places: Vec<_> = targets.iter().map(|(at, size)| (base.wrapping_add(*at), *size)).collect();
+            // SAFETY: the pieces lie inside the two vectors.
+            unsafe { copy(&parts, &places) };
+            let sent: usize = from.iter().sum::<usize>().min(bytes.len());
+            let room: usize = to.iter().sum::<usize>().min(200);
+            let count = sent.min(room);
+            prop_assert_eq!(&target[..count], &bytes[..count]);
+            prop_assert!(target[count..].iter().all(|byte| *byte == 0));
+        }
+    }
+}

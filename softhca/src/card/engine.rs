@@ -1,0 +1,385 @@
+//! The engine: what the card does, step by step. It owns all state of the device and no memory of its users.
+
+use super::context::Context;
+use super::cq::Cq;
+use super::dma::{Part, UarPage};
+use super::error::{Diagnostic, Diagnostics, Event};
+use super::packet::{Header, Kind, NakCode};
+use super::qp::{Qp, QpState};
+use super::region::Regions;
+use crate::fabric::{Fabric, SendOutcome};
+use gdsync_sys::prm::doorbell::{self, Doorbell};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Packets that one step takes from the fabric.
+const RECEIVE_BUDGET: usize = 32;
+/// Packets that one step sends for one queue pair: then others have their turn, and commands of programs.
+const SEND_BUDGET: usize = 16;
+/// Queue pairs that one step serves.
+const QP_BUDGET: usize = 16;
+
+/// A page of doorbell registers, and who is rung by it.
+#[derive(Debug)]
+pub(super) struct Uar {
+    pub(super) page: UarPage,
+    /// Registers that can be rung.
+    pub(super) registers: &'static [usize],
+    pub(super) qps: Vec<u32>,
+}
+
+/// All state of a card.
+pub(super) struct Engine {
+    pub(super) lid: u16,
+    pub(super) fabric: Fabric,
+    /// Protection domains, and how many objects are in each.
+    pub(super) pds: HashMap<u32, u32>,
+    pub(super) regions: Regions,
+    pub(super) uars: HashMap<u32, Uar>,
+    pub(super) cqs: HashMap<u32, Cq>,
+    pub(super) qps: HashMap<u32, Qp>,
+    pub(super) events: Vec<Event>,
+    pub(super) diagnostics: Diagnostics,
+    /// Queue pairs with something to send.
+    active: VecDeque<u32>,
+    /// Queue pairs that found the fabric full.
+    blocked: Vec<u32>,
+    /// Queue pairs in the error state: their receive queues are flushed as they fill.
+    failed: HashSet<u32>,
+    timers: BTreeSet<(Instant, u32)>,
+    parts: Vec<Part>,
+}
+
+// SAFETY: `parts` holds addresses only while a packet is being made, under the engine's lock; everything else is `Send`.
+unsafe impl Send for Engine {}
+
+/// How a queue pair's turn ended.
+enum Turn {
+    /// Nothing more to send now.
+    Idle,
+    /// There is more: its turn comes again.
+    More,
+    /// The fabric is full.
+    Blocked,
+}
+
+impl Engine {
+    pub(super) fn new(fabric: Fabric) -> Self {
+        Engine {
+            lid: fabric.lid(),
+            fabric,
+            pds: HashMap::new(),
+            regions: Regions::default(),
+            uars: HashMap::new(),
+            cqs: HashMap::new(),
+            qps: HashMap::new(),
+            events: Vec::new(),
+            diagnostics: Diagnostics::default(),
+            active: VecDeque::new(),
+            blocked: Vec::new(),
+            failed: HashSet::new(),
+            timers: BTreeSet::new(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// Runs `work` on a queue pair, with the rest of the card as its context.
+    pub(super) fn with_qp<R>(
+        &mut self,
+        qpn: u32,
+        now: Instant,
+        work: impl FnOnce(&mut Qp, &mut Context<'_>) -> R,
+    ) -> Option<R> {
+        let qp = self.qps.get_mut(&qpn)?;
+        let mut context = Context {
+            now,
+            regions: &self.regions,
+            cqs: &mut self.cqs,
+            events: &mut self.events,
+            diagnostics: &mut self.diagnostics,
+            parts: &mut self.parts,
+        };
+        let result = work(qp, &mut context);
+        self.after(qpn);
+        Some(result)
+    }
+
+    /// Keeps the lists of failed queue pairs and of timers current.
+    fn after(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        if qp.attributes.state == QpState::Err {
+            self.failed.insert(qpn);
+        }
+        // A timer that is set too early fires for nothing and is set again: cheaper than moving it at every packet.
+        if let Some(wake) = qp.sender.next_wake()
+            && qp.timer.is_none_or(|timer| wake < timer)
+        {
+            if let Some(old) = qp.timer.replace(wake) {
+                self.timers.remove(&(old, qpn));
+            }
+            self.timers.insert((wake, qpn));
+        }
+    }
+
+    pub(super) fn schedule(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn)
+            && !std::mem::replace(&mut qp.scheduled, true)
+        {
+            self.active.push_back(qpn);
+        }
+    }
+
+    /// Forgets a queue pair.
+    pub(super) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        let qp = self.qps.remove(&qpn)?;
+        self.failed.remove(&qpn);
+        if let Some(timer) = qp.timer {
+            self.timers.remove(&(timer, qpn));
+        }
+        if let Some(uar) = self.uars.get_mut(&qp.uar) {
+            uar.qps.retain(|other| *other != qpn);
+        }
+        Some(qp)
+    }
+
+    /// A queue pair has left the error state.
+    pub(super) fn recovered(&mut self, qpn: u32) {
+        self.failed.remove(&qpn);
+    }
+
+    /// Does a bounded amount of work. False where there was none.
+    pub(super) fn step(&mut self, now: Instant) -> bool {
+        let mut worked = self.take_doorbells(now);
+        worked |= self.take_packets(now);
+        worked |= self.flush_failed(now);
+        worked |= self.fire_timers(now);
+        for qpn in std::mem::take(&mut self.blocked) {
+            self.schedule(qpn);
+        }
+        for _ in 0..QP_BUDGET.min(self.active.len()) {
+            let Some(qpn) = self.active.pop_front() else { break };
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.scheduled = false;
+            }
+            match self.turn(qpn, now) {
+                Turn::Idle => worked = true,
+                Turn::More => {
+                    worked = true;
+                    self.schedule(qpn);
+                }
+                Turn::Blocked => self.blocked.push(qpn),
+            }
+        }
+        worked
+    }
+
+    /// When the next timer fires.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn take_doorbells(&mut self, now: Instant) -> bool {
+        let mut rung = Vec::new();
+        for (id, uar) in &self.uars {
+            for &offset in uar.registers {
+                if let Some(raw) = uar.page.take(offset) {
+                    rung.push((*id, offset, Doorbell::from_raw(raw)));
+                }
+            }
+        }
+        for (id, offset, bell) in &rung {
+            // Arming a completion queue: there are no completion channels, so nobody is told.
+            if *offset != doorbell::UAR_CQ_ARM {
+                self.ring(*id, *bell, now);
+            }
+        }
+        !rung.is_empty()
+    }
+
+    /// A doorbell rang: every queue pair of that page is served up to its record.
+    fn ring(&mut self, uar: u32, bell: Doorbell, now: Instant) {
+        let Some(qps) = self.uars.get(&uar).map(|uar| uar.qps.clone()) else { return };
+        if !qps.contains(&bell.qpn()) {
+            let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
+            self.diagnostics.report(Diagnostic { qpn: None, index: Some(bell.index()), field: "doorbell", message });
+        }
+        for qpn in qps {
+            self.with_qp(qpn, now, |qp, context| {
+                if qpn == bell.qpn() {
+                    qp.check_doorbell(bell, context);
+                }
+                qp.ring(context);
+            });
+            self.schedule(qpn);
+        }
+    }
+
+    fn take_packets(&mut self, now: Instant) -> bool {
+        // Handling a packet needs the whole engine, so the fabric steps out of it meanwhile.
+        let lid = self.lid;
+        let Engine { fabric, qps, regions, cqs, events, diagnostics, parts, .. } = self;
+        let mut touched = Vec::new();
+        let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
+            let mut context = Context { now, regions, cqs, events, diagnostics, parts };
+            touched.extend(receive(qps, source, lid, header, &payload, &mut context));
+        });
+        for qpn in touched {
+            self.after(qpn);
+            self.schedule(qpn);
+        }
+        taken > 0
+    }
+
+    fn flush_failed(&mut self, now: Instant) -> bool {
+        if self.failed.is_empty() {
+            return false;
+        }
+        let mut flushed = false;
+        for qpn in self.failed.iter().copied().collect::<Vec<u32>>() {
+            flushed |= self.with_qp(qpn, now, Qp::flush_receives_of_failed).unwrap_or(false);
+        }
+        flushed
+    }
+
+    fn fire_timers(&mut self, now: Instant) -> bool {
+        let mut fired = false;
+        while let Some(&(at, qpn)) = self.timers.first() {
+            if at > now {
+                break;
+            }
+            self.timers.pop_first();
+            let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+            qp.timer = None;
+            let dlid = qp.dlid();
+            let expired = qp.sender.deadline.is_some_and(|deadline| deadline <= now);
+            let ready = qp.rnr_is_over(now);
+            if expired {
+                let alive = dlid == self.lid || self.fabric.is_alive(dlid);
+                self.with_qp(qpn, now, |qp, context| qp.retry(alive, context));
+            }
+            self.after(qpn);
+            if expired || ready {
+                fired = true;
+                self.schedule(qpn);
+            }
+        }
+        fired
+    }
+
+    /// Sends what a queue pair has to send.
+    fn turn(&mut self, qpn: u32, now: Instant) -> Turn {
+        for _ in 0..SEND_BUDGET {
+            self.parts.clear();
+            let made = self.with_qp(qpn, now, |qp, context| match qp.next_response(context) {
+                Some(header) => Some((header, true, qp.dlid())),
+                None => qp.next_request(context).map(|header| (header, false, qp.dlid())),
+            });
+            let Some(Some((header, is_response, dlid))) = made else { return Turn::Idle };
+            if dlid == self.lid {
+                // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair.
+                let parts = std::mem::take(&mut self.parts);
+                self.sent(qpn, &header, is_response, now);
+                let mut context = Context {
+                    now,
+                    regions: &self.regions,
+                    cqs: &mut self.cqs,
+                    events: &mut self.events,
+                    diagnostics: &mut self.diagnostics,
+                    parts: &mut self.parts,
+                };
+                let bytes = header.as_bytes();
+                let touched = receive(&mut self.qps, self.lid, self.lid, bytes, &parts, &mut context);
+                self.parts = parts;
+                if let Some(touched) = touched {
+                    self.after(touched);
+                    self.schedule(touched);
+                }
+                continue;
+            }
+            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that the request holds;
+            // neither goes while the engine is locked.
+            match unsafe { self.fabric.try_send(dlid, header.as_bytes(), &self.parts) } {
+                SendOutcome::Sent => self.sent(qpn, &header, is_response, now),
+                SendOutcome::Full => return Turn::Blocked,
+                SendOutcome::Unreachable if is_response => self.sent(qpn, &header, is_response, now),
+                SendOutcome::Unreachable => {
+                    // The peer's process is gone or was never there: no time-out will bring it back.
+                    self.sent(qpn, &header, is_response, now);
+                    self.with_qp(qpn, now, |qp, context| qp.retry(false, context));
+                }
+            }
+        }
+        Turn::More
+    }
+
+    fn sent(&mut self, qpn: u32, header: &Header, is_response: bool, now: Instant) {
+        self.with_qp(qpn, now, |qp, context| {
+            if is_response {
+                qp.response_sent(header, context);
+            } else {
+                qp.request_sent(context);
+            }
+        });
+    }
+
+    /// Before sleeping: false where there is work after all.
+    pub(super) fn prepare_sleep(&mut self, now: Instant) -> bool {
+        if !self.fabric.prepare_sleep() {
+            return false;
+        }
+        // Whoever made work before the announcement was seen: look once more.
+        if self.step(now) {
+            self.fabric.finish_sleep();
+            return false;
+        }
+        true
+    }
+}
+
+/// Handles a packet. Returns the queue pair that it concerned.
+fn receive(
+    qps: &mut HashMap<u32, Qp>,
+    source: u16,
+    own_lid: u16,
+    header: &[u8],
+    payload: &[Part],
+    context: &mut Context<'_>,
+) -> Option<u32> {
+    let header = Header::read_from_bytes(header).ok()?;
+    let Ok(kind) = Kind::try_from(header.kind) else {
+        tracing::debug!(source, kind = header.kind, "a packet of an unknown kind");
+        return None;
+    };
+    let qpn = header.dest_qpn.get();
+    let qp = qps.get_mut(&qpn)?;
+    let expected = (qp.dlid(), qp.attributes.dest_qpn);
+    if !qp.listens() || expected != (source, header.source_qpn.get()) {
+        tracing::debug!(source, qpn, own_lid, ?kind, "a packet for a queue pair that does not listen to its sender");
+        return None;
+    }
+    match kind {
+        Kind::Send | Kind::Write | Kind::ReadRequest => {
+            if qp.attributes.state == QpState::Rtr && !std::mem::replace(&mut qp.established, true) {
+                context.emit(Event::CommunicationEstablished { qpn });
+            }
+            qp.request(kind, &header, payload, context);
+        }
+        Kind::ReadResponse => qp.read_response(&header, payload, context),
+        Kind::Ack => qp.acknowledge(header.psn.get(), context),
+        Kind::Nak => match NakCode::try_from(header.nak) {
+            Ok(code) => qp.refused(header.psn.get(), code, header.timer, context),
+            Err(error) => tracing::debug!(source, qpn, %error, "a packet makes no sense"),
+        },
+    }
+    Some(qpn)
+}
+
+/// How long an engine naps that has found nothing to do for so long.
+pub(super) fn nap(idle: Duration) -> Duration {
+    match idle {
+        idle if idle < Duration::from_millis(2) => Duration::from_micros(30),
+        idle if idle < Duration::from_millis(100) => Duration::from_micros(100),
+        _ => Duration::from_millis(1),
+    }
+}

@@ -1,0 +1,368 @@
+//! The responder half of a queue pair: taking requests, receives and responses.
+
+use super::config::Access;
+use super::context::{Context, MTU};
+use super::dma::{self, Part};
+use super::error::Event;
+use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
+use super::qp::{Qp, QpState};
+use super::sender::{VENDOR_SYNDROME, each_piece, packets_of};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::recv;
+use gdsync_sys::prm::wqe::DataSeg;
+use std::collections::VecDeque;
+use zerocopy::byteorder::big_endian::U32;
+
+/// Packets after which one is acknowledged although its message goes on.
+const ACK_EVERY: u32 = 16;
+
+/// A receive that a message is filling.
+#[derive(Debug)]
+struct Receive {
+    index: u16,
+    segments: Vec<DataSeg>,
+    offset: u32,
+}
+
+/// Something to send back.
+#[derive(Debug)]
+enum Response {
+    /// Everything up to this packet has arrived. The completion of a receive becomes visible when this is on its way: a
+    /// peer that ends on that completion must not leave the sender without its acknowledgement.
+    Ack { psn: u32, completion: Option<Cqe64> },
+    Nak { psn: u32, code: NakCode },
+    /// Data of an RDMA read, of which `sent` packets are on their way.
+    Read { psn: u32, addr: u64, rkey: u32, length: u32, sent: u32 },
+}
+
+/// The state of the responder.
+#[derive(Debug, Default)]
+pub(super) struct Receiver {
+    /// The packet that is expected next.
+    pub(super) expected_psn: u32,
+    nak_sent: bool,
+    unacknowledged: u32,
+    /// Next receive to use, counted for ever.
+    next: u32,
+    announced: u32,
+    current: Option<Receive>,
+    responses: VecDeque<Response>,
+}
+
+impl Receiver {
+    pub(super) fn start(psn: u32) -> Self {
+        Receiver { expected_psn: psn, ..Receiver::default() }
+    }
+
+    pub(super) fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
+    }
+}
+
+/// How handling a request ends when it does not go on.
+enum Stop {
+    /// Refused; the queue pair goes on.
+    Nak(NakCode),
+    /// Refused, and the queue pair fails: with a completion of the receive in use, or an event.
+    Fatal(NakCode, Failure),
+}
+
+enum Failure {
+    Completion(u16, Syndrome),
+    Event(Event),
+}
+
+impl Qp {
+    /// Takes the next posted receive.
+    fn take_receive(&mut self) -> Option<Receive> {
+        self.look_at_receives();
+        if self.receiver.next == self.receiver.announced {
+            return None;
+        }
+        let index = self.receiver.next;
+        self.receiver.next = index.wrapping_add(1);
+        let mut bytes = Vec::with_capacity(64);
+        self.recv_ring.read(index, &mut bytes);
+        Some(Receive { index: index as u16, segments: recv::segments(&bytes).collect(), offset: 0 })
+    }
+
+    fn look_at_receives(&mut self) {
+        let record = doorbell::record_value(self.recv_record.load());
+        let new = record.wrapping_sub(self.receiver.announced as u16);
+        self.receiver.announced = self.receiver.announced.wrapping_add(new.into());
+    }
+
+    /// A request of the remote side.
+    pub(super) fn request(&mut self, kind: Kind, header: &Header, payload: &[Part], context: &mut Context<'_>) {
+        let psn = header.psn.get();
+        let ahead = psn_distance(psn, self.receiver.expected_psn);
+        if ahead > 0 {
+            if !self.receiver.nak_sent {
+                self.receiver.nak_sent = true;
+                let psn = self.receiver.expected_psn;
+                self.receiver.responses.push_back(Response::Nak { psn, code: NakCode::Sequence });
+            }
+            return;
+        }
+        if ahead < 0 {
+            return self.duplicate(kind, header);
+        }
+        self.receiver.nak_sent = false;
+        let result = match kind {
+            Kind::Send => self.take_send(header, payload, context),
+            Kind::Write => self.take_write(header, payload, context),
+            _ => self.take_read(header, context),
+        };
+        match result {
+            Ok(packets) => {
+                self.receiver.expected_psn = psn.wrapping_add(packets) & PSN_MASK;
+            }
+            Err(Stop::Nak(code)) => {
+                // What comes behind this packet is dropped in silence until it comes again.
+                self.receiver.nak_sent = true;
+                self.receiver.responses.push_back(Response::Nak { psn, code });
+            }
+            Err(Stop::Fatal(code, failure)) => {
+                self.release_completions(context);
+                self.receiver.responses.push_back(Response::Nak { psn, code });
+                match failure {
+                    Failure::Event(event) => context.emit(event),
+                    Failure::Completion(index, syndrome) => self.receive_error(index, syndrome, context),
+                }
+                self.receiver.current = None;
+                self.go_to_error(context);
+            }
+        }
+    }
+
+    /// A request that arrived before: acknowledged again, or, a read, answered again.
+    fn duplicate(&mut self, kind: Kind, header: &Header) {
+        if kind == Kind::ReadRequest {
+            self.push_read(header);
+        } else {
+            let psn = self.receiver.expected_psn.wrapping_sub(1) & PSN_MASK;
+            self.receiver.responses.push_back(Response::Ack { psn, completion: None });
+        }
+    }
+
+    fn push_read(&mut self, header: &Header) {
+        self.receiver.responses.push_back(Response::Read {
+            psn: header.psn.get(),
+            addr: header.addr.get(),
+            rkey: header.rkey.get(),
+            length: header.length.get(),
+            sent: 0,
+        });
+    }
+
+    fn take_send(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) -> Result<u32, Stop> {
+        if header.has(FIRST) {
+            let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            let room: u64 = receive.segments.iter().map(|segment| u64::from(segment.byte_count())).sum();
+            if u64::from(header.length.get()) > room {
+                let message = format!("{} bytes come into a receive of {room}", header.length.get());
+                context.report(self.qpn, Some(receive.index), "receive length", message);
+                let failure = Failure::Completion(receive.index, Syndrome::LocalLength);
+                return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
+            }
+            self.receiver.current = Some(receive);
+        }
+        let Some(receive) = &mut self.receiver.current else {
+            context.report(self.qpn, None, "packet", "a message goes on that has not begun".to_owned());
+            return Err(Stop::Fatal(NakCode::InvalidRequest, Failure::Event(Event::QpRequestError { qpn: self.qpn })));
+        };
+        let length: usize = payload.iter().map(|part| part.1).sum();
+        let mut places = Vec::new();
+        let pdn = self.pdn;
+        let scattered = each_piece(&receive.segments, receive.offset, length as u32, |segment, addr, count| {
+            let place = context.regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
+            places.push((place, count as usize));
+            Ok::<(), super::region::Refusal>(())
+        });
+        if let Err(refusal) = scattered {
+            let index = receive.index;
+            context.report(self.qpn, Some(index), "receive lkey", refusal.to_string());
+            let failure = Failure::Completion(index, Syndrome::LocalProtection);
+            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+        }
+        // SAFETY: the parts are the sender's payload, readable while this packet is handled; the places were resolved just
+        // now to registered memory with local write access, and regions do not go while the engine is locked.
+        unsafe { dma::copy(payload, &places) };
+        receive.offset = receive.offset.saturating_add(length as u32);
+        let index = receive.index;
+        let mut completion = None;
+        if header.has(LAST) {
+            self.receiver.current = None;
+            let opcode = if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
+            completion = Some(self.receive_completion(opcode, index, header));
+        }
+        self.acknowledge_later(header, completion);
+        Ok(1)
+    }
+
+    fn take_write(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) -> Result<u32, Stop> {
+        let length: u64 = payload.iter().map(|part| part.1 as u64).sum();
+        let total = if header.has(FIRST) { header.length.get().into() } else { length };
+        let place = self.remote_access(header, total.max(length), Access::REMOTE_WRITE, context)?;
+        let mut completion = None;
+        if header.has(LAST) && header.has(IMMEDIATE) {
+            let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            completion = Some(self.receive_completion(CqeOpcode::RespWriteImm, receive.index, header));
+        }
+        if let Some(place) = place {
+            // SAFETY: as in `take_send`; the place has remote write access.
+            unsafe { dma::copy(payload, &[(place, length as usize)]) };
+        }
+        self.acknowledge_later(header, completion);
+        Ok(1)
+    }
+
+    fn take_read(&mut self, header: &Header, context: &mut Context<'_>) -> Result<u32, Stop> {
+        let reads = self.receiver.responses.iter().filter(|r| matches!(r, Response::Read { .. })).count();
+        if reads >= usize::from(self.attributes.max_dest_rd_atomic) {
+            let message = format!("{} reads are in flight, which is the limit", reads);
+            context.report(self.qpn, None, "max_dest_rd_atomic", message);
+            let failure = Failure::Event(Event::QpRequestError { qpn: self.qpn });
+            return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
+        }
+        self.remote_access(header, header.length.get().into(), Access::REMOTE_READ, context)?;
+        self.push_read(header);
+        Ok(packets_of(header.length.get()))
+    }
+
+    /// The memory that a remote request names, if queue pair and key allow the access. An empty request names none.
+    fn remote_access(
+        &self,
+        header: &Header,
+        length: u64,
+        wanted: Access,
+        context: &mut Context<'_>,
+    ) -> Result<Option<*mut u8>, Stop> {
+        let fatal = || Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }));
+        if !self.attributes.access.contains(wanted) {
+            let message = format!("the queue pair allows {:?}, not {wanted:?}", self.attributes.access);
+            context.report(self.qpn, None, "qp_access_flags", message);
+            return Err(fatal());
+        }
+        if length == 0 {
+            return Ok(None);
+        }
+        let (addr, rkey) = (header.addr.get(), header.rkey.get());
+        context.regions.resolve(rkey, self.pdn, addr, length, wanted).map(Some).map_err(|refusal| {
+            context.report(self.qpn, None, "rkey", refusal.to_string());
+            fatal()
+        })
+    }
+
+    fn receive_completion(&self, opcode: CqeOpcode, index: u16, header: &Header) -> Cqe64 {
+        let (remote, length) = (self.attributes.dest_qpn, header.length.get());
+        Cqe64::responder(opcode, self.qpn, remote, index, length, header.imm, header.has(SOLICITED))
+    }
+
+    fn acknowledge_later(&mut self, header: &Header, completion: Option<Cqe64>) {
+        self.receiver.unacknowledged += 1;
+        if header.has(LAST) || self.receiver.unacknowledged >= ACK_EVERY {
+            self.receiver.unacknowledged = 0;
+            let psn = header.psn.get();
+            match self.receiver.responses.back_mut() {
+                // One acknowledgement covers all before it.
+                Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
+                _ => self.receiver.responses.push_back(Response::Ack { psn, completion }),
+            }
+        }
+    }
+
+    /// The next response packet, if there is one. Its payload's places go to `context.parts`.
+    pub(super) fn next_response(&mut self, context: &mut Context<'_>) -> Option<Header> {
+        let dest = self.attributes.dest_qpn;
+        match self.receiver.responses.front()? {
+            Response::Ack { psn, .. } => Some(Header::new(Kind::Ack, self.qpn, dest, *psn)),
+            Response::Nak { psn, code } => {
+                let mut header = Header::new(Kind::Nak, self.qpn, dest, *psn);
+                header.nak = *code as u8;
+                header.timer = self.attributes.min_rnr_timer;
+                Some(header)
+            }
+            Response::Read { psn, addr, rkey, length, sent } => {
+                let offset = sent * MTU;
+                let count = (length - offset).min(MTU);
+                let psn = psn.wrapping_add(*sent);
+                if count > 0 {
+                    let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
+                    match context.regions.resolve(*rkey, self.pdn, addr, count, Access::REMOTE_READ) {
+                        Ok(place) => context.parts.push((place.cast_const(), count as usize)),
+                        // The region went while the read was under way.
+                        Err(refusal) => {
+                            context.report(self.qpn, None, "rkey", refusal.to_string());
+                            let mut header = Header::new(Kind::Nak, self.qpn, dest, psn);
+                            header.nak = NakCode::RemoteAccess as u8;
+                            return Some(header);
+                        }
+                    }
+                }
+                let mut header = Header::new(Kind::ReadResponse, self.qpn, dest, psn);
+                header.length = U32::new(*length);
+                Some(header)
+            }
+        }
+    }
+
+    /// The packet that [`Self::next_response`] made is on its way (or its receiver is gone).
+    pub(super) fn response_sent(&mut self, header: &Header, context: &mut Context<'_>) {
+        let refused = header.kind == Kind::Nak as u8;
+        match self.receiver.responses.front_mut() {
+            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => *sent += 1,
+            Some(Response::Ack { completion, .. }) => {
+                let completion = completion.take();
+                self.receiver.responses.pop_front();
+                if let Some(cqe) = completion {
+                    self.complete(self.recv_cq, cqe, context);
+                }
+            }
+            _ => drop(self.receiver.responses.pop_front()),
+        }
+    }
+
+    /// Makes completions visible that wait for their acknowledgement to leave.
+    pub(super) fn release_completions(&mut self, context: &mut Context<'_>) {
+        let waiting = self.receiver.responses.iter_mut().filter_map(|response| match response {
+            Response::Ack { completion, .. } => completion.take(),
+            _ => None,
+        });
+        let waiting: Vec<Cqe64> = waiting.collect();
+        for cqe in waiting {
+            self.complete(self.recv_cq, cqe, context);
+        }
+    }
+
+    fn receive_error(&mut self, index: u16, syndrome: Syndrome, context: &mut Context<'_>) {
+        let cqe = Cqe64::error(CqeOpcode::ResponderError, 0, self.qpn, index, syndrome, VENDOR_SYNDROME);
+        self.complete(self.recv_cq, cqe, context);
+    }
+
+    /// In the error state: every receive that is posted completes as flushed. Returns whether there was one.
+    pub(super) fn flush_receives(&mut self, context: &mut Context<'_>) -> bool {
+        let mut flushed = false;
+        if let Some(receive) = self.receiver.current.take() {
+            self.receive_error(receive.index, Syndrome::WrFlush, context);
+            flushed = true;
+        }
+        self.look_at_receives();
+        // What a broken record announces beyond the ring does not exist.
+        let posted = self.receiver.announced.wrapping_sub(self.receiver.next).min(self.recv_ring.entries());
+        for _ in 0..posted {
+            let index = self.receiver.next as u16;
+            self.receiver.next = self.receiver.next.wrapping_add(1);
+            self.receive_error(index, Syndrome::WrFlush, context);
+            flushed = true;
+        }
+        self.receiver.next = self.receiver.announced;
+        flushed
+    }
+
+    /// Whether a packet may be taken at all in this state.
+    pub(super) fn listens(&self) -> bool {
+        matches!(self.attributes.state, QpState::Rtr | QpState::Rts)
+    }
+}

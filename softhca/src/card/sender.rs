@@ -1,0 +1,568 @@
+//! The requester half of a queue pair: fetching work requests, sending them, retrying, completing.
+
+use super::config::{Access, ack_timeout, rnr_timer};
+use super::context::{Context, MTU};
+use super::dma::Part;
+use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
+use super::qp::{Qp, QpState};
+use super::region::Refusal;
+use super::wqe::{self, Payload, Work};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::wqe::{CtrlSeg, DataSeg, Opcode, SEGMENT};
+use std::collections::VecDeque;
+use std::time::Instant;
+use zerocopy::FromBytes;
+use zerocopy::byteorder::big_endian::{U32, U64};
+
+/// Work requests that are fetched ahead of their completion.
+const WINDOW: usize = 64;
+/// RNR retry count that means "for ever".
+const FOR_EVER: u8 = 7;
+
+/// A work request that the card has fetched.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// Its first basic block, counted for ever.
+    first: u32,
+    blocks: u32,
+    opcode_byte: u8,
+    signaled: bool,
+    fenced: bool,
+    solicited: bool,
+    imm: [u8; 4],
+    work: Result<Work, Syndrome>,
+    first_psn: u32,
+    packets: u32,
+    sent: u32,
+    /// Packets acknowledged, or responses received.
+    acked: u32,
+    done: bool,
+}
+
+impl Request {
+    fn is_read(&self) -> bool {
+        matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead)
+    }
+
+    fn contains(&self, psn: u32) -> bool {
+        let distance = psn_distance(psn, self.first_psn);
+        distance >= 0 && (distance as u32) < self.packets
+    }
+
+    fn length(&self) -> u32 {
+        self.work.as_ref().map_or(0, |work| work.length)
+    }
+}
+
+/// The state of the requester.
+#[derive(Debug, Default)]
+pub(super) struct Sender {
+    /// Producer index, as the last doorbell said; counted for ever.
+    pub(super) announced: u32,
+    /// Next block to fetch.
+    fetched: u32,
+    /// Blocks before this one are completed.
+    completed: u32,
+    requests: VecDeque<Request>,
+    /// The request that is being sent.
+    cursor: usize,
+    pub(super) next_psn: u32,
+    retries_left: u8,
+    rnr_left: u8,
+    /// When to send again unless something is acknowledged.
+    pub(super) deadline: Option<Instant>,
+    /// Nothing is sent before.
+    rnr_until: Option<Instant>,
+}
+
+/// Packets that a message of so many bytes takes; an empty one takes one.
+pub(super) fn packets_of(length: u32) -> u32 {
+    length.div_ceil(MTU).max(1)
+}
+
+impl Sender {
+    pub(super) fn start(psn: u32) -> Self {
+        Sender { next_psn: psn, ..Sender::default() }
+    }
+
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.rnr_until.or(self.deadline)
+    }
+}
+
+impl Qp {
+    /// Takes over what the doorbell record announces.
+    pub(super) fn announce(&mut self, record: u16) {
+        let new = record.wrapping_sub(self.sender.announced as u16);
+        self.sender.announced = self.sender.announced.wrapping_add(new.into());
+    }
+
+    /// Blocks between what is completed and what is announced: more than the ring holds is an overrun.
+    pub(super) fn send_backlog(&self) -> u32 {
+        self.sender.announced.wrapping_sub(self.sender.completed)
+    }
+
+    /// Reads the next work request from the ring. `None` where there is none.
+    fn fetch(&mut self, context: &mut Context<'_>) -> Option<Request> {
+        let left = self.sender.announced.wrapping_sub(self.sender.fetched);
+        if left == 0 {
+            return None;
+        }
+        let first = self.sender.fetched;
+        let mut bytes = Vec::with_capacity(64);
+        self.send_ring.read(first, &mut bytes);
+        // A block has 64 bytes, a control segment 16: always read.
+        let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
+        let blocks = u32::from(ctrl.ds()).div_ceil(4);
+        let index = first as u16;
+        let mut broken = |field, message| {
+            context.report(self.qpn, Some(index), field, message);
+            Err(Syndrome::LocalQpOperation)
+        };
+        let size_is_right = blocks > 0 && blocks <= left;
+        let work = if !size_is_right {
+            broken("ds", format!("{} segments, but {left} blocks are announced and a WQE has at least one", ctrl.ds()))
+        } else if ctrl.index() != index {
+            broken("index", format!("the control segment says {}, its place in the ring is {index}", ctrl.index()))
+        } else if ctrl.qpn() != self.qpn {
+            broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
+        } else {
+            (1..blocks).for_each(|block| self.send_ring.read(first.wrapping_add(block), &mut bytes));
+            let body = &bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
+            wqe::parse(&ctrl, body).map_err(|fault| {
+                context.report(self.qpn, Some(index), fault.field, fault.message);
+                fault.syndrome
+            })
+        };
+        // What has no size is stepped over block by block.
+        let blocks = if size_is_right { blocks } else { 1 };
+        let packets = match &work {
+            Ok(work) if work.opcode != Opcode::Nop => packets_of(work.length),
+            _ => 0,
+        };
+        let first_psn = self.sender.next_psn;
+        self.sender.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
+        self.sender.fetched = first.wrapping_add(blocks);
+        Some(Request {
+            first,
+            blocks,
+            opcode_byte: ctrl.raw_opcode(),
+            signaled: self.signal_all || ctrl.completion_mode() >= 2,
+            fenced: ctrl.fence_mode() != 0,
+            solicited: ctrl.flags().contains(gdsync_sys::prm::wqe::CtrlFlags::SOLICITED),
+            imm: ctrl.imm(),
+            work,
+            first_psn,
+            packets,
+            sent: 0,
+            acked: 0,
+            done: false,
+        })
+    }
+
+    /// The next request packet, if one can be sent now. Its payload's places go to `context.parts`.
+    pub(super) fn next_request(&mut self, context: &mut Context<'_>) -> Option<Header> {
+        if self.attributes.state != QpState::Rts || self.sender.rnr_until.is_some_and(|until| context.now < until) {
+            return None;
+        }
+        self.sender.rnr_until = None;
+        loop {
+            if self.sender.cursor == self.sender.requests.len() {
+                if self.sender.requests.len() >= WINDOW {
+                    return None;
+                }
+                let request = self.fetch(context)?;
+                self.sender.requests.push_back(request);
+            }
+            let cursor = self.sender.cursor;
+            let request = &self.sender.requests[cursor];
+            let reads = || self.sender.requests.iter().take(cursor).filter(|r| r.is_read() && !r.done).count();
+            match &request.work {
+                // It fails when its turn to complete has come, not before.
+                Err(syndrome) if cursor == 0 => {
+                    let syndrome = *syndrome;
+                    self.fail_front(syndrome, context);
+                    return None;
+                }
+                Err(_) => return None,
+                Ok(_) if request.fenced && request.sent == 0 && reads() > 0 => return None,
+                Ok(work) if work.opcode == Opcode::Nop => {
+                    self.sender.requests[cursor].done = true;
+                    self.sender.cursor += 1;
+                    self.complete_done(context);
+                    if self.attributes.state != QpState::Rts {
+                        return None;
+                    }
+                }
+                Ok(work) if work.opcode == Opcode::RdmaRead => {
+                    if reads() >= usize::from(self.attributes.max_rd_atomic) {
+                        return None;
+                    }
+                    return self.read_packet(context);
+                }
+                Ok(_) => return self.data_packet(context),
+            }
+        }
+    }
+
+    /// The packet of the request under the cursor that comes next: part of a send or write.
+    fn data_packet(&mut self, context: &mut Context<'_>) -> Option<Header> {
+        let request = &self.sender.requests[self.sender.cursor];
+        let work = request.work.as_ref().ok()?;
+        let offset = request.sent * MTU;
+        let length = (work.length - offset).min(MTU);
+        let gathered = match &work.payload {
+            Payload::Inline(bytes) => {
+                context.parts.push((bytes[offset as usize..].as_ptr(), length as usize));
+                Ok(())
+            }
+            Payload::Segments(segments) => {
+                let parts = &mut *context.parts;
+                each_piece(segments, offset, length, |segment, addr, count| {
+                    let place = context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::empty())?;
+                    parts.push((place.cast_const(), count as usize));
+                    Ok(())
+                })
+            }
+        };
+        if let Err(refusal) = gathered {
+            return self.refuse_locally(refusal, context);
+        }
+        let is_write = work.remote.is_some();
+        let kind = if is_write { Kind::Write } else { Kind::Send };
+        let psn = request.first_psn.wrapping_add(request.sent);
+        let mut header = Header::new(kind, self.qpn, self.attributes.dest_qpn, psn);
+        header.length = U32::new(work.length);
+        if let Some((addr, rkey)) = work.remote {
+            header.addr = U64::new(addr.wrapping_add(offset.into()));
+            header.rkey = U32::new(rkey);
+        }
+        if request.sent == 0 {
+            header.flags |= FIRST;
+        }
+        if request.sent + 1 == request.packets {
+            header.flags |= LAST;
+            header.flags |= if request.solicited { SOLICITED } else { 0 };
+            if matches!(work.opcode, Opcode::SendImm | Opcode::RdmaWriteImm) {
+                header.flags |= IMMEDIATE;
+                header.imm = request.imm;
+            }
+        }
+        Some(header)
+    }
+
+    /// The request packet of the RDMA read under the cursor, for what has not come yet.
+    fn read_packet(&mut self, context: &mut Context<'_>) -> Option<Header> {
+        let request = &self.sender.requests[self.sender.cursor];
+        let work = request.work.as_ref().ok()?;
+        if let Payload::Segments(segments) = &work.payload {
+            // All of it must be writable before the remote side is asked.
+            let checked = each_piece(segments, 0, work.length, |segment, addr, count| {
+                context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE).map(drop)
+            });
+            if let Err(refusal) = checked {
+                return self.refuse_locally(refusal, context);
+            }
+        }
+        let (addr, rkey) = work.remote?;
+        let offset = request.acked * MTU;
+        let psn = request.first_psn.wrapping_add(request.acked);
+        let mut header = Header::new(Kind::ReadRequest, self.qpn, self.attributes.dest_qpn, psn);
+        header.addr = U64::new(addr.wrapping_add(offset.into()));
+        header.rkey = U32::new(rkey);
+        header.length = U32::new(work.length - offset);
+        Some(header)
+    }
+
+    fn refuse_locally(&mut self, refusal: Refusal, context: &mut Context<'_>) -> Option<Header> {
+        let cursor = self.sender.cursor;
+        context.parts.clear();
+        let request = &mut self.sender.requests[cursor];
+        let index = request.first as u16;
+        request.work = Err(Syndrome::LocalProtection);
+        context.report(self.qpn, Some(index), "lkey", refusal.to_string());
+        if cursor == 0 {
+            self.fail_front(Syndrome::LocalProtection, context);
+        }
+        None
+    }
+
+    /// The packet that [`Self::next_request`] made is on its way.
+    pub(super) fn request_sent(&mut self, context: &Context<'_>) {
+        let Some(request) = self.sender.requests.get_mut(self.sender.cursor) else { return };
+        if request.is_read() {
+            request.sent = request.packets;
+        } else {
+            request.sent += 1;
+        }
+        if request.sent == request.packets {
+            self.sender.cursor += 1;
+        }
+        if self.sender.deadline.is_none() {
+            self.arm(context.now);
+        }
+    }
+
+    /// Starts, or starts again, the time within which something has to be acknowledged.
+    fn arm(&mut self, now: Instant) {
+        let outstanding = self.sender.requests.iter().any(|request| request.sent > request.acked && !request.done);
+        let timeout = ack_timeout(self.attributes.timeout).filter(|_| outstanding);
+        self.sender.deadline = timeout.map(|timeout| now + timeout);
+    }
+
+    /// Something was acknowledged: the peer lives.
+    fn progressed(&mut self, now: Instant) {
+        self.sender.retries_left = self.attributes.retry_cnt;
+        self.sender.rnr_left = self.attributes.rnr_retry;
+        self.arm(now);
+    }
+
+    /// Fresh counters, when the queue pair becomes ready to send.
+    pub(super) fn refill_retries(&mut self) {
+        self.sender.retries_left = self.attributes.retry_cnt;
+        self.sender.rnr_left = self.attributes.rnr_retry;
+    }
+
+    /// Everything up to packet `psn` has arrived.
+    pub(super) fn acknowledge(&mut self, psn: u32, context: &mut Context<'_>) {
+        let mut advanced = false;
+        for request in &mut self.sender.requests {
+            if request.packets == 0 || request.is_read() {
+                continue;
+            }
+            let covered = psn_distance(psn, request.first_psn) + 1;
+            if covered <= 0 {
+                break;
+            }
+            let covered = (covered as u32).min(request.sent);
+            advanced |= covered > request.acked;
+            request.acked = request.acked.max(covered);
+            request.done = request.acked == request.packets;
+        }
+        if advanced {
+            self.progressed(context.now);
+        }
+        self.complete_done(context);
+    }
+
+    /// A part of an RDMA read has come.
+    pub(super) fn read_response(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) {
+        let psn = header.psn.get();
+        let Some(position) = self.sender.requests.iter().position(|r| r.is_read() && r.contains(psn)) else { return };
+        let request = &self.sender.requests[position];
+        let part = psn_distance(psn, request.first_psn) as u32;
+        if request.done || part != request.acked {
+            // A duplicate, or one from before the read was asked for again.
+            return;
+        }
+        let Ok(work) = &request.work else { return };
+        let offset = part * MTU;
+        let length = (work.length - offset).min(MTU);
+        let received: usize = payload.iter().map(|part| part.1).sum();
+        let mut places = Vec::new();
+        let scattered: Result<(), Refusal> = match &work.payload {
+            Payload::Segments(segments) => each_piece(segments, offset, length, |segment, addr, count| {
+                let place = context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE)?;
+                places.push((place, count as usize));
+                Ok(())
+            }),
+            Payload::Inline(_) => Ok(()),
+        };
+        if received != length as usize {
+            self.fail_at(position, Syndrome::BadResponse, context);
+            return;
+        }
+        if let Err(refusal) = scattered {
+            context.report(self.qpn, Some(request.first as u16), "lkey", refusal.to_string());
+            self.fail_at(position, Syndrome::LocalProtection, context);
+            return;
+        }
+        // SAFETY: the parts are the sender's payload, readable while this packet is handled; the places were resolved just
+        // now to registered memory with local write access, and regions do not go while the engine is locked.
+        unsafe { super::dma::copy(payload, &places) };
+        let first_psn = self.sender.requests[position].first_psn;
+        let request = &mut self.sender.requests[position];
+        request.acked += 1;
+        request.done = request.acked == request.packets;
+        self.progressed(context.now);
+        // Responses come in order: whatever was sent before the read has arrived.
+        self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, context);
+    }
+
+    /// The remote side refused packet `psn`; everything before it has arrived.
+    pub(super) fn refused(&mut self, psn: u32, code: NakCode, timer: u8, context: &mut Context<'_>) {
+        self.acknowledge(psn.wrapping_sub(1) & PSN_MASK, context);
+        let syndrome = match code {
+            NakCode::Sequence => return self.rewind(),
+            NakCode::ReceiverNotReady => return self.receiver_not_ready(timer, context),
+            NakCode::InvalidRequest => Syndrome::RemoteInvalidRequest,
+            NakCode::RemoteAccess => Syndrome::RemoteAccess,
+            NakCode::RemoteOperation => Syndrome::RemoteOperation,
+        };
+        match self.sender.requests.iter().position(|request| request.contains(psn)) {
+            Some(position) => self.fail_at(position, syndrome, context),
+            None => tracing::debug!(qpn = self.qpn, psn, "a NAK for nothing"),
+        }
+    }
+
+    fn receiver_not_ready(&mut self, timer: u8, context: &mut Context<'_>) {
+        if self.sender.requests.front().is_none_or(|request| request.sent == 0) {
+            return;
+        }
+        if self.sender.rnr_left == 0 {
+            return self.fail_front(Syndrome::RnrRetryExceeded, context);
+        }
+        if self.attributes.rnr_retry != FOR_EVER {
+            self.sender.rnr_left -= 1;
+        }
+        self.sender.rnr_until = Some(context.now + rnr_timer(timer));
+        self.sender.deadline = None;
+        self.rewind();
+    }
+
+    /// Sends again what is not acknowledged, from the oldest on.
+    fn rewind(&mut self) {
+        let oldest = self.sender.requests.iter().position(|request| !request.done);
+        self.sender.cursor = oldest.unwrap_or(self.sender.requests.len());
+        for request in self.sender.requests.iter_mut().skip(self.sender.cursor) {
+            request.sent = if request.done { request.packets } else { request.acked };
+        }
+    }
+
+    /// The time for an acknowledgement is over, or the peer is known to be gone.
+    pub(super) fn retry(&mut self, peer_is_alive: bool, context: &mut Context<'_>) {
+        self.sender.deadline = None;
+        if self.attributes.state != QpState::Rts {
+            return;
+        }
+        if !peer_is_alive || self.sender.retries_left == 0 {
+            let position = self.sender.requests.iter().position(|request| !request.done && request.packets > 0);
+            if let Some(position) = position {
+                self.fail_at(position, Syndrome::RetryExceeded, context);
+            }
+            return;
+        }
+        self.sender.retries_left -= 1;
+        tracing::debug!(qpn = self.qpn, left = self.sender.retries_left, "nothing was acknowledged in time");
+        self.rewind();
+        self.sender.deadline = ack_timeout(self.attributes.timeout).map(|timeout| context.now + timeout);
+    }
+
+    /// A wait for room in the peer's queue, if it has been long enough.
+    pub(super) fn rnr_is_over(&self, now: Instant) -> bool {
+        self.sender.rnr_until.is_some_and(|until| until <= now)
+    }
+
+    /// Completes what is done, in order.
+    fn complete_done(&mut self, context: &mut Context<'_>) {
+        while self.sender.requests.front().is_some_and(|request| request.done) {
+            let Some(request) = self.sender.requests.pop_front() else { return };
+            self.sender.cursor = self.sender.cursor.saturating_sub(1);
+            self.sender.completed = request.first.wrapping_add(request.blocks);
+            if let Ok(work) = &request.work
+                && request.signaled
+            {
+                let count = if request.is_read() { request.length() } else { 0 };
+                let cqe = Cqe64::requester(work.opcode, self.qpn, request.first as u16, count);
+                self.complete(self.send_cq, cqe, context);
+            }
+        }
+    }
+
+    fn fail_at(&mut self, position: usize, syndrome: Syndrome, context: &mut Context<'_>) {
+        // What was sent before it has arrived, or the transport is broken: either way it is over.
+        for request in self.sender.requests.iter_mut().take(position) {
+            request.done = request.work.is_ok() && !request.is_read();
+        }
+        self.complete_done(context);
+        self.fail_front(syndrome, context);
+    }
+
+    /// The oldest work request fails; the queue pair with it.
+    fn fail_front(&mut self, syndrome: Syndrome, context: &mut Context<'_>) {
+        if let Some(request) = self.sender.requests.pop_front() {
+            self.sender.completed = request.first.wrapping_add(request.blocks);
+            // A malformed one has an error of its own.
+            let syndrome = request.work.as_ref().err().copied().unwrap_or(syndrome);
+            self.error_completion(&request, syndrome, context);
+        }
+        self.go_to_error(context);
+    }
+
+    fn error_completion(&mut self, request: &Request, syndrome: Syndrome, context: &mut Context<'_>) {
+        let counter = request.first as u16;
+        let error = CqeOpcode::RequesterError;
+        let cqe = Cqe64::error(error, request.opcode_byte, self.qpn, counter, syndrome, VENDOR_SYNDROME);
+        self.complete(self.send_cq, cqe, context);
+    }
+
+    /// In the error state: every work request that is announced completes as flushed.
+    pub(super) fn flush_sends(&mut self, context: &mut Context<'_>) {
+        self.sender.deadline = None;
+        self.sender.rnr_until = None;
+        loop {
+            let next = self.sender.requests.pop_front();
+            let Some(request) = next.or_else(|| self.fetch_silently()) else { break };
+            self.sender.completed = request.first.wrapping_add(request.blocks);
+            self.error_completion(&request, Syndrome::WrFlush, context);
+        }
+        self.sender.cursor = 0;
+    }
+
+    /// The next announced work request, for flushing: only its place and opcode matter.
+    fn fetch_silently(&mut self) -> Option<Request> {
+        let left = self.sender.announced.wrapping_sub(self.sender.fetched);
+        if left == 0 {
+            return None;
+        }
+        let first = self.sender.fetched;
+        let mut bytes = Vec::with_capacity(64);
+        self.send_ring.read(first, &mut bytes);
+        let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
+        let blocks = u32::from(ctrl.ds()).div_ceil(4).clamp(1, left);
+        self.sender.fetched = first.wrapping_add(blocks);
+        Some(Request {
+            first,
+            blocks,
+            opcode_byte: ctrl.raw_opcode(),
+            signaled: true,
+            fenced: false,
+            solicited: false,
+            imm: [0; 4],
+            work: Err(Syndrome::WrFlush),
+            first_psn: 0,
+            packets: 0,
+            sent: 0,
+            acked: 0,
+            done: false,
+        })
+    }
+}
+
+/// The vendor syndrome of every error entry: a software card has nothing to add.
+pub(super) const VENDOR_SYNDROME: u8 = 0;
+
+/// Calls `piece` for each part of the elements that lies in `offset..offset + length` of the message: the element, the
+/// address and the number of bytes.
+pub(super) fn each_piece<E>(
+    segments: &[DataSeg],
+    offset: u32,
+    length: u32,
+    mut piece: impl FnMut(&DataSeg, u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut skip, mut left) = (u64::from(offset), u64::from(length));
+    for segment in segments {
+        if left == 0 {
+            break;
+        }
+        let size = u64::from(segment.byte_count());
+        if skip >= size {
+            skip -= size;
+            continue;
+        }
+        let count = (size - skip).min(left);
+        piece(segment, segment.addr().wrapping_add(skip), count)?;
+        (skip, left) = (0, left - count);
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! A ring of packets in memory that two processes share: one producer, one consumer.
+//!
+//! Two indices count bytes for ever; their difference is what is in the ring. The producer writes a record and then
+//! publishes `tail` (release); the consumer reads `tail` (acquire), so that it sees the record, and then publishes `head`
+//! (release) when it has finished with the bytes; the producer reads `head` (acquire) before it writes over them.
+//!
+//! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the sleeper stores its flag,
+//! fences (SeqCst) and looks at the index again; the other side stores the index, fences (SeqCst) and looks at the flag. In
+//! every interleaving at least one of the two sees the other's store: the sleeper does not sleep, or it is woken.
+//!
+//! The other process may be broken or hostile: every number read from the ring is checked before it is used, and a ring
+//! whose numbers make no sense is given up.
+
+use super::sys::SharedMemory;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Longest header of a packet in bytes.
+pub const MAX_HEADER: usize = 64;
+/// Longest payload of a packet in bytes.
+pub const MAX_PAYLOAD: usize = 64 * 1024;
+
+/// Bytes of a ring's data; a power of two. Several packets, but little enough to stay in a cache.
+const CAPACITY: usize = 1 << 20;
+/// Bytes before the data: indices and flags, each on a cache line of its own.
+const CONTROL: usize = 4096;
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x01");
+
+const AT_MAGIC: usize = 0;
+const AT_TAIL: usize = 128;
+const AT_HEAD: usize = 256;
+const AT_CONSUMER_SLEEPS: usize = 384;
+const AT_PRODUCER_SLEEPS: usize = 512;
+
+/// Bytes of the shared memory behind a ring.
+pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
+
+/// A ring's memory, seen from either side.
+struct Shared {
+    memory: SharedMemory,
+}
+
+impl Shared {
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: `memory` maps `RING_BYTES` (its constructors check that), page-aligned; control offsets are multiples of
+        // 8 inside it; the other process changes the word, which an atomic tolerates.
+        unsafe { AtomicU64::from_ptr(self.memory.base().add(offset).cast()) }
+    }
+
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.memory.base().add(offset).cast()) }
+    }
+
+    /// Splits a range of the byte stream at the ring's end.
+    fn parts(&self, position: u64, len: usize) -> [(*mut u8, usize); 2] {
+        let start = position as usize & (CAPACITY - 1);
+        let first = len.min(CAPACITY - start);
+        let data = self.memory.base().wrapping_add(CONTROL);
+        [(data.wrapping_add(start), first), (data, len - first)]
+    }
+}
+
+/// Why a packet was not put into a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PushError {
+    /// No room now; the consumer will say when there is.
+    Full,
+    /// The consumer's index makes no sense.
+    Corrupt,
+}
+
+/// The sending side.
+pub(super) struct Producer {
+    shared: Shared,
+    tail: u64,
+}
+
+/// What a successful push asks of the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MustWake(pub(super) bool);
+
+impl Producer {
+    /// A ring in fresh shared memory of [`RING_BYTES`].
+    pub(super) fn new(memory: SharedMemory) -> Self {
+        let shared = Shared { memory };
+        shared.word64(AT_MAGIC).store(MAGIC, Ordering::Release);
+        Producer { shared, tail: 0 }
+    }
+
+    /// Puts a packet into the ring.
+    ///
+    /// # Safety
+    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at most
+    /// [`MAX_HEADER`] bytes (checked).
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[(*const u8, usize)]) -> Result<MustWake, PushError> {
+        let length: usize = payload.iter().map(|part| part.1).sum();
+        if header.len() > MAX_HEADER || length > MAX_PAYLOAD {
+            return Err(PushError::Corrupt);
+        }
+        let need = record_bytes(header.len(), length);
+        if !self.has_room(need)? {
+            self.shared.word32(AT_PRODUCER_SLEEPS).store(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if !self.has_room(need)? {
+                return Err(PushError::Full);
+            }
+            self.shared.word32(AT_PRODUCER_SLEEPS).store(0, Ordering::Relaxed);
+        }
+        let mut at = self.tail;
+        let lengths = (header.len() as u64) << 32 | length as u64;
+        for (bytes, count) in [(lengths.to_ne_bytes().as_ptr(), 8), (header.as_ptr(), header.len())] {
+            // SAFETY: `count` bytes are readable: a local array, or the header.
+            unsafe { self.copy_in(at, bytes, count) };
+            at += count.next_multiple_of(8) as u64;
+        }
+        for &(bytes, count) in payload {
+            // SAFETY: the caller's.
+            unsafe { self.copy_in(at, bytes, count) };
+            at += count as u64;
+        }
+        self.tail += need as u64;
+        self.shared.word64(AT_TAIL).store(self.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let sleeps = self.shared.word32(AT_CONSUMER_SLEEPS);
+        Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
+    }
+
+    fn has_room(&self, need: usize) -> Result<bool, PushError> {
+        let used = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
+        if used > CAPACITY as u64 { Err(PushError::Corrupt) } else { Ok(CAPACITY - used as usize >= need) }
+    }
+
+    /// # Safety
+    /// `bytes..bytes + count` is readable, and the ring has room at `at`.
+    unsafe fn copy_in(&self, at: u64, bytes: *const u8, count: usize) {
+        let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
+        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before `tail` covers them.
+        unsafe {
+            first.copy_from_nonoverlapping(bytes, first_len);
+            second.copy_from_nonoverlapping(bytes.add(first_len), second_len);
+        }
+    }
+}
+
+/// Bytes that a packet takes: two lengths, the header, the payload, padded to 8 bytes.
+fn record_bytes(header: usize, payload: usize) -> usize {
+    8 + header.next_multiple_of(8) + payload.next_multiple_of(8)
+}
+
+/// A packet in the ring, valid until the consumer moves on.
+pub(super) struct Packet<'a> {
+    pub(super) header: &'a [u8],
+    pub(super) payload: [(*const u8, usize); 2],
+}
+
+/// The other side's numbers make no sense.
+#[derive(Debug)]
+pub(super) struct Corrupt(pub(super) &'static str);
+
+/// The receiving side.
+pub(super) struct Consumer {
+    shared: Shared,
+    head: u64,
+}
+
+impl Consumer {
+    /// A ring that another process made in shared memory of [`RING_BYTES`].
+    pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
+        let shared = Shared { memory };
+        if shared.word64(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
+            return Err(Corrupt("the ring is not of this version"));
+        }
+        Ok(Consumer { shared, head: 0 })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.shared.word64(AT_TAIL).load(Ordering::Acquire) == self.head
+    }
+
+    /// Hands the next packet to `take`. `None` where there is none; else whether the producer waits for room.
+    pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>)) -> Result<Option<MustWake>, Corrupt> {
+        let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
+        let used = tail.wrapping_sub(self.head);
+        if used == 0 {
+            return Ok(None);
+        }
+        if used > CAPACITY as u64 || used < 8 {
+            return Err(Corrupt("the ring's tail is out of range"));
+        }
+        // Every position is a multiple of 8, so the two lengths never wrap.
+        let [(lengths, _), _] = self.shared.parts(self.head, 8);
+        // SAFETY: 8 readable bytes inside the ring, aligned; the producer may change them, which a volatile read tolerates.
+        let lengths = unsafe { lengths.cast::<u64>().read_volatile() };
+        let (header_len, payload_len) = ((lengths >> 32) as usize, lengths as u32 as usize);
+        if header_len > MAX_HEADER || payload_len > MAX_PAYLOAD {
+            return Err(Corrupt("a packet is too long"));
+        }
+        let bytes = record_bytes(header_len, payload_len);
+        if bytes as u64 > used {
+            return Err(Corrupt("a packet is incomplete"));
+        }
+        // The header is copied out, so that it cannot change between check and use.
+        let mut header = [0u8; MAX_HEADER];
+        let [(first, first_len), (second, second_len)] = self.shared.parts(self.head + 8, header_len);
+        // SAFETY: both parts lie inside the ring, and `header` has room for `MAX_HEADER` bytes.
+        unsafe {
+            header.as_mut_ptr().copy_from_nonoverlapping(first, first_len);
+            header.as_mut_ptr().add(first_len).copy_from_nonoverlapping(second, second_len);
+        }
+        let payload = self.shared.parts(self.head + 8 + header_len.next_multiple_of(8) as u64, payload_len);
+        take(Packet {
+            header: &header[..header_len],
+            payload: payload.map(|(part, len)| (part.cast_const(), len)),
+        });
+        self.head = self.head.wrapping_add(bytes as u64);
+        self.shared.word64(AT_HEAD).store(self.head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let waits = self.shared.word32(AT_PRODUCER_SLEEPS);
+        // Not for every little room: half a ring is worth a wake-up.
+        let room = CAPACITY as u64 - tail.wrapping_sub(self.head) >= CAPACITY as u64 / 2;
+        Ok(Some(MustWake(room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0)))
+    }
+
+    /// Announces sleep. False where a packet is there: then the announcement is taken back.
+    pub(super) fn announce_sleep(&self) -> bool {
+        self.shared.word32(AT_CONSUMER_SLEEPS).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let empty = self.is_empty();
+        if !empty {
+            self.awake();
+        }
+        empty
+    }
+
+    pub(super) fn awake(&self) {
+        self.shared.word32(AT_CONSUMER_SLEEPS).store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,51 @@
+//! Errors as C callers see them.
+
+use libc::c_int;
+
+/// An errno value; never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Errno(pub(super) c_int);
+
+impl Errno {
+    pub(super) const AGAIN: Errno = Errno(libc::EAGAIN);
+    pub(super) const BUSY: Errno = Errno(libc::EBUSY);
+    pub(super) const INVALID: Errno = Errno(libc::EINVAL);
+    pub(super) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+    pub(super) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
+
+    /// The calling thread's `errno`, right after a C function failed.
+    pub(super) fn last() -> Self {
+        Errno(std::io::Error::last_os_error().raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO))
+    }
+
+    fn set(self) {
+        // SAFETY: the location is the calling thread's own, valid as long as the thread.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+pub(super) type Result<T> = std::result::Result<T, Errno>;
+
+/// For functions that return a pointer: null with `errno` set on failure.
+pub(super) fn pointer<T>(result: Result<*mut T>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        std::ptr::null_mut()
+    })
+}
+
+/// For functions that return 0 or a positive errno, which they set, too.
+pub(super) fn status(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// For functions that return 0, or -1 with `errno` set.
+pub(super) fn minus_one(result: Result<()>) -> c_int {
+    if status(result) == 0 { 0 } else { -1 }
+}

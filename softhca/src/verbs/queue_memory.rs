@@ -1,0 +1,109 @@
+//! Memory of rings and doorbell records: the caller's allocator where a parent domain has one, else the heap.
+
+use super::domain::Pd;
+use super::errno::{Errno, Result};
+use super::object;
+use gdsync_sys::verbs::IBV_ALLOCATOR_USE_DEFAULT;
+use libc::c_void;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes of a page: what libmlx5 aligns its rings to.
+pub(super) fn page_size() -> usize {
+    // SAFETY: no memory is involved.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
+}
+
+/// A block of queue memory, given back where it came from when dropped.
+pub(super) struct QueueMemory {
+    start: NonNull<u8>,
+    source: Source,
+}
+
+enum Source {
+    Heap(Layout),
+    Custom { domain: Arc<Pd>, resource_type: u64 },
+}
+
+/// What is asked of an allocator.
+pub(super) struct Request {
+    pub(super) size: usize,
+    pub(super) alignment: usize,
+    /// `MLX5DV_RES_TYPE_*`.
+    pub(super) resource_type: u64,
+}
+
+impl QueueMemory {
+    /// Asks the allocator of `domain`, if it has one that does not leave it to us. A custom block has the content that the
+    /// allocator gave it; one of our own is zeroed, and aligned to at least `own_alignment`.
+    ///
+    /// # Errors
+    /// ENOMEM, or EINVAL for a custom block that is not aligned as asked.
+    pub(super) fn new(domain: Option<&Arc<Pd>>, request: &Request, own_alignment: usize) -> Result<Self> {
+        if let Some(domain) = domain
+            && let Some(custom) = Self::custom(domain, request)?
+        {
+            return Ok(custom);
+        }
+        let alignment = request.alignment.max(own_alignment);
+        let layout =
+            Layout::from_size_align(request.size.max(1), alignment).map_err(|_| Errno::NO_MEMORY)?;
+        // SAFETY: the size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(Errno::NO_MEMORY)?;
+        Ok(QueueMemory { start, source: Source::Heap(layout) })
+    }
+
+    fn custom(domain: &Arc<Pd>, request: &Request) -> Result<Option<Self>> {
+        let Some(parent) = domain.parent() else { return Ok(None) };
+        let Some((allocate, _)) = parent.allocators else { return Ok(None) };
+        // SAFETY: the caller gave the function for this very use when it made the domain, which is alive.
+        let block = unsafe {
+            allocate(
+                object::handle(domain),
+                parent.pd_context,
+                request.size,
+                request.alignment,
+                request.resource_type,
+            )
+        };
+        if block == IBV_ALLOCATOR_USE_DEFAULT {
+            return Ok(None);
+        }
+        let start = NonNull::new(block.cast()).ok_or(Errno::NO_MEMORY)?;
+        let source = Source::Custom { domain: domain.clone(), resource_type: request.resource_type };
+        let memory = QueueMemory { start, source };
+        if !(block as usize).is_multiple_of(request.alignment) {
+            tracing::warn!(?block, request.alignment, "the parent domain's allocator ignored the alignment");
+            return Err(Errno::INVALID);
+        }
+        Ok(Some(memory))
+    }
+
+    /// First byte.
+    pub(super) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Came from a parent domain's allocator.
+    pub(super) fn is_custom(&self) -> bool {
+        matches!(self.source, Source::Custom { .. })
+    }
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        match &self.source {
+            // SAFETY: allocated with this layout, freed once; the card's object that used it is gone.
+            Source::Heap(layout) => unsafe { std::alloc::dealloc(self.start.as_ptr(), *layout) },
+            Source::Custom { domain, resource_type } => {
+                let Some(parent) = domain.parent() else { return };
+                let Some((_, free)) = parent.allocators else { return };
+                let block = self.start.as_ptr().cast::<c_void>();
+                // SAFETY: the counterpart of the allocator that returned the block; the domain is alive, held here.
+                unsafe { free(object::handle(domain), parent.pd_context, block, *resource_type) };
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! How large the queues of a queue pair become: the arithmetic of libmlx5, so that software and hardware grant the same.
+//!
+//! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and what it calls.
+
+use super::errno::{Errno, Result};
+use gdsync_sys::prm::recv;
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
+use gdsync_sys::verbs::ibv_qp_cap;
+
+/// What libmlx5 sets aside in each send WQE of an RC queue pair that does not say which operations it wants: the largest
+/// operation is the binding of a memory window, with a control segment (16 bytes), a UMR control segment (48), a key context
+/// (64) and at least one block of key entries (64).
+const RC_OVERHEAD: u64 = 16 + 48 + 64 + 64;
+/// Bytes of an inline segment before its data.
+const INLINE_HEADER: u64 = 4;
+
+/// What the card can do, as far as sizes go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueLimits {
+    /// Largest send WQE in bytes.
+    pub(super) send_descriptor: u32,
+    /// Largest receive WQE in bytes.
+    pub(super) recv_descriptor: u32,
+    /// Basic blocks of a send queue, and entries of a receive queue.
+    pub(super) work_requests: u32,
+}
+
+/// Layout of a queue pair's buffer: the receive queue at its start, the send queue after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueSizes {
+    /// Basic blocks of the send queue: a power of two, or 0.
+    pub(super) sq_blocks: u32,
+    /// Entries of the receive queue: a power of two, or 0.
+    pub(super) rq_entries: u32,
+    /// Bytes from one receive to the next.
+    pub(super) rq_stride: u32,
+}
+
+impl QueueSizes {
+    /// Works out the sizes, and writes what is granted back into `cap`.
+    ///
+    /// # Errors
+    /// EINVAL where a limit is exceeded; `cap` is as it was then.
+    pub(super) fn new(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<Self> {
+        let mut granted = *cap;
+        let sq_blocks = send_blocks(&mut granted, limits)?;
+        let (rq_entries, rq_stride) = recv_entries(&mut granted, limits)?;
+        *cap = granted;
+        Ok(QueueSizes { sq_blocks, rq_entries, rq_stride })
+    }
+
+    /// Bytes of the receive queue, after which the send queue starts.
+    pub(super) fn send_offset(&self) -> usize {
+        self.rq_entries as usize * self.rq_stride as usize
+    }
+
+    /// Bytes of both queues.
+    pub(super) fn bytes(&self) -> usize {
+        self.send_offset() + self.sq_blocks as usize * BASIC_BLOCK
+    }
+
+    /// Alignment that libmlx5 asks a custom allocator for: the card counts a buffer's offset in its page in 64ths, and the
+    /// page is as large as the buffer.
+    pub(super) fn alignment(&self, page: usize) -> usize {
+        let buffer_page = self.bytes().next_multiple_of(page).next_power_of_two();
+        BASIC_BLOCK.max(self.rq_stride as usize).max(buffer_page / 64)
+    }
+}
+
+fn send_blocks(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<u32> {
+    if cap.max_send_wr == 0 {
+        return Ok(0);
+    }
+    let (block, largest) = (BASIC_BLOCK as u64, u64::from(limits.send_descriptor));
+    let gather = RC_OVERHEAD + u64::from(cap.max_send_sge) * SEGMENT as u64;
+    let inline = match u64::from(cap.max_inline_data) {
+        0 => 0,
+        bytes => RC_OVERHEAD + (INLINE_HEADER + bytes).next_multiple_of(SEGMENT as u64),
+    };
+    let wqe = gather.max(inline).next_multiple_of(block);
+    if wqe > largest || u64::from(cap.max_send_wr) > i32::MAX as u64 / largest {
+        return Err(Errno::INVALID);
+    }
+    let queue = (u64::from(cap.max_send_wr) * wqe).next_power_of_two();
+    let blocks = u32::try_from(queue / block).map_err(|_| Errno::INVALID)?;
+    if blocks > limits.work_requests {
+        return Err(Errno::INVALID);
+    }
+    cap.max_inline_data = (wqe - RC_OVERHEAD - INLINE_HEADER) as u32;
+    cap.max_send_wr = (queue / wqe) as u32;
+    Ok(blocks)
+}
+
+fn recv_entries(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<(u32, u32)> {
+    if cap.max_recv_wr == 0 {
+        cap.max_recv_sge = 0;
+        return Ok((0, 1));
+    }
+    let list = u64::from(cap.max_recv_sge.max(1)) * SEGMENT as u64;
+    if cap.max_recv_wr > limits.work_requests || list > u64::from(limits.recv_descriptor) {
+        return Err(Errno::INVALID);
+    }
+    let stride = recv::stride(cap.max_recv_sge);
+    // A receive queue is never smaller than a block.
+    let entries = cap.max_recv_wr.next_power_of_two().max(BASIC_BLOCK as u32 / stride);
+    cap.max_recv_wr = entries;
+    cap.max_recv_sge = stride / SEGMENT as u32;
+    Ok((entries, stride))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: QueueLimits =
+        QueueLimits { send_descriptor: 1024, recv_descriptor: 1024, work_requests: 32768 };
+
+    fn cap(send_wr: u32, recv_wr: u32, send_sge: u32, recv_sge: u32, inline: u32) -> ibv_qp_cap {
+        ibv_qp_cap {
+            max_send_wr: send_wr,
+            max_recv_wr: recv_wr,
+            max_send_sge: send_sge,
+            max_recv_sge: recv_sge,
+            max_inline_data: inline,
+        }
+    }
+
+    #[test]
+    fn sizes_and_granted_capacities_are_those_of_libmlx5() {
+        // By hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted), (blocks, entries, stride).
+        let cases = [
+            // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 - 4.
+            (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (4, 4, 16)),
+            // max(192 + 64, 192 + 48) = 256; 128 * 256 = 32768 bytes.
+            (cap(128, 128, 4, 4, 44), cap(128, 128, 4, 4, 60), (512, 128, 64)),
+            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs; inline 320 - 196.
+            (cap(100, 100, 5, 3, 0), cap(102, 128, 5, 4, 124), (512, 128, 64)),
+            // inline 192 + align(4 + 61, 16) = 272 -> 320; 3 * 320 = 960 -> 1024 bytes, 3 WQEs.
+            (cap(3, 5, 1, 0, 61), cap(3, 8, 1, 1, 124), (16, 8, 16)),
+            // inline 192 + align(4 + 60, 16) = 256.
+            (cap(3, 5, 1, 2, 60), cap(4, 8, 1, 2, 60), (16, 8, 32)),
+            // 52 segments fill the largest WQE: 192 + 832 = 1024.
+            (cap(16, 16, 52, 64, 0), cap(16, 16, 52, 64, 828), (256, 16, 1024)),
+            // No queue at all: what was asked of it is not looked at.
+            (cap(0, 0, 9, 9, 7), cap(0, 0, 9, 0, 7), (0, 0, 1)),
+            (cap(8192, 32768, 1, 1, 0), cap(8192, 32768, 1, 1, 60), (32768, 32768, 16)),
+        ];
+        for (asked, granted, (sq_blocks, rq_entries, rq_stride)) in cases {
+            let mut cap = asked;
+            let sizes = QueueSizes::new(&mut cap, &LIMITS);
+            assert_eq!(sizes, Ok(QueueSizes { sq_blocks, rq_entries, rq_stride }), "{asked:?}");
+            assert_eq!(cap, granted, "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn beyond_a_limit_is_refused_and_nothing_written() {
+        let cases = [
+            cap(8193, 1, 1, 1, 0),
+            cap(u32::MAX, 1, 1, 1, 0),
+            cap(1, 32769, 1, 1, 0),
+            cap(1, u32::MAX, 1, 1, 0),
+            cap(1, 1, 53, 1, 0),
+            cap(1, 1, u32::MAX, 1, 0),
+            cap(1, 1, 1, 65, 0),
+            cap(1, 1, 1, u32::MAX, 0),
+            cap(1, 1, 1, 1, 829),
+            cap(1, 1, 1, 1, u32::MAX),
+        ];
+        for asked in cases {
+            let mut cap = asked;
+            assert_eq!(QueueSizes::new(&mut cap, &LIMITS), Err(Errno::INVALID), "{asked:?}");
+            assert_eq!(cap, asked);
+        }
+    }
+
+    #[test]
+    fn a_custom_buffer_is_aligned_to_its_page_offset_unit() {
+        let small = QueueSizes { sq_blocks: 4, rq_entries: 4, rq_stride: 16 };
+        assert_eq!((small.bytes(), small.send_offset(), small.alignment(4096)), (320, 64, 64));
+        let large = QueueSizes { sq_blocks: 32768, rq_entries: 0, rq_stride: 1 };
+        assert_eq!((large.bytes(), large.alignment(4096)), (1 << 21, 1 << 15));
+        let wide = QueueSizes { sq_blocks: 4, rq_entries: 4, rq_stride: 1024 };
+        assert_eq!(wide.alignment(4096), 1024);
+    }
+}
