@@ -188,13 +188,21 @@ pub(super) fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let start = addr & !(page - 1);
     let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
     let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };
-    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: populating changes no content; ranges that are not mapped are reported, not touched.
-    if unsafe { libc::madvise(base as *mut libc::c_void, length, advice) } == 0 {
-        return true;
+    let populate = |advice| {
+        // SAFETY: populating changes no content; ranges that are not mapped are reported, not touched.
+        match unsafe { libc::madvise(base as *mut libc::c_void, length, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().raw_os_error()),
+        }
+    };
+    match populate(if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ }) {
+        Ok(()) => return true,
+        Err(Some(libc::EINVAL)) => {}
+        Err(_) => return false,
     }
-    // Kernels before 5.14, and mappings of devices, do not populate: ask at least whether something is mapped.
-    if io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+    // EINVAL: not writable, if reading works; else a kernel before 5.14, or a device's mapping, which do not populate. Then
+    // ask at least whether something is mapped.
+    if writable && populate(libc::MADV_POPULATE_READ).is_ok() {
         return false;
     }
     let mut residency = vec![0u8; 1 << 16];

@@ -253,7 +253,7 @@ impl Engine {
             qp.timer = None;
             let dlid = qp.dlid();
             let expired = qp.sender.deadline.is_some_and(|deadline| deadline <= now);
-            let ready = qp.rnr_is_over(now);
+            let ready = qp.take_rnr_over(now);
             if expired {
                 let alive = dlid == self.lid || self.fabric.is_alive(dlid);
                 self.with_qp(qpn, now, |qp, context| qp.retry(alive, context));

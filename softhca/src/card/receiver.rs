@@ -54,10 +54,6 @@ impl Receiver {
     pub(super) fn start(psn: u32) -> Self {
         Receiver { expected_psn: psn, ..Receiver::default() }
     }
-
-    pub(super) fn has_responses(&self) -> bool {
-        !self.responses.is_empty()
-    }
 }
 
 /// How handling a request ends when it does not go on.

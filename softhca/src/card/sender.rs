@@ -162,10 +162,9 @@ impl Qp {
 
     /// The next request packet, if one can be sent now. Its payload's places go to `context.parts`.
     pub(super) fn next_request(&mut self, context: &mut Context<'_>) -> Option<Header> {
-        if self.attributes.state != QpState::Rts || self.sender.rnr_until.is_some_and(|until| context.now < until) {
+        if self.attributes.state != QpState::Rts || self.sender.rnr_until.is_some() {
             return None;
         }
-        self.sender.rnr_until = None;
         loop {
             if self.sender.cursor == self.sender.requests.len() {
                 if self.sender.requests.len() >= WINDOW {
@@ -448,9 +447,9 @@ impl Qp {
         self.sender.deadline = ack_timeout(self.attributes.timeout).map(|timeout| context.now + timeout);
     }
 
-    /// A wait for room in the peer's queue, if it has been long enough.
-    pub(super) fn rnr_is_over(&self, now: Instant) -> bool {
-        self.sender.rnr_until.is_some_and(|until| until <= now)
+    /// Whether the pause that the peer asked for is over; then it is forgotten.
+    pub(super) fn take_rnr_over(&mut self, now: Instant) -> bool {
+        self.sender.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
     /// Completes what is done, in order.

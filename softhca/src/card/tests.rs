@@ -1,0 +1,310 @@
+//! The card driven by hand: hand-written work-queue entries, no thread, every step explicit.
+
+use super::*;
+use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use zerocopy::{FromBytes, IntoBytes};
+
+mod errors;
+mod transfers;
+
+/// Memory that is never freed, aligned to a page.
+pub(super) fn memory(len: usize) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).unwrap();
+    // SAFETY: the size is not zero.
+    unsafe { std::alloc::alloc_zeroed(layout) }
+}
+
+pub(super) fn bytes<'a>(at: *mut u8, len: usize) -> &'a mut [u8] {
+    // SAFETY: tests hand out what `memory` made, one borrow at a time, while no step runs.
+    unsafe { std::slice::from_raw_parts_mut(at, len) }
+}
+
+fn word<'a>(at: *mut u32, index: usize) -> &'a AtomicU32 {
+    // SAFETY: a record of two words, never freed.
+    unsafe { AtomicU32::from_ptr(at.add(index)) }
+}
+
+/// A completion queue's memory.
+pub(super) struct TestCq {
+    pub(super) cqn: u32,
+    ring: *mut u8,
+    entries: u32,
+    dbrec: *mut u32,
+    pub(super) consumed: u32,
+}
+
+impl TestCq {
+    pub(super) fn new(card: &Card, entries: u32) -> Self {
+        let (ring, dbrec) = (memory(entries as usize * CQE_SIZE), memory(8).cast::<u32>());
+        for entry in bytes(ring, entries as usize * CQE_SIZE).chunks_mut(CQE_SIZE) {
+            entry[63] = OP_OWN_INVALID;
+        }
+        // SAFETY: the memory is never freed.
+        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec }) }.unwrap();
+        TestCq { cqn, ring, entries, dbrec, consumed: 0 }
+    }
+
+    /// The next entry, without making room for another.
+    pub(super) fn peek(&self) -> Option<Cqe64> {
+        let offset = (self.consumed & (self.entries - 1)) as usize * CQE_SIZE;
+        let cqe = Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64]).unwrap();
+        let owner = (self.consumed >> self.entries.trailing_zeros()) & 1 == 1;
+        (cqe.owner() == owner && cqe.opcode() != Ok(CqeOpcode::Invalid)).then_some(cqe)
+    }
+
+    pub(super) fn poll(&mut self) -> Option<Cqe64> {
+        let cqe = self.peek()?;
+        self.consumed += 1;
+        word(self.dbrec, 0).store(doorbell::ci_record(self.consumed), Ordering::Release);
+        Some(cqe)
+    }
+}
+
+/// A queue pair's memory.
+pub(super) struct TestQp {
+    pub(super) qpn: u32,
+    pub(super) cq: TestCq,
+    sq: *mut u8,
+    blocks: u32,
+    rq: *mut u8,
+    entries: u32,
+    stride: u32,
+    pub(super) dbrec: *mut u32,
+    pub(super) page: *mut u8,
+    pub(super) head: u32,
+    pub(super) received: u32,
+}
+
+pub(super) struct Sizes {
+    pub(super) blocks: u32,
+    pub(super) recv_segments: u32,
+    pub(super) cqes: u32,
+}
+
+pub(super) const SIZES: Sizes = Sizes { blocks: 16, recv_segments: 4, cqes: 64 };
+
+impl TestQp {
+    pub(super) fn new(card: &Card, pdn: u32, sizes: &Sizes) -> Self {
+        let cq = TestCq::new(card, sizes.cqes);
+        let uar = card.alloc_uar(&[0x800]).unwrap();
+        let (blocks, entries, stride) = (sizes.blocks, 16, recv_stride(sizes.recv_segments));
+        let (sq, rq) = (memory(blocks as usize * BASIC_BLOCK), memory((entries * stride) as usize));
+        let dbrec = memory(8).cast::<u32>();
+        let config = QpConfig {
+            pdn,
+            send_cq: cq.cqn,
+            recv_cq: cq.cqn,
+            uar: uar.id,
+            sq,
+            sq_blocks: blocks,
+            rq,
+            rq_entries: entries,
+            rq_stride: stride,
+            dbrec,
+            signal_all: false,
+        };
+        // SAFETY: the memory is never freed.
+        let qpn = unsafe { card.create_qp(&config) }.unwrap();
+        TestQp { qpn, cq, sq, blocks, rq, entries, stride, dbrec, page: uar.page, head: 0, received: 0 }
+    }
+
+    /// Brings it to RTS with a peer.
+    pub(super) fn connect(&self, card: &Card, peer: u32, dlid: u16, with: QpChange) {
+        let init = QpChange {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(with.access.unwrap_or(Access::REMOTE_READ | Access::REMOTE_WRITE)),
+            ..QpChange::default()
+        };
+        card.modify_qp(self.qpn, &init).unwrap();
+        let rtr = QpChange {
+            state: Some(QpState::Rtr),
+            address: Some(Address { dlid, gid: None }),
+            path_mtu: Some(5),
+            dest_qpn: Some(peer),
+            rq_psn: Some(with.rq_psn.unwrap_or(0)),
+            max_dest_rd_atomic: Some(4),
+            min_rnr_timer: Some(with.min_rnr_timer.unwrap_or(1)),
+            ..QpChange::default()
+        };
+        card.modify_qp(self.qpn, &rtr).unwrap();
+        let rts = QpChange {
+            state: Some(QpState::Rts),
+            timeout: Some(with.timeout.unwrap_or(14)),
+            retry_cnt: Some(with.retry_cnt.unwrap_or(7)),
+            rnr_retry: Some(with.rnr_retry.unwrap_or(7)),
+            sq_psn: Some(with.sq_psn.unwrap_or(0)),
+            max_rd_atomic: Some(4),
+            ..QpChange::default()
+        };
+        card.modify_qp(self.qpn, &rts).unwrap();
+    }
+
+    /// Writes bytes into the send ring from the head on, without moving it. Returns how many blocks they take.
+    pub(super) fn write(&self, wqe: &[u8]) -> u32 {
+        for (i, piece) in wqe.chunks(BASIC_BLOCK).enumerate() {
+            let block = (self.head + i as u32) & (self.blocks - 1);
+            bytes(self.sq, self.blocks as usize * BASIC_BLOCK)[block as usize * BASIC_BLOCK..][..piece.len()]
+                .copy_from_slice(piece);
+        }
+        wqe.len().div_ceil(BASIC_BLOCK) as u32
+    }
+
+    /// The bytes of a work-queue entry for the head of the ring.
+    pub(super) fn wqe(&self, opcode: Opcode, segments: &[&[u8]], flags: CtrlFlags, imm: [u8; 4]) -> Vec<u8> {
+        let body = segments.concat();
+        let ds = (SEGMENT + body.len()).div_ceil(SEGMENT) as u8;
+        let mut wqe = CtrlSeg::new(opcode, self.head as u16, self.qpn, ds, flags, imm).as_bytes().to_vec();
+        wqe.extend_from_slice(&body);
+        wqe
+    }
+
+    /// Announces what is in the ring up to the head, and rings.
+    pub(super) fn ring(&self, first_of_last: u32) {
+        word(self.dbrec, doorbell::DBR_SEND).store(doorbell::record(self.head), Ordering::Release);
+        let block = (first_of_last & (self.blocks - 1)) as usize * BASIC_BLOCK;
+        let start = &bytes(self.sq, self.blocks as usize * BASIC_BLOCK)[block..][..8];
+        self.store_doorbell(u64::from_ne_bytes(start.try_into().unwrap()));
+    }
+
+    pub(super) fn store_doorbell(&self, value: u64) {
+        // SAFETY: a register of our own page, which is mapped as long as the UAR is there.
+        unsafe { AtomicU64::from_ptr(self.page.add(0x800).cast()) }.store(value, Ordering::Release);
+    }
+
+    pub(super) fn post_wqe(&mut self, wqe: &[u8]) {
+        let first = self.head;
+        self.head += self.write(wqe);
+        self.ring(first);
+    }
+
+    pub(super) fn post(&mut self, opcode: Opcode, segments: &[&[u8]]) {
+        let wqe = self.wqe(opcode, segments, CtrlFlags::CQ_UPDATE, [0; 4]);
+        self.post_wqe(&wqe);
+    }
+
+    pub(super) fn post_recv(&mut self, segments: &[DataSeg]) {
+        let offset = ((self.received & (self.entries - 1)) * self.stride) as usize;
+        let mut entry = segments.as_bytes().to_vec();
+        if entry.len() < self.stride as usize {
+            entry.extend_from_slice(DataSeg::terminator().as_bytes());
+        }
+        bytes(self.rq, (self.entries * self.stride) as usize)[offset..][..entry.len()].copy_from_slice(&entry);
+        self.received += 1;
+        word(self.dbrec, doorbell::DBR_RECV).store(doorbell::record(self.received), Ordering::Release);
+    }
+}
+
+fn recv_stride(segments: u32) -> u32 {
+    gdsync_sys::prm::recv::stride(segments)
+}
+
+/// Two queue pairs of one card that are connected to each other, and two regions.
+pub(super) struct Pair {
+    pub(super) card: Card,
+    pub(super) pdn: u32,
+    pub(super) left: TestQp,
+    pub(super) right: TestQp,
+    pub(super) source: Region,
+    pub(super) target: Region,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Region {
+    pub(super) at: *mut u8,
+    pub(super) len: usize,
+    pub(super) key: u32,
+}
+
+impl Region {
+    pub(super) fn new(card: &Card, pdn: u32, len: usize, access: Access) -> Self {
+        let at = memory(len);
+        // SAFETY: the memory is never freed.
+        let key = unsafe { card.register_memory(pdn, at as u64, len as u64, access) }.unwrap();
+        Region { at, len, key }
+    }
+
+    pub(super) fn data(&self, range: std::ops::Range<usize>) -> DataSeg {
+        DataSeg::new(range.len() as u32, self.key, self.at as u64 + range.start as u64)
+    }
+
+    pub(super) fn remote(&self, offset: usize) -> RemoteAddrSeg {
+        RemoteAddrSeg::new(self.at as u64 + offset as u64, self.key)
+    }
+
+    pub(super) fn bytes<'a>(&self) -> &'a mut [u8] {
+        bytes(self.at, self.len)
+    }
+
+    pub(super) fn fill(&self, seed: usize) {
+        self.bytes().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + i / 251 + seed) as u8);
+    }
+}
+
+pub(super) fn everything() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE
+}
+
+impl Pair {
+    pub(super) fn with(sizes: &Sizes, len: usize, change: QpChange) -> Self {
+        let card = Card::stopped(Box::new(|event| tracing::info!(?event))).unwrap();
+        let pdn = card.alloc_pd().unwrap();
+        let (left, right) = (TestQp::new(&card, pdn, sizes), TestQp::new(&card, pdn, sizes));
+        left.connect(&card, right.qpn, card.lid(), change);
+        let mirrored = QpChange { sq_psn: change.rq_psn, rq_psn: change.sq_psn, ..change };
+        right.connect(&card, left.qpn, card.lid(), mirrored);
+        let source = Region::new(&card, pdn, len, everything());
+        let target = Region::new(&card, pdn, len, everything());
+        Pair { card, pdn, left, right, source, target }
+    }
+
+    pub(super) fn new(len: usize) -> Self {
+        Pair::with(&SIZES, len, QpChange::default())
+    }
+
+    /// Steps the card until it has nothing to do.
+    pub(super) fn run(&self) {
+        run(&self.card);
+    }
+
+    pub(super) fn diagnosed(&self, field: &str) -> bool {
+        self.card.diagnostics().iter().any(|diagnostic| diagnostic.field == field)
+    }
+
+    pub(super) fn state(&self, qp: &TestQp) -> QpState {
+        self.card.query_qp(qp.qpn).unwrap().state
+    }
+}
+
+pub(super) fn run(card: &Card) {
+    let mut engine = card.shared.engine.lock();
+    for _ in 0..1_000_000 {
+        if !engine.step(Instant::now()) {
+            card.shared.deliver_events(engine);
+            return;
+        }
+    }
+    panic!("the card does not come to rest");
+}
+
+/// A requester's completion of success: opcode and counter.
+pub(super) fn success(cqe: Option<Cqe64>) -> (u8, u16) {
+    let cqe = cqe.expect("a completion");
+    assert_eq!(cqe.opcode(), Ok(CqeOpcode::Requester), "{cqe}");
+    (cqe.wqe_opcode(), cqe.wqe_counter())
+}
+
+pub(super) fn error(cqe: Option<Cqe64>) -> (CqeOpcode, Syndrome, u16) {
+    let cqe = cqe.expect("a completion");
+    assert!(cqe.is_error(), "{cqe}");
+    (cqe.opcode().unwrap(), cqe.syndrome().unwrap(), cqe.wqe_counter())
+}
+
+pub(super) fn inline(data: &[u8]) -> Vec<u8> {
+    let mut segment = InlineSeg::new(data.len() as u32).as_bytes().to_vec();
+    segment.extend_from_slice(data);
+    segment
+}

@@ -1,5 +1,6 @@
 //! Errors as C callers see them.
 
+use crate::card::CardError;
 use libc::c_int;
 
 /// An errno value; never 0.
@@ -21,6 +22,25 @@ impl Errno {
     fn set(self) {
         // SAFETY: the location is the calling thread's own, valid as long as the thread.
         unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+impl From<CardError> for Errno {
+    /// The errno that the kernel would answer with. The words go to the log: C callers have no other place for them.
+    fn from(error: CardError) -> Self {
+        tracing::warn!(%error, "the card refused a command");
+        match error {
+            CardError::Unmapped { .. } => Errno(libc::EFAULT),
+            CardError::Busy { .. } => Errno::BUSY,
+            CardError::TooMany { .. } => Errno::NO_MEMORY,
+            CardError::Fabric(_) => Errno(libc::ENODEV),
+            CardError::System(error) => Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+            CardError::NotFound { .. }
+            | CardError::Invalid { .. }
+            | CardError::Transition { .. }
+            | CardError::Missing { .. }
+            | CardError::Superfluous { .. } => Errno::INVALID,
+        }
     }
 }
 

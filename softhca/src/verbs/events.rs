@@ -10,9 +10,7 @@ use super::errno::{self, Errno, Result};
 use super::object;
 use super::qp::Qp;
 use crate::card::Event;
-use gdsync_sys::verbs::{
-    self, ibv_async_element, ibv_async_event, ibv_context, ibv_cq, ibv_qp,
-};
+use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event, ibv_context, ibv_cq, ibv_qp};
 use libc::c_int;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
@@ -182,7 +180,9 @@ impl Routes {
     /// has until they are acknowledged.
     pub(super) fn remove(&self, number: ObjectNumber, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         // Before the object: as soon as that is gone its number may be given to another.
-        let Some(route) = self.by_number.lock().remove(&number) else { return destroy() };
+        let route = self.by_number.lock().remove(&number);
+        // The lock is free now: destroying may deliver events.
+        let Some(route) = route else { return destroy() };
         if let Err(errno) = destroy() {
             self.by_number.lock().insert(number, route);
             return Err(errno);

@@ -72,8 +72,7 @@ pub(super) unsafe fn take_back<O: Object>(
     }
     // SAFETY: as the caller promises, it came from `Arc::into_raw`; the count goes back below where it is not given up.
     let object = unsafe { Arc::from_raw(raw.cast_const().cast::<O>()) };
-    let destroyed =
-        if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { destroy(&object) };
+    let destroyed = if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { destroy(&object) };
     if destroyed.is_err() {
         let _still_the_callers = Arc::into_raw(object);
     }

@@ -3,11 +3,13 @@
 use super::domain::Pd;
 use super::errno::{Errno, Result};
 use super::object;
+use gdsync_sys::mlx5dv::MLX5DV_RES_TYPE_DBR;
 use gdsync_sys::verbs::IBV_ALLOCATOR_USE_DEFAULT;
 use libc::c_void;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes of a page: what libmlx5 aligns its rings to.
 pub(super) fn page_size() -> usize {
@@ -15,6 +17,9 @@ pub(super) fn page_size() -> usize {
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
+
+/// Bytes of a cache line: doorbell records of different queues do not share one.
+const CACHE_LINE: usize = 64;
 
 /// A block of queue memory, given back where it came from when dropped.
 pub(super) struct QueueMemory {
@@ -48,11 +53,28 @@ impl QueueMemory {
             return Ok(custom);
         }
         let alignment = request.alignment.max(own_alignment);
-        let layout =
-            Layout::from_size_align(request.size.max(1), alignment).map_err(|_| Errno::NO_MEMORY)?;
+        let size = request.size.max(1).next_multiple_of(alignment);
+        let layout = Layout::from_size_align(size, alignment).map_err(|_| Errno::NO_MEMORY)?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or(Errno::NO_MEMORY)?;
         Ok(QueueMemory { start, source: Source::Heap(layout) })
+    }
+
+    /// A doorbell record: two words. One of our own is zeroed, and has a cache line to itself.
+    ///
+    /// # Errors
+    /// As [`QueueMemory::new`].
+    pub(super) fn doorbell_record(domain: Option<&Arc<Pd>>) -> Result<Self> {
+        let request = Request { size: 8, alignment: 8, resource_type: MLX5DV_RES_TYPE_DBR };
+        Self::new(domain, &request, CACHE_LINE)
+    }
+
+    /// Zeroes both words of a doorbell record.
+    pub(super) fn clear_record(&self) {
+        for word in 0..2 {
+            // SAFETY: made by `doorbell_record`: two aligned words. The card may look at them meanwhile.
+            unsafe { AtomicU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
+        }
     }
 
     fn custom(domain: &Arc<Pd>, request: &Request) -> Result<Option<Self>> {

@@ -3,8 +3,9 @@
 //! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and what it calls.
 
 use super::errno::{Errno, Result};
+use crate::card::LIMITS;
 use gdsync_sys::prm::recv;
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 use gdsync_sys::verbs::ibv_qp_cap;
 
 /// What libmlx5 sets aside in each send WQE of an RC queue pair that does not say which operations it wants: the largest
@@ -13,17 +14,9 @@ use gdsync_sys::verbs::ibv_qp_cap;
 const RC_OVERHEAD: u64 = 16 + 48 + 64 + 64;
 /// Bytes of an inline segment before its data.
 const INLINE_HEADER: u64 = 4;
-
-/// What the card can do, as far as sizes go.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueueLimits {
-    /// Largest send WQE in bytes.
-    pub(super) send_descriptor: u32,
-    /// Largest receive WQE in bytes.
-    pub(super) recv_descriptor: u32,
-    /// Basic blocks of a send queue, and entries of a receive queue.
-    pub(super) work_requests: u32,
-}
+/// Most bytes that a WQE can carry inline: its size field counts 63 segments, two of which are the control and the remote
+/// address.
+const MAX_INLINE: u32 = (MAX_DS as u32 - 2) * SEGMENT as u32 - INLINE_HEADER as u32;
 
 /// Layout of a queue pair's buffer: the receive queue at its start, the send queue after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,10 +34,10 @@ impl QueueSizes {
     ///
     /// # Errors
     /// EINVAL where a limit is exceeded; `cap` is as it was then.
-    pub(super) fn new(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<Self> {
+    pub(super) fn new(cap: &mut ibv_qp_cap) -> Result<Self> {
         let mut granted = *cap;
-        let sq_blocks = send_blocks(&mut granted, limits)?;
-        let (rq_entries, rq_stride) = recv_entries(&mut granted, limits)?;
+        let sq_blocks = send_blocks(&mut granted)?;
+        let (rq_entries, rq_stride) = recv_entries(&mut granted)?;
         *cap = granted;
         Ok(QueueSizes { sq_blocks, rq_entries, rq_stride })
     }
@@ -67,37 +60,36 @@ impl QueueSizes {
     }
 }
 
-fn send_blocks(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<u32> {
+fn send_blocks(cap: &mut ibv_qp_cap) -> Result<u32> {
     if cap.max_send_wr == 0 {
         return Ok(0);
     }
-    let (block, largest) = (BASIC_BLOCK as u64, u64::from(limits.send_descriptor));
+    if cap.max_send_sge > LIMITS.max_send_sge || cap.max_inline_data > MAX_INLINE {
+        return Err(Errno::INVALID);
+    }
+    let block = BASIC_BLOCK as u64;
     let gather = RC_OVERHEAD + u64::from(cap.max_send_sge) * SEGMENT as u64;
     let inline = match u64::from(cap.max_inline_data) {
         0 => 0,
         bytes => RC_OVERHEAD + (INLINE_HEADER + bytes).next_multiple_of(SEGMENT as u64),
     };
     let wqe = gather.max(inline).next_multiple_of(block);
-    if wqe > largest || u64::from(cap.max_send_wr) > i32::MAX as u64 / largest {
-        return Err(Errno::INVALID);
-    }
     let queue = (u64::from(cap.max_send_wr) * wqe).next_power_of_two();
     let blocks = u32::try_from(queue / block).map_err(|_| Errno::INVALID)?;
-    if blocks > limits.work_requests {
+    if blocks > LIMITS.max_qp_wr {
         return Err(Errno::INVALID);
     }
-    cap.max_inline_data = (wqe - RC_OVERHEAD - INLINE_HEADER) as u32;
+    cap.max_inline_data = ((wqe - RC_OVERHEAD - INLINE_HEADER) as u32).min(MAX_INLINE);
     cap.max_send_wr = (queue / wqe) as u32;
     Ok(blocks)
 }
 
-fn recv_entries(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<(u32, u32)> {
+fn recv_entries(cap: &mut ibv_qp_cap) -> Result<(u32, u32)> {
     if cap.max_recv_wr == 0 {
         cap.max_recv_sge = 0;
         return Ok((0, 1));
     }
-    let list = u64::from(cap.max_recv_sge.max(1)) * SEGMENT as u64;
-    if cap.max_recv_wr > limits.work_requests || list > u64::from(limits.recv_descriptor) {
+    if cap.max_recv_wr > LIMITS.max_qp_wr || cap.max_recv_sge > LIMITS.max_recv_sge {
         return Err(Errno::INVALID);
     }
     let stride = recv::stride(cap.max_recv_sge);
@@ -111,9 +103,6 @@ fn recv_entries(cap: &mut ibv_qp_cap, limits: &QueueLimits) -> Result<(u32, u32)
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const LIMITS: QueueLimits =
-        QueueLimits { send_descriptor: 1024, recv_descriptor: 1024, work_requests: 32768 };
 
     fn cap(send_wr: u32, recv_wr: u32, send_sge: u32, recv_sge: u32, inline: u32) -> ibv_qp_cap {
         ibv_qp_cap {
@@ -139,15 +128,18 @@ mod tests {
             (cap(3, 5, 1, 0, 61), cap(3, 8, 1, 1, 124), (16, 8, 16)),
             // inline 192 + align(4 + 60, 16) = 256.
             (cap(3, 5, 1, 2, 60), cap(4, 8, 1, 2, 60), (16, 8, 32)),
-            // 52 segments fill the largest WQE: 192 + 832 = 1024.
+            // 52 segments: 192 + 832 = 1024, the largest WQE of common hardware.
             (cap(16, 16, 52, 64, 0), cap(16, 16, 52, 64, 828), (256, 16, 1024)),
+            // 61 segments: 192 + 976 = 1168 -> 1216; 4 * 1216 = 4864 -> 8192 bytes, 6 WQEs. 1216 - 196 bytes inline would be
+            // more than 63 segments hold: 61 * 16 - 4.
+            (cap(4, 4, 61, 1, 0), cap(6, 4, 61, 1, 972), (128, 4, 16)),
             // No queue at all: what was asked of it is not looked at.
             (cap(0, 0, 9, 9, 7), cap(0, 0, 9, 0, 7), (0, 0, 1)),
             (cap(8192, 32768, 1, 1, 0), cap(8192, 32768, 1, 1, 60), (32768, 32768, 16)),
         ];
         for (asked, granted, (sq_blocks, rq_entries, rq_stride)) in cases {
             let mut cap = asked;
-            let sizes = QueueSizes::new(&mut cap, &LIMITS);
+            let sizes = QueueSizes::new(&mut cap);
             assert_eq!(sizes, Ok(QueueSizes { sq_blocks, rq_entries, rq_stride }), "{asked:?}");
             assert_eq!(cap, granted, "{asked:?}");
         }
@@ -160,16 +152,16 @@ mod tests {
             cap(u32::MAX, 1, 1, 1, 0),
             cap(1, 32769, 1, 1, 0),
             cap(1, u32::MAX, 1, 1, 0),
-            cap(1, 1, 53, 1, 0),
+            cap(1, 1, 62, 1, 0),
             cap(1, 1, u32::MAX, 1, 0),
             cap(1, 1, 1, 65, 0),
             cap(1, 1, 1, u32::MAX, 0),
-            cap(1, 1, 1, 1, 829),
+            cap(1, 1, 1, 1, 973),
             cap(1, 1, 1, 1, u32::MAX),
         ];
         for asked in cases {
             let mut cap = asked;
-            assert_eq!(QueueSizes::new(&mut cap, &LIMITS), Err(Errno::INVALID), "{asked:?}");
+            assert_eq!(QueueSizes::new(&mut cap), Err(Errno::INVALID), "{asked:?}");
             assert_eq!(cap, asked);
         }
     }

@@ -1,0 +1,107 @@
+//! Address handles: where datagrams go, in the card's format.
+
+use super::context::PORT;
+use super::domain::Pd;
+use super::errno::{self, Errno, Result};
+use super::object::{self, Object};
+use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
+use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_pd};
+use libc::c_int;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Bytes of an address vector.
+pub(super) const VECTOR_SIZE: usize = size_of::<AddressVector>();
+
+/// An address handle.
+#[repr(C)]
+pub(super) struct Ah {
+    ibv: UnsafeCell<ibv_ah>,
+    vector: UnsafeCell<[u8; VECTOR_SIZE]>,
+    _domain: Arc<Pd>,
+}
+
+// SAFETY: the C struct is written once, before the handle is handed out; the vector is the C caller's to look at.
+unsafe impl Sync for Ah {}
+// SAFETY: as above; its pointers name held objects.
+unsafe impl Send for Ah {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Ah {
+    type C = ibv_ah;
+}
+
+impl Ah {
+    /// The address vector; valid as long as the handle.
+    pub(super) fn vector(&self) -> *mut u8 {
+        self.vector.get().cast()
+    }
+}
+
+/// Rate codes of the card by those of libibverbs, `enum ibv_rate`: the same rate, or the next one above that the card knows
+/// (libmlx5, `ah_attr_to_mlx5_rate`). What is not in the table is unlimited, 0.
+const RATES: [u8; 23] = [0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9, 15, 0, 0, 9, 13, 0, 0];
+
+/// `ibv_create_ah`.
+///
+/// EINVAL: a port that is not there, a source GID that is not there, a service level, path bits or flow label with too many bits.
+///
+/// # Safety
+/// `pd` is null or allocated; `attr` is null or valid.
+pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { new_ah(pd, attr) })
+}
+
+unsafe fn new_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah> {
+    // SAFETY: the caller's.
+    let (through, attr) = unsafe { (object::share::<Pd>(pd)?, object::attributes(attr)?) };
+    check(attr)?;
+    let domain = Pd::protection(through);
+    let ibv = ibv_ah { context: object::handle(&domain.context), pd, handle: 0 };
+    let ah = Ah { ibv: UnsafeCell::new(ibv), vector: UnsafeCell::new(vector_of(attr)), _domain: domain };
+    Ok(object::hand_out(Arc::new(ah)))
+}
+
+/// What an address vector may say on this port, for address handles and for the paths of queue pairs.
+///
+/// # Errors
+/// EINVAL.
+pub(super) fn check(attr: &ibv_ah_attr) -> Result<()> {
+    let route = &attr.grh;
+    let route_fits = attr.is_global == 0 || (route.sgid_index == 0 && route.flow_label < 1 << 20);
+    let fits = attr.port_num == PORT && attr.sl < 1 << 4 && attr.src_path_bits < 1 << 7;
+    if fits && route_fits { Ok(()) } else { Err(Errno::INVALID) }
+}
+
+fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
+    let grh = (attr.is_global != 0).then_some(GrhFields {
+        traffic_class: attr.grh.traffic_class,
+        hop_limit: attr.grh.hop_limit,
+        gid_index: attr.grh.sgid_index,
+        flow_label: attr.grh.flow_label,
+        gid: attr.grh.dgid.raw,
+    });
+    let vector = AddressVector::new(&AddressFields {
+        static_rate: RATES.get(usize::from(attr.static_rate)).copied().unwrap_or(0),
+        service_level: attr.sl,
+        path_bits: attr.src_path_bits,
+        dlid: attr.dlid,
+        grh,
+        ..AddressFields::default()
+    });
+    let mut bytes = [0; VECTOR_SIZE];
+    bytes.copy_from_slice(vector.as_bytes());
+    // As libmlx5 leaves it: queue pair and its extension bit are filled in by who posts.
+    bytes[8..12].fill(0);
+    bytes
+}
+
+/// `ibv_destroy_ah`.
+///
+/// # Safety
+/// `ah` is null or created.
+pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back::<Ah>(ah, |_| Ok(())) })
+}

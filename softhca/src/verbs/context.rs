@@ -1,0 +1,204 @@
+//! Open devices, and what can be asked of them.
+
+use super::device::{Device, Hold, OpenCard, c_string};
+use super::errno::{self, Errno, Result};
+use super::events::EventQueue;
+use super::object::{self, Object};
+use super::uar::OwnUar;
+use crate::card::{Card, LIMITS};
+use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+use libc::c_int;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+/// The card's only port.
+pub(super) const PORT: u8 = 1;
+/// Completion vectors, all of which are the same here.
+pub(super) const COMPLETION_VECTORS: c_int = 1;
+/// The PCI vendor id of the cards whose interface this is.
+const VENDOR_MELLANOX: u32 = 0x15b3;
+/// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.
+const PHYS_LINK_UP: u8 = 5;
+/// Width code of 4 lanes (`enum ib_port_width`).
+const WIDTH_4X: u8 = 2;
+/// Speed code of HDR, 50 Gbit/s a lane (`enum ib_port_speed`).
+const SPEED_HDR: u8 = 64;
+
+/// An open device.
+#[repr(C)]
+pub(super) struct Context {
+    ibv: UnsafeCell<ibv_context>,
+    pub(super) events: Arc<EventQueue>,
+    /// For queue pairs without a thread domain, and for completion queues.
+    pub(super) uar: OwnUar,
+    hold: Hold,
+}
+
+// SAFETY: the C struct is written once, before the context is handed out; everything else is `Sync` itself.
+unsafe impl Sync for Context {}
+// SAFETY: as above; its pointers name static devices or nothing.
+unsafe impl Send for Context {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Context {
+    type C = ibv_context;
+}
+
+impl Context {
+    fn new(device: &'static Device) -> Result<Self> {
+        let hold = Hold::new(device)?;
+        let uar = OwnUar::new(&hold.card)?;
+        let events = Arc::new(EventQueue::new()?);
+        let ibv = ibv_context {
+            device: device.handle(),
+            ops: [std::ptr::null_mut(); 32],
+            cmd_fd: -1,
+            async_fd: events.fd(),
+            num_comp_vectors: COMPLETION_VECTORS,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            // No `verbs_context` around it: the inline functions of verbs.h then find no extended operations.
+            abi_compat: std::ptr::null_mut(),
+        };
+        Ok(Context { ibv: UnsafeCell::new(ibv), events, uar, hold })
+    }
+
+    pub(super) fn card(&self) -> &Card {
+        &self.hold.card.card
+    }
+
+    pub(super) fn open(&self) -> &Arc<OpenCard> {
+        &self.hold.card
+    }
+}
+
+/// `ibv_open_device`.
+///
+/// # Safety
+/// `device` is null or from a list.
+pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: the caller's; devices are static.
+    let found: Result<&'static Device> = unsafe { object::borrow(device) };
+    errno::pointer(found.and_then(Context::new).map(|context| object::hand_out(Arc::new(context))))
+}
+
+/// `ibv_close_device`. EBUSY while objects of the context are left.
+///
+/// # Safety
+/// `context` is null or open.
+pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back::<Context>(context, |_| Ok(())) })
+}
+
+/// `ibv_query_device`.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid.
+pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the caller's.
+    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
+        // SAFETY: the caller's.
+        Ok((context, unsafe { object::attributes(attr) }?))
+    });
+    errno::status(arguments.map(|(context, attr)| *attr = device_attributes(context.card().guid())))
+}
+
+fn device_attributes(guid: u64) -> ibv_device_attr {
+    let count = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let nothing: ibv_device_attr = unsafe { std::mem::zeroed() };
+    let reads = c_int::from(LIMITS.max_rd_atomic);
+    ibv_device_attr {
+        fw_ver: c_string(env!("CARGO_PKG_VERSION")),
+        node_guid: guid.to_be(),
+        sys_image_guid: guid.to_be(),
+        max_mr_size: u64::MAX,
+        // Every page size from 4 KiB on.
+        page_size_cap: !0xfff,
+        vendor_id: VENDOR_MELLANOX,
+        max_qp: count(LIMITS.max_qp),
+        max_qp_wr: count(LIMITS.max_qp_wr),
+        max_sge: count(LIMITS.max_send_sge.min(LIMITS.max_recv_sge)),
+        max_sge_rd: count(LIMITS.max_send_sge),
+        max_cq: count(LIMITS.max_cq),
+        // One entry is the library's, as in `mlx5dv_create_cq`.
+        max_cqe: count(LIMITS.max_cqe - 1),
+        max_mr: count(LIMITS.max_mr),
+        max_pd: count(LIMITS.max_pd),
+        max_qp_rd_atom: reads,
+        max_res_rd_atom: reads.saturating_mul(count(LIMITS.max_qp)),
+        max_qp_init_rd_atom: reads,
+        max_ah: c_int::MAX,
+        max_pkeys: 1,
+        phys_port_cnt: PORT,
+        ..nothing
+    }
+}
+
+/// `ibv_query_port`: fills the fields up to `flags`, as the exported function does.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid.
+pub(super) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's.
+    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
+        // SAFETY: the caller's.
+        Ok((context, unsafe { object::attributes(attr) }?))
+    });
+    errno::status(arguments.and_then(|(context, attr)| {
+        check_port(port)?;
+        let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
+        *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card().lid()) };
+        Ok(())
+    }))
+}
+
+fn port_attributes(lid: u16) -> ibv_port_attr {
+    ibv_port_attr {
+        state: verbs::IBV_PORT_ACTIVE,
+        max_mtu: verbs::IBV_MTU_4096,
+        active_mtu: verbs::IBV_MTU_4096,
+        gid_tbl_len: 1,
+        max_msg_sz: LIMITS.max_message,
+        pkey_tbl_len: 1,
+        lid,
+        max_vl_num: 1,
+        active_width: WIDTH_4X,
+        active_speed: SPEED_HDR,
+        phys_state: PHYS_LINK_UP,
+        link_layer: verbs::IBV_LINK_LAYER_INFINIBAND,
+        ..ibv_port_attr::default()
+    }
+}
+
+fn check_port(port: u8) -> Result<()> {
+    if port == PORT { Ok(()) } else { Err(Errno::INVALID) }
+}
+
+/// `ibv_query_gid`: 0, or -1 with `errno` set. The table has one entry, index 0.
+///
+/// # Safety
+/// `context` is null or open; `gid` is null or valid.
+pub(super) unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    // SAFETY: the caller's.
+    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
+        // SAFETY: the caller's.
+        Ok((context, unsafe { object::attributes(gid) }?))
+    });
+    errno::minus_one(arguments.and_then(|(context, gid)| {
+        check_port(port)?;
+        if index != 0 {
+            return Err(Errno::INVALID);
+        }
+        gid.raw = context.card().gid();
+        Ok(())
+    }))
+}

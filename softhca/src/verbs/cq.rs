@@ -1,0 +1,198 @@
+//! Completion queues.
+
+use super::context::{COMPLETION_VECTORS, Context};
+use super::domain::Pd;
+use super::errno::{self, Errno, Result};
+use super::events::{EventSource, ObjectNumber, ObjectPointer};
+use super::object::{self, Object};
+use super::queue_memory::{QueueMemory, Request, page_size};
+use crate::card::{CqConfig, LIMITS};
+use gdsync_sys::mlx5dv::{
+    MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_RES_TYPE_CQ, mlx5dv_cq, mlx5dv_cq_init_attr,
+};
+use gdsync_sys::prm::cqe::{CQE_SIZE, CqeOpcode};
+use gdsync_sys::verbs::{
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, ibv_context, ibv_cq, ibv_cq_init_attr_ex,
+};
+use libc::c_int;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+/// `IBV_WC_STANDARD_FLAGS`: what every completion carries. There are no timestamps, VLANs or flow tags here.
+const STANDARD_WC_FLAGS: u64 = 0x7f;
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, of no use here.
+const SINGLE_THREADED: u32 = 1 << 0;
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: this card always looks after overruns.
+const IGNORE_OVERRUN: u32 = 1 << 1;
+/// `MLX5DV_CQ_INIT_ATTR_MASK_FLAGS`.
+const MLX5_MASK_FLAGS: u64 = 1 << 1;
+/// `op_own` of an entry that no card has written, as libmlx5 initialises it: invalid, owner bit 0.
+const OP_OWN_INITIAL: u8 = (CqeOpcode::Invalid as u8) << 4;
+/// Offset of `op_own` in an entry.
+const OP_OWN: usize = CQE_SIZE - 1;
+
+/// A completion queue.
+#[repr(C)]
+pub(super) struct Cq {
+    ibv: UnsafeCell<ibv_cq>,
+    pub(super) number: u32,
+    pub(super) events: Arc<EventSource>,
+    entries: u32,
+    ring: QueueMemory,
+    dbrec: QueueMemory,
+    pub(super) context: Arc<Context>,
+    /// The parent domain that was given.
+    _domain: Option<Arc<Pd>>,
+}
+
+// SAFETY: the C struct is written once, before the queue is handed out; rings and records are the C caller's and the card's.
+unsafe impl Sync for Cq {}
+// SAFETY: as above; its pointers are only pointed with.
+unsafe impl Send for Cq {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Cq {
+    type C = ibv_cq;
+}
+
+impl Cq {
+    /// `mlx5dv_init_obj`'s answer.
+    pub(super) fn describe(&self) -> mlx5dv_cq {
+        mlx5dv_cq {
+            buf: self.ring.start().cast(),
+            dbrec: self.dbrec.start().cast(),
+            cqe_cnt: self.entries,
+            cqe_size: CQE_SIZE as u32,
+            cq_uar: self.context.uar.page().cast(),
+            cqn: self.number,
+            comp_mask: 0,
+        }
+    }
+}
+
+/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of which is the library's.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid, and so is what it names; `mlx5_attr` is null or valid.
+pub(super) unsafe extern "C" fn mlx5dv_create_cq(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+    mlx5_attr: *mut mlx5dv_cq_init_attr,
+) -> *mut ibv_cq {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { new_cq(context, attr, mlx5_attr) })
+}
+
+unsafe fn new_cq(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+    mlx5_attr: *mut mlx5dv_cq_init_attr,
+) -> Result<*mut ibv_cq> {
+    // SAFETY: the caller's.
+    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+    let entries = check(attr)?;
+    // SAFETY: null or valid, as the caller says.
+    if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
+        check_mlx5(mlx5_attr)?;
+    }
+    let domain = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        // SAFETY: the caller's.
+        let domain = unsafe { object::share::<Pd>(attr.parent_domain) }?;
+        if domain.parent().is_none() || !Arc::ptr_eq(&domain.context, &context) {
+            return Err(Errno::INVALID);
+        }
+        Some(domain)
+    } else {
+        None
+    };
+    let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
+    let config = CqConfig { ring: ring.start(), entries, dbrec: dbrec.start().cast() };
+    // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
+    let number = unsafe { context.card().create_cq(&config) }?;
+    let ibv = ibv_cq {
+        context: object::handle(&context),
+        channel: std::ptr::null_mut(),
+        cq_context: attr.cq_context,
+        handle: number,
+        cqe: (entries - 1) as c_int,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        comp_events_completed: 0,
+        async_events_completed: 0,
+    };
+    let events = Arc::new(EventSource::default());
+    let ibv = UnsafeCell::new(ibv);
+    let cq = Arc::new(Cq { ibv, number, events, entries, ring, dbrec, context, _domain: domain });
+    let pointer = ObjectPointer::Cq(object::handle(&cq));
+    let routes = &cq.context.open().routes;
+    routes.add(ObjectNumber::Cq(number), &cq.context.events, pointer, &cq.events);
+    Ok(object::hand_out(cq))
+}
+
+/// Checks in libmlx5's order. Returns the number of entries.
+fn check(attr: &ibv_cq_init_attr_ex) -> Result<u32> {
+    if attr.cqe == 0 || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+        return Err(Errno::INVALID);
+    }
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+    if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
+        return Err(Errno::INVALID);
+    }
+    if flags & IGNORE_OVERRUN != 0 || attr.wc_flags & !STANDARD_WC_FLAGS != 0 || !attr.channel.is_null() {
+        tracing::warn!(
+            flags,
+            attr.wc_flags,
+            "the software card has no overrun suppression, no extended completion fields and no completion channels"
+        );
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    if attr.comp_vector >= COMPLETION_VECTORS as u32 {
+        return Err(Errno::INVALID);
+    }
+    let entries = attr.cqe.checked_add(1).and_then(u32::checked_next_power_of_two);
+    entries.filter(|entries| *entries <= LIMITS.max_cqe).ok_or(Errno::INVALID)
+}
+
+fn check_mlx5(attr: &mlx5dv_cq_init_attr) -> Result<()> {
+    // Compression and padding are refused as by hardware that does not have them.
+    if attr.comp_mask & !(MLX5_MASK_FLAGS | MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE) != 0
+        || attr.comp_mask & MLX5_MASK_FLAGS != 0 && attr.flags != 0
+    {
+        return Err(Errno::INVALID);
+    }
+    if attr.comp_mask & MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE != 0 {
+        return match usize::from(attr.cqe_size) {
+            CQE_SIZE => Ok(()),
+            128 => Err(Errno::NOT_SUPPORTED),
+            _ => Err(Errno::INVALID),
+        };
+    }
+    Ok(())
+}
+
+/// Ring and doorbell record, initialised as libmlx5 does it.
+fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, QueueMemory)> {
+    let page = page_size();
+    let size = (entries as usize * CQE_SIZE).next_multiple_of(page);
+    let request = Request { size, alignment: page, resource_type: MLX5DV_RES_TYPE_CQ };
+    let ring = QueueMemory::new(domain, &request, page)?;
+    for entry in 0..entries as usize {
+        // SAFETY: inside the ring, which the card does not know yet.
+        unsafe { ring.start().add(entry * CQE_SIZE + OP_OWN).write(OP_OWN_INITIAL) };
+    }
+    let dbrec = QueueMemory::doorbell_record(domain)?;
+    dbrec.clear_record();
+    Ok((ring, dbrec))
+}
+
+/// `ibv_destroy_cq`. EBUSY while queue pairs complete there; waits until its events are acknowledged.
+///
+/// # Safety
+/// `cq` is null or created.
+pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let destroy = |cq: &Arc<Cq>| {
+        let open = cq.context.open();
+        open.routes.remove(ObjectNumber::Cq(cq.number), || Ok(open.card.destroy_cq(cq.number)?))
+    };
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back(cq, destroy) })
+}

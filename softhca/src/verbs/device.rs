@@ -1,0 +1,254 @@
+//! The devices of this process, and when each one's card runs.
+//!
+//! Devices are always there; listing them starts nothing and cannot fail for want of a card. The card of a device starts when
+//! it is first needed, by opening the device or asking for its GUID, and stops when no list and no context is left. While
+//! one is, GUID and LID stay the same. All contexts of a device share its card.
+
+use super::errno::{self, Errno, Result};
+use super::events::Routes;
+use super::object::{self, Object};
+use crate::card::{Card, Diagnostic};
+use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
+use libc::{c_char, c_int};
+use parking_lot::Mutex;
+use std::cell::UnsafeCell;
+use std::sync::{Arc, OnceLock};
+
+/// Environment variable with the number of software devices of this process, 1 to 8; 1 without it.
+pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
+/// Most devices of one process.
+const MAX_DEVICES: usize = 8;
+/// `IBV_NODE_CA`.
+const NODE_CA: c_int = 1;
+/// `IBV_TRANSPORT_IB`.
+const TRANSPORT_IB: c_int = 0;
+
+/// A running card, and where the events of its objects go.
+pub(super) struct OpenCard {
+    pub(super) card: Card,
+    pub(super) routes: Arc<Routes>,
+}
+
+/// A device of this process; never goes away.
+#[repr(C)]
+pub(super) struct Device {
+    ibv: UnsafeCell<ibv_device>,
+    state: Mutex<State>,
+}
+
+// SAFETY: the C struct is written once, before anybody else sees it; the rest is behind its lock.
+unsafe impl Sync for Device {}
+// SAFETY: as above; its pointers are null.
+unsafe impl Send for Device {}
+// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never shared or taken back.
+unsafe impl Object for Device {
+    type C = ibv_device;
+}
+
+#[derive(Default)]
+struct State {
+    /// Lists that name the device and are not freed.
+    lists: usize,
+    /// Open contexts.
+    contexts: usize,
+    card: Option<Arc<OpenCard>>,
+}
+
+impl State {
+    fn card(&mut self) -> Result<Arc<OpenCard>> {
+        if let Some(card) = &self.card {
+            return Ok(card.clone());
+        }
+        let routes = Arc::new(Routes::default());
+        let sink = routes.clone();
+        let card = Card::start(Box::new(move |event| sink.deliver(event)))?;
+        let card = Arc::new(OpenCard { card, routes });
+        self.card = Some(card.clone());
+        Ok(card)
+    }
+
+    /// The card, where nobody needs it any more; for the caller to drop after the lock.
+    fn idle_card(&mut self) -> Option<Arc<OpenCard>> {
+        if self.lists == 0 && self.contexts == 0 { self.card.take() } else { None }
+    }
+}
+
+impl Device {
+    fn new(index: usize) -> Self {
+        let ibv = ibv_device {
+            _ops: [std::ptr::null_mut(); 2],
+            node_type: NODE_CA,
+            transport_type: TRANSPORT_IB,
+            name: c_string(&format!("softhca{index}")),
+            dev_name: c_string(&format!("softhca-uverbs{index}")),
+            // Not in sysfs.
+            dev_path: [0; IBV_SYSFS_PATH_MAX],
+            ibdev_path: [0; IBV_SYSFS_PATH_MAX],
+        };
+        Device { ibv: UnsafeCell::new(ibv), state: Mutex::default() }
+    }
+
+    pub(super) fn handle(&self) -> *mut ibv_device {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    fn guid(&self) -> u64 {
+        let mut state = self.state.lock();
+        if state.lists == 0 && state.contexts == 0 {
+            return 0;
+        }
+        state.card().map_or(0, |open| open.card.guid())
+    }
+}
+
+/// A context's hold on its device: keeps the card running.
+pub(super) struct Hold {
+    device: &'static Device,
+    pub(super) card: Arc<OpenCard>,
+}
+
+impl Hold {
+    pub(super) fn new(device: &'static Device) -> Result<Self> {
+        let mut state = device.state.lock();
+        let card = state.card()?;
+        state.contexts += 1;
+        Ok(Hold { device, card })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut state = self.device.state.lock();
+        state.contexts = state.contexts.saturating_sub(1);
+        let _stops_after_the_lock = state.idle_card();
+        drop(state);
+    }
+}
+
+/// Copies text into a C field, cut to fit, zero terminated.
+pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (place, byte) in field.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
+        *place = byte as c_char;
+    }
+    field
+}
+
+fn device_count(value: Option<&str>) -> usize {
+    let Some(value) = value else { return 1 };
+    match value.parse() {
+        Ok(count @ 1..=MAX_DEVICES) => count,
+        _ => {
+            tracing::warn!(value, "{DEVICES_VARIABLE} is not a number from 1 to {MAX_DEVICES}: 1 is used");
+            1
+        }
+    }
+}
+
+fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+        (0..device_count(value.as_deref())).map(Device::new).collect()
+    })
+}
+
+/// The strict checker's findings of every card of this process that runs, oldest first for each card.
+///
+/// The last 256 of a card are kept; they go with it, when its last context is closed.
+pub fn diagnostics() -> Vec<Diagnostic> {
+    let cards: Vec<_> = devices().iter().filter_map(|device| device.state.lock().card.clone()).collect();
+    cards.iter().flat_map(|open| open.card.diagnostics()).collect()
+}
+
+/// `ibv_get_device_list`.
+///
+/// # Safety
+/// `num` is null or a valid place.
+pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
+    let devices = devices();
+    let entry = size_of::<*mut ibv_device>();
+    // SAFETY: no memory is involved yet; one entry more, which stays null, ends the list.
+    let list = unsafe { libc::calloc(devices.len() + 1, entry) }.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return errno::pointer(Err(Errno::NO_MEMORY));
+    }
+    for (i, device) in devices.iter().enumerate() {
+        device.state.lock().lists += 1;
+        // SAFETY: the list has an entry for each device.
+        unsafe { list.add(i).write(device.handle()) };
+    }
+    // SAFETY: null or valid, as the caller says.
+    if let Some(num) = unsafe { num.as_mut() } {
+        *num = devices.len() as c_int;
+    }
+    list
+}
+
+/// `ibv_free_device_list`.
+///
+/// # Safety
+/// `list` is null, or came from [`get_device_list`] and was not freed.
+pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    if list.is_null() {
+        return;
+    }
+    // SAFETY: came from `calloc`, as the caller says.
+    unsafe { libc::free(list.cast()) };
+    for device in devices() {
+        let mut state = device.state.lock();
+        state.lists = state.lists.saturating_sub(1);
+        let _stops_after_the_lock = state.idle_card();
+        drop(state);
+    }
+}
+
+/// `ibv_get_device_name`: null with EINVAL for null.
+///
+/// # Safety
+/// `device` is null or from a list.
+pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller's; devices are static.
+    let found = unsafe { object::borrow::<Device>(device) };
+    // SAFETY: the struct does not change any more.
+    errno::pointer(found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
+}
+
+/// `ibv_get_device_guid`, in network byte order. Starts the card, whose identity it is, if it does not run; 0 where that is
+/// not possible, or where `device` is null or of a list that was freed.
+///
+/// # Safety
+/// `device` is null or from a list.
+pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's; devices are static.
+    unsafe { object::borrow::<Device>(device) }.map_or(0, |device| device.guid().to_be())
+}
+
+/// `mlx5dv_is_supported`: every software device speaks mlx5.
+///
+/// # Safety
+/// `device` is null or from a list.
+pub(super) unsafe extern "C" fn mlx5dv_is_supported(device: *mut ibv_device) -> bool {
+    !device.is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_device_count_means_one() {
+        assert_eq!(device_count(None), 1);
+        assert_eq!(["1", "8"].map(|value| device_count(Some(value))), [1, 8]);
+        for bad in ["", "0", "9", "-1", "two", "1.5", "99999999999999999999"] {
+            assert_eq!(device_count(Some(bad)), 1, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn text_is_cut_to_its_field() {
+        assert_eq!(c_string::<4>("ab"), [97, 98, 0, 0]);
+        assert_eq!(c_string::<4>("abcdef"), [97, 98, 99, 0]);
+        assert_eq!(c_string::<0>("ab"), []);
+    }
+}

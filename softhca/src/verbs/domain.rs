@@ -1,0 +1,204 @@
+//! Protection domains, thread domains, and parent domains, which join the two with an allocator of queue memory.
+
+use super::context::Context;
+use super::errno::{self, Errno, Result};
+use super::object::{self, Object};
+use super::uar::OwnUar;
+use gdsync_sys::verbs::{
+    self, ParentDomainAlloc, ParentDomainFree, ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
+    ibv_td_init_attr,
+};
+use libc::{c_int, c_void};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+/// A protection domain, or a parent domain, which stands for one.
+#[repr(C)]
+pub(super) struct Pd {
+    ibv: UnsafeCell<ibv_pd>,
+    pub(super) context: Arc<Context>,
+    kind: Kind,
+}
+
+enum Kind {
+    Protection { pdn: u32 },
+    Parent(Parent),
+}
+
+/// What a parent domain adds.
+pub(super) struct Parent {
+    domain: Arc<Pd>,
+    pub(super) td: Option<Arc<Td>>,
+    pub(super) allocators: Option<(ParentDomainAlloc, ParentDomainFree)>,
+    pub(super) pd_context: *mut c_void,
+}
+
+// SAFETY: the C struct is written once, before the domain is handed out; `pd_context` is only handed through.
+unsafe impl Sync for Pd {}
+// SAFETY: as above.
+unsafe impl Send for Pd {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Pd {
+    type C = ibv_pd;
+}
+
+impl Pd {
+    fn new(context: Arc<Context>, number: u32, kind: Kind) -> Self {
+        let ibv = ibv_pd { context: object::handle(&context), handle: number };
+        Pd { ibv: UnsafeCell::new(ibv), context, kind }
+    }
+
+    /// Number of the protection domain.
+    pub(super) fn number(&self) -> u32 {
+        match &self.kind {
+            Kind::Protection { pdn } => *pdn,
+            Kind::Parent(parent) => parent.domain.number(),
+        }
+    }
+
+    /// What a parent domain adds; `None` for a plain protection domain.
+    pub(super) fn parent(&self) -> Option<&Parent> {
+        match &self.kind {
+            Kind::Protection { .. } => None,
+            Kind::Parent(parent) => Some(parent),
+        }
+    }
+
+    /// The protection domain that `domain` is or stands for.
+    pub(super) fn protection(domain: Arc<Pd>) -> Arc<Pd> {
+        match &domain.kind {
+            Kind::Protection { .. } => domain,
+            Kind::Parent(parent) => parent.domain.clone(),
+        }
+    }
+
+    /// The UAR that rings queue pairs in this domain.
+    pub(super) fn uar(&self) -> &OwnUar {
+        match self.parent().and_then(|parent| parent.td.as_ref()) {
+            Some(td) => &td.uar,
+            None => &self.context.uar,
+        }
+    }
+}
+
+/// `ibv_alloc_pd`.
+///
+/// # Safety
+/// `context` is null or open.
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: the caller's.
+    let context = unsafe { object::share::<Context>(context) };
+    errno::pointer(context.and_then(|context| {
+        let pdn = context.card().alloc_pd()?;
+        Ok(object::hand_out(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
+    }))
+}
+
+/// `ibv_dealloc_pd`, for parent domains, too. EBUSY while objects are in it.
+///
+/// # Safety
+/// `pd` is null or allocated.
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let destroy = |pd: &Arc<Pd>| match pd.kind {
+        Kind::Protection { pdn } => Ok(pd.context.card().dealloc_pd(pdn)?),
+        Kind::Parent(_) => Ok(()),
+    };
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back(pd, destroy) })
+}
+
+/// `ibv_alloc_parent_domain`.
+///
+/// Refused with EINVAL: no protection domain, a parent domain in its place, another context's domains, unknown bits, an
+/// allocator without its counterpart.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid, and so are the domains in it; its functions may be called as
+/// `ibv_alloc_parent_domain` documents, until the domain is deallocated.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { new_parent_domain(context, attr) })
+}
+
+unsafe fn new_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> Result<*mut ibv_pd> {
+    // SAFETY: the caller's.
+    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+    let with_allocators = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
+    let with_context = attr.comp_mask & verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0;
+    let known = verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    if attr.comp_mask & !known != 0 {
+        return Err(Errno::INVALID);
+    }
+    // SAFETY: the caller's.
+    let domain = unsafe { object::share::<Pd>(attr.pd) }?;
+    // SAFETY: the caller's.
+    let td = if attr.td.is_null() { None } else { Some(unsafe { object::share::<Td>(attr.td) }?) };
+    let foreign_td = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
+    if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || foreign_td {
+        return Err(Errno::INVALID);
+    }
+    let allocators = match (with_allocators, attr.alloc, attr.free) {
+        (false, ..) | (true, None, None) => None,
+        (true, Some(allocate), Some(free)) => Some((allocate, free)),
+        (true, ..) => return Err(Errno::INVALID),
+    };
+    let pd_context = if with_context { attr.pd_context } else { std::ptr::null_mut() };
+    let number = domain.number();
+    let parent = Parent { domain, td, allocators, pd_context };
+    Ok(object::hand_out(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
+}
+
+/// A thread domain: a doorbell register of its own.
+#[repr(C)]
+pub(super) struct Td {
+    ibv: UnsafeCell<ibv_td>,
+    uar: OwnUar,
+    context: Arc<Context>,
+}
+
+// SAFETY: the C struct is written once, before the domain is handed out.
+unsafe impl Sync for Td {}
+// SAFETY: as above; its pointer names a context, which is held.
+unsafe impl Send for Td {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Td {
+    type C = ibv_td;
+}
+
+/// `ibv_alloc_td`.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid.
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { new_td(context, attr) })
+}
+
+unsafe fn new_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Result<*mut ibv_td> {
+    // SAFETY: the caller's.
+    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+    if attr.comp_mask != 0 {
+        return Err(Errno::INVALID);
+    }
+    let uar = OwnUar::new(context.open())?;
+    let ibv = ibv_td { context: object::handle(&context) };
+    Ok(object::hand_out(Arc::new(Td { ibv: UnsafeCell::new(ibv), uar, context })))
+}
+
+/// `ibv_dealloc_td`. EBUSY while parent domains name it.
+///
+/// # Safety
+/// `td` is null or allocated.
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back::<Td>(td, |_| Ok(())) })
+}

@@ -1,0 +1,173 @@
+//! Attributes of queue pairs: between libibverbs' struct with its mask and the card's typed change.
+
+use super::ah;
+use super::errno::{self, Errno, Result};
+use super::object;
+use super::qp::{Path, Qp};
+use crate::card::{Access, Address, QpAttributes, QpChange, QpState};
+use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use libc::c_int;
+
+/// Bits that `ibv_modify_qp` knows: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`, and the rate limit.
+const KNOWN_MASK: u32 = (verbs::IBV_QP_DEST_QPN << 1) - 1 | verbs::IBV_QP_RATE_LIMIT;
+/// Bits that no transition of a reliable connection has: they belong to datagrams, to drained queues, to resizing, to pacing.
+const NOT_FOR_RC: u32 =
+    verbs::IBV_QP_QKEY | verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
+
+/// `ibv_modify_qp`. EINVAL for unknown bits, a transition that is not there, a missing or superfluous attribute or a value out
+/// of range; EOPNOTSUPP for the drained state. Nothing has changed then.
+///
+/// Going to RESET zeroes the doorbell records.
+///
+/// # Safety
+/// `qp` is null or created; `attr` is null or valid.
+pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller's.
+    errno::status(unsafe { modify(qp, attr, mask as u32) })
+}
+
+unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: u32) -> Result<()> {
+    // SAFETY: the caller's.
+    let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
+    let change = change_of(attr, mask)?;
+    let mut path = qp.path.lock();
+    qp.context().card().modify_qp(qp.number, &change)?;
+    if change.address.is_some() {
+        path.address = attr.ah_attr;
+    }
+    if let Some(port) = change.port {
+        path.port = port;
+    }
+    if change.state == Some(QpState::Reset) {
+        *path = Path::default();
+        qp.clear_records();
+    }
+    if mask & verbs::IBV_QP_STATE != 0 {
+        qp.set_state(attr.qp_state);
+    }
+    Ok(())
+}
+
+fn change_of(attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
+    if mask & !KNOWN_MASK != 0 || mask & NOT_FOR_RC != 0 {
+        tracing::warn!(mask, "attributes that a reliable connection does not have");
+        return Err(Errno::INVALID);
+    }
+    let has = |bit| mask & bit != 0;
+    let state = has(verbs::IBV_QP_STATE).then(|| state_of(attr.qp_state)).transpose()?;
+    let current = has(verbs::IBV_QP_CUR_STATE).then(|| state_of(attr.cur_qp_state)).transpose()?;
+    let access = has(verbs::IBV_QP_ACCESS_FLAGS)
+        .then(|| Access::from_bits(attr.qp_access_flags).ok_or(Errno::INVALID))
+        .transpose()?;
+    let address = has(verbs::IBV_QP_AV).then(|| address_of(attr)).transpose()?;
+    Ok(QpChange {
+        state,
+        current,
+        pkey_index: has(verbs::IBV_QP_PKEY_INDEX).then_some(attr.pkey_index),
+        port: has(verbs::IBV_QP_PORT).then_some(attr.port_num),
+        access,
+        address,
+        path_mtu: has(verbs::IBV_QP_PATH_MTU).then_some(attr.path_mtu),
+        dest_qpn: has(verbs::IBV_QP_DEST_QPN).then_some(attr.dest_qp_num),
+        rq_psn: has(verbs::IBV_QP_RQ_PSN).then_some(attr.rq_psn),
+        sq_psn: has(verbs::IBV_QP_SQ_PSN).then_some(attr.sq_psn),
+        max_rd_atomic: has(verbs::IBV_QP_MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
+        max_dest_rd_atomic: has(verbs::IBV_QP_MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        min_rnr_timer: has(verbs::IBV_QP_MIN_RNR_TIMER).then_some(attr.min_rnr_timer),
+        timeout: has(verbs::IBV_QP_TIMEOUT).then_some(attr.timeout),
+        retry_cnt: has(verbs::IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
+        rnr_retry: has(verbs::IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
+        path_migration: has(verbs::IBV_QP_PATH_MIG_STATE),
+        alternate_path: has(verbs::IBV_QP_ALT_PATH),
+    })
+}
+
+fn address_of(attr: &ibv_qp_attr) -> Result<Address> {
+    ah::check(&attr.ah_attr)?;
+    let gid = (attr.ah_attr.is_global != 0).then_some(attr.ah_attr.grh.dgid.raw);
+    Ok(Address { dlid: attr.ah_attr.dlid, gid })
+}
+
+fn state_of(code: c_int) -> Result<QpState> {
+    match code {
+        verbs::IBV_QPS_RESET => Ok(QpState::Reset),
+        verbs::IBV_QPS_INIT => Ok(QpState::Init),
+        verbs::IBV_QPS_RTR => Ok(QpState::Rtr),
+        verbs::IBV_QPS_RTS => Ok(QpState::Rts),
+        verbs::IBV_QPS_ERR => Ok(QpState::Err),
+        verbs::IBV_QPS_SQD => {
+            tracing::warn!("the software card cannot drain a send queue (IBV_QPS_SQD)");
+            Err(Errno::NOT_SUPPORTED)
+        }
+        _ => Err(Errno::INVALID),
+    }
+}
+
+fn code_of(state: QpState) -> c_int {
+    match state {
+        QpState::Reset => verbs::IBV_QPS_RESET,
+        QpState::Init => verbs::IBV_QPS_INIT,
+        QpState::Rtr => verbs::IBV_QPS_RTR,
+        QpState::Rts => verbs::IBV_QPS_RTS,
+        QpState::Err => verbs::IBV_QPS_ERR,
+    }
+}
+
+/// `ibv_query_qp`: fills both structs, whatever `mask` asks for. EOPNOTSUPP for the rate limit and bits above it.
+///
+/// # Safety
+/// `qp` is null or created; `attr` and `init` are null or valid.
+pub(super) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's.
+    errno::status(unsafe { query(qp, attr, mask as u32, init) })
+}
+
+unsafe fn query(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: u32,
+    init: *mut ibv_qp_init_attr,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    let (qp, attr, init) =
+        unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?, object::attributes(init)?) };
+    if mask >= verbs::IBV_QP_RATE_LIMIT {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let path = qp.path.lock();
+    let now = qp.context().card().query_qp(qp.number)?;
+    *attr = attributes_of(&now, &path, qp);
+    *init = qp.init_attributes();
+    if mask & verbs::IBV_QP_STATE != 0 {
+        qp.set_state(attr.qp_state);
+    }
+    Ok(())
+}
+
+fn attributes_of(now: &QpAttributes, path: &Path, qp: &Qp) -> ibv_qp_attr {
+    let state = code_of(now.state);
+    ibv_qp_attr {
+        qp_state: state,
+        cur_qp_state: state,
+        path_mtu: now.path_mtu,
+        rq_psn: now.rq_psn,
+        sq_psn: now.sq_psn,
+        dest_qp_num: now.dest_qpn,
+        qp_access_flags: now.access.bits(),
+        cap: qp.cap,
+        ah_attr: path.address,
+        max_rd_atomic: now.max_rd_atomic,
+        max_dest_rd_atomic: now.max_dest_rd_atomic,
+        min_rnr_timer: now.min_rnr_timer,
+        port_num: path.port,
+        timeout: now.timeout,
+        retry_cnt: now.retry_cnt,
+        rnr_retry: now.rnr_retry,
+        ..ibv_qp_attr::default()
+    }
+}

@@ -1,0 +1,84 @@
+//! Memory regions.
+
+use super::domain::Pd;
+use super::errno::{self, Errno, Result};
+use super::object::{self, Object};
+use crate::card::Access;
+use gdsync_sys::verbs::{ibv_mr, ibv_pd};
+use libc::{c_int, c_void, size_t};
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+/// Access flags that a provider may ignore (`IB_ACCESS_OPTIONAL`, `rdma/ib_user_ioctl_verbs.h`).
+const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
+
+/// A memory region. Holds the protection domain, not the parent domain that it may have been made through.
+#[repr(C)]
+pub(super) struct Mr {
+    ibv: UnsafeCell<ibv_mr>,
+    key: u32,
+    domain: Arc<Pd>,
+}
+
+// SAFETY: the C struct is written once, before the region is handed out.
+unsafe impl Sync for Mr {}
+// SAFETY: as above; its pointers are only pointed with.
+unsafe impl Send for Mr {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Mr {
+    type C = ibv_mr;
+}
+
+/// `ibv_reg_mr`.
+///
+/// EINVAL: no bytes, remote write or atomic without local write, unknown flags, or flags of what this card does not have
+/// (memory windows, zero-based and on-demand regions). EFAULT: memory that is not mapped with that access.
+///
+/// # Safety
+/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped, and is accessed otherwise only in
+/// ways that tolerate a device's concurrent accesses.
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: size_t,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { register(pd, addr, length, access) })
+}
+
+unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: size_t, access: c_int) -> Result<*mut ibv_mr> {
+    // SAFETY: the caller's.
+    let through = unsafe { object::share::<Pd>(pd) }?;
+    let access = access as u32;
+    let known = access & (Access::all().bits() | !OPTIONAL_ACCESS);
+    let access = Access::from_bits(known).ok_or_else(|| {
+        tracing::warn!(access, "a memory region cannot be registered: unknown access flags");
+        Errno::INVALID
+    })?;
+    let domain = Pd::protection(through);
+    // SAFETY: the caller's.
+    let key = unsafe {
+        domain.context.card().register_memory(domain.number(), addr as u64, length as u64, access)
+    }?;
+    let ibv = ibv_mr {
+        context: object::handle(&domain.context),
+        pd,
+        addr,
+        length,
+        handle: key,
+        lkey: key,
+        rkey: key,
+    };
+    Ok(object::hand_out(Arc::new(Mr { ibv: UnsafeCell::new(ibv), key, domain })))
+}
+
+/// `ibv_dereg_mr`: after it, the card does not touch the memory.
+///
+/// # Safety
+/// `mr` is null or registered.
+pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let destroy = |mr: &Arc<Mr>| Ok(mr.domain.context.card().deregister_memory(mr.key)?);
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back(mr, destroy) })
+}

@@ -1,0 +1,308 @@
+//! Queue pairs: making them and taking them back.
+
+use super::context::Context;
+use super::cq::Cq;
+use super::domain::Pd;
+use super::errno::{self, Errno, Result};
+use super::events::{EventSource, ObjectNumber, ObjectPointer};
+use super::object::{self, Object};
+use super::queue_memory::{QueueMemory, Request, page_size};
+use super::sizes::QueueSizes;
+use crate::card::QpConfig;
+use gdsync_sys::mlx5dv::{
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP,
+    mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
+};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
+use gdsync_sys::verbs::{
+    self, IBV_QP_INIT_ATTR_PD, ibv_ah_attr, ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex,
+};
+use libc::c_int;
+use parking_lot::Mutex;
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Bits of `comp_mask` that libmlx5 takes: domain, XRC domain, flags, TSO header, indirection table, hash, operations.
+const KNOWN_MASK: u32 = 0x7f;
+/// Bits of mlx5's `comp_mask` that libmlx5 takes: flags, DC, operations, DCI streams.
+const KNOWN_MLX5_MASK: u64 = 0xf;
+/// Creation flags that libmlx5 takes.
+const KNOWN_MLX5_FLAGS: u32 = 0xff;
+/// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: excludes its opposite.
+const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
+/// Transports that verbs.h knows and this card does not serve: UC, UD, raw packet, XRC send and receive, driver.
+const OTHER_TRANSPORTS: [c_int; 6] = [verbs::IBV_QPT_UC, verbs::IBV_QPT_UD, 8, 9, 10, 0xff];
+
+/// A queue pair.
+#[repr(C)]
+pub(super) struct Qp {
+    ibv: UnsafeCell<ibv_qp>,
+    pub(super) number: u32,
+    pub(super) events: Arc<EventSource>,
+    /// Serialises changes, and keeps what the card does not.
+    pub(super) path: Mutex<Path>,
+    pub(super) cap: ibv_qp_cap,
+    signal_all: bool,
+    sizes: QueueSizes,
+    memory: Memory,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    domain: Arc<Pd>,
+}
+
+/// What `ibv_query_qp` has to answer and the card does not need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Path {
+    pub(super) address: ibv_ah_attr,
+    pub(super) port: u8,
+}
+
+/// Memory of a queue pair.
+struct Memory {
+    rings: QueueMemory,
+    pub(super) dbrec: QueueMemory,
+    /// Stands in for a queue of no entries, which the card does not know.
+    spare: QueueMemory,
+}
+
+// SAFETY: of the C struct only `state` changes once the queue pair is handed out, and that atomically; rings and records
+// are the C caller's and the card's.
+unsafe impl Sync for Qp {}
+// SAFETY: as above; its pointers are only pointed with.
+unsafe impl Send for Qp {}
+// SAFETY: `repr(C)`, and the C struct is first.
+unsafe impl Object for Qp {
+    type C = ibv_qp;
+}
+
+impl Qp {
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.domain.context
+    }
+
+    /// Keeps `ibv_qp.state` as the library last saw it.
+    pub(super) fn set_state(&self, state: c_int) {
+        // SAFETY: inside our own struct, aligned; C callers read it, and nobody else writes it.
+        unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).state) }.store(state, Ordering::Relaxed);
+    }
+
+    pub(super) fn clear_records(&self) {
+        self.memory.dbrec.clear_record();
+    }
+
+    pub(super) fn init_attributes(&self) -> ibv_qp_init_attr {
+        // SAFETY: the field does not change.
+        let qp_context = unsafe { (*self.ibv.get()).qp_context };
+        ibv_qp_init_attr {
+            qp_context,
+            send_cq: object::handle(&self.send_cq),
+            recv_cq: object::handle(&self.recv_cq),
+            srq: std::ptr::null_mut(),
+            cap: self.cap,
+            qp_type: verbs::IBV_QPT_RC,
+            sq_sig_all: self.signal_all.into(),
+        }
+    }
+
+    /// `mlx5dv_init_obj`'s answer. Of the fields that can be asked for there is none: the register's page is ordinary memory
+    /// that cannot be mapped a second time.
+    pub(super) fn describe(&self, out: &mut mlx5dv_qp) {
+        let QueueSizes { sq_blocks, rq_entries, rq_stride } = self.sizes;
+        let start = self.memory.rings.start();
+        out.dbrec = self.memory.dbrec.start().cast();
+        let sq_stride = if sq_blocks == 0 { 1 } else { BASIC_BLOCK as u32 };
+        let sq = start.wrapping_add(self.sizes.send_offset()).cast();
+        out.sq = mlx5dv_ring { buf: sq, wqe_cnt: sq_blocks, stride: sq_stride };
+        out.rq = mlx5dv_ring { buf: start.cast(), wqe_cnt: rq_entries, stride: rq_stride };
+        out.bf.reg = self.domain.uar().register().cast();
+        // No BlueFlame: the register takes doorbells only.
+        out.bf.size = 0;
+        out.comp_mask = 0;
+    }
+}
+
+impl Memory {
+    fn new(domain: &Arc<Pd>, sizes: &QueueSizes) -> Result<Self> {
+        let page = page_size();
+        let alignment = sizes.alignment(page);
+        let size = sizes.bytes().max(1).next_multiple_of(alignment);
+        let request = Request { size, alignment, resource_type: MLX5DV_RES_TYPE_QP };
+        let rings = QueueMemory::new(Some(domain), &request, page)?;
+        let dbrec = QueueMemory::doorbell_record(Some(domain))?;
+        if !dbrec.is_custom() {
+            // libmlx5 leaves the content of custom records to their allocator.
+            dbrec.clear_record();
+        }
+        let block = Request { size: BASIC_BLOCK, alignment: BASIC_BLOCK, resource_type: MLX5DV_RES_TYPE_QP };
+        Ok(Memory { rings, dbrec, spare: QueueMemory::new(None, &block, BASIC_BLOCK)? })
+    }
+
+    fn config(
+        &self,
+        domain: &Pd,
+        send_cq: u32,
+        recv_cq: u32,
+        sizes: &QueueSizes,
+        signal_all: bool,
+    ) -> QpConfig {
+        let (start, spare) = (self.rings.start(), self.spare.start());
+        let (sq, sq_blocks) = match sizes.sq_blocks {
+            0 => (spare, 1),
+            blocks => (start.wrapping_add(sizes.send_offset()), blocks),
+        };
+        let (rq, rq_entries, rq_stride) = match sizes.rq_entries {
+            0 => (spare, 1, SEGMENT as u32),
+            entries => (start, entries, sizes.rq_stride),
+        };
+        QpConfig {
+            pdn: domain.number(),
+            send_cq,
+            recv_cq,
+            uar: domain.uar().id(),
+            sq,
+            sq_blocks,
+            rq,
+            rq_entries,
+            rq_stride,
+            dbrec: self.dbrec.start().cast(),
+            signal_all,
+        }
+    }
+}
+
+/// `mlx5dv_create_qp`: a reliable-connected queue pair. `attr.cap` says afterwards what was granted.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or valid, and so is what it names; `mlx5_attr` is null or valid.
+pub(super) unsafe extern "C" fn mlx5dv_create_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    mlx5_attr: *mut mlx5dv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's.
+    errno::pointer(unsafe { new_qp(context, attr, mlx5_attr) })
+}
+
+unsafe fn new_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+    mlx5_attr: *mut mlx5dv_qp_init_attr,
+) -> Result<*mut ibv_qp> {
+    // SAFETY: the caller's.
+    let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
+    check(attr)?;
+    // SAFETY: null or valid, as the caller says.
+    if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
+        check_mlx5(mlx5_attr)?;
+    }
+    // SAFETY: the caller's.
+    let (domain, send_cq, recv_cq) = unsafe {
+        (
+            object::share::<Pd>(attr.pd)?,
+            object::share::<Cq>(attr.send_cq)?,
+            object::share::<Cq>(attr.recv_cq)?,
+        )
+    };
+    if [&domain.context, &send_cq.context, &recv_cq.context].iter().any(|other| !Arc::ptr_eq(other, &context))
+    {
+        return Err(Errno::INVALID);
+    }
+    let mut cap = attr.cap;
+    let sizes = QueueSizes::new(&mut cap)?;
+    let memory = Memory::new(&domain, &sizes)?;
+    let signal_all = attr.sq_sig_all != 0;
+    let config = memory.config(&domain, send_cq.number, recv_cq.number, &sizes, signal_all);
+    // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
+    let number = unsafe { context.card().create_qp(&config) }?;
+    let ibv = ibv_qp {
+        context: object::handle(&context),
+        qp_context: attr.qp_context,
+        pd: attr.pd,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: std::ptr::null_mut(),
+        handle: number,
+        qp_num: number,
+        state: verbs::IBV_QPS_RESET,
+        qp_type: attr.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let qp = Arc::new(Qp {
+        ibv: UnsafeCell::new(ibv),
+        number,
+        events: Arc::new(EventSource::default()),
+        path: Mutex::default(),
+        cap,
+        signal_all,
+        sizes,
+        memory,
+        send_cq,
+        recv_cq,
+        domain,
+    });
+    let pointer = ObjectPointer::Qp(object::handle(&qp));
+    context.open().routes.add(ObjectNumber::Qp(number), &context.events, pointer, &qp.events);
+    attr.cap = cap;
+    Ok(object::hand_out(qp))
+}
+
+fn check(attr: &ibv_qp_init_attr_ex) -> Result<()> {
+    if attr.comp_mask & !KNOWN_MASK != 0 {
+        return Err(Errno::INVALID);
+    }
+    if OTHER_TRANSPORTS.contains(&attr.qp_type) {
+        tracing::warn!(attr.qp_type, "the software card serves reliable connections (IBV_QPT_RC) only");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    if attr.qp_type != verbs::IBV_QPT_RC || attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        return Err(Errno::INVALID);
+    }
+    if attr.comp_mask != IBV_QP_INIT_ATTR_PD || !attr.srq.is_null() {
+        tracing::warn!(
+            attr.comp_mask,
+            "the software card has no extended creation attributes and no shared receive queues"
+        );
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
+    let with_flags = attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0;
+    let flags = if with_flags { attr.create_flags } else { 0 };
+    let both = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE;
+    if attr.comp_mask & !KNOWN_MLX5_MASK != 0 || flags & !KNOWN_MLX5_FLAGS != 0 || flags & both == both {
+        return Err(Errno::INVALID);
+    }
+    // Payloads never travel in completion entries here.
+    if attr.comp_mask & !MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0
+        || flags & !MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE != 0
+    {
+        tracing::warn!(
+            attr.comp_mask,
+            flags,
+            "the software card does not have these mlx5 creation attributes"
+        );
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    Ok(())
+}
+
+/// `ibv_destroy_qp`: after it, the card touches neither the rings nor what work requests name. Waits until the queue pair's
+/// events are acknowledged. Completion entries of the queue pair stay in their rings: libmlx5, too, leaves the rings of a
+/// completion queue alone once `mlx5dv_init_obj` has given them away.
+///
+/// # Safety
+/// `qp` is null or created.
+pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let destroy = |qp: &Arc<Qp>| {
+        let open = qp.context().open();
+        open.routes.remove(ObjectNumber::Qp(qp.number), || Ok(open.card.destroy_qp(qp.number)?))
+    };
+    // SAFETY: the caller's.
+    errno::status(unsafe { object::take_back(qp, destroy) })
+}
