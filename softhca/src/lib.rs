@@ -9,3 +9,6 @@
 
 pub mod card;
 pub mod fabric;
+pub mod verbs;
+
+pub use verbs::verbs_api;

@@ -9,7 +9,7 @@ use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use libc::c_int;
 
 /// Bits that `ibv_modify_qp` knows: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`, and the rate limit.
-const KNOWN_MASK: u32 = (verbs::IBV_QP_DEST_QPN << 1) - 1 | verbs::IBV_QP_RATE_LIMIT;
+const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE_LIMIT;
 /// Bits that no transition of a reliable connection has: they belong to datagrams, to drained queues, to resizing, to pacing.
 const NOT_FOR_RC: u32 =
     verbs::IBV_QP_QKEY | verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;

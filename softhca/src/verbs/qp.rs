@@ -15,7 +15,7 @@ use gdsync_sys::mlx5dv::{
 };
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
 use gdsync_sys::verbs::{
-    self, IBV_QP_INIT_ATTR_PD, ibv_ah_attr, ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    self, IBV_QP_INIT_ATTR_PD, ibv_ah_attr, ibv_context, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
     ibv_qp_init_attr_ex,
 };
 use libc::c_int;
@@ -62,7 +62,7 @@ pub(super) struct Path {
 /// Memory of a queue pair.
 struct Memory {
     rings: QueueMemory,
-    pub(super) dbrec: QueueMemory,
+    dbrec: QueueMemory,
     /// Stands in for a queue of no entries, which the card does not know.
     spare: QueueMemory,
 }

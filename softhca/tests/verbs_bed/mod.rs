@@ -1,0 +1,290 @@
+//! What the tests of the verbs front share: objects made through the table of entry points, as a C program would.
+
+#![allow(dead_code, reason = "every test program uses another part")]
+
+use gdsync_sys::VerbsApi;
+use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_obj, mlx5dv_qp};
+use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
+use gdsync_sys::verbs::*;
+use libc::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// Longest time that anything here may take; only a failing test waits for it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn api() -> &'static VerbsApi {
+    softhca::verbs_api()
+}
+
+pub fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Sets `errno` to 0, so that a later value is a new one.
+pub fn clear_errno() {
+    // SAFETY: the calling thread's own.
+    unsafe { *libc::__errno_location() = 0 };
+}
+
+/// An all-zero C struct of the verbs headers: integers, pointers and options of functions only.
+pub fn zeroed<T: Copy>() -> T {
+    // SAFETY: such structs have no invalid all-zero fields.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Opens device number `index`.
+pub fn open(index: usize) -> *mut ibv_context {
+    // SAFETY: the list is freed after its last use.
+    unsafe {
+        let mut count = 0;
+        let list = (api().get_device_list)(&mut count);
+        assert!(!list.is_null() && index < count as usize);
+        let context = (api().open_device)(*list.add(index));
+        (api().free_device_list)(list);
+        assert!(!context.is_null(), "errno {}", errno());
+        context
+    }
+}
+
+/// An open device with a protection domain.
+pub struct Bed {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+}
+
+impl Bed {
+    pub fn new() -> Self {
+        let context = open(0);
+        // SAFETY: the context is open.
+        let pd = unsafe { (api().alloc_pd)(context) };
+        assert!(!pd.is_null());
+        Bed { context, pd }
+    }
+
+    /// Everything made in it must be gone.
+    pub fn close(self) {
+        // SAFETY: made in `new`, used no more.
+        unsafe {
+            assert_eq!((api().dealloc_pd)(self.pd), 0);
+            assert_eq!((api().close_device)(self.context), 0);
+        }
+    }
+
+    pub fn lid(&self) -> u16 {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: the context is open.
+        assert_eq!(unsafe { (api().query_port)(self.context, 1, &mut attr) }, 0);
+        attr.lid
+    }
+
+    pub fn cq_attr(entries: u32) -> ibv_cq_init_attr_ex {
+        ibv_cq_init_attr_ex { cqe: entries, ..zeroed() }
+    }
+
+    pub fn cq(&self, entries: u32) -> *mut ibv_cq {
+        let mut attr = Self::cq_attr(entries);
+        // SAFETY: the context is open; mlx5's attributes may be null.
+        let cq = unsafe { (api().mlx5dv_create_cq)(self.context, &mut attr, ptr::null_mut()) };
+        assert!(!cq.is_null(), "errno {}", errno());
+        cq
+    }
+
+    pub fn qp_attr(&self, send_cq: *mut ibv_cq, recv_cq: *mut ibv_cq) -> ibv_qp_init_attr_ex {
+        ibv_qp_init_attr_ex {
+            send_cq,
+            recv_cq,
+            cap: ibv_qp_cap {
+                max_send_wr: 16,
+                max_recv_wr: 16,
+                max_send_sge: 2,
+                max_recv_sge: 2,
+                max_inline_data: 0,
+            },
+            qp_type: IBV_QPT_RC,
+            comp_mask: IBV_QP_INIT_ATTR_PD,
+            pd: self.pd,
+            ..zeroed()
+        }
+    }
+
+    pub fn qp(&self, cq: *mut ibv_cq) -> *mut ibv_qp {
+        let mut attr = self.qp_attr(cq, cq);
+        // SAFETY: all that the attributes name is alive.
+        let qp = unsafe { (api().mlx5dv_create_qp)(self.context, &mut attr, ptr::null_mut()) };
+        assert!(!qp.is_null(), "errno {}", errno());
+        qp
+    }
+
+    pub fn register(&self, memory: &mut [u8], access: u32) -> *mut ibv_mr {
+        // SAFETY: the caller keeps the memory until the region is deregistered.
+        let mr = unsafe {
+            (api().reg_mr)(self.pd, memory.as_mut_ptr().cast(), memory.len(), access as c_int)
+        };
+        assert!(!mr.is_null(), "errno {}", errno());
+        mr
+    }
+}
+
+pub fn describe_cq(cq: *mut ibv_cq) -> mlx5dv_cq {
+    let mut out: mlx5dv_cq = zeroed();
+    let mut obj = mlx5dv_obj::default();
+    (obj.cq.r#in, obj.cq.out) = (cq, &mut out);
+    // SAFETY: the queue is alive.
+    assert_eq!(unsafe { (api().mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) }, 0);
+    out
+}
+
+pub fn describe_qp(qp: *mut ibv_qp) -> mlx5dv_qp {
+    let mut out: mlx5dv_qp = zeroed();
+    let mut obj = mlx5dv_obj::default();
+    (obj.qp.r#in, obj.qp.out) = (qp, &mut out);
+    // SAFETY: the queue pair is alive.
+    assert_eq!(unsafe { (api().mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) }, 0);
+    out
+}
+
+/// Number of a queue pair.
+pub fn qpn(qp: *mut ibv_qp) -> u32 {
+    // SAFETY: the queue pair is alive.
+    unsafe { (*qp).qp_num }
+}
+
+pub fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> c_int {
+    let mut attr = *attr;
+    // SAFETY: the queue pair is alive, or null.
+    unsafe { (api().modify_qp)(qp, &mut attr, mask as c_int) }
+}
+
+pub fn query(qp: *mut ibv_qp) -> (ibv_qp_attr, ibv_qp_init_attr) {
+    let (mut attr, mut init) = (ibv_qp_attr::default(), zeroed());
+    // SAFETY: the queue pair is alive.
+    assert_eq!(unsafe { (api().query_qp)(qp, &mut attr, IBV_QP_STATE as c_int, &mut init) }, 0);
+    (attr, init)
+}
+
+pub const INIT_MASK: u32 = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+pub const RTR_MASK: u32 = IBV_QP_STATE
+    | IBV_QP_AV
+    | IBV_QP_PATH_MTU
+    | IBV_QP_DEST_QPN
+    | IBV_QP_RQ_PSN
+    | IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER;
+pub const RTS_MASK: u32 = IBV_QP_STATE
+    | IBV_QP_TIMEOUT
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_SQ_PSN
+    | IBV_QP_MAX_QP_RD_ATOMIC;
+
+/// Attributes that serve every step of the way up.
+pub fn attributes(state: c_int, dest_qpn: u32, dlid: u16) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: state,
+        path_mtu: IBV_MTU_4096,
+        rq_psn: 0x123,
+        sq_psn: 0x123,
+        dest_qp_num: dest_qpn,
+        qp_access_flags: IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+        ah_attr: ibv_ah_attr { dlid, port_num: 1, ..Default::default() },
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 12,
+        port_num: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..Default::default()
+    }
+}
+
+/// RESET to RTS.
+pub fn connect(qp: *mut ibv_qp, dest_qpn: u32, dlid: u16) {
+    for (state, mask) in [(IBV_QPS_INIT, INIT_MASK), (IBV_QPS_RTR, RTR_MASK), (IBV_QPS_RTS, RTS_MASK)] {
+        assert_eq!(modify(qp, &attributes(state, dest_qpn, dlid), mask), 0, "to state {state}");
+    }
+}
+
+/// Writes a WQE at block `index` of an empty enough send queue, and rings the doorbell.
+///
+/// Only WQEs of one block: `segments` are what follows the control segment.
+pub fn send(qp: &mlx5dv_qp, index: u32, ctrl: CtrlSeg, segments: &[u8]) {
+    use zerocopy::IntoBytes;
+    let mut block = [0; BASIC_BLOCK];
+    block[..16].copy_from_slice(ctrl.as_bytes());
+    block[16..16 + segments.len()].copy_from_slice(segments);
+    let slot = (index & (qp.sq.wqe_cnt - 1)) as usize * BASIC_BLOCK;
+    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue pair.
+    unsafe {
+        qp.sq.buf.cast::<u8>().add(slot).copy_from_nonoverlapping(block.as_ptr(), BASIC_BLOCK);
+        let record = AtomicU32::from_ptr(qp.dbrec.add(doorbell::DBR_SEND));
+        record.store(doorbell::record(index + 1), Ordering::Release);
+        AtomicU64::from_ptr(qp.bf.reg.cast()).store(ctrl.doorbell(), Ordering::Release);
+    }
+}
+
+/// Posts receive number `index`.
+pub fn receive(qp: &mlx5dv_qp, index: u32, segments: &[u8]) {
+    let slot = (index & (qp.rq.wqe_cnt - 1)) as usize * qp.rq.stride as usize;
+    assert!(segments.len() <= qp.rq.stride as usize);
+    // SAFETY: inside the queue's ring and its record, which live as long as the queue pair.
+    unsafe {
+        qp.rq.buf.cast::<u8>().add(slot).copy_from_nonoverlapping(segments.as_ptr(), segments.len());
+        let record = AtomicU32::from_ptr(qp.dbrec.add(doorbell::DBR_RECV));
+        record.store(doorbell::record(index + 1), Ordering::Release);
+    }
+}
+
+/// Waits for entry `index` of a completion queue.
+pub fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
+    let slot = (index & (cq.cqe_cnt - 1)) as usize * CQE_SIZE;
+    let lap = u8::from(index & cq.cqe_cnt != 0);
+    let start = Instant::now();
+    loop {
+        // SAFETY: inside the ring; the last byte is written last.
+        let last = unsafe { AtomicU32::from_ptr(cq.buf.cast::<u8>().add(slot + 60).cast()) };
+        let op_own = last.load(Ordering::Acquire).to_ne_bytes()[3];
+        if op_own >> 4 != 0xf && op_own & 1 == lap {
+            // SAFETY: the card has written the whole entry and does not write it again before it is consumed.
+            let bytes = unsafe { cq.buf.cast::<[u8; CQE_SIZE]>().byte_add(slot).read_volatile() };
+            return Cqe64::read_from_bytes(&bytes).unwrap();
+        }
+        assert!(start.elapsed() < PATIENCE, "no completion {index}");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until a file descriptor is readable.
+pub fn readable(fd: c_int, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&mut poll, 1, timeout.as_millis() as c_int) == 1 }
+}
+
+/// Makes the asynchronous descriptor of a context non-blocking.
+pub fn set_nonblocking(context: *mut ibv_context) {
+    // SAFETY: the context is open.
+    assert_eq!(unsafe { libc::fcntl((*context).async_fd, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+}
+
+pub fn destroy_qp(qp: *mut ibv_qp) {
+    // SAFETY: created, used no more.
+    assert_eq!(unsafe { (api().destroy_qp)(qp) }, 0);
+}
+
+pub fn destroy_cq(cq: *mut ibv_cq) {
+    // SAFETY: created, used no more.
+    assert_eq!(unsafe { (api().destroy_cq)(cq) }, 0);
+}
+
+pub fn deregister(mr: *mut ibv_mr) {
+    // SAFETY: registered, used no more.
+    assert_eq!(unsafe { (api().dereg_mr)(mr) }, 0);
+}
+
+pub const NULL: *mut c_void = ptr::null_mut();

@@ -1,0 +1,125 @@
+//! `gdsync bench`: the software card, beside a reference measured in the same run.
+
+use crate::cli::BenchOptions;
+use crate::{Failure, text};
+use gdsync::{
+    Access, Batch, ConnectOptions, Cpu, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
+    WorkRequest,
+};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+/// Bytes of a large message.
+const LARGE: usize = 1 << 20;
+/// Rounds; in each, card and reference are measured one after the other, so that both see the same machine.
+const ROUNDS: usize = 15;
+/// Small writes of a round, and large ones.
+const SMALL_WRITES: usize = 2000;
+const LARGE_WRITES: usize = 32;
+
+#[derive(Debug, Serialize)]
+struct Results {
+    /// From post to polled completion of an RDMA write of 8 bytes within the process: median over all writes.
+    write_8b_us: f64,
+    /// The least of them.
+    write_8b_min_us: f64,
+    /// RDMA writes of 1 MiB within the process: median over the rounds.
+    write_1mib_bytes_per_s: f64,
+    /// `memcpy` of the same buffers: median over the rounds.
+    memcpy_1mib_bytes_per_s: f64,
+    /// The first through the second, round by round: median.
+    ratio: f64,
+}
+
+/// Two connected queue pairs of one process, one of which writes to the other's memory.
+struct Bench {
+    left: QueuePair,
+    _right: QueuePair,
+    stream: Stream<Cpu>,
+    source: MemoryRegion,
+    target: MemoryRegion,
+}
+
+pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let results = Bench::new()?.measure()?;
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", serde_json::to_string(&results)?)?;
+        return Ok(());
+    }
+    let rows = vec![
+        vec!["RDMA write, 8 B, post to completion".to_owned(), format!("{:.2} µs (min {:.2})", results.write_8b_us, results.write_8b_min_us)],
+        vec!["RDMA write, 1 MiB".to_owned(), text::rate(results.write_1mib_bytes_per_s, "B")],
+        vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
+        vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],
+    ];
+    write!(out, "{}", text::table(&["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows))?;
+    Ok(())
+}
+
+impl Bench {
+    fn new() -> Result<Self, Failure> {
+        let device = Device::software()?;
+        let pd = ProtectionDomain::new(&device)?;
+        let config = QueuePairConfig::default();
+        let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+        left.connect(&right.endpoint()?, ConnectOptions::default())?;
+        right.connect(&left.endpoint()?, ConnectOptions::default())?;
+        let source = MemoryRegion::allocate(&pd, LARGE, Access::empty())?;
+        let target = MemoryRegion::allocate(&pd, LARGE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        source.write(0, &vec![7; LARGE]);
+        Ok(Bench { left, _right: right, stream: Stream::new(Cpu::new())?, source, target })
+    }
+
+    /// One write, from preparation until its completion is polled.
+    fn write(&self, bytes: usize) -> Result<Duration, Failure> {
+        let slices = [self.source.slice(..bytes)?];
+        let remote = self.target.remote().slice(..bytes)?;
+        let send = self.left.prepare(WorkRequest::write(&slices, remote))?;
+        let batch = Batch::new().send(send);
+        let queue = self.left.send_cq();
+        let start = Instant::now();
+        self.stream.post(batch).map_err(|error| error.to_string())?;
+        let completion = loop {
+            if let Some(completion) = queue.poll()? {
+                break completion;
+            }
+            std::hint::spin_loop();
+        };
+        completion.status?;
+        Ok(start.elapsed())
+    }
+
+    fn measure(&self) -> Result<Results, Failure> {
+        (0..SMALL_WRITES).try_for_each(|_| self.write(8).map(drop))?;
+        let (mut small, mut large, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let (from, mut to) = (vec![7u8; LARGE], vec![0u8; LARGE]);
+        for _ in 0..ROUNDS {
+            for _ in 0..SMALL_WRITES {
+                small.push(self.write(8)?.as_secs_f64() * 1e6);
+            }
+            let start = Instant::now();
+            (0..LARGE_WRITES).try_for_each(|_| self.write(LARGE).map(drop))?;
+            large.push((LARGE * LARGE_WRITES) as f64 / start.elapsed().as_secs_f64());
+            let start = Instant::now();
+            for _ in 0..LARGE_WRITES {
+                std::hint::black_box(&mut to).copy_from_slice(std::hint::black_box(&from));
+            }
+            copies.push((LARGE * LARGE_WRITES) as f64 / start.elapsed().as_secs_f64());
+        }
+        let ratios = large.iter().zip(&copies).map(|(write, copy)| write / copy).collect();
+        Ok(Results {
+            write_8b_min_us: small.iter().copied().fold(f64::INFINITY, f64::min),
+            write_8b_us: median(small),
+            write_1mib_bytes_per_s: median(large),
+            memcpy_1mib_bytes_per_s: median(copies),
+            ratio: median(ratios),
+        })
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
