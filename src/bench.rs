@@ -3,8 +3,8 @@
 use crate::cli::BenchOptions;
 use crate::{Failure, text};
 use gdsync::{
-    Access, Batch, ConnectOptions, Cpu, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
-    WorkRequest,
+    Access, Batch, ConnectOptions, Cpu, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    Stream, WorkRequest,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -49,7 +49,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         return Ok(());
     }
     let rows = vec![
-        vec!["RDMA write, 8 B, post to completion".to_owned(), format!("{:.2} µs (min {:.2})", results.write_8b_us, results.write_8b_min_us)],
+        vec![
+            "RDMA write, 8 B, post to completion".to_owned(),
+            format!("{:.2} µs (min {:.2})", results.write_8b_us, results.write_8b_min_us),
+        ],
         vec!["RDMA write, 1 MiB".to_owned(), text::rate(results.write_1mib_bytes_per_s, "B")],
         vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
         vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],

@@ -117,7 +117,8 @@ impl fmt::Display for Trigger {
 
 /// What clap says about a mistake, in one line: without the usage and the pointer to `--help`.
 pub(crate) fn one_line(message: &str) -> String {
-    let said = message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let said =
+        message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
     let words: Vec<&str> = said.map(str::trim).filter(|line| !line.is_empty()).collect();
     words.join(" ")
 }
@@ -139,7 +140,11 @@ fn procs(text: &str) -> Result<u64, String> {
 
 fn batch(text: &str) -> Result<u64, String> {
     let value = positive(text)?;
-    if value > MAX_BATCH { Err(format!("{value} is more than the {MAX_BATCH} that fit a queue")) } else { Ok(value) }
+    if value > MAX_BATCH {
+        Err(format!("{value} is more than the {MAX_BATCH} that fit a queue"))
+    } else {
+        Ok(value)
+    }
 }
 
 fn size(text: &str) -> Result<u64, String> {
@@ -176,10 +181,17 @@ mod tests {
 
     #[test]
     fn sizes_have_suffixes_and_a_limit() {
-        for (text, bytes) in [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)] {
+        for (text, bytes) in
+            [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)]
+        {
             assert_eq!(parse(&["--size", text]).unwrap().size, bytes, "{text}");
         }
-        for (text, said) in [("-1", "-1 is not a size"), ("2TiB", "more than the 1 GiB"), ("1e3", "not a size"), ("", "not a size")] {
+        for (text, said) in [
+            ("-1", "-1 is not a size"),
+            ("2TiB", "more than the 1 GiB"),
+            ("1e3", "not a size"),
+            ("", "not a size"),
+        ] {
             let message = parse(&["--size", text]).unwrap_err();
             assert!(message.contains(said) && !message.contains('\n'), "{text}: {message}");
         }
@@ -197,7 +209,8 @@ mod tests {
             ("--op", "fetch", "[possible values: send, write, write-imm]"),
             ("--check=maybe", "", "maybe"),
         ] {
-            let message = if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
+            let message =
+                if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
             assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
         }
     }

@@ -34,7 +34,9 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
             let before = listing.devices.len();
             list("system", api, &mut listing);
             if listing.devices.len() == before && listing.notes.is_empty() {
-                listing.notes.push("system: libibverbs and libmlx5 are here, but they find no device".to_owned());
+                listing
+                    .notes
+                    .push("system: libibverbs and libmlx5 are here, but they find no device".to_owned());
             }
         }
         Err(error) => listing.notes.push(format!("system: {error}")),

@@ -22,7 +22,9 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GDSYNC_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("GDSYNC_LOG").unwrap_or_else(|_| "warn".into()),
+        )
         .with_writer(io::stderr)
         .init();
     let result = match cli.command {

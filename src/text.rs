@@ -9,7 +9,8 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         .map(|(column, title)| rows.iter().map(|row| cell(row, column)).max().unwrap_or(0).max(title.len()))
         .collect();
     let line = |cells: Vec<&str>| {
-        let padded: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let padded: Vec<String> =
+            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         padded.join("  ").trim_end().to_owned() + "\n"
     };
     let mut text = line(header.to_vec());
@@ -49,8 +50,13 @@ mod tests {
 
     #[test]
     fn units_are_chosen() {
-        assert_eq!([bytes(0), bytes(8), bytes(4096), bytes(64 << 20), bytes(1 << 30), bytes(1025)],
-            ["0 B", "8 B", "4 KiB", "64 MiB", "1 GiB", "1025 B"]);
-        assert_eq!([rate(12.0, "msg"), rate(12_345.0, "msg"), rate(2.5e9, "B")], ["12.00 msg/s", "12.35 kmsg/s", "2.50 GB/s"]);
+        assert_eq!(
+            [bytes(0), bytes(8), bytes(4096), bytes(64 << 20), bytes(1 << 30), bytes(1025)],
+            ["0 B", "8 B", "4 KiB", "64 MiB", "1 GiB", "1025 B"]
+        );
+        assert_eq!(
+            [rate(12.0, "msg"), rate(12_345.0, "msg"), rate(2.5e9, "B")],
+            ["12.00 msg/s", "12.35 kmsg/s", "2.50 GB/s"]
+        );
     }
 }

@@ -62,7 +62,14 @@ impl DeviceList {
         let mut num = 0;
         // SAFETY: `num` is a valid place for the count.
         let list = unsafe { (api.get_device_list)(&mut num) };
-        let list = verbs_call::pointer("ibv_get_device_list", list, String::new)?.as_ptr();
+        let list = match verbs_call::pointer("ibv_get_device_list", list, String::new) {
+            Ok(list) => list.as_ptr(),
+            // The manual page's word for it.
+            Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
+                return Err(Error::NoKernelSupport);
+            }
+            Err(error) => return Err(error),
+        };
         Ok(DeviceList { api, list, len: usize::try_from(num).unwrap_or(0) })
     }
 

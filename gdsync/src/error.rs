@@ -21,6 +21,11 @@ pub enum Error {
     /// The system's libraries are not usable.
     #[error(transparent)]
     Load(#[from] gdsync_sys::system::LoadError),
+    /// The kernel has no RDMA support.
+    #[error(
+        "the kernel has no RDMA support loaded: `modprobe ib_uverbs mlx5_ib`, and see that the card is there with `lspci`"
+    )]
+    NoKernelSupport,
     /// No device of that name, or none at all.
     #[error("no device {}: the {provider} provider has {}", wanted(.name), listed(.present))]
     NoDevice {

@@ -26,7 +26,7 @@
 //! let arrival = right.recv_cq().prepare_wait()?;
 //! let stream = Stream::new(SoftStream::new()?)?;
 //! let kernel_input = source.clone();
-//! stream.launch(move || drop(kernel_input.write(0, b"hello")))?;
+//! stream.launch(move || assert_eq!(kernel_input.write(0, b"hello"), 5))?;
 //! stream.post(Batch::new().send(send).wait(arrival))?;
 //! stream.synchronize()?;
 //!

@@ -559,7 +559,10 @@ impl QueuePairInner {
     fn fail(&self, cause: FailureCause) {
         let mut status = self.status();
         if !matches!(*status, Status::Failed(_)) {
-            tracing::warn!(qpn = self.number, %cause, "queue pair failed");
+            match cause {
+                FailureCause::Work(_) => tracing::warn!(qpn = self.number, %cause, "queue pair failed"),
+                FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
+            }
             *status = Status::Failed(cause);
         }
     }

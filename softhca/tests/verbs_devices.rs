@@ -9,7 +9,8 @@ use std::ffi::CStr;
 use verbs_bed::*;
 
 fn identity(context: *mut ibv_context) -> (u16, u64, [u8; 16]) {
-    let (mut port, mut device, mut gid) = (ibv_port_attr::default(), zeroed::<ibv_device_attr>(), ibv_gid::default());
+    let (mut port, mut device, mut gid) =
+        (ibv_port_attr::default(), zeroed::<ibv_device_attr>(), ibv_gid::default());
     // SAFETY: the context is open.
     unsafe {
         assert_eq!((api().query_port)(context, 1, &mut port), 0);

@@ -51,6 +51,10 @@ fn a_port_is_active_infiniband() {
     assert_eq!((attr.link_layer, attr.max_msg_sz), (IBV_LINK_LAYER_INFINIBAND, 1 << 30));
     assert_eq!((attr.gid_tbl_len, attr.pkey_tbl_len), (1, 1));
     assert!(attr.active_width > 0 && attr.active_speed > 0);
-    assert_eq!((attr.port_cap_flags2, attr.active_speed_ex), (77, 99), "not the exported function's to write");
+    assert_eq!(
+        (attr.port_cap_flags2, attr.active_speed_ex),
+        (77, 99),
+        "not the exported function's to write"
+    );
     bed.close();
 }

@@ -12,17 +12,11 @@ use std::time::Duration;
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Message {
     /// Where its queue pair and its memory are.
-    Hello {
-        endpoint: String,
-        data: String,
-        flag: String,
-    },
+    Hello { endpoint: String, data: String, flag: String },
     /// Its receives are posted.
     Ready,
     /// It has finished.
-    Done {
-        error: Option<String>,
-    },
+    Done { error: Option<String> },
 }
 
 type Hook = Box<dyn FnOnce() + Send>;
@@ -123,12 +117,21 @@ mod tests {
 
     #[test]
     fn messages_arrive_and_the_end_is_noticed() {
-        let ((reader, other_writer), (_other_reader, writer)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+        let ((reader, other_writer), (_other_reader, writer)) =
+            (std::io::pipe().unwrap(), std::io::pipe().unwrap());
         let channel = Channel::new(reader, writer);
         let mut other = Channel::new(std::io::empty(), other_writer);
         other.send(&Message::Done { error: Some("no".to_owned()) }).unwrap();
-        assert!(matches!(channel.receive(None).unwrap(), Message::Done { error: Some(error) } if error == "no"));
-        assert!(channel.receive(Some(Duration::from_millis(1))).unwrap_err().to_string().contains("does not answer"));
+        assert!(
+            matches!(channel.receive(None).unwrap(), Message::Done { error: Some(error) } if error == "no")
+        );
+        assert!(
+            channel
+                .receive(Some(Duration::from_millis(1)))
+                .unwrap_err()
+                .to_string()
+                .contains("does not answer")
+        );
         let (told, hears) = std::sync::mpsc::channel();
         channel.on_loss().set(move || told.send(()).unwrap());
         drop(other);

@@ -59,7 +59,8 @@ impl Pattern {
             let until = (from + BLOCK).min(words.len());
             let first = self.seed.wrapping_add((from as u64).wrapping_mul(STEP));
             if wrong(from, until, first) != 0 {
-                let one = |i: &usize| wrong(*i, i + 1, self.seed.wrapping_add((*i as u64).wrapping_mul(STEP))) != 0;
+                let one =
+                    |i: &usize| wrong(*i, i + 1, self.seed.wrapping_add((*i as u64).wrapping_mul(STEP))) != 0;
                 return Err((from..until).find(one).unwrap_or(from) * 8);
             }
         }

@@ -23,7 +23,15 @@ impl Timing {
         let halves = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .or_else(|_| Histogram::new(3))
             .expect("3 digits are between 0 and 5");
-        Timing { warmup, seen: 0, last: Instant::now(), started: None, halves, shortest: u64::MAX, longest: 0 }
+        Timing {
+            warmup,
+            seen: 0,
+            last: Instant::now(),
+            started: None,
+            halves,
+            shortest: u64::MAX,
+            longest: 0,
+        }
     }
 
     /// The first exchange begins.
@@ -112,7 +120,8 @@ impl Report {
             self.trigger,
             self.batch,
         );
-        let header = ["SIZE", "ITERS", "MIN µs", "P50 µs", "P99 µs", "MAX µs", "MESSAGES", "BYTES", "MEMOPS/ITER"];
+        let header =
+            ["SIZE", "ITERS", "MIN µs", "P50 µs", "P99 µs", "MAX µs", "MESSAGES", "BYTES", "MEMOPS/ITER"];
         let row = vec![
             text::bytes(self.size),
             self.iterations.to_string(),

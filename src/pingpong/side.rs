@@ -184,7 +184,8 @@ impl Side {
     }
 
     fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self.runner.post(batch).map_err(|failure| self.error.check().err().unwrap_or(failure))?;
+        let posted =
+            self.runner.post(batch).map_err(|failure| self.error.check().err().unwrap_or(failure))?;
         self.operations += posted.operations as u64;
         Ok(())
     }
@@ -217,7 +218,9 @@ impl Side {
         let slices = [self.source.slice(..)?];
         let imm = sequence as u32;
         Ok(match self.options.op {
-            Operation::Send => vec![self.prepare(&slices, |slices| WorkRequest::send(slices).immediate(imm))?],
+            Operation::Send => {
+                vec![self.prepare(&slices, |slices| WorkRequest::send(slices).immediate(imm))?]
+            }
             Operation::WriteImm => {
                 let remote = self.remote_data;
                 vec![self.prepare(&slices, |slices| WorkRequest::write(slices, remote).immediate(imm))?]
@@ -258,7 +261,9 @@ impl Side {
 
     fn add_wait(&self, batch: Batch, sequence: u64) -> Result<Batch, Failure> {
         Ok(match self.options.op {
-            Operation::Write => batch.wait_value32(&self.flag.word32(0)?, Condition::Geq, flag_value(sequence)),
+            Operation::Write => {
+                batch.wait_value32(&self.flag.word32(0)?, Condition::Geq, flag_value(sequence))
+            }
             _ => batch.wait(self.queue_pair.recv_cq().prepare_wait()?),
         })
     }
@@ -309,7 +314,8 @@ impl Side {
     /// Tells the other side how it went, and hears how it went there.
     fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
         let own = result.and_then(|()| self.error.check());
-        let error = own.as_ref().err().map(|_| self.error.check().err().map_or(String::new(), |e| e.to_string()));
+        let error =
+            own.as_ref().err().map(|_| self.error.check().err().map_or(String::new(), |e| e.to_string()));
         let told = self.channel.send(&Message::Done { error });
         if let Err(failure) = own {
             self.channel.on_loss().clear();

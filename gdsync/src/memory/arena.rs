@@ -31,9 +31,9 @@ struct Chunk {
 }
 
 impl Arena {
-    /// A zeroed block of at least `size` bytes. Alignments above a page are not served.
+    /// A zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a large queue's size.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
-        if !alignment.is_power_of_two() || alignment > super::pinned::page_size() {
+        if !alignment.is_power_of_two() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         let size = size.max(1).checked_next_multiple_of(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -44,8 +44,9 @@ impl Arena {
         let (chunk, offset) = match found {
             Some(place) => place,
             None => {
-                let memory = PinnedMemory::allocate(size.max(CHUNK))?;
-                let mut free = FreeList::new(memory.len());
+                let needed = size.checked_add(alignment).ok_or(io::ErrorKind::OutOfMemory)?;
+                let memory = PinnedMemory::allocate(needed.max(CHUNK))?;
+                let mut free = FreeList::new(memory.as_ptr() as usize, memory.len());
                 let offset = free.take(size, alignment).ok_or(io::ErrorKind::OutOfMemory)?;
                 state.chunks.push(Chunk { memory, free });
                 (state.chunks.len() - 1, offset)
@@ -70,18 +71,20 @@ impl Arena {
 /// Free ranges of one chunk by start, never adjacent to each other.
 #[derive(Debug)]
 struct FreeList {
+    /// Address of offset 0: blocks are aligned in the address space, not in the chunk.
+    base: usize,
     ranges: BTreeMap<usize, usize>,
 }
 
 impl FreeList {
-    fn new(len: usize) -> Self {
-        FreeList { ranges: BTreeMap::from([(0, len)]) }
+    fn new(base: usize, len: usize) -> Self {
+        FreeList { base, ranges: BTreeMap::from([(0, len)]) }
     }
 
     /// First fit.
     fn take(&mut self, size: usize, alignment: usize) -> Option<usize> {
         let (start, len, at) = self.ranges.iter().find_map(|(&start, &len)| {
-            let at = start.next_multiple_of(alignment);
+            let at = (self.base + start).next_multiple_of(alignment) - self.base;
             (at + size <= start + len).then_some((start, len, at))
         })?;
         self.ranges.remove(&start);
@@ -136,22 +139,26 @@ mod tests {
         let large = arena.allocate(3 * CHUNK + 1, 64).unwrap();
         let small = arena.allocate(8, 8).unwrap();
         assert!(arena.release(large) && arena.release(small));
-        assert!(arena.allocate(1, 1 << 30).is_err());
+        let aligned = arena.allocate(100, 1 << 16).unwrap();
+        assert_eq!(aligned as usize % (1 << 16), 0);
+        assert!(arena.release(aligned));
+        assert!(arena.allocate(1, 3).is_err() && arena.allocate(usize::MAX, 64).is_err());
     }
 
     proptest! {
         #[test]
         fn the_free_list_never_overlaps_and_gets_whole_again(
+            base in 0usize..1000,
             requests in proptest::collection::vec((1usize..300, 0u32..7, any::<bool>()), 1..200),
         ) {
-            let mut list = FreeList::new(1 << 14);
+            let mut list = FreeList::new(base, 1 << 14);
             let mut live: Vec<(usize, usize)> = Vec::new();
             for (size, shift, release) in requests {
                 if release && !live.is_empty() {
                     let (start, size) = live.swap_remove(size % live.len());
                     list.give(start, size);
                 } else if let Some(start) = list.take(size, 1 << shift) {
-                    prop_assert_eq!(start % (1 << shift), 0);
+                    prop_assert_eq!((base + start) % (1 << shift), 0);
                     prop_assert!(start + size <= 1 << 14);
                     prop_assert!(live.iter().all(|&(s, l)| start + size <= s || s + l <= start));
                     live.push((start, size));

@@ -227,8 +227,8 @@ pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
 /// RNR NAK timer of a code, in 10 µs units (IB specification, table 45); code 0 is the longest.
 pub(crate) fn rnr_timer(code: u8) -> Duration {
     const UNITS: [u32; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
-        4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     Duration::from_micros(u64::from(UNITS[usize::from(code & 31)]) * 10)
 }

@@ -39,7 +39,12 @@ impl Context<'_> {
             Ok(()) => true,
             Err(overrun) => {
                 if overrun.first {
-                    self.report(cqe.qpn(), None, "completion queue", format!("{cqn:#x} overran: {cqe} has no place"));
+                    self.report(
+                        cqe.qpn(),
+                        None,
+                        "completion queue",
+                        format!("{cqn:#x} overran: {cqe} has no place"),
+                    );
                     self.emit(Event::CqError { cqn });
                 }
                 false

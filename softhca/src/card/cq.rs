@@ -69,6 +69,10 @@ mod tests {
         assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Err(Overrun { first: true }));
         // SAFETY: our own record.
         unsafe { word.write(doorbell::ci_record(24)) };
-        assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Err(Overrun { first: false }), "dead is dead");
+        assert_eq!(
+            cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)),
+            Err(Overrun { first: false }),
+            "dead is dead"
+        );
     }
 }

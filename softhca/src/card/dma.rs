@@ -125,7 +125,11 @@ impl UarPage {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), UAR_PAGE, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(UarPage { base: base.cast() }) }
+        if base == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(UarPage { base: base.cast() })
+        }
     }
 
     pub(super) fn base(&self) -> *mut u8 {
@@ -186,7 +190,9 @@ pub(super) unsafe fn copy(parts: &[Part], targets: &[(*mut u8, usize)]) {
 pub(super) fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let page = UAR_PAGE as u64;
     let start = addr & !(page - 1);
-    let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
+    let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else {
+        return false;
+    };
     let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };
     let populate = |advice| {
         // SAFETY: populating changes no content; ranges that are not mapped are reported, not touched.

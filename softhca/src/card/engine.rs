@@ -202,7 +202,12 @@ impl Engine {
         let Some(qps) = self.uars.get(&uar).map(|uar| uar.qps.clone()) else { return };
         if !qps.contains(&bell.qpn()) {
             let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
-            self.diagnostics.report(Diagnostic { qpn: None, index: Some(bell.index()), field: "doorbell", message });
+            self.diagnostics.report(Diagnostic {
+                qpn: None,
+                index: Some(bell.index()),
+                field: "doorbell",
+                message,
+            });
         }
         for qpn in qps {
             self.with_qp(qpn, now, |qp, context| {
@@ -355,7 +360,13 @@ fn receive(
     let qp = qps.get_mut(&qpn)?;
     let expected = (qp.dlid(), qp.attributes.dest_qpn);
     if !qp.listens() || expected != (source, header.source_qpn.get()) {
-        tracing::debug!(source, qpn, own_lid, ?kind, "a packet for a queue pair that does not listen to its sender");
+        tracing::debug!(
+            source,
+            qpn,
+            own_lid,
+            ?kind,
+            "a packet for a queue pair that does not listen to its sender"
+        );
         return None;
     }
     match kind {

@@ -17,14 +17,12 @@ mod region;
 mod sender;
 mod wqe;
 
-pub use config::{
-    Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState,
-};
+pub use config::{Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState};
 pub use error::{CardError, Diagnostic, Event};
 
 use crate::fabric::{Fabric, Sleeper};
-use dma::{CqRing, Record, UarPage};
 use cq::Cq;
+use dma::{CqRing, Record, UarPage};
 use engine::{Engine, Uar};
 use gdsync_sys::prm::doorbell;
 use parking_lot::{Mutex, MutexGuard};
@@ -73,7 +71,8 @@ impl Card {
     pub fn start(sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(sink)?;
         let shared = card.shared.clone();
-        let thread = std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
+        let thread =
+            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
         card.thread = Some(thread);
         Ok(card)
     }
@@ -168,10 +167,18 @@ impl Card {
     /// # Safety
     /// Until it is deregistered, the range stays mapped, and is accessed otherwise only in ways that tolerate a device's
     /// concurrent reads (and writes, where the access rights allow them).
-    pub unsafe fn register_memory(&self, pdn: u32, addr: u64, len: u64, access: Access) -> Result<u32, CardError> {
+    pub unsafe fn register_memory(
+        &self,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u32, CardError> {
         self.command(|engine| {
-            let users =
-                engine.pds.get_mut(&pdn).ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
+            let users = engine
+                .pds
+                .get_mut(&pdn)
+                .ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
             let key = engine.regions.register(pdn, addr, len, access)?;
             *users += 1;
             Ok(key)
@@ -230,7 +237,11 @@ impl Card {
         let CqConfig { ring, entries, dbrec } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
-            return Err(CardError::Invalid { what: "completion queue entries", value: entries.into(), limit });
+            return Err(CardError::Invalid {
+                what: "completion queue entries",
+                value: entries.into(),
+                limit,
+            });
         }
         // SAFETY: the caller's.
         let cq = unsafe { Cq::new(CqRing::new(ring, entries), Record::new(dbrec.add(doorbell::DBR_CQ_CI))) };
@@ -274,7 +285,11 @@ impl Card {
         power("receive queue entries", config.rq_entries)?;
         if config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16) {
             let limit = "a multiple of 16";
-            return Err(CardError::Invalid { what: "receive queue stride", value: config.rq_stride.into(), limit });
+            return Err(CardError::Invalid {
+                what: "receive queue stride",
+                value: config.rq_stride.into(),
+                limit,
+            });
         }
         self.command(|engine| {
             within("queue pairs", engine.qps.len(), LIMITS.max_qp)?;

@@ -63,9 +63,10 @@ fn rules(from: QpState, to: QpState) -> Option<(&'static [&'static str], &'stati
             ],
             &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"],
         ),
-        (Rts, Rts) => {
-            (&[], &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"])
-        }
+        (Rts, Rts) => (
+            &[],
+            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"],
+        ),
         _ => return None,
     })
 }
@@ -77,10 +78,18 @@ fn check_values(change: &QpChange) -> Result<(), CardError> {
     };
     in_range("pkey_index", change.pkey_index.map(u32::from), 0, "the port has one partition key, index 0")?;
     if let Some(port) = change.port.filter(|port| *port != 1) {
-        return Err(CardError::Invalid { what: "port_num", value: port.into(), limit: "the card has one port, number 1" });
+        return Err(CardError::Invalid {
+            what: "port_num",
+            value: port.into(),
+            limit: "the card has one port, number 1",
+        });
     }
     if let Some(mtu) = change.path_mtu.filter(|mtu| !(1..=5).contains(mtu)) {
-        return Err(CardError::Invalid { what: "path_mtu", value: mtu as u64, limit: "IBV_MTU_256 to IBV_MTU_4096" });
+        return Err(CardError::Invalid {
+            what: "path_mtu",
+            value: mtu as u64,
+            limit: "IBV_MTU_256 to IBV_MTU_4096",
+        });
     }
     in_range("dest_qp_num", change.dest_qpn, 0xff_ffff, "at most 24 bits")?;
     in_range("rq_psn", change.rq_psn, PSN_MASK, "at most 24 bits")?;
@@ -206,9 +215,15 @@ mod tests {
     #[test]
     fn missing_and_superfluous_attributes_are_named() {
         let change = QpChange { path_mtu: None, ..to_rtr() };
-        assert!(matches!(check(QpState::Init, &change), Err(CardError::Missing { attribute: "IBV_QP_PATH_MTU", .. })));
+        assert!(matches!(
+            check(QpState::Init, &change),
+            Err(CardError::Missing { attribute: "IBV_QP_PATH_MTU", .. })
+        ));
         let change = QpChange { timeout: Some(1), ..to_rtr() };
-        assert!(matches!(check(QpState::Init, &change), Err(CardError::Superfluous { attribute: "IBV_QP_TIMEOUT", .. })));
+        assert!(matches!(
+            check(QpState::Init, &change),
+            Err(CardError::Superfluous { attribute: "IBV_QP_TIMEOUT", .. })
+        ));
         let change = QpChange { alternate_path: true, ..to_rtr() };
         assert!(matches!(check(QpState::Init, &change), Err(CardError::Superfluous { .. })));
         let change = QpChange { current: Some(QpState::Init), ..to_rts() };

@@ -119,7 +119,8 @@ impl Qp {
                 self.announce(record);
                 if self.send_backlog() > self.send_ring.entries() {
                     let backlog = self.send_backlog();
-                    let message = format!("{backlog} blocks are outstanding in a ring of {}", self.send_ring.entries());
+                    let message =
+                        format!("{backlog} blocks are outstanding in a ring of {}", self.send_ring.entries());
                     context.report(self.qpn, None, "send doorbell record", message);
                     context.emit(Event::QpFatal { qpn: self.qpn });
                     self.limit_backlog();

@@ -30,10 +30,22 @@ struct Receive {
 enum Response {
     /// Everything up to this packet has arrived. The completion of a receive becomes visible when this is on its way: a
     /// peer that ends on that completion must not leave the sender without its acknowledgement.
-    Ack { psn: u32, completion: Option<Cqe64> },
-    Nak { psn: u32, code: NakCode },
+    Ack {
+        psn: u32,
+        completion: Option<Cqe64>,
+    },
+    Nak {
+        psn: u32,
+        code: NakCode,
+    },
     /// Data of an RDMA read, of which `sent` packets are on their way.
-    Read { psn: u32, addr: u64, rkey: u32, length: u32, sent: u32 },
+    Read {
+        psn: u32,
+        addr: u64,
+        rkey: u32,
+        length: u32,
+        sent: u32,
+    },
 }
 
 /// The state of the responder.
@@ -90,7 +102,13 @@ impl Qp {
     }
 
     /// A request of the remote side.
-    pub(super) fn request(&mut self, kind: Kind, header: &Header, payload: &[Part], context: &mut Context<'_>) {
+    pub(super) fn request(
+        &mut self,
+        kind: Kind,
+        header: &Header,
+        payload: &[Part],
+        context: &mut Context<'_>,
+    ) {
         let psn = header.psn.get();
         let ahead = psn_distance(psn, self.receiver.expected_psn);
         if ahead > 0 {
@@ -152,7 +170,12 @@ impl Qp {
         });
     }
 
-    fn take_send(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) -> Result<u32, Stop> {
+    fn take_send(
+        &mut self,
+        header: &Header,
+        payload: &[Part],
+        context: &mut Context<'_>,
+    ) -> Result<u32, Stop> {
         if header.has(FIRST) {
             let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             let room: u64 = receive.segments.iter().map(|segment| u64::from(segment.byte_count())).sum();
@@ -166,16 +189,20 @@ impl Qp {
         }
         let Some(receive) = &mut self.receiver.current else {
             context.report(self.qpn, None, "packet", "a message goes on that has not begun".to_owned());
-            return Err(Stop::Fatal(NakCode::InvalidRequest, Failure::Event(Event::QpRequestError { qpn: self.qpn })));
+            return Err(Stop::Fatal(
+                NakCode::InvalidRequest,
+                Failure::Event(Event::QpRequestError { qpn: self.qpn }),
+            ));
         };
         let length: usize = payload.iter().map(|part| part.1).sum();
         let mut places = Vec::new();
         let pdn = self.pdn;
-        let scattered = each_piece(&receive.segments, receive.offset, length as u32, |segment, addr, count| {
-            let place = context.regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
-            places.push((place, count as usize));
-            Ok::<(), super::region::Refusal>(())
-        });
+        let scattered =
+            each_piece(&receive.segments, receive.offset, length as u32, |segment, addr, count| {
+                let place = context.regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
+                places.push((place, count as usize));
+                Ok::<(), super::region::Refusal>(())
+            });
         if let Err(refusal) = scattered {
             let index = receive.index;
             context.report(self.qpn, Some(index), "receive lkey", refusal.to_string());
@@ -197,7 +224,12 @@ impl Qp {
         Ok(1)
     }
 
-    fn take_write(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) -> Result<u32, Stop> {
+    fn take_write(
+        &mut self,
+        header: &Header,
+        payload: &[Part],
+        context: &mut Context<'_>,
+    ) -> Result<u32, Stop> {
         let length: u64 = payload.iter().map(|part| part.1 as u64).sum();
         let total = if header.has(FIRST) { header.length.get().into() } else { length };
         let place = self.remote_access(header, total.max(length), Access::REMOTE_WRITE, context)?;
@@ -235,7 +267,8 @@ impl Qp {
         wanted: Access,
         context: &mut Context<'_>,
     ) -> Result<Option<*mut u8>, Stop> {
-        let fatal = || Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }));
+        let fatal =
+            || Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }));
         if !self.attributes.access.contains(wanted) {
             let message = format!("the queue pair allows {:?}, not {wanted:?}", self.attributes.access);
             context.report(self.qpn, None, "qp_access_flags", message);
@@ -308,7 +341,9 @@ impl Qp {
     pub(super) fn response_sent(&mut self, header: &Header, context: &mut Context<'_>) {
         let refused = header.kind == Kind::Nak as u8;
         match self.receiver.responses.front_mut() {
-            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => *sent += 1,
+            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => {
+                *sent += 1
+            }
             Some(Response::Ack { completion, .. }) => {
                 let completion = completion.take();
                 self.receiver.responses.pop_front();

@@ -36,7 +36,13 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn register(&mut self, pdn: u32, addr: u64, len: u64, access: Access) -> Result<u32, CardError> {
+    pub(super) fn register(
+        &mut self,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u32, CardError> {
         if len == 0 {
             return Err(CardError::Invalid { what: "length", value: 0, limit: "at least one byte" });
         }
@@ -97,7 +103,8 @@ impl Regions {
         if region.pdn != pdn {
             return Err(Refusal::Domain { region: region.pdn, wanted: pdn });
         }
-        let inside = addr >= region.addr && addr.checked_add(len).is_some_and(|end| end <= region.addr + region.len);
+        let inside =
+            addr >= region.addr && addr.checked_add(len).is_some_and(|end| end <= region.addr + region.len);
         if !inside {
             return Err(Refusal::Bounds { addr, len, region_addr: region.addr, region_len: region.len });
         }
@@ -119,11 +126,17 @@ mod tests {
         let mut regions = Regions::default();
         let key = regions.register(1, addr, 64, Access::REMOTE_READ).unwrap();
         let read = Access::REMOTE_READ;
-        assert!(regions.resolve(key, 1, addr, 64, read).is_ok() && regions.resolve(key, 1, addr + 63, 1, read).is_ok());
+        assert!(
+            regions.resolve(key, 1, addr, 64, read).is_ok()
+                && regions.resolve(key, 1, addr + 63, 1, read).is_ok()
+        );
         assert!(matches!(regions.resolve(key, 1, addr, 65, read), Err(Refusal::Bounds { .. })));
         assert!(matches!(regions.resolve(key, 1, addr - 1, 2, read), Err(Refusal::Bounds { .. })));
         assert!(matches!(regions.resolve(key, 1, u64::MAX, 2, read), Err(Refusal::Bounds { .. })));
-        assert!(matches!(regions.resolve(key, 2, addr, 1, read), Err(Refusal::Domain { region: 1, wanted: 2 })));
+        assert!(matches!(
+            regions.resolve(key, 2, addr, 1, read),
+            Err(Refusal::Domain { region: 1, wanted: 2 })
+        ));
         let write = Access::REMOTE_WRITE;
         assert!(matches!(regions.resolve(key, 1, addr, 1, write), Err(Refusal::Access { .. })));
         assert_eq!(regions.deregister(key).unwrap(), 1);
@@ -142,8 +155,14 @@ mod tests {
         let addr = bytes.as_ptr() as u64;
         let mut regions = Regions::default();
         assert!(matches!(regions.register(1, addr, 0, Access::empty()), Err(CardError::Invalid { .. })));
-        assert!(matches!(regions.register(1, addr, 64, Access::REMOTE_WRITE), Err(CardError::Invalid { .. })));
+        assert!(matches!(
+            regions.register(1, addr, 64, Access::REMOTE_WRITE),
+            Err(CardError::Invalid { .. })
+        ));
         assert!(matches!(regions.register(1, 0, 64, Access::empty()), Err(CardError::Unmapped { .. })));
-        assert!(matches!(regions.register(1, u64::MAX, 64, Access::empty()), Err(CardError::Unmapped { .. })));
+        assert!(matches!(
+            regions.register(1, u64::MAX, 64, Access::empty()),
+            Err(CardError::Unmapped { .. })
+        ));
     }
 }

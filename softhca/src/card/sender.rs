@@ -121,9 +121,15 @@ impl Qp {
         };
         let size_is_right = blocks > 0 && blocks <= left;
         let work = if !size_is_right {
-            broken("ds", format!("{} segments, but {left} blocks are announced and a WQE has at least one", ctrl.ds()))
+            broken(
+                "ds",
+                format!("{} segments, but {left} blocks are announced and a WQE has at least one", ctrl.ds()),
+            )
         } else if ctrl.index() != index {
-            broken("index", format!("the control segment says {}, its place in the ring is {index}", ctrl.index()))
+            broken(
+                "index",
+                format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
+            )
         } else if ctrl.qpn() != self.qpn {
             broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
         } else {
@@ -175,7 +181,8 @@ impl Qp {
             }
             let cursor = self.sender.cursor;
             let request = &self.sender.requests[cursor];
-            let reads = || self.sender.requests.iter().take(cursor).filter(|r| r.is_read() && !r.done).count();
+            let reads =
+                || self.sender.requests.iter().take(cursor).filter(|r| r.is_read() && !r.done).count();
             match &request.work {
                 // It fails when its turn to complete has come, not before.
                 Err(syndrome) if cursor == 0 => {
@@ -218,7 +225,8 @@ impl Qp {
             Payload::Segments(segments) => {
                 let parts = &mut *context.parts;
                 each_piece(segments, offset, length, |segment, addr, count| {
-                    let place = context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::empty())?;
+                    let place =
+                        context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::empty())?;
                     parts.push((place.cast_const(), count as usize));
                     Ok(())
                 })
@@ -304,7 +312,8 @@ impl Qp {
 
     /// Starts, or starts again, the time within which something has to be acknowledged.
     fn arm(&mut self, now: Instant) {
-        let outstanding = self.sender.requests.iter().any(|request| request.sent > request.acked && !request.done);
+        let outstanding =
+            self.sender.requests.iter().any(|request| request.sent > request.acked && !request.done);
         let timeout = ack_timeout(self.attributes.timeout).filter(|_| outstanding);
         self.sender.deadline = timeout.map(|timeout| now + timeout);
     }
@@ -347,7 +356,9 @@ impl Qp {
     /// A part of an RDMA read has come.
     pub(super) fn read_response(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) {
         let psn = header.psn.get();
-        let Some(position) = self.sender.requests.iter().position(|r| r.is_read() && r.contains(psn)) else { return };
+        let Some(position) = self.sender.requests.iter().position(|r| r.is_read() && r.contains(psn)) else {
+            return;
+        };
         let request = &self.sender.requests[position];
         let part = psn_distance(psn, request.first_psn) as u32;
         if request.done || part != request.acked {
@@ -361,7 +372,8 @@ impl Qp {
         let mut places = Vec::new();
         let scattered: Result<(), Refusal> = match &work.payload {
             Payload::Segments(segments) => each_piece(segments, offset, length, |segment, addr, count| {
-                let place = context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE)?;
+                let place =
+                    context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE)?;
                 places.push((place, count as usize));
                 Ok(())
             }),
@@ -435,7 +447,8 @@ impl Qp {
             return;
         }
         if !peer_is_alive || self.sender.retries_left == 0 {
-            let position = self.sender.requests.iter().position(|request| !request.done && request.packets > 0);
+            let position =
+                self.sender.requests.iter().position(|request| !request.done && request.packets > 0);
             if let Some(position) = position {
                 self.fail_at(position, Syndrome::RetryExceeded, context);
             }

@@ -2,7 +2,9 @@
 
 use super::*;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT};
+use gdsync_sys::prm::wqe::{
+    BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
+};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -49,7 +51,8 @@ impl TestCq {
     /// The next entry, without making room for another.
     pub(super) fn peek(&self) -> Option<Cqe64> {
         let offset = (self.consumed & (self.entries - 1)) as usize * CQE_SIZE;
-        let cqe = Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64]).unwrap();
+        let cqe = Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64])
+            .unwrap();
         let owner = (self.consumed >> self.entries.trailing_zeros()) & 1 == 1;
         (cqe.owner() == owner && cqe.opcode() != Ok(CqeOpcode::Invalid)).then_some(cqe)
     }
@@ -192,7 +195,8 @@ impl TestQp {
         if entry.len() < self.stride as usize {
             entry.extend_from_slice(DataSeg::terminator().as_bytes());
         }
-        bytes(self.rq, (self.entries * self.stride) as usize)[offset..][..entry.len()].copy_from_slice(&entry);
+        bytes(self.rq, (self.entries * self.stride) as usize)[offset..][..entry.len()]
+            .copy_from_slice(&entry);
         self.received += 1;
         word(self.dbrec, doorbell::DBR_RECV).store(doorbell::record(self.received), Ordering::Release);
     }

@@ -43,11 +43,17 @@ pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8]) -> Result<Work, Fault> {
         Opcode::Send | Opcode::SendImm => (false, true),
         Opcode::RdmaWrite | Opcode::RdmaWriteImm => (true, true),
         Opcode::RdmaRead => (true, false),
-        other => return Err(malformed("opcode", format!("{other:?} is not supported on an RC queue pair of this card"))),
+        other => {
+            return Err(malformed(
+                "opcode",
+                format!("{other:?} is not supported on an RC queue pair of this card"),
+            ));
+        }
     };
     let (remote, rest) = if has_remote {
-        let (segment, rest) = RemoteAddrSeg::read_from_prefix(body)
-            .map_err(|_| malformed("ds", format!("{opcode:?} with ds {} has no remote address segment", ctrl.ds())))?;
+        let (segment, rest) = RemoteAddrSeg::read_from_prefix(body).map_err(|_| {
+            malformed("ds", format!("{opcode:?} with ds {} has no remote address segment", ctrl.ds()))
+        })?;
         (Some((segment.addr(), segment.rkey())), rest)
     } else {
         (None, body)
@@ -97,7 +103,8 @@ fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, Fault> {
         // 16 bytes for a type of 16 bytes without alignment: always read.
         let Ok(segment) = DataSeg::read_from_bytes(bytes) else { continue };
         if segment.byte_count() == 0 {
-            let message = format!("element {} has byte_count 0, which means 2^31: leave it out", segments.len());
+            let message =
+                format!("element {} has byte_count 0, which means 2^31: leave it out", segments.len());
             return Err(fault(Syndrome::LocalLength, "byte_count", message));
         }
         if segment.byte_count() & gdsync_sys::prm::wqe::INLINE_FLAG != 0 {
@@ -162,9 +169,15 @@ mod tests {
         let inline = InlineSeg::new(4);
         assert_eq!(refused(Opcode::RdmaWrite, &[]).field, "ds");
         assert_eq!(refused(Opcode::AtomicFa, &[]).field, "opcode");
-        assert_eq!(refused(Opcode::RdmaRead, &[raddr.as_bytes(), inline.as_bytes(), b"abcd"]).field, "data segment");
+        assert_eq!(
+            refused(Opcode::RdmaRead, &[raddr.as_bytes(), inline.as_bytes(), b"abcd"]).field,
+            "data segment"
+        );
         assert_eq!(refused(Opcode::Send, &[InlineSeg::new(13).as_bytes(), b"abcd"]).field, "inline segment");
-        assert_eq!(refused(Opcode::Send, &[&body(&[inline.as_bytes(), b"abcd"]), data.as_bytes()]).field, "inline segment");
+        assert_eq!(
+            refused(Opcode::Send, &[&body(&[inline.as_bytes(), b"abcd"]), data.as_bytes()]).field,
+            "inline segment"
+        );
         assert_eq!(refused(Opcode::Send, &[data.as_bytes(), inline.as_bytes()]).field, "data segment");
         let empty = refused(Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]);
         assert_eq!((empty.field, empty.syndrome), ("byte_count", Syndrome::LocalLength));

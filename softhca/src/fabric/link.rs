@@ -35,7 +35,11 @@ impl Outgoing {
 
     /// # Safety
     /// As [`Producer::push`].
-    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[(*const u8, usize)]) -> Result<(), PushError> {
+    pub(super) unsafe fn push(
+        &mut self,
+        header: &[u8],
+        payload: &[(*const u8, usize)],
+    ) -> Result<(), PushError> {
         // SAFETY: the caller's.
         let wake = unsafe { self.ring.push(header, payload) }?;
         if wake.0 {

@@ -126,7 +126,12 @@ impl Fabric {
     ///
     /// # Safety
     /// Each payload part is readable memory. The header is at most [`MAX_HEADER`] bytes, the payload [`MAX_PAYLOAD`].
-    pub unsafe fn try_send(&mut self, lid: u16, header: &[u8], payload: &[(*const u8, usize)]) -> SendOutcome {
+    pub unsafe fn try_send(
+        &mut self,
+        lid: u16,
+        header: &[u8],
+        payload: &[(*const u8, usize)],
+    ) -> SendOutcome {
         if !self.outgoing.contains_key(&lid) {
             match self.connect(lid) {
                 SendOutcome::Sent => {}
@@ -200,7 +205,11 @@ impl Fabric {
     /// Hands over at most `budget` packets: source LID, header, payload in two parts. Returns how many.
     ///
     /// The payload parts are memory that the sender can still write to: copy, do not trust twice.
-    pub fn poll(&mut self, budget: usize, mut take: impl FnMut(u16, &[u8], [(*const u8, usize); 2])) -> usize {
+    pub fn poll(
+        &mut self,
+        budget: usize,
+        mut take: impl FnMut(u16, &[u8], [(*const u8, usize); 2]),
+    ) -> usize {
         if self.looked.elapsed() > LOOK_AT_SOCKETS {
             self.look_at_sockets();
         }

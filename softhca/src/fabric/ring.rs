@@ -92,7 +92,11 @@ impl Producer {
     /// # Safety
     /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at most
     /// [`MAX_HEADER`] bytes (checked).
-    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[(*const u8, usize)]) -> Result<MustWake, PushError> {
+    pub(super) unsafe fn push(
+        &mut self,
+        header: &[u8],
+        payload: &[(*const u8, usize)],
+    ) -> Result<MustWake, PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         if header.len() > MAX_HEADER || length > MAX_PAYLOAD {
             return Err(PushError::Corrupt);
@@ -218,7 +222,9 @@ impl Consumer {
         let waits = self.shared.word32(AT_PRODUCER_SLEEPS);
         // Not for every little room: half a ring is worth a wake-up.
         let room = CAPACITY as u64 - tail.wrapping_sub(self.head) >= CAPACITY as u64 / 2;
-        Ok(Some(MustWake(room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0)))
+        Ok(Some(MustWake(
+            room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0,
+        )))
     }
 
     /// Announces sleep. False where a packet is there: then the announcement is taken back.

@@ -58,7 +58,8 @@ impl SharedMemory {
     fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        let base =
+            unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -243,7 +244,8 @@ impl Epoll {
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, u64: key };
         // SAFETY: both descriptors are open, the event is valid.
-        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
+        let rc =
+            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
         check(rc).map(drop)
     }
 
@@ -251,7 +253,8 @@ impl Epoll {
     pub(super) fn ready(&self) -> Vec<u64> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         // SAFETY: room for as many events as are asked for.
-        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0) };
+        let count =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0) };
         events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect()
     }
 

@@ -1,6 +1,10 @@
 //! What the tests of the verbs front share: objects made through the table of entry points, as a C program would.
 
-#![allow(dead_code, reason = "every test program uses another part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "every test program is a crate of its own, and uses another part"
+)]
 
 use gdsync_sys::VerbsApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_obj, mlx5dv_qp};
@@ -122,9 +126,8 @@ impl Bed {
 
     pub fn register(&self, memory: &mut [u8], access: u32) -> *mut ibv_mr {
         // SAFETY: the caller keeps the memory until the region is deregistered.
-        let mr = unsafe {
-            (api().reg_mr)(self.pd, memory.as_mut_ptr().cast(), memory.len(), access as c_int)
-        };
+        let mr =
+            unsafe { (api().reg_mr)(self.pd, memory.as_mut_ptr().cast(), memory.len(), access as c_int) };
         assert!(!mr.is_null(), "errno {}", errno());
         mr
     }
@@ -252,7 +255,7 @@ pub fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
         if op_own >> 4 != 0xf && op_own & 1 == lap {
             // SAFETY: the card has written the whole entry and does not write it again before it is consumed.
             let bytes = unsafe { cq.buf.cast::<[u8; CQE_SIZE]>().byte_add(slot).read_volatile() };
-            return Cqe64::read_from_bytes(&bytes).unwrap();
+            return Cqe64::read_from_bytes(&bytes).expect("64 bytes are an entry");
         }
         assert!(start.elapsed() < PATIENCE, "no completion {index}");
         std::thread::yield_now();

@@ -22,7 +22,8 @@ fn with_wqe(wqe: impl FnOnce(&Pair) -> Vec<u8>, syndrome: Syndrome, field: &str)
 
 #[test]
 fn malformed_entries_fail_with_the_field_named() {
-    let plain = |pair: &Pair, opcode, segments: &[&[u8]]| pair.left.wqe(opcode, segments, CtrlFlags::empty(), [0; 4]);
+    let plain =
+        |pair: &Pair, opcode, segments: &[&[u8]]| pair.left.wqe(opcode, segments, CtrlFlags::empty(), [0; 4]);
     let patched = |pair: &Pair, at: usize, value: u8| {
         let mut wqe = plain(pair, Opcode::Send, &[pair.source.data(0..8).as_bytes()]);
         wqe[at] = value;
@@ -35,15 +36,25 @@ fn malformed_entries_fail_with_the_field_named() {
     with_wqe(|pair| patched(pair, 7, 60), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| plain(pair, Opcode::RdmaWrite, &[]), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| plain(pair, Opcode::AtomicFa, &[]), Syndrome::LocalQpOperation, "opcode");
-    with_wqe(|pair| plain(pair, Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]), Syndrome::LocalLength, "byte_count");
+    with_wqe(
+        |pair| plain(pair, Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]),
+        Syndrome::LocalLength,
+        "byte_count",
+    );
 }
 
 #[test]
 fn wrong_local_keys_bounds_and_rights_fail_locally() {
-    let send = |pair: &Pair, data: DataSeg| pair.left.wqe(Opcode::Send, &[data.as_bytes()], CtrlFlags::empty(), [0; 4]);
+    let send = |pair: &Pair, data: DataSeg| {
+        pair.left.wqe(Opcode::Send, &[data.as_bytes()], CtrlFlags::empty(), [0; 4])
+    };
     let protection = Syndrome::LocalProtection;
     with_wqe(|pair| send(pair, DataSeg::new(8, 0x4242, pair.source.at as u64)), protection, "lkey");
-    with_wqe(|pair| send(pair, DataSeg::new(8, pair.source.key, pair.source.at as u64 + 4089)), protection, "lkey");
+    with_wqe(
+        |pair| send(pair, DataSeg::new(8, pair.source.key, pair.source.at as u64 + 4089)),
+        protection,
+        "lkey",
+    );
     with_wqe(
         |pair| {
             let other = pair.card.alloc_pd().unwrap();
@@ -56,7 +67,12 @@ fn wrong_local_keys_bounds_and_rights_fail_locally() {
         |pair| {
             let readonly = Region::new(&pair.card, pair.pdn, 64, Access::empty());
             let (remote, place) = (pair.target.remote(0), readonly.data(0..8));
-            pair.left.wqe(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()], CtrlFlags::empty(), [0; 4])
+            pair.left.wqe(
+                Opcode::RdmaRead,
+                &[remote.as_bytes(), place.as_bytes()],
+                CtrlFlags::empty(),
+                [0; 4],
+            )
         },
         protection,
         "lkey",
@@ -86,7 +102,12 @@ fn wrong_remote_keys_bounds_and_rights_fail_on_both_sides() {
         |pair| {
             let local = Region::new(&pair.card, pair.pdn, 64, Access::LOCAL_WRITE);
             let (remote, place) = (local.remote(0), pair.source.data(0..8));
-            pair.left.wqe(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()], CtrlFlags::empty(), [0; 4])
+            pair.left.wqe(
+                Opcode::RdmaRead,
+                &[remote.as_bytes(), place.as_bytes()],
+                CtrlFlags::empty(),
+                [0; 4],
+            )
         },
         access,
         "rkey",
@@ -142,7 +163,12 @@ fn a_failure_flushes_all_that_is_outstanding_and_all_that_comes_later() {
     pair.left.post_recv(&[pair.source.data(0..8)]);
     let bad = RemoteAddrSeg::new(0, 1);
     for remote in [pair.target.remote(0), bad, pair.target.remote(8)] {
-        let wqe = pair.left.wqe(Opcode::RdmaWrite, &[remote.as_bytes(), &inline(b"abc")], CtrlFlags::empty(), [0; 4]);
+        let wqe = pair.left.wqe(
+            Opcode::RdmaWrite,
+            &[remote.as_bytes(), &inline(b"abc")],
+            CtrlFlags::empty(),
+            [0; 4],
+        );
         pair.left.head += pair.left.write(&wqe);
     }
     pair.left.ring(2);
@@ -171,12 +197,16 @@ fn modifying_to_error_flushes_and_reset_starts_again() {
     for i in 0..3 {
         pair.left.post_recv(&[pair.source.data(i..i + 1)]);
     }
-    pair.card.modify_qp(pair.left.qpn, &QpChange { state: Some(QpState::Err), ..QpChange::default() }).unwrap();
+    pair.card
+        .modify_qp(pair.left.qpn, &QpChange { state: Some(QpState::Err), ..QpChange::default() })
+        .unwrap();
     for index in 0..3 {
         assert_eq!(error(pair.left.cq.poll()), (CqeOpcode::ResponderError, Syndrome::WrFlush, index));
     }
     for qp in [&mut pair.left, &mut pair.right] {
-        pair.card.modify_qp(qp.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
+        pair.card
+            .modify_qp(qp.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() })
+            .unwrap();
         (qp.head, qp.received) = (0, 0);
         bytes(qp.dbrec.cast(), 8).fill(0);
     }
@@ -223,8 +253,11 @@ fn a_receiver_that_is_never_ready_ends_the_retries() {
 
 #[test]
 fn a_peer_that_does_not_listen_ends_the_retries() {
-    let mut pair = Pair::with(&SIZES, 100, QpChange { timeout: Some(4), retry_cnt: Some(3), ..QpChange::default() });
-    pair.card.modify_qp(pair.right.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() }).unwrap();
+    let mut pair =
+        Pair::with(&SIZES, 100, QpChange { timeout: Some(4), retry_cnt: Some(3), ..QpChange::default() });
+    pair.card
+        .modify_qp(pair.right.qpn, &QpChange { state: Some(QpState::Reset), ..QpChange::default() })
+        .unwrap();
     pair.left.post(Opcode::RdmaWrite, &[pair.target.remote(0).as_bytes(), &inline(b"hello")]);
     let deadline = Instant::now() + Duration::from_secs(10);
     while pair.left.cq.peek().is_none() {
@@ -257,9 +290,14 @@ fn an_overrun_completion_queue_dies_and_takes_the_queue_pair_along() {
         qp.post(Opcode::Nop, &[]);
         run(&card);
     }
-    assert_eq!(events.try_iter().collect::<Vec<_>>(), [Event::CqError { cqn: qp.cq.cqn }, Event::QpFatal { qpn: qp.qpn }]);
+    assert_eq!(
+        events.try_iter().collect::<Vec<_>>(),
+        [Event::CqError { cqn: qp.cq.cqn }, Event::QpFatal { qpn: qp.qpn }]
+    );
     assert_eq!(card.query_qp(qp.qpn).unwrap().state, QpState::Err);
-    assert!(card.diagnostics().iter().any(|d| d.field == "completion queue" && d.to_string().contains("overran")));
+    assert!(
+        card.diagnostics().iter().any(|d| d.field == "completion queue" && d.to_string().contains("overran"))
+    );
 }
 
 #[test]

@@ -9,13 +9,21 @@ fn a_send_fills_the_receive() {
     pair.source.fill(1);
     pair.right.post_recv(&[pair.target.data(0..30), pair.target.data(50..100)]);
     let data = pair.source.data(0..60);
-    let imm = pair.left.wqe(Opcode::SendImm, &[data.as_bytes()], CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED, [1, 2, 3, 4]);
+    let imm = pair.left.wqe(
+        Opcode::SendImm,
+        &[data.as_bytes()],
+        CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED,
+        [1, 2, 3, 4],
+    );
     pair.left.post_wqe(&imm);
     pair.run();
     assert_eq!(success(pair.left.cq.poll()), (Opcode::SendImm as u8, 0));
     let cqe = pair.right.cq.poll().unwrap();
     assert_eq!(cqe.opcode(), Ok(CqeOpcode::RespSendImm));
-    assert_eq!((cqe.byte_count(), cqe.imm(), cqe.wqe_counter(), cqe.is_solicited()), (60, [1, 2, 3, 4], 0, true));
+    assert_eq!(
+        (cqe.byte_count(), cqe.imm(), cqe.wqe_counter(), cqe.is_solicited()),
+        (60, [1, 2, 3, 4], 0, true)
+    );
     assert_eq!((cqe.qpn(), cqe.remote_qpn()), (pair.right.qpn, pair.left.qpn));
     assert_eq!(pair.target.bytes()[..30], pair.source.bytes()[..30]);
     assert_eq!(pair.target.bytes()[50..80], pair.source.bytes()[30..60]);
@@ -32,14 +40,24 @@ fn writes_and_reads_of_every_size() {
         let data = pair.source.data(0..size);
         let segments: Vec<&[u8]> = if size > 0 { vec![data.as_bytes()] } else { Vec::new() };
         let remote = pair.target.remote(0);
-        let wqe = pair.left.wqe(Opcode::RdmaWrite, &[&[remote.as_bytes()], &segments[..]].concat(), CtrlFlags::CQ_UPDATE, [0; 4]);
+        let wqe = pair.left.wqe(
+            Opcode::RdmaWrite,
+            &[&[remote.as_bytes()], &segments[..]].concat(),
+            CtrlFlags::CQ_UPDATE,
+            [0; 4],
+        );
         pair.left.post_wqe(&wqe);
         pair.run();
         assert_eq!(success(pair.left.cq.poll()).0, Opcode::RdmaWrite as u8, "{size} bytes");
         assert_eq!(pair.target.bytes()[..size], pair.source.bytes()[..size]);
         assert!(pair.right.cq.poll().is_none(), "a write is silent");
         pair.source.fill(0);
-        let back = pair.left.wqe(Opcode::RdmaRead, &[&[remote.as_bytes()], &segments[..]].concat(), CtrlFlags::CQ_UPDATE, [0; 4]);
+        let back = pair.left.wqe(
+            Opcode::RdmaRead,
+            &[&[remote.as_bytes()], &segments[..]].concat(),
+            CtrlFlags::CQ_UPDATE,
+            [0; 4],
+        );
         pair.left.post_wqe(&back);
         pair.run();
         let cqe = pair.left.cq.poll().unwrap();
@@ -55,7 +73,12 @@ fn a_write_with_immediate_consumes_a_receive() {
     pair.source.fill(3);
     pair.right.post_recv(&[]);
     let (remote, data) = (pair.target.remote(0), pair.source.data(0..2 * MTU as usize));
-    let wqe = pair.left.wqe(Opcode::RdmaWriteImm, &[remote.as_bytes(), data.as_bytes()], CtrlFlags::CQ_UPDATE, [9; 4]);
+    let wqe = pair.left.wqe(
+        Opcode::RdmaWriteImm,
+        &[remote.as_bytes(), data.as_bytes()],
+        CtrlFlags::CQ_UPDATE,
+        [9; 4],
+    );
     pair.left.post_wqe(&wqe);
     pair.run();
     success(pair.left.cq.poll());
@@ -98,7 +121,8 @@ fn as_many_segments_as_the_formats_hold() {
     pair.run();
     success(pair.left.cq.poll());
     assert_eq!(pair.right.cq.poll().unwrap().byte_count(), 6000);
-    let sent: Vec<u8> = (2..62).rev().flat_map(|i| pair.source.bytes()[i * 100..i * 100 + 100].to_vec()).collect();
+    let sent: Vec<u8> =
+        (2..62).rev().flat_map(|i| pair.source.bytes()[i * 100..i * 100 + 100].to_vec()).collect();
     let received: Vec<u8> = places
         .iter()
         .flat_map(|place| {
@@ -168,12 +192,21 @@ fn a_fenced_request_waits_for_reads_and_reads_are_throttled() {
     let mut pair = Pair::new(8 * MTU as usize);
     pair.target.fill(1);
     for i in 0..6 {
-        let (remote, place) = (pair.target.remote(i * MTU as usize), pair.source.data(i * MTU as usize..(i + 1) * MTU as usize));
-        let wqe = pair.left.wqe(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()], CtrlFlags::CQ_UPDATE, [0; 4]);
+        let (remote, place) = (
+            pair.target.remote(i * MTU as usize),
+            pair.source.data(i * MTU as usize..(i + 1) * MTU as usize),
+        );
+        let wqe = pair.left.wqe(
+            Opcode::RdmaRead,
+            &[remote.as_bytes(), place.as_bytes()],
+            CtrlFlags::CQ_UPDATE,
+            [0; 4],
+        );
         pair.left.head += pair.left.write(&wqe);
     }
     // Sends back what was read last: without the fence it would send zeroes.
-    let (remote, data) = (pair.target.remote(7 * MTU as usize), pair.source.data(5 * MTU as usize..6 * MTU as usize));
+    let (remote, data) =
+        (pair.target.remote(7 * MTU as usize), pair.source.data(5 * MTU as usize..6 * MTU as usize));
     let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::FENCE;
     let wqe = pair.left.wqe(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()], flags, [0; 4]);
     pair.left.post_wqe(&wqe);

@@ -1,0 +1,81 @@
+//! Two connected queue pairs on the software card.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+use gdsync::{
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
+    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream,
+};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes longer, however busy the machine is.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub struct Pair {
+    pub device: Device,
+    pub pd: ProtectionDomain,
+    pub left: QueuePair,
+    pub right: QueuePair,
+}
+
+impl Pair {
+    pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
+        let device = Device::software().unwrap();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+        left.connect(&right.endpoint().unwrap(), options).unwrap();
+        right.connect(&left.endpoint().unwrap(), options).unwrap();
+        Pair { device, pd, left, right }
+    }
+
+    pub fn new() -> Pair {
+        Pair::with(QueuePairConfig::default(), ConnectOptions::default())
+    }
+
+    pub fn region(&self, len: usize) -> MemoryRegion {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        MemoryRegion::allocate(&self.pd, len, access).unwrap()
+    }
+}
+
+/// A stream that performs at once, and fails rather than hang.
+pub fn cpu() -> Stream<Cpu> {
+    Stream::new(Cpu::with_timeout(LONG)).unwrap()
+}
+
+pub fn soft() -> Stream<SoftStream> {
+    Stream::new(SoftStream::new().unwrap()).unwrap()
+}
+
+pub fn synchronize(stream: &Stream<SoftStream>) {
+    assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {stream:?}");
+}
+
+/// Rings the card at once.
+pub fn ring(send: PreparedSend) {
+    cpu().post(Batch::new().send(send)).unwrap();
+}
+
+/// The next completion.
+pub fn poll(queue: &CompletionQueue) -> Completion {
+    let deadline = Instant::now() + LONG;
+    loop {
+        if let Some(completion) = queue.poll().unwrap() {
+            return completion;
+        }
+        assert!(Instant::now() < deadline, "no completion came");
+        std::thread::yield_now();
+    }
+}
+
+pub fn fill(region: &MemoryRegion, seed: usize) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..region.len()).map(|i| (i * 31 + i / 253 + seed) as u8).collect();
+    region.write(0, &bytes);
+    bytes
+}
+
+pub fn content(region: &MemoryRegion) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(0, &mut bytes);
+    bytes
+}
