@@ -11,7 +11,7 @@ pub(crate) const MAX_BATCH: u64 = 1024;
 
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
-#[command(name = "gdsync", version, about, disable_help_subcommand = true)]
+#[command(name = "gdsync", version, about, disable_help_subcommand = true, arg_required_else_help = false)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

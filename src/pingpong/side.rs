@@ -113,11 +113,10 @@ impl Side {
 
     /// Runs all exchanges.
     pub(super) fn run(mut self) -> Result<Report, Failure> {
-        let (error, queue_pair) = (self.error.clone(), self.queue_pair.clone());
+        let (error, queue_pair, flag) = (self.error.clone(), self.queue_pair.clone(), self.flag.clone());
         self.channel.on_loss().set(move || {
             error.set(|| "the other side is gone".to_owned());
-            // What its stream waits for will never come: wake it.
-            if let Err(failure) = queue_pair.abort() {
+            if let Err(failure) = release(&queue_pair, &flag) {
                 error.set(|| failure.to_string());
             }
         });
@@ -125,8 +124,8 @@ impl Side {
         if let Err(failure) = &result {
             let text = failure.to_string();
             self.error.set(|| text);
-            // Wakes this side's stream; the other side's waits end when it hears of the failure.
-            self.queue_pair.abort()?;
+            // The other side's waits end when it hears of the failure.
+            release(&self.queue_pair, &self.flag)?;
             let _ = self.runner.synchronize();
         }
         self.finish(result)
@@ -332,6 +331,15 @@ impl Side {
         let timing = lock(&self.timing);
         Ok(Report::new(&self.options, self.card.clone(), &timing, self.operations))
     }
+}
+
+/// Wakes a stream that waits for what will never come: completions by failing the queue pair, the flag by moving it far
+/// ahead. In this order: a failed queue pair takes no late write of the flag any more.
+fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
+    queue_pair.abort()?;
+    let word = flag.word32(0)?;
+    word.store(word.load().wrapping_add(1 << 30));
+    Ok(())
 }
 
 /// What the flag says when message `sequence` has come. Never 0, which it says in the beginning; compared cyclically.

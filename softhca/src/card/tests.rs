@@ -51,10 +51,13 @@ impl TestCq {
     /// The next entry, without making room for another.
     pub(super) fn peek(&self) -> Option<Cqe64> {
         let offset = (self.consumed & (self.entries - 1)) as usize * CQE_SIZE;
-        let cqe = Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64])
-            .unwrap();
+        // The owner first: an engine's thread may be writing the entry.
+        let last = word(self.ring.cast(), (offset + 60) / 4).load(Ordering::Acquire).to_ne_bytes()[3];
         let owner = (self.consumed >> self.entries.trailing_zeros()) & 1 == 1;
-        (cqe.owner() == owner && cqe.opcode() != Ok(CqeOpcode::Invalid)).then_some(cqe)
+        if (last & 1 == 1) != owner || last >> 4 == CqeOpcode::Invalid as u8 {
+            return None;
+        }
+        Some(Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64]).unwrap())
     }
 
     pub(super) fn poll(&mut self) -> Option<Cqe64> {

@@ -1,1 +1,203 @@
+use super::*;
+use std::process::{Command, Stdio};
 
+fn send(fabric: &mut Fabric, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
+    // SAFETY: a slice that lives through the call.
+    unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
+}
+
+/// Packets that are there now: source and header.
+fn take(fabric: &mut Fabric) -> Vec<(u16, Vec<u8>)> {
+    let mut taken = Vec::new();
+    fabric.poll(100, |lid, header, _| taken.push((lid, header.to_vec())));
+    taken
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn lids_are_unique_and_free_again() {
+    let fabrics: Vec<Fabric> = (0..64).map(|_| Fabric::bind().unwrap()).collect();
+    let mut lids: Vec<u16> = fabrics.iter().map(Fabric::lid).collect();
+    lids.sort_unstable();
+    lids.dedup();
+    assert_eq!(lids.len(), 64);
+    drop(fabrics);
+    let mut other = Fabric::bind().unwrap();
+    assert_eq!(send(&mut other, lids[0], b"x", b""), SendOutcome::Unreachable);
+}
+
+#[test]
+fn packets_go_both_ways_in_order() {
+    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    for i in 0..1000u32 {
+        assert_eq!(until("room", || Some(send(&mut a, b.lid(), &i.to_ne_bytes(), &[7; 900])).filter(|o| *o == SendOutcome::Sent)), SendOutcome::Sent);
+        if i % 3 == 0 {
+            assert_eq!(send(&mut b, a.lid(), &i.to_ne_bytes(), &[]), SendOutcome::Sent);
+        }
+        if i % 500 == 499 {
+            let mut count = i - 499;
+            until("arrival", || {
+                for (lid, header) in take(&mut b) {
+                    assert_eq!((lid, header), (a.lid(), count.to_ne_bytes().to_vec()));
+                    count += 1;
+                }
+                (count == i + 1).then_some(())
+            });
+        }
+    }
+    let mut back = 0;
+    until("the way back", || {
+        back += take(&mut a).len();
+        (back == 334).then_some(())
+    });
+}
+
+#[test]
+fn a_full_link_wakes_the_sender_when_there_is_room() {
+    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    let payload = vec![1; MAX_PAYLOAD];
+    let mut sent = 0;
+    while send(&mut a, b.lid(), b"", &payload) == SendOutcome::Sent {
+        sent += 1;
+    }
+    assert!(sent > 4);
+    assert!(a.prepare_sleep());
+    let (sleeper, lid) = (a.sleeper(), a.lid());
+    let reader = std::thread::spawn(move || {
+        let mut left = sent;
+        until("arrival", || {
+            left -= take(&mut b).len();
+            (left == 0).then_some(())
+        });
+        b
+    });
+    let start = Instant::now();
+    sleeper.sleep(Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(20));
+    a.finish_sleep();
+    let b = reader.join().unwrap();
+    assert_eq!(send(&mut a, b.lid(), b"", &payload), SendOutcome::Sent);
+    assert_ne!(lid, b.lid());
+}
+
+#[test]
+fn sleepers_are_woken_by_packets_and_by_threads() {
+    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    let (target, sleeper) = (b.lid(), b.sleeper());
+    const ROUNDS: u32 = 2000;
+    let back = a.lid();
+    let echo = std::thread::spawn(move || {
+        let mut seen = 0;
+        while seen < ROUNDS {
+            let count = take(&mut b).len() as u32;
+            for _ in 0..count {
+                assert_eq!(send(&mut b, back, b"echo", b""), SendOutcome::Sent);
+            }
+            seen += count;
+            if count == 0 && b.prepare_sleep() {
+                b.sleeper().sleep(Duration::from_secs(20));
+                b.finish_sleep();
+            }
+        }
+        b
+    });
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        assert_eq!(send(&mut a, target, b"ping", b""), SendOutcome::Sent);
+        until("the echo", || {
+            if take(&mut a).len() == 1 {
+                return Some(());
+            }
+            if a.prepare_sleep() {
+                a.sleeper().sleep(Duration::from_secs(20));
+                a.finish_sleep();
+            }
+            None
+        });
+    }
+    // A lost wake-up would sleep for 20 seconds.
+    assert!(start.elapsed() < Duration::from_secs(20), "a wake-up was lost");
+    let mut b = echo.join().unwrap();
+    assert!(b.prepare_sleep());
+    sleeper.wake();
+    let start = Instant::now();
+    sleeper.sleep(Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(20));
+    b.finish_sleep();
+}
+
+/// Run by `a_killed_process_is_noticed` in a process of its own: sends three packets, and waits to be killed.
+#[test]
+fn child_process() {
+    let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
+    let mut fabric = Fabric::bind().unwrap();
+    for i in 0..3u8 {
+        assert_eq!(send(&mut fabric, lid.parse().unwrap(), &[i], b""), SendOutcome::Sent);
+    }
+    loop {
+        take(&mut fabric);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
+    let mut fabric = Fabric::bind().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "fabric::tests::child_process", "--nocapture"])
+        .env("GDSYNC_TEST_FABRIC_PARENT", fabric.lid().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lid = until("the first packet", || take_one(&mut fabric));
+    assert_eq!(send(&mut fabric, lid, b"hello", b""), SendOutcome::Sent);
+    std::thread::sleep(Duration::from_millis(20));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut rest = 0;
+    until("the rest", || {
+        rest += take(&mut fabric).len();
+        (rest == 2).then_some(())
+    });
+    until("its death", || {
+        take(&mut fabric);
+        (!fabric.is_alive(lid)).then_some(())
+    });
+    assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
+}
+
+fn take_one(fabric: &mut Fabric) -> Option<u16> {
+    let mut source = None;
+    fabric.poll(1, |lid, _, _| source = Some(lid));
+    source
+}
+
+#[test]
+fn strangers_are_refused() {
+    let mut fabric = Fabric::bind().unwrap();
+    let stranger = sys::connect(&name_of(fabric.lid())).unwrap();
+    std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
+    until("the refusal", || {
+        take(&mut fabric);
+        (!sys::drain(stranger.as_fd())).then_some(())
+    });
+    assert!(fabric.incoming.iter().flatten().next().is_none());
+}
+
+#[test]
+fn nobody_is_at_impossible_addresses() {
+    let mut fabric = Fabric::bind().unwrap();
+    for lid in [0, 0xc000, 0xffff, fabric.lid()] {
+        assert_eq!(send(&mut fabric, lid, b"", b""), SendOutcome::Unreachable);
+    }
+}

@@ -1,0 +1,202 @@
+//! The command as a user runs it.
+
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn gdsync(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync"));
+    command.args(arguments).env_remove("GDSYNC_LOG").env_remove("SOFTHCA_DEVICES");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    gdsync(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "nothing but results");
+    text(&output.stdout)
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&succeeds(arguments)).unwrap()
+}
+
+#[test]
+fn every_way_to_play_pingpong_is_verified() {
+    for op in ["send", "write", "write-imm"] {
+        for trigger in ["stream", "cpu"] {
+            for procs in ["1", "2"] {
+                let arguments = ["pingpong", "--op", op, "--trigger", trigger, "--procs", procs];
+                let more = ["--iters", "150", "--warmup", "20", "--size", "1000", "--json"];
+                let report = json(&[&arguments[..], &more[..]].concat());
+                assert_eq!(report["verified"], true, "{report}");
+                assert_eq!((&report["op"], &report["trigger"]), (&op.into(), &trigger.into()), "{report}");
+                assert_eq!((&report["iterations"], &report["size"]), (&150.into(), &1000.into()), "{report}");
+                let time = |name: &str| report[name].as_f64().unwrap();
+                assert!(0.0 < time("min_us") && time("min_us") <= time("max_us"), "{report}");
+                assert!(time("messages_per_s") > 0.0 && time("bytes_per_s") > 0.0, "{report}");
+                assert!(time("memory_operations_per_iteration") >= 4.0, "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_from_nothing_to_more_than_a_packet() {
+    for size in ["0", "1", "7", "4KiB", "3MiB"] {
+        for op in ["send", "write", "write-imm"] {
+            let report = json(&["pingpong", "--op", op, "--iters", "20", "--warmup", "0", "--size", size, "--json"]);
+            assert_eq!(report["verified"], true, "{report}");
+        }
+    }
+}
+
+#[test]
+fn batches_larger_and_smaller_than_the_number_of_exchanges() {
+    for batch in ["1", "3", "1024"] {
+        let report = json(&["pingpong", "--iters", "50", "--batch", batch, "--json"]);
+        assert_eq!(report["verified"], true, "{report}");
+    }
+    let report = json(&["pingpong", "--iters", "50", "--check=false", "--json"]);
+    assert_eq!(report["verified"], false, "{report}");
+}
+
+#[test]
+fn the_table_names_its_columns() {
+    let table = succeeds(&["pingpong", "--iters", "50", "--size", "64"]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].contains("every byte verified") && lines[0].contains("two processes"), "{table}");
+    assert!(lines[1].starts_with("SIZE") && lines[1].contains("P99 µs") && lines[2].starts_with("64 B"), "{table}");
+}
+
+#[test]
+fn mistakes_are_told_in_one_line_with_status_2() {
+    for (arguments, said) in [
+        (&["pingpong", "--size", "-1"][..], "-1 is not a size"),
+        (&["pingpong", "--size", "2TiB"], "more than the 1 GiB"),
+        (&["pingpong", "--iters", "0"], "0 is not a whole number of 1 or more"),
+        (&["pingpong", "--op", "fetch"], "possible values: send, write, write-imm"),
+        (&["pingpong", "--nonsense"], "--nonsense"),
+        (&["flood"], "flood"),
+        (&[], "subcommand"),
+    ] {
+        let output = run(arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(said) && message.trim_end().lines().count() == 1, "{arguments:?}: {message}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn help_is_a_result() {
+    assert!(succeeds(&["--help"]).contains("pingpong"));
+    assert!(succeeds(&["pingpong", "--help"]).contains("--trigger"));
+    assert!(succeeds(&["--version"]).starts_with("gdsync "));
+}
+
+#[test]
+fn devices_lists_the_software_card_and_says_what_is_missing() {
+    let table = succeeds(&["devices"]);
+    let card = table.lines().find(|line| line.starts_with("softhca0")).expect("the software card is listed");
+    assert!(card.contains("software") && card.contains("ACTIVE") && card.contains("fe80::"), "{table}");
+    let listing = json(&["devices", "--json"]);
+    let devices = listing["devices"].as_array().unwrap();
+    assert_eq!(devices[0]["provider"], "software");
+    let system = devices.iter().any(|device| device["provider"] == "system");
+    let note = listing["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with("system:"));
+    assert!(system || note, "what the system lacks is said: {listing}");
+}
+
+#[test]
+fn several_software_cards_are_listed() {
+    let output = gdsync(&["devices"]).env("SOFTHCA_DEVICES", "3").output().unwrap();
+    let table = text(&output.stdout);
+    assert!(output.status.success() && table.contains("softhca2"), "{table}");
+}
+
+/// The process that a pingpong started.
+fn peer_of(parent: u32) -> u32 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The second field, in parentheses, is the name; the fourth is the parent.
+            let after_name = status.rsplit(')').next().unwrap_or_default();
+            if after_name.split_whitespace().nth(1) == Some(&parent.to_string()) {
+                return pid;
+            }
+        }
+        assert!(Instant::now() < deadline, "no other process was started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+}
+
+fn is_running(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !matches!(status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()), None | Some("Z" | "X"))
+}
+
+#[test]
+fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
+    for op in ["send", "write"] {
+        for trigger in ["stream", "cpu"] {
+            let arguments = ["pingpong", "--iters", "100000000", "--op", op, "--trigger", trigger];
+            let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let peer = peer_of(parent.id());
+            std::thread::sleep(Duration::from_millis(300));
+            kill(peer);
+            let killed = Instant::now();
+            let status = loop {
+                if let Some(status) = parent.try_wait().unwrap() {
+                    break status;
+                }
+                if killed.elapsed() > Duration::from_secs(5) {
+                    parent.kill().unwrap();
+                    panic!("{op} by {trigger} hangs when its peer is killed");
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            };
+            let mut message = String::new();
+            parent.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+            assert_eq!(status.code(), Some(1), "{message}");
+            assert!(message.contains("the other side is gone") || message.contains("retries exceeded"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_whose_parent_is_killed_ends_too() {
+    let mut parent = gdsync(&["pingpong", "--iters", "100000000"]).stderr(Stdio::null()).spawn().unwrap();
+    let peer = peer_of(parent.id());
+    std::thread::sleep(Duration::from_millis(300));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while is_running(peer) {
+        assert!(Instant::now() < deadline, "the orphan goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_bench_relates_the_card_to_memcpy() {
+    let results = json(&["bench", "--json"]);
+    for name in ["write_8b_us", "write_1mib_bytes_per_s", "memcpy_1mib_bytes_per_s", "ratio"] {
+        assert!(results[name].as_f64().unwrap() > 0.0, "{results}");
+    }
+}
