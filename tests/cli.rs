@@ -1,5 +1,7 @@
 //! The command as a user runs it.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 use serde_json::Value;
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
@@ -54,7 +56,8 @@ fn every_way_to_play_pingpong_is_verified() {
 fn sizes_from_nothing_to_more_than_a_packet() {
     for size in ["0", "1", "7", "4KiB", "3MiB"] {
         for op in ["send", "write", "write-imm"] {
-            let report = json(&["pingpong", "--op", op, "--iters", "20", "--warmup", "0", "--size", size, "--json"]);
+            let report =
+                json(&["pingpong", "--op", op, "--iters", "20", "--warmup", "0", "--size", size, "--json"]);
             assert_eq!(report["verified"], true, "{report}");
         }
     }
@@ -75,7 +78,10 @@ fn the_table_names_its_columns() {
     let table = succeeds(&["pingpong", "--iters", "50", "--size", "64"]);
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines[0].contains("every byte verified") && lines[0].contains("two processes"), "{table}");
-    assert!(lines[1].starts_with("SIZE") && lines[1].contains("P99 µs") && lines[2].starts_with("64 B"), "{table}");
+    assert!(
+        lines[1].starts_with("SIZE") && lines[1].contains("P99 µs") && lines[2].starts_with("64 B"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -92,7 +98,10 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         let output = run(arguments);
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
-        assert!(message.contains(said) && message.trim_end().lines().count() == 1, "{arguments:?}: {message}");
+        assert!(
+            message.contains(said) && message.trim_end().lines().count() == 1,
+            "{arguments:?}: {message}"
+        );
         assert!(output.stdout.is_empty());
     }
 }
@@ -113,7 +122,8 @@ fn devices_lists_the_software_card_and_says_what_is_missing() {
     let devices = listing["devices"].as_array().unwrap();
     assert_eq!(devices[0]["provider"], "software");
     let system = devices.iter().any(|device| device["provider"] == "system");
-    let note = listing["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with("system:"));
+    let note =
+        listing["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with("system:"));
     assert!(system || note, "what the system lacks is said: {listing}");
 }
 
@@ -129,7 +139,9 @@ fn peer_of(parent: u32) -> u32 {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
             let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             // The second field, in parentheses, is the name; the fourth is the parent.
             let after_name = status.rsplit(')').next().unwrap_or_default();
@@ -148,7 +160,10 @@ fn kill(pid: u32) {
 
 fn is_running(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    !matches!(status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()), None | Some("Z" | "X"))
+    !matches!(
+        status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()),
+        None | Some("Z" | "X")
+    )
 }
 
 #[test]
@@ -156,7 +171,8 @@ fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
     for op in ["send", "write"] {
         for trigger in ["stream", "cpu"] {
             let arguments = ["pingpong", "--iters", "100000000", "--op", op, "--trigger", trigger];
-            let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut parent =
+                gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let peer = peer_of(parent.id());
             std::thread::sleep(Duration::from_millis(300));
             kill(peer);
@@ -174,7 +190,10 @@ fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
             let mut message = String::new();
             parent.stderr.take().unwrap().read_to_string(&mut message).unwrap();
             assert_eq!(status.code(), Some(1), "{message}");
-            assert!(message.contains("the other side is gone") || message.contains("retries exceeded"), "{message}");
+            assert!(
+                message.contains("the other side is gone") || message.contains("retries exceeded"),
+                "{message}"
+            );
         }
     }
 }

@@ -291,7 +291,12 @@ mod tests {
     fn the_system_libraries_answer_where_they_are_installed() {
         let api = match load() {
             Ok(api) => api,
-            Err(error) => return println!("SKIPPED: {error}"),
+            Err(error) => {
+                use std::io::Write;
+                // Past libtest's capture: a test that did not run must be seen.
+                let name = "the_system_libraries_answer_where_they_are_installed";
+                return writeln!(std::io::stderr(), "SKIPPED {name}: {error}").unwrap();
+            }
         };
         let mut count = -1;
         // SAFETY: `count` is a valid place; the list is freed once.

@@ -1,5 +1,7 @@
 //! Messages that arrive: every operation, every size, over ring ends and laps.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 mod common;
 
 use common::{LONG, Pair, content, cpu, fill, poll, ring, soft, synchronize};

@@ -1,5 +1,7 @@
 //! What goes wrong, and what a program sees of it. No stream may hang because a send failed.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 mod common;
 
 use common::{LONG, Pair, content, cpu, poll, ring, soft, synchronize};

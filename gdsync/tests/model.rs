@@ -1,10 +1,13 @@
 //! Random operations through two connected queue pairs, compared with a plain model of memory.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 mod common;
 
 use common::{Pair, content, cpu, poll};
 use gdsync::{
-    Batch, ConnectOptions, Cpu, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
+    Batch, ConnectOptions, Cpu, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream, Stream,
+    WorkRequest,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -15,13 +18,38 @@ const SIZE: usize = 512;
 #[derive(Clone, Debug)]
 enum Operation {
     /// Cut into so many slices.
-    Send { from: usize, to: usize, len: usize, cuts: usize, immediate: bool },
-    SendInline { to: usize, bytes: Vec<u8> },
-    Write { from: usize, to: usize, len: usize, cuts: usize, immediate: bool },
-    WriteInline { to: usize, bytes: Vec<u8> },
-    Read { from: usize, to: usize, len: usize, cuts: usize },
+    Send {
+        from: usize,
+        to: usize,
+        len: usize,
+        cuts: usize,
+        immediate: bool,
+    },
+    SendInline {
+        to: usize,
+        bytes: Vec<u8>,
+    },
+    Write {
+        from: usize,
+        to: usize,
+        len: usize,
+        cuts: usize,
+        immediate: bool,
+    },
+    WriteInline {
+        to: usize,
+        bytes: Vec<u8>,
+    },
+    Read {
+        from: usize,
+        to: usize,
+        len: usize,
+        cuts: usize,
+    },
     /// Prepared and dropped: has no effect.
-    Drop { len: usize },
+    Drop {
+        len: usize,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -42,11 +70,21 @@ fn range() -> impl Strategy<Value = (usize, usize, usize)> {
 fn operation() -> impl Strategy<Value = Operation> {
     let inline = || (0..SIZE - 64, proptest::collection::vec(any::<u8>(), 0..=60));
     prop_oneof![
-        (range(), 1usize..4, any::<bool>())
-            .prop_map(|((from, to, len), cuts, immediate)| Operation::Send { from, to, len, cuts, immediate }),
+        (range(), 1usize..4, any::<bool>()).prop_map(|((from, to, len), cuts, immediate)| Operation::Send {
+            from,
+            to,
+            len,
+            cuts,
+            immediate
+        }),
         inline().prop_map(|(to, bytes)| Operation::SendInline { to, bytes }),
-        (range(), 1usize..4, any::<bool>())
-            .prop_map(|((from, to, len), cuts, immediate)| Operation::Write { from, to, len, cuts, immediate }),
+        (range(), 1usize..4, any::<bool>()).prop_map(|((from, to, len), cuts, immediate)| Operation::Write {
+            from,
+            to,
+            len,
+            cuts,
+            immediate
+        }),
         inline().prop_map(|(to, bytes)| Operation::WriteInline { to, bytes }),
         (range(), 1usize..4).prop_map(|((from, to, len), cuts)| Operation::Read { from, to, len, cuts }),
         (0usize..60).prop_map(|len| Operation::Drop { len }),
@@ -82,7 +120,12 @@ impl World {
     }
 
     /// Prepares a step of side `me`, does it to the model, and says whether the other side will see a completion.
-    fn prepare(&self, me: usize, operation: &Operation, model: &mut [Vec<u8>; 2]) -> (Option<PreparedSend>, bool) {
+    fn prepare(
+        &self,
+        me: usize,
+        operation: &Operation,
+        model: &mut [Vec<u8>; 2],
+    ) -> (Option<PreparedSend>, bool) {
         let (queue_pair, other_pair) =
             if me == 0 { (&self.pair.left, &self.pair.right) } else { (&self.pair.right, &self.pair.left) };
         let other = 1 - me;
@@ -120,7 +163,8 @@ impl World {
                 (Some(send), *immediate)
             }
             Operation::WriteInline { to, bytes } => {
-                let send = queue_pair.prepare(WorkRequest::write_inline(bytes, remote(*to, bytes.len()))).unwrap();
+                let send =
+                    queue_pair.prepare(WorkRequest::write_inline(bytes, remote(*to, bytes.len()))).unwrap();
                 model[other][*to..to + bytes.len()].copy_from_slice(bytes);
                 (Some(send), false)
             }
@@ -155,7 +199,8 @@ impl World {
                 sends.extend(send);
                 receives += usize::from(seen);
                 // What is posted together runs together: a read's effect comes late, so it ends its batch.
-                let ends = !step.batched || sends.len() == 4 || matches!(step.operation, Operation::Read { .. });
+                let ends =
+                    !step.batched || sends.len() == 4 || matches!(step.operation, Operation::Read { .. });
                 match steps.next_if(|next| !ends && next.right == first.right) {
                     Some(next) => step = next,
                     None => break,
@@ -212,7 +257,8 @@ fn transfer(model: &mut [Vec<u8>; 2], from: (usize, usize), to: (usize, usize), 
 fn random_operations_do_what_a_plain_memory_would() {
     let world = RefCell::new(World::new());
     let config = ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() };
-    let result = proptest::test_runner::TestRunner::new(config).run(&steps(), |steps| world.borrow().run(&steps));
+    let result =
+        proptest::test_runner::TestRunner::new(config).run(&steps(), |steps| world.borrow().run(&steps));
     if let Err(error) = result {
         panic!("{error}");
     }

@@ -1,6 +1,6 @@
 //! Two connected queue pairs on the software card.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,

@@ -57,7 +57,10 @@ impl TestCq {
         if (last & 1 == 1) != owner || last >> 4 == CqeOpcode::Invalid as u8 {
             return None;
         }
-        Some(Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64]).unwrap())
+        Some(
+            Cqe64::read_from_bytes(&bytes(self.ring, self.entries as usize * CQE_SIZE)[offset..][..64])
+                .unwrap(),
+        )
     }
 
     pub(super) fn poll(&mut self) -> Option<Cqe64> {

@@ -40,7 +40,11 @@ fn lids_are_unique_and_free_again() {
 fn packets_go_both_ways_in_order() {
     let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
     for i in 0..1000u32 {
-        assert_eq!(until("room", || Some(send(&mut a, b.lid(), &i.to_ne_bytes(), &[7; 900])).filter(|o| *o == SendOutcome::Sent)), SendOutcome::Sent);
+        assert_eq!(
+            until("room", || Some(send(&mut a, b.lid(), &i.to_ne_bytes(), &[7; 900]))
+                .filter(|o| *o == SendOutcome::Sent)),
+            SendOutcome::Sent
+        );
         if i % 3 == 0 {
             assert_eq!(send(&mut b, a.lid(), &i.to_ne_bytes(), &[]), SendOutcome::Sent);
         }
