@@ -249,7 +249,7 @@ impl SendState {
             self.tail = entry.first.wrapping_add(entry.blocks);
         }
         self.first_serial += u64::from(retired.entries);
-        if !self.entries.iter().any(|entry| entry.state == State::Posted) {
+        if !self.has_posted() {
             // The card has completed all that was posted: whatever stream rang it has passed that point.
             self.last_post = None;
         }
@@ -283,7 +283,15 @@ impl SendState {
 
     /// Work that the card or a stream may still touch.
     pub(crate) fn in_flight(&self) -> bool {
-        self.entries.iter().any(|entry| entry.state == State::Posted)
+        self.has_posted()
+    }
+
+    /// Sends are posted in order, so the oldest that was not dropped tells.
+    fn has_posted(&self) -> bool {
+        self.entries
+            .iter()
+            .find(|entry| entry.state != State::Cancelled)
+            .is_some_and(|e| e.state == State::Posted)
     }
 }
 

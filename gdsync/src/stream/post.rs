@@ -159,15 +159,21 @@ impl<B: MemOpStream> Stream<B> {
             let left = deadline.saturating_duration_since(Instant::now());
             let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
             let mut state = self.lock();
-            match idle {
-                Ok(true) if self.backend.wait_idle(Duration::ZERO)? => {
-                    // Nothing was posted since (the lock is held), so no operation of ours is outstanding.
-                    self.lane.declare_passed(state.issued);
-                    state.unwritten = 0;
-                    drop(self.reap(&mut state));
-                    return Ok(true);
+            // Asked again under the lock: nothing of ours can be posted meanwhile.
+            match idle.and_then(|idle| if idle { self.backend.wait_idle(Duration::ZERO) } else { Ok(false) })
+            {
+                Ok(idle) => {
+                    if idle {
+                        self.lane.declare_passed(state.issued);
+                        state.unwritten = 0;
+                    }
+                    let past = self.reap(&mut state);
+                    drop(state);
+                    drop(past);
+                    if idle {
+                        return Ok(true);
+                    }
                 }
-                Ok(_) => drop(self.reap(&mut state)),
                 Err(error) => {
                     self.abandon(state);
                     return Err(error);
