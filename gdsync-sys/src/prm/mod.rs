@@ -3,6 +3,7 @@
 //! Pure data, no FFI. Fields are private and big endian, as the card has them; getters and constructors speak host order.
 //! Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) where the header is silent.
 
+mod av;
 pub mod cqe;
 pub mod doorbell;
 pub mod recv;

@@ -328,3 +328,7 @@ pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<Option<WorkKind>, String> {
         _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),
     }
 }
+
+#[cfg(test)]
+#[path = "completion_tests.rs"]
+mod tests;

@@ -64,6 +64,20 @@ enum Turn {
     Blocked,
 }
 
+/// The engine without its queue pairs, as their context: a macro, because a method would borrow the queue pairs, too.
+macro_rules! context {
+    ($engine:expr, $now:expr) => {
+        Context {
+            now: $now,
+            regions: &$engine.regions,
+            cqs: &mut $engine.cqs,
+            events: &mut $engine.events,
+            diagnostics: &mut $engine.diagnostics,
+            parts: &mut $engine.parts,
+        }
+    };
+}
+
 impl Engine {
     pub(super) fn new(fabric: Fabric) -> Self {
         Engine {
@@ -92,14 +106,7 @@ impl Engine {
         work: impl FnOnce(&mut Qp, &mut Context<'_>) -> R,
     ) -> Option<R> {
         let qp = self.qps.get_mut(&qpn)?;
-        let mut context = Context {
-            now,
-            regions: &self.regions,
-            cqs: &mut self.cqs,
-            events: &mut self.events,
-            diagnostics: &mut self.diagnostics,
-            parts: &mut self.parts,
-        };
+        let mut context = context!(self, now);
         let result = work(qp, &mut context);
         self.after(qpn);
         Some(result)
@@ -285,14 +292,7 @@ impl Engine {
                 // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair.
                 let parts = std::mem::take(&mut self.parts);
                 self.sent(qpn, &header, is_response, now);
-                let mut context = Context {
-                    now,
-                    regions: &self.regions,
-                    cqs: &mut self.cqs,
-                    events: &mut self.events,
-                    diagnostics: &mut self.diagnostics,
-                    parts: &mut self.parts,
-                };
+                let mut context = context!(self, now);
                 let bytes = header.as_bytes();
                 let touched = receive(&mut self.qps, self.lid, self.lid, bytes, &parts, &mut context);
                 self.parts = parts;

@@ -9,6 +9,7 @@ mod cq;
 mod dma;
 mod engine;
 mod error;
+mod fetch;
 mod modify;
 mod packet;
 mod qp;

@@ -1,17 +1,17 @@
-//! The requester half of a queue pair: fetching work requests, sending them, retrying, completing.
+//! The requester half of a queue pair: sending work requests, retrying, completing.
 
 use super::config::{Access, ack_timeout, rnr_timer};
 use super::context::{Context, MTU};
 use super::dma::Part;
+use super::fetch::Request;
 use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
 use super::qp::{Qp, QpState};
 use super::region::Refusal;
-use super::wqe::{self, Payload, Work};
+use super::wqe::Payload;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
-use gdsync_sys::prm::wqe::{CtrlSeg, DataSeg, Opcode, SEGMENT};
+use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::VecDeque;
 use std::time::Instant;
-use zerocopy::FromBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Work requests that are fetched ahead of their completion.
@@ -19,48 +19,13 @@ const WINDOW: usize = 64;
 /// RNR retry count that means "for ever".
 const FOR_EVER: u8 = 7;
 
-/// A work request that the card has fetched.
-#[derive(Debug)]
-pub(super) struct Request {
-    /// Its first basic block, counted for ever.
-    first: u32,
-    blocks: u32,
-    opcode_byte: u8,
-    signaled: bool,
-    fenced: bool,
-    solicited: bool,
-    imm: [u8; 4],
-    work: Result<Work, Syndrome>,
-    first_psn: u32,
-    packets: u32,
-    sent: u32,
-    /// Packets acknowledged, or responses received.
-    acked: u32,
-    done: bool,
-}
-
-impl Request {
-    fn is_read(&self) -> bool {
-        matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead)
-    }
-
-    fn contains(&self, psn: u32) -> bool {
-        let distance = psn_distance(psn, self.first_psn);
-        distance >= 0 && (distance as u32) < self.packets
-    }
-
-    fn length(&self) -> u32 {
-        self.work.as_ref().map_or(0, |work| work.length)
-    }
-}
-
 /// The state of the requester.
 #[derive(Debug, Default)]
 pub(super) struct Sender {
     /// Producer index, as the last doorbell said; counted for ever.
     pub(super) announced: u32,
     /// Next block to fetch.
-    fetched: u32,
+    pub(super) fetched: u32,
     /// Blocks before this one are completed.
     completed: u32,
     requests: VecDeque<Request>,
@@ -73,11 +38,6 @@ pub(super) struct Sender {
     pub(super) deadline: Option<Instant>,
     /// Nothing is sent before.
     rnr_until: Option<Instant>,
-}
-
-/// Packets that a message of so many bytes takes; an empty one takes one.
-pub(super) fn packets_of(length: u32) -> u32 {
-    length.div_ceil(MTU).max(1)
 }
 
 impl Sender {
@@ -100,70 +60,6 @@ impl Qp {
     /// Blocks between what is completed and what is announced: more than the ring holds is an overrun.
     pub(super) fn send_backlog(&self) -> u32 {
         self.sender.announced.wrapping_sub(self.sender.completed)
-    }
-
-    /// Reads the next work request from the ring. `None` where there is none.
-    fn fetch(&mut self, context: &mut Context<'_>) -> Option<Request> {
-        let left = self.sender.announced.wrapping_sub(self.sender.fetched);
-        if left == 0 {
-            return None;
-        }
-        let first = self.sender.fetched;
-        let mut bytes = Vec::with_capacity(64);
-        self.send_ring.read(first, &mut bytes);
-        // A block has 64 bytes, a control segment 16: always read.
-        let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
-        let blocks = u32::from(ctrl.ds()).div_ceil(4);
-        let index = first as u16;
-        let mut broken = |field, message| {
-            context.report(self.qpn, Some(index), field, message);
-            Err(Syndrome::LocalQpOperation)
-        };
-        let size_is_right = blocks > 0 && blocks <= left;
-        let work = if !size_is_right {
-            broken(
-                "ds",
-                format!("{} segments, but {left} blocks are announced and a WQE has at least one", ctrl.ds()),
-            )
-        } else if ctrl.index() != index {
-            broken(
-                "index",
-                format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
-            )
-        } else if ctrl.qpn() != self.qpn {
-            broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
-        } else {
-            (1..blocks).for_each(|block| self.send_ring.read(first.wrapping_add(block), &mut bytes));
-            let body = &bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
-            wqe::parse(&ctrl, body).map_err(|fault| {
-                context.report(self.qpn, Some(index), fault.field, fault.message);
-                fault.syndrome
-            })
-        };
-        // What has no size is stepped over block by block.
-        let blocks = if size_is_right { blocks } else { 1 };
-        let packets = match &work {
-            Ok(work) if work.opcode != Opcode::Nop => packets_of(work.length),
-            _ => 0,
-        };
-        let first_psn = self.sender.next_psn;
-        self.sender.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
-        self.sender.fetched = first.wrapping_add(blocks);
-        Some(Request {
-            first,
-            blocks,
-            opcode_byte: ctrl.raw_opcode(),
-            signaled: self.signal_all || ctrl.completion_mode() >= 2,
-            fenced: ctrl.fence_mode() != 0,
-            solicited: ctrl.flags().contains(gdsync_sys::prm::wqe::CtrlFlags::SOLICITED),
-            imm: ctrl.imm(),
-            work,
-            first_psn,
-            packets,
-            sent: 0,
-            acked: 0,
-            done: false,
-        })
     }
 
     /// The next request packet, if one can be sent now. Its payload's places go to `context.parts`.
@@ -514,40 +410,11 @@ impl Qp {
         self.sender.rnr_until = None;
         loop {
             let next = self.sender.requests.pop_front();
-            let Some(request) = next.or_else(|| self.fetch_silently()) else { break };
+            let Some(request) = next.or_else(|| self.fetch_to_flush()) else { break };
             self.sender.completed = request.first.wrapping_add(request.blocks);
             self.error_completion(&request, Syndrome::WrFlush, context);
         }
         self.sender.cursor = 0;
-    }
-
-    /// The next announced work request, for flushing: only its place and opcode matter.
-    fn fetch_silently(&mut self) -> Option<Request> {
-        let left = self.sender.announced.wrapping_sub(self.sender.fetched);
-        if left == 0 {
-            return None;
-        }
-        let first = self.sender.fetched;
-        let mut bytes = Vec::with_capacity(64);
-        self.send_ring.read(first, &mut bytes);
-        let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
-        let blocks = u32::from(ctrl.ds()).div_ceil(4).clamp(1, left);
-        self.sender.fetched = first.wrapping_add(blocks);
-        Some(Request {
-            first,
-            blocks,
-            opcode_byte: ctrl.raw_opcode(),
-            signaled: true,
-            fenced: false,
-            solicited: false,
-            imm: [0; 4],
-            work: Err(Syndrome::WrFlush),
-            first_psn: 0,
-            packets: 0,
-            sent: 0,
-            acked: 0,
-            done: false,
-        })
     }
 }
 

@@ -1,0 +1,144 @@
+//! The address vector of a datagram WQE.
+
+use std::mem::offset_of;
+use zerocopy::byteorder::big_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Address vector of a datagram: `struct mlx5_wqe_av`, 48 bytes (a datagram segment is nothing else).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct AddressVector {
+    qkey: U32,
+    reserved: U32,
+    dqp_dct: U32,
+    stat_rate_sl: u8,
+    fl_mlid: u8,
+    rlid: U16,
+    reserved0: [u8; 4],
+    rmac: [u8; 6],
+    tclass: u8,
+    hop_limit: u8,
+    grh_gid_fl: U32,
+    rgid: [u8; 16],
+}
+
+/// Bit of `dqp_dct`: the vector is 48 bytes long (`MLX5_EXTENDED_UD_AV`).
+const EXTENDED_AV: u32 = 1 << 31;
+/// Bit of `grh_gid_fl`: a global route is used.
+const GRH: u32 = 1 << 30;
+
+/// What an [`AddressVector`] says, in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressFields {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Destination queue pair, 24 bits.
+    pub qpn: u32,
+    /// Static rate, 4 bits.
+    pub static_rate: u8,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Source path bits, 7 bits.
+    pub path_bits: u8,
+    /// Destination LID, or the UDP source port on RoCE v2.
+    pub dlid: u16,
+    /// Destination MAC (RoCE).
+    pub mac: [u8; 6],
+    /// Global route, where there is one.
+    pub grh: Option<GrhFields>,
+}
+
+/// Global route of an [`AddressVector`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrhFields {
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source GID index, 8 bits.
+    pub gid_index: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Destination GID.
+    pub gid: [u8; 16],
+}
+
+impl AddressVector {
+    /// An extended (48-byte) address vector.
+    pub fn new(fields: &AddressFields) -> Self {
+        let grh = fields.grh.unwrap_or_default();
+        let grh_bit = if fields.grh.is_some() { GRH } else { 0 };
+        AddressVector {
+            qkey: U32::new(fields.qkey),
+            reserved: U32::ZERO,
+            dqp_dct: U32::new(EXTENDED_AV | fields.qpn & 0xff_ffff),
+            stat_rate_sl: fields.static_rate << 4 | fields.service_level & 0xf,
+            fl_mlid: fields.path_bits & 0x7f,
+            rlid: U16::new(fields.dlid),
+            reserved0: [0; 4],
+            rmac: fields.mac,
+            tclass: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            grh_gid_fl: U32::new(grh_bit | u32::from(grh.gid_index) << 20 | grh.flow_label & 0xf_ffff),
+            rgid: grh.gid,
+        }
+    }
+
+    /// What it says.
+    pub fn fields(&self) -> AddressFields {
+        let word = self.grh_gid_fl.get();
+        let grh = GrhFields {
+            traffic_class: self.tclass,
+            hop_limit: self.hop_limit,
+            gid_index: (word >> 20) as u8,
+            flow_label: word & 0xf_ffff,
+            gid: self.rgid,
+        };
+        AddressFields {
+            qkey: self.qkey.get(),
+            qpn: self.dqp_dct.get() & 0xff_ffff,
+            static_rate: self.stat_rate_sl >> 4,
+            service_level: self.stat_rate_sl & 0xf,
+            path_bits: self.fl_mlid & 0x7f,
+            dlid: self.rlid.get(),
+            mac: self.rmac,
+            grh: (word & GRH != 0).then_some(grh),
+        }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<AddressVector>() == 48 && offset_of!(AddressVector, rlid) == 14);
+    assert!(offset_of!(AddressVector, rmac) == 20 && offset_of!(AddressVector, grh_gid_fl) == 28);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_vector_bytes() {
+        // mlx5dv.h, struct mlx5_wqe_av; bit 31 of dqp_dct and bit 30 of grh_gid_fl as libmlx5 sets them.
+        let grh =
+            GrhFields { traffic_class: 7, hop_limit: 64, gid_index: 3, flow_label: 0x12345, gid: [0xee; 16] };
+        let fields = AddressFields {
+            qkey: 0x1111_2222,
+            qpn: 0x33_4455,
+            static_rate: 2,
+            service_level: 5,
+            path_bits: 1,
+            dlid: 0x6677,
+            mac: [1, 2, 3, 4, 5, 6],
+            grh: Some(grh),
+        };
+        let vector = AddressVector::new(&fields);
+        let mut bytes =
+            vec![0x11, 0x11, 0x22, 0x22, 0, 0, 0, 0, 0x80, 0x33, 0x44, 0x55, 0x25, 0x01, 0x66, 0x77];
+        bytes.extend([0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 64, 0x40, 0x31, 0x23, 0x45]);
+        bytes.extend([0xee; 16]);
+        assert_eq!(vector.as_bytes(), bytes);
+        assert_eq!(vector.fields(), fields);
+        let local = AddressFields { grh: None, ..fields };
+        assert_eq!(AddressVector::new(&local).fields(), local);
+    }
+}

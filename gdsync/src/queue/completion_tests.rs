@@ -1,0 +1,149 @@
+use super::*;
+use crate::queue::test_ring;
+use gdsync_sys::prm::cqe::CQE_SIZE;
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+const ENTRIES: u32 = 4;
+
+fn queue() -> CompletionState {
+    CompletionState::new(test_ring(ENTRIES, CQE_SIZE))
+}
+
+/// What the card does: writes entry `index`, with the owner bit of its lap.
+fn card_writes(state: &mut CompletionState, index: u32) {
+    let owner = (index / ENTRIES) % 2 == 1;
+    let cqe = Cqe64::requester(Opcode::Send, 7, index as u16, 0).with_owner(owner);
+    state.ring.write(index, cqe.as_bytes());
+}
+
+/// Whether a stream would be satisfied by what is in the ring now.
+fn satisfied(op: PeerOp, state: &CompletionState, index: u32) -> bool {
+    let word = state.ring.word(index, LAST_DWORD).load(Ordering::Relaxed);
+    match op {
+        PeerOp::PollAnd { value, .. } => word & value != 0,
+        PeerOp::PollNor { value, .. } => !(word | value) != 0,
+        other => panic!("{other:?} is no wait"),
+    }
+}
+
+#[test]
+fn a_wait_is_satisfied_by_its_own_lap_only() {
+    let mut state = queue();
+    for expected in 0..6 * ENTRIES {
+        state.reserve(true).unwrap();
+        let index = state.prepare_wait().unwrap();
+        assert_eq!(index, expected);
+        let wait = state.wait_op(index);
+        assert!(!satisfied(wait, &state, index), "entry {index} before it is written");
+        assert!(state.peek().is_none());
+        card_writes(&mut state, index);
+        assert!(satisfied(wait, &state, index), "entry {index} after it is written");
+        let lane = Lane::new().unwrap();
+        state.post_wait(index, &lane, Ticket(1));
+        assert_eq!(state.peek().unwrap().index, index);
+        state.advance();
+        assert_eq!(
+            doorbell::ci_value(state.ring.record().load(Ordering::Relaxed)),
+            index,
+            "the stream has to see it"
+        );
+        lane.declare_passed(Ticket(1));
+        state.unreserve(true);
+        state.recycle();
+        assert_eq!(doorbell::ci_value(state.ring.record().load(Ordering::Relaxed)), index + 1);
+    }
+}
+
+#[test]
+fn an_error_entry_satisfies_the_wait_too() {
+    let mut state = queue();
+    state.reserve(true).unwrap();
+    let index = state.prepare_wait().unwrap();
+    let wait = state.wait_op(index);
+    let cqe = Cqe64::error(CqeOpcode::RequesterError, 8, 7, 0, Syndrome::RemoteAccess, 0);
+    state.ring.write(0, cqe.as_bytes());
+    assert!(satisfied(wait, &state, 0));
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Reserve,
+    CardWrites,
+    PrepareWait,
+    PostWait(prop::sample::Index),
+    CancelWait(prop::sample::Index),
+    StreamPasses,
+    Poll,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        3 => Just(Action::Reserve),
+        3 => Just(Action::CardWrites),
+        2 => Just(Action::PrepareWait),
+        2 => any::<prop::sample::Index>().prop_map(Action::PostWait),
+        1 => any::<prop::sample::Index>().prop_map(Action::CancelWait),
+        2 => Just(Action::StreamPasses),
+        3 => Just(Action::Poll),
+    ]
+}
+
+proptest! {
+    /// The card is never given an entry that a wait still needs, never overruns, and every completion is polled once.
+    #[test]
+    fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
+        let (mut state, lane) = (queue(), Lane::new().unwrap());
+        let (mut outstanding, mut written, mut polled) = (0u32, 0u32, 0u32);
+        let mut prepared: Vec<u32> = Vec::new();
+        let mut posted: VecDeque<(u32, Ticket)> = VecDeque::new();
+        let mut tickets = 0;
+        for action in actions {
+            match action {
+                Action::Reserve => outstanding += u32::from(state.reserve(true).is_ok()),
+                Action::CardWrites if written < polled + outstanding => {
+                    let consumed = doorbell::ci_value(state.ring.record().load(Ordering::Relaxed));
+                    prop_assert!(written - consumed < ENTRIES, "the ring would overrun");
+                    card_writes(&mut state, written);
+                    written += 1;
+                }
+                Action::PrepareWait => {
+                    if let Ok(index) = state.prepare_wait() {
+                        prop_assert!(index >= polled && index < polled + outstanding && !prepared.contains(&index));
+                        prepared.push(index);
+                    }
+                }
+                Action::PostWait(which) if !prepared.is_empty() => {
+                    let index = prepared.swap_remove(which.index(prepared.len()));
+                    tickets += 1;
+                    state.post_wait(index, &lane, Ticket(tickets));
+                    posted.push_back((index, Ticket(tickets)));
+                }
+                Action::CancelWait(which) if !prepared.is_empty() => {
+                    let index = prepared.swap_remove(which.index(prepared.len()));
+                    state.cancel_wait(index);
+                }
+                // In stream order, and only where the entry is there.
+                Action::StreamPasses if posted.front().is_some_and(|(index, _)| *index < written) => {
+                    let (index, ticket) = posted.pop_front().unwrap();
+                    prop_assert!(satisfied(state.wait_op(index), &state, index), "the stream missed entry {}", index);
+                    lane.declare_passed(ticket);
+                }
+                Action::Poll => match state.peek() {
+                    Some(raw) => {
+                        prop_assert_eq!((raw.index, raw.cqe.wqe_counter()), (polled, polled as u16));
+                        state.advance();
+                        state.unreserve(true);
+                        (polled, outstanding) = (polled + 1, outstanding - 1);
+                    }
+                    None => prop_assert_eq!(polled, written),
+                },
+                _ => {}
+            }
+            let consumed = doorbell::ci_value(state.ring.record().load(Ordering::Relaxed));
+            prop_assert!(consumed <= polled);
+            let needed = prepared.iter().chain(posted.iter().map(|(index, _)| index));
+            prop_assert!(needed.min().is_none_or(|oldest| consumed <= *oldest), "an entry was given back too early");
+        }
+    }
+}
