@@ -39,6 +39,7 @@ pub struct VerbsApi {
     pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
     pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
+    /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the struct first.
     pub query_port:
         unsafe extern "C" fn(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
     pub query_gid:

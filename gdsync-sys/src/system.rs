@@ -1,20 +1,21 @@
 //! The table of entry points filled from the system's libibverbs and libmlx5, found at run time.
 
+mod inline;
+
 use crate::VerbsApi;
 use crate::api::Provider;
-use crate::verbs::{
-    ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_td, ibv_td_init_attr,
-};
-use libc::{c_int, c_void, size_t};
 use libloading::Library;
-
-use std::mem::offset_of;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
 
 /// libibverbs, by the soname that has not changed since 2006.
 const LIBIBVERBS: &str = "libibverbs.so.1";
 /// libmlx5, by its soname.
 const LIBMLX5: &str = "libmlx5.so.1";
+/// The Debian package of the providers, libmlx5 among them; it depends on that of libibverbs.
+const PACKAGE: &str = "ibverbs-providers";
+/// What brought the oldest functions of libibverbs.
+const CLASSIC: &str = "libibverbs 1.1 (IBVERBS_1.1)";
 
 /// Why the system's libraries cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,13 +34,13 @@ pub enum LoadError {
         package: &'static str,
     },
     /// A library lacks a function.
-    #[error("{library} has no {symbol}: it comes with rdma-core {since}, so a newer rdma-core is needed")]
+    #[error("{library} has no {symbol}, which came with {since}: install a newer rdma-core")]
     Symbol {
         /// The library's file name.
         library: &'static str,
         /// The function.
         symbol: &'static str,
-        /// The rdma-core version that brought it.
+        /// The release that brought it, and its symbol version.
         since: &'static str,
     },
 }
@@ -66,7 +67,7 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
 /// A loaded library that is never unloaded.
 struct Loaded {
     name: &'static str,
-    library: std::mem::ManuallyDrop<Library>,
+    library: ManuallyDrop<Library>,
 }
 
 impl Loaded {
@@ -75,7 +76,7 @@ impl Loaded {
         // name on the search path has replaced rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
-            Ok(library) => Ok(Loaded { name, library: std::mem::ManuallyDrop::new(library) }),
+            Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
             Err(error) => Err(LoadError::Library { library: name, reason: error.to_string(), package }),
         }
     }
@@ -90,143 +91,44 @@ impl Loaded {
 }
 
 fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, LoadError> {
-    let verbs = Loaded::open(libibverbs, "ibverbs-providers")?;
-    let mlx5 = Loaded::open(libmlx5, "ibverbs-providers")?;
+    let verbs = Loaded::open(libibverbs, PACKAGE)?;
+    let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
     // SAFETY: each field has the type that the header of that library declares for the function of that name
-    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`); versions are those of Debian's symbol files.
+    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; of a symbol
+    // with several versions, `dlsym` finds the newest.
     unsafe {
         Ok(VerbsApi {
             provider: Provider::System,
-            get_device_list: verbs.symbol("ibv_get_device_list", "1")?,
-            free_device_list: verbs.symbol("ibv_free_device_list", "1")?,
-            get_device_name: verbs.symbol("ibv_get_device_name", "1")?,
-            get_device_guid: verbs.symbol("ibv_get_device_guid", "1")?,
-            open_device: verbs.symbol("ibv_open_device", "1")?,
-            close_device: verbs.symbol("ibv_close_device", "1")?,
-            query_device: verbs.symbol("ibv_query_device", "1")?,
-            query_port: {
-                // The exported function writes the fields up to `flags`; what follows stays as the caller had it.
-                let query: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int =
-                    verbs.symbol("ibv_query_port", "1")?;
-                query
-            },
-            query_gid: verbs.symbol("ibv_query_gid", "1")?,
-            alloc_pd: verbs.symbol("ibv_alloc_pd", "1")?,
-            dealloc_pd: verbs.symbol("ibv_dealloc_pd", "1")?,
-            alloc_td,
-            dealloc_td,
-            alloc_parent_domain,
-            reg_mr: verbs.symbol("ibv_reg_mr", "1")?,
-            dereg_mr: verbs.symbol("ibv_dereg_mr", "1")?,
-            mlx5dv_create_cq: mlx5.symbol("mlx5dv_create_cq", "14 (MLX5_1.1)")?,
-            destroy_cq: verbs.symbol("ibv_destroy_cq", "1")?,
-            mlx5dv_create_qp: mlx5.symbol("mlx5dv_create_qp", "16 (MLX5_1.3)")?,
-            modify_qp: verbs.symbol("ibv_modify_qp", "1")?,
-            query_qp: verbs.symbol("ibv_query_qp", "1")?,
-            destroy_qp: verbs.symbol("ibv_destroy_qp", "1")?,
-            create_ah: verbs.symbol("ibv_create_ah", "1")?,
-            destroy_ah: verbs.symbol("ibv_destroy_ah", "1")?,
-            get_async_event: verbs.symbol("ibv_get_async_event", "1")?,
-            ack_async_event: verbs.symbol("ibv_ack_async_event", "1")?,
-            mlx5dv_is_supported: mlx5.symbol("mlx5dv_is_supported", "23 (MLX5_1.8)")?,
-            mlx5dv_init_obj: mlx5.symbol("mlx5dv_init_obj", "13 (MLX5_1.0)")?,
+            get_device_list: verbs.symbol("ibv_get_device_list", CLASSIC)?,
+            free_device_list: verbs.symbol("ibv_free_device_list", CLASSIC)?,
+            get_device_name: verbs.symbol("ibv_get_device_name", CLASSIC)?,
+            get_device_guid: verbs.symbol("ibv_get_device_guid", CLASSIC)?,
+            open_device: verbs.symbol("ibv_open_device", CLASSIC)?,
+            close_device: verbs.symbol("ibv_close_device", CLASSIC)?,
+            query_device: verbs.symbol("ibv_query_device", CLASSIC)?,
+            query_port: verbs.symbol("ibv_query_port", CLASSIC)?,
+            query_gid: verbs.symbol("ibv_query_gid", CLASSIC)?,
+            alloc_pd: verbs.symbol("ibv_alloc_pd", CLASSIC)?,
+            dealloc_pd: verbs.symbol("ibv_dealloc_pd", CLASSIC)?,
+            alloc_td: inline::alloc_td,
+            dealloc_td: inline::dealloc_td,
+            alloc_parent_domain: inline::alloc_parent_domain,
+            reg_mr: verbs.symbol("ibv_reg_mr", CLASSIC)?,
+            dereg_mr: verbs.symbol("ibv_dereg_mr", CLASSIC)?,
+            mlx5dv_create_cq: mlx5.symbol("mlx5dv_create_cq", "rdma-core 14 (MLX5_1.1)")?,
+            destroy_cq: verbs.symbol("ibv_destroy_cq", CLASSIC)?,
+            mlx5dv_create_qp: mlx5.symbol("mlx5dv_create_qp", "rdma-core 16 (MLX5_1.3)")?,
+            modify_qp: verbs.symbol("ibv_modify_qp", CLASSIC)?,
+            query_qp: verbs.symbol("ibv_query_qp", CLASSIC)?,
+            destroy_qp: verbs.symbol("ibv_destroy_qp", CLASSIC)?,
+            create_ah: verbs.symbol("ibv_create_ah", CLASSIC)?,
+            destroy_ah: verbs.symbol("ibv_destroy_ah", CLASSIC)?,
+            get_async_event: verbs.symbol("ibv_get_async_event", CLASSIC)?,
+            ack_async_event: verbs.symbol("ibv_ack_async_event", CLASSIC)?,
+            mlx5dv_is_supported: mlx5.symbol("mlx5dv_is_supported", "rdma-core 22 (MLX5_1.8)")?,
+            mlx5dv_init_obj: mlx5.symbol("mlx5dv_init_obj", "rdma-core 15 (MLX5_1.2)")?,
         })
     }
-}
-
-type AllocTd = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
-type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
-type AllocParentDomain =
-    unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
-
-/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are found by
-/// their distance from the `ibv_context` at its end.
-#[repr(C)]
-struct VerbsContextEnd {
-    alloc_parent_domain: Option<AllocParentDomain>,
-    dealloc_td: Option<DeallocTd>,
-    alloc_td: Option<AllocTd>,
-    /// `modify_cq` down to `_ABI_placeholder3`.
-    _older: [*mut c_void; 22],
-    /// Size of the whole struct, as the library was built.
-    sz: size_t,
-    context: ibv_context,
-}
-
-/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it (`verbs_get_ctx_op`).
-///
-/// # Safety
-/// `context` is null or valid; `T` is the type of that field.
-unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<T> {
-    if context.is_null() {
-        return None;
-    }
-    // SAFETY: valid, as the caller says. All ones say that a `verbs_context` surrounds it (`__VERBS_ABI_IS_EXTENDED`).
-    if unsafe { (*context).abi_compat } as usize != usize::MAX {
-        return None;
-    }
-    let end = context.cast::<u8>().wrapping_sub(offset_of!(VerbsContextEnd, context));
-    // SAFETY: `sz` is the field right before the context, there in every extended context.
-    let size = unsafe { end.wrapping_add(offset_of!(VerbsContextEnd, sz)).cast::<size_t>().read() };
-    if size < size_of::<VerbsContextEnd>() - offset {
-        return None;
-    }
-    // SAFETY: the struct reaches back at least to this field, as its size says.
-    unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
-}
-
-fn set_errno(code: c_int) {
-    // SAFETY: the calling thread's own errno.
-    unsafe { *libc::__errno_location() = code };
-}
-
-/// `ibv_alloc_td`, which C has only as an inline function.
-unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    // SAFETY: a context as `ibv_open_device` returned it.
-    match unsafe { extended::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
-        // SAFETY: the provider's own function, with the caller's arguments.
-        Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
-    }
-}
-
-/// `ibv_dealloc_td`, which C has only as an inline function.
-unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    if td.is_null() {
-        return libc::EINVAL;
-    }
-    // SAFETY: a thread domain as `alloc_td` returned it, whose context is open.
-    match unsafe { extended::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
-        // SAFETY: the provider's own function, with the caller's argument.
-        Some(dealloc) => unsafe { dealloc(td) },
-        None => libc::EOPNOTSUPP,
-    }
-}
-
-/// `ibv_alloc_parent_domain`, which C has only as an inline function.
-unsafe extern "C" fn alloc_parent_domain(
-    context: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    // SAFETY: a context as `ibv_open_device` returned it.
-    match unsafe { extended::<AllocParentDomain>(context, offset_of!(VerbsContextEnd, alloc_parent_domain)) }
-    {
-        // SAFETY: the provider's own function, with the caller's arguments.
-        Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
-    }
-}
-
-/// The last error of the calling thread, for tests of functions that set `errno`.
-#[cfg(test)]
-fn errno() -> Option<i32> {
-    std::io::Error::last_os_error().raw_os_error()
 }
 
 #[cfg(test)]
@@ -243,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn the_second_library_is_named_too() {
+        let error = fill("libc.so.6", "libgdsync-there-is-none.so.1").unwrap_err();
+        assert!(
+            matches!(error, LoadError::Library { library: "libgdsync-there-is-none.so.1", .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_missing_symbol_is_named_with_its_version() {
         // Every process has the C library, which has no verbs.
         let error = fill("libc.so.6", "libc.so.6").unwrap_err();
@@ -250,41 +161,8 @@ mod tests {
             matches!(error, LoadError::Symbol { library: "libc.so.6", symbol: "ibv_get_device_list", .. }),
             "{error}"
         );
-        assert!(error.to_string().contains("newer rdma-core"), "{error}");
-    }
-
-    #[test]
-    fn contexts_without_extensions_are_refused() {
-        // SAFETY: null is refused before anything is read.
-        let td = unsafe { alloc_td(std::ptr::null_mut(), &mut ibv_td_init_attr::default()) };
-        assert!(td.is_null() && errno() == Some(libc::EOPNOTSUPP));
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut context: ibv_context = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is valid and says that nothing surrounds it.
-        let pd = unsafe { alloc_parent_domain(&mut context, std::ptr::null_mut()) };
-        assert!(pd.is_null() && errno() == Some(libc::EOPNOTSUPP));
-        // SAFETY: as above.
-        assert_eq!(unsafe { dealloc_td(std::ptr::null_mut()) }, libc::EINVAL);
-    }
-
-    #[test]
-    fn extended_operations_are_found_by_size() {
-        unsafe extern "C" fn found(_: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
-            std::ptr::dangling_mut()
-        }
-        // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no context.
-        let mut end: VerbsContextEnd = unsafe { std::mem::zeroed() };
-        end.context.abi_compat = usize::MAX as *mut c_void;
-        end.alloc_td = Some(found);
-        let call = |end: &mut VerbsContextEnd| {
-            let base: *mut VerbsContextEnd = end;
-            // SAFETY: the context lies inside `end`, which is valid.
-            unsafe { alloc_td(&raw mut (*base).context, std::ptr::null_mut()) }
-        };
-        end.sz = size_of::<VerbsContextEnd>() - offset_of!(VerbsContextEnd, alloc_td) - 1;
-        assert!(call(&mut end).is_null(), "an older library that does not reach back so far");
-        end.sz += 1;
-        assert_eq!(call(&mut end), std::ptr::dangling_mut());
+        let text = error.to_string();
+        assert!(text.contains("IBVERBS_1.1") && text.contains("newer rdma-core"), "{text}");
     }
 
     #[test]
@@ -294,19 +172,30 @@ mod tests {
             Err(error) => {
                 use std::io::Write;
                 // Past libtest's capture: a test that did not run must be seen.
-                let name = "the_system_libraries_answer_where_they_are_installed";
-                return writeln!(std::io::stderr(), "SKIPPED {name}: {error}").unwrap();
+                let line = format!("SKIPPED the_system_libraries_answer_where_they_are_installed: {error}\n");
+                return std::io::stderr().write_all(line.as_bytes()).unwrap();
             }
         };
-        let mut count = -1;
-        // SAFETY: `count` is a valid place; the list is freed once.
-        unsafe {
-            let list = (api.get_device_list)(&mut count);
-            if !list.is_null() {
-                (api.free_device_list)(list);
-            }
-        }
-        assert!(count >= -1);
         assert_eq!(api.provider, Provider::System);
+        assert!(std::ptr::eq(api, load().unwrap()), "loaded once");
+        let mut count = -1;
+        // SAFETY: `count` is a valid place.
+        let list = unsafe { (api.get_device_list)(&mut count) };
+        if list.is_null() {
+            let error = std::io::Error::last_os_error();
+            assert_ne!(error.raw_os_error(), Some(0), "a reason is given");
+            assert_eq!(count, 0);
+            return;
+        }
+        for i in 0..usize::try_from(count).unwrap() {
+            // SAFETY: the list has `count` devices, whose names end with a zero.
+            let name = unsafe { std::ffi::CStr::from_ptr((api.get_device_name)(*list.add(i))) };
+            assert!(!name.is_empty());
+        }
+        // SAFETY: a null pointer ends the list, which is freed once.
+        unsafe {
+            assert!((*list.add(count as usize)).is_null());
+            (api.free_device_list)(list);
+        }
     }
 }

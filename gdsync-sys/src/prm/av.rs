@@ -1,5 +1,6 @@
 //! The address vector of a datagram WQE.
 
+use std::fmt;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -107,14 +108,31 @@ impl AddressVector {
     }
 }
 
+impl fmt::Display for AddressVector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = self.fields();
+        let (qpn, qkey) = (fields.qpn, fields.qkey);
+        write!(f, "to qpn {qpn:#x} qkey {qkey:#x} lid {} sl {}", fields.dlid, fields.service_level)?;
+        match fields.grh {
+            Some(grh) => write!(f, " gid {}", std::net::Ipv6Addr::from(grh.gid)),
+            None => Ok(()),
+        }
+    }
+}
+
 const _: () = {
-    assert!(size_of::<AddressVector>() == 48 && offset_of!(AddressVector, rlid) == 14);
-    assert!(offset_of!(AddressVector, rmac) == 20 && offset_of!(AddressVector, grh_gid_fl) == 28);
+    assert!(size_of::<AddressVector>() == 48 && align_of::<AddressVector>() == 1);
+    assert!(offset_of!(AddressVector, qkey) == 0 && offset_of!(AddressVector, dqp_dct) == 8);
+    assert!(offset_of!(AddressVector, stat_rate_sl) == 12 && offset_of!(AddressVector, fl_mlid) == 13);
+    assert!(offset_of!(AddressVector, rlid) == 14 && offset_of!(AddressVector, rmac) == 20);
+    assert!(offset_of!(AddressVector, tclass) == 26 && offset_of!(AddressVector, hop_limit) == 27);
+    assert!(offset_of!(AddressVector, grh_gid_fl) == 28 && offset_of!(AddressVector, rgid) == 32);
 };
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn address_vector_bytes() {
@@ -140,5 +158,38 @@ mod tests {
         assert_eq!(vector.fields(), fields);
         let local = AddressFields { grh: None, ..fields };
         assert_eq!(AddressVector::new(&local).fields(), local);
+    }
+
+    #[test]
+    fn a_vector_prints_on_one_line() {
+        let mut gid = [0; 16];
+        gid[0] = 0xfe;
+        gid[1] = 0x80;
+        gid[15] = 1;
+        let grh = GrhFields { gid, ..GrhFields::default() };
+        let fields = AddressFields { qpn: 0x11, qkey: 0x22, dlid: 3, service_level: 4, ..Default::default() };
+        assert_eq!(AddressVector::new(&fields).to_string(), "to qpn 0x11 qkey 0x22 lid 3 sl 4");
+        let global = AddressVector::new(&AddressFields { grh: Some(grh), ..fields });
+        assert_eq!(global.to_string(), "to qpn 0x11 qkey 0x22 lid 3 sl 4 gid fe80::1");
+    }
+
+    proptest! {
+        #[test]
+        fn vectors_round_trip(qkey: u32, qpn in 0u32..1 << 24, rate in 0u8..16, level in 0u8..16, path in 0u8..128,
+                              dlid: u16, mac: [u8; 6], global: bool, tclass: u8, hops: u8, index: u8,
+                              flow in 0u32..1 << 20, gid: [u8; 16]) {
+            let grh = GrhFields { traffic_class: tclass, hop_limit: hops, gid_index: index, flow_label: flow, gid };
+            let fields = AddressFields {
+                qkey, qpn, static_rate: rate, service_level: level, path_bits: path, dlid, mac, grh: global.then_some(grh),
+            };
+            prop_assert_eq!(AddressVector::new(&fields).fields(), fields);
+        }
+
+        #[test]
+        fn any_bytes_are_a_vector(bytes: [u8; 48]) {
+            let vector = AddressVector::read_from_bytes(&bytes).unwrap();
+            prop_assert_eq!(vector.as_bytes(), bytes);
+            prop_assert!(!vector.to_string().is_empty());
+        }
     }
 }

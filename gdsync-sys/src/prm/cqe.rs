@@ -280,13 +280,16 @@ impl fmt::Display for Cqe64 {
 }
 
 const _: () = {
-    assert!(
-        size_of::<Cqe64>() == CQE_SIZE && offset_of!(Cqe64, ml_path) == 17 && offset_of!(Cqe64, slid) == 22
-    );
-    assert!(offset_of!(Cqe64, flags_rqpn) == 24 && offset_of!(Cqe64, srqn_uidx) == 32);
-    assert!(offset_of!(Cqe64, imm_inval_pkey) == 36 && offset_of!(Cqe64, byte_cnt) == 44);
+    assert!(size_of::<Cqe64>() == CQE_SIZE && align_of::<Cqe64>() == 1);
+    assert!(offset_of!(Cqe64, ml_path) == 17 && offset_of!(Cqe64, slid) == 22);
+    assert!(offset_of!(Cqe64, flags_rqpn) == 24 && offset_of!(Cqe64, hds_ip_ext) == 28);
+    assert!(offset_of!(Cqe64, l4_hdr_type) == 29 && offset_of!(Cqe64, vlan_info) == 30);
+    assert!(offset_of!(Cqe64, srqn_uidx) == 32 && offset_of!(Cqe64, imm_inval_pkey) == 36);
+    assert!(offset_of!(Cqe64, app) == 40 && offset_of!(Cqe64, app_op) == 41);
+    assert!(offset_of!(Cqe64, app_info) == 42 && offset_of!(Cqe64, byte_cnt) == 44);
     assert!(offset_of!(Cqe64, timestamp) == 48 && offset_of!(Cqe64, sop_drop_qpn) == 56);
-    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD && offset_of!(Cqe64, op_own) == 63);
+    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD && offset_of!(Cqe64, signature) == 62);
+    assert!(offset_of!(Cqe64, op_own) == 63);
 };
 
 #[cfg(test)]
@@ -307,6 +310,7 @@ mod tests {
 
     #[test]
     fn responder_bytes() {
+        // mlx5dv.h, struct mlx5_cqe64; the remote queue pair is the low 24 bits of flags_rqpn, solicited is bit 1 of op_own.
         let cqe = Cqe64::responder(CqeOpcode::RespSendImm, 0x0a0b0c, 0x0d0e0f, 7, 5, [1, 2, 3, 4], true);
         let mut bytes = [0; 64];
         bytes[25..28].copy_from_slice(&[0x0d, 0x0e, 0x0f]);
@@ -362,8 +366,20 @@ mod tests {
             let cqe = Cqe64::responder(CqeOpcode::RespWriteImm, qpn, remote, counter, bytes, imm, false);
             prop_assert_eq!((cqe.qpn(), cqe.remote_qpn(), cqe.wqe_counter()), (qpn, remote, counter));
             prop_assert_eq!((cqe.byte_count(), cqe.imm()), (bytes, imm));
+            prop_assert_eq!((cqe.opcode(), cqe.is_solicited(), cqe.is_error()), (Ok(CqeOpcode::RespWriteImm), false, false));
             let cqe = Cqe64::requester(Opcode::Send, qpn, counter, bytes);
             prop_assert_eq!((cqe.wqe_opcode(), cqe.qpn()), (0x0a, qpn));
+        }
+
+        #[test]
+        fn errors_round_trip(syndrome in proptest::sample::select(Syndrome::ALL), opcode: u8, qpn in 0u32..1 << 24,
+                             counter: u16, vendor: u8, owner: bool) {
+            for kind in [CqeOpcode::RequesterError, CqeOpcode::ResponderError] {
+                let cqe = Cqe64::error(kind, opcode, qpn, counter, syndrome, vendor).with_owner(owner);
+                prop_assert_eq!((cqe.opcode(), cqe.owner(), cqe.is_error()), (Ok(kind), owner, true));
+                prop_assert_eq!((cqe.syndrome(), cqe.vendor_syndrome()), (Ok(syndrome), vendor));
+                prop_assert_eq!((cqe.wqe_opcode(), cqe.qpn(), cqe.wqe_counter()), (opcode, qpn, counter));
+            }
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use super::wqe::{DataSeg, SEGMENT};
 
-/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a power of two.
+/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a power of two. No more than
+/// 2^31, which is past what any card has.
 pub fn stride(max_segments: u32) -> u32 {
-    max_segments.max(1).next_power_of_two() * SEGMENT as u32
+    max_segments.clamp(1, 1 << 27).next_power_of_two() * SEGMENT as u32
 }
 
 /// The segments of an entry, up to the terminator or the entry's end.
@@ -23,6 +24,7 @@ mod tests {
     fn strides_are_powers_of_two() {
         // libmlx5 verbs.c, mlx5_calc_rcv_wqe: roundup_pow_of_two(max_recv_sge * 16).
         assert_eq!([0, 1, 2, 3, 4, 5, 64].map(stride), [16, 16, 32, 64, 64, 128, 1024]);
+        assert_eq!([(1 << 27) - 1, 1 << 27, u32::MAX].map(stride), [1 << 31; 3], "no overflow");
     }
 
     #[test]

@@ -298,13 +298,55 @@ impl AtomicSeg {
     }
 }
 
+impl fmt::Display for RemoteAddrSeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "remote {:#x} rkey {:#x}", self.addr(), self.rkey())
+    }
+}
+
+impl fmt::Display for DataSeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_terminator() {
+            return f.write_str("end of list");
+        }
+        write!(f, "data {:#x} lkey {:#x} bytes {}", self.addr(), self.lkey(), self.byte_count())
+    }
+}
+
+impl fmt::Display for InlineSeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "inline bytes {}", self.byte_count())
+    }
+}
+
+impl fmt::Display for AtomicSeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "atomic swap/add {:#x} compare {:#x}", self.swap_add(), self.compare())
+    }
+}
+
+/// A basic block that is a whole WQE and does nothing but complete, if `flags` say so: it fills a place in a send queue
+/// that was reserved and is not wanted any more.
+pub fn nop_block(index: u16, qpn: u32, flags: CtrlFlags) -> [u8; BASIC_BLOCK] {
+    let mut block = [0; BASIC_BLOCK];
+    let ctrl = CtrlSeg::new(Opcode::Nop, index, qpn, 1, flags, [0; 4]);
+    block[..SEGMENT].copy_from_slice(ctrl.as_bytes());
+    block
+}
+
 const _: () = {
-    assert!(
-        size_of::<CtrlSeg>() == 16 && offset_of!(CtrlSeg, fm_ce_se) == 11 && offset_of!(CtrlSeg, imm) == 12
-    );
-    assert!(size_of::<RemoteAddrSeg>() == 16 && offset_of!(RemoteAddrSeg, rkey) == 8);
-    assert!(size_of::<DataSeg>() == 16 && offset_of!(DataSeg, addr) == 8);
-    assert!(size_of::<InlineSeg>() == 4 && size_of::<AtomicSeg>() == 16);
+    assert!(size_of::<CtrlSeg>() == SEGMENT && align_of::<CtrlSeg>() == 1);
+    assert!(offset_of!(CtrlSeg, opmod_idx_opcode) == 0 && offset_of!(CtrlSeg, qpn_ds) == 4);
+    assert!(offset_of!(CtrlSeg, signature) == 8 && offset_of!(CtrlSeg, dci_stream_channel_id) == 9);
+    assert!(offset_of!(CtrlSeg, fm_ce_se) == 11 && offset_of!(CtrlSeg, imm) == 12);
+    assert!(size_of::<RemoteAddrSeg>() == SEGMENT && align_of::<RemoteAddrSeg>() == 1);
+    assert!(offset_of!(RemoteAddrSeg, raddr) == 0 && offset_of!(RemoteAddrSeg, rkey) == 8);
+    assert!(size_of::<DataSeg>() == SEGMENT && align_of::<DataSeg>() == 1);
+    assert!(offset_of!(DataSeg, byte_count) == 0 && offset_of!(DataSeg, lkey) == 4);
+    assert!(offset_of!(DataSeg, addr) == 8);
+    assert!(size_of::<InlineSeg>() == 4 && align_of::<InlineSeg>() == 1);
+    assert!(size_of::<AtomicSeg>() == SEGMENT && align_of::<AtomicSeg>() == 1);
+    assert!(offset_of!(AtomicSeg, swap_add) == 0 && offset_of!(AtomicSeg, compare) == 8);
 };
 
 #[cfg(test)]
@@ -355,6 +397,23 @@ mod tests {
         assert_eq!(InlineSeg::new(28).as_bytes(), [0x80, 0, 0, 28]);
         assert!(InlineSeg::is_inline([0x80, 0, 0, 28]) && !InlineSeg::is_inline([0, 0, 0, 28]));
         assert_eq!(AtomicSeg::new(1, 2).as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+    }
+
+    #[test]
+    fn a_nop_block_is_one_work_request() {
+        // mlx5dv.h, struct mlx5_wqe_ctrl_seg with MLX5_OPCODE_NOP (0) and ds 1.
+        let mut bytes = [0; 64];
+        bytes[..12].copy_from_slice(&[0, 0xff, 0xfe, 0x00, 0x01, 0x02, 0x03, 0x01, 0, 0, 0, 0x08]);
+        assert_eq!(nop_block(0xfffe, 0x01_0203, CtrlFlags::CQ_UPDATE), bytes);
+    }
+
+    #[test]
+    fn segments_print_on_one_line() {
+        assert_eq!(RemoteAddrSeg::new(0x1000, 0x22).to_string(), "remote 0x1000 rkey 0x22");
+        assert_eq!(DataSeg::new(8, 0x33, 0x2000).to_string(), "data 0x2000 lkey 0x33 bytes 8");
+        assert_eq!(DataSeg::terminator().to_string(), "end of list");
+        assert_eq!(InlineSeg::new(28).to_string(), "inline bytes 28");
+        assert_eq!(AtomicSeg::new(0x10, 0x20).to_string(), "atomic swap/add 0x10 compare 0x20");
     }
 
     proptest! {

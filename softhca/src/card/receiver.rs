@@ -18,6 +18,9 @@ use zerocopy::byteorder::big_endian::U32;
 /// Packets after which one is acknowledged although its message goes on.
 const ACK_EVERY: u32 = 16;
 
+/// Responses that may wait for room in the fabric; more are not needed for requests that come for the first time.
+const MAX_RESPONSES: usize = 256;
+
 /// A receive that a message is filling.
 #[derive(Debug)]
 struct Receive {
@@ -153,6 +156,10 @@ impl Qp {
 
     /// A request that arrived before: acknowledged again, or, a read, answered again.
     fn duplicate(&mut self, kind: Kind, header: &Header) {
+        if self.receiver.responses.len() >= MAX_RESPONSES {
+            // A peer that asks faster than it listens asks again later.
+            return;
+        }
         if kind == Kind::ReadRequest {
             self.push_read(header);
         } else {
