@@ -8,7 +8,7 @@ use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell::{self, DBR_RECV, DBR_SEND};
 use gdsync_sys::prm::wqe::{
     AddressFields, AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, GrhFields, InlineSeg, Opcode,
-    RemoteAddrSeg, SEGMENT, nop_block,
+    RemoteAddrSeg,
 };
 use zerocopy::IntoBytes;
 
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 fn ours() -> Vec<(&'static str, Vec<u8>)> {
     let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED | CtrlFlags::FENCE;
     let control = CtrlSeg::new(Opcode::SendImm, 0x1234, 0xabcdef, 0x3f, flags, [1, 2, 3, 4]);
-    let nop = nop_block(0xffff, 0x12_3456, CtrlFlags::FENCE_INITIATOR_SMALL);
+    let nop = CtrlSeg::new(Opcode::Nop, 0xffff, 0x12_3456, 1, CtrlFlags::FENCE_INITIATOR_SMALL, [0; 4]);
     let remote_address = RemoteAddrSeg::new(0x0102_0304_0506_0708, 0x1112_1314);
     let data = DataSeg::new(0x4142_4344, 0x5152_5354, 0x6162_6364_6566_6768);
     let atomic = AtomicSeg::new(0x2122_2324_2526_2728, 0x3132_3334_3536_3738);
@@ -41,7 +41,7 @@ fn ours() -> Vec<(&'static str, Vec<u8>)> {
     queue_pair[DBR_SEND] = doorbell::record(0xabcde);
     vec![
         ("control", control.as_bytes().to_vec()),
-        ("nop", nop[..SEGMENT].to_vec()),
+        ("nop", nop.as_bytes().to_vec()),
         ("remote_address", remote_address.as_bytes().to_vec()),
         ("data", data.as_bytes().to_vec()),
         ("terminator", DataSeg::terminator().as_bytes().to_vec()),

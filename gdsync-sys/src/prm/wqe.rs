@@ -325,15 +325,6 @@ impl fmt::Display for AtomicSeg {
     }
 }
 
-/// A basic block that is a whole WQE and does nothing but complete, if `flags` say so: it fills a place in a send queue
-/// that was reserved and is not wanted any more.
-pub fn nop_block(index: u16, qpn: u32, flags: CtrlFlags) -> [u8; BASIC_BLOCK] {
-    let mut block = [0; BASIC_BLOCK];
-    let ctrl = CtrlSeg::new(Opcode::Nop, index, qpn, 1, flags, [0; 4]);
-    block[..SEGMENT].copy_from_slice(ctrl.as_bytes());
-    block
-}
-
 const _: () = {
     assert!(size_of::<CtrlSeg>() == SEGMENT && align_of::<CtrlSeg>() == 1);
     assert!(offset_of!(CtrlSeg, opmod_idx_opcode) == 0 && offset_of!(CtrlSeg, qpn_ds) == 4);
@@ -397,14 +388,6 @@ mod tests {
         assert_eq!(InlineSeg::new(28).as_bytes(), [0x80, 0, 0, 28]);
         assert!(InlineSeg::is_inline([0x80, 0, 0, 28]) && !InlineSeg::is_inline([0, 0, 0, 28]));
         assert_eq!(AtomicSeg::new(1, 2).as_bytes(), [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
-    }
-
-    #[test]
-    fn a_nop_block_is_one_work_request() {
-        // mlx5dv.h, struct mlx5_wqe_ctrl_seg with MLX5_OPCODE_NOP (0) and ds 1.
-        let mut bytes = [0; 64];
-        bytes[..12].copy_from_slice(&[0, 0xff, 0xfe, 0x00, 0x01, 0x02, 0x03, 0x01, 0, 0, 0, 0x08]);
-        assert_eq!(nop_block(0xfffe, 0x01_0203, CtrlFlags::CQ_UPDATE), bytes);
     }
 
     #[test]
