@@ -25,6 +25,7 @@ pub struct CompletionQueue {
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
     raw: NonNull<ibv_cq>,
+    number: u32,
     state: Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
@@ -100,10 +101,15 @@ impl CompletionQueueInner {
         std::mem::forget(guard);
         Ok(Arc::new(CompletionQueueInner {
             raw,
+            number: out.cqn,
             state: Mutex::new(CompletionState::new(ring)),
             queue_pairs: Mutex::default(),
             domain: domain.clone(),
         }))
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_cq {

@@ -2,6 +2,7 @@
 
 use crate::lane::Blocked;
 use crate::queue::completion::WorkError;
+use crate::stream::Condition;
 use std::io;
 
 /// Errors of devices and of the objects made on them.
@@ -211,6 +212,14 @@ pub enum QueueError {
     NothingToWaitFor {
         /// Waits prepared beyond what the CPU has polled.
         waits: u32,
+    },
+    /// A wait that no value of the word satisfies.
+    #[error("no word is {condition:?} {value:#x}: a stream that waits for it never goes on")]
+    NeverSatisfied {
+        /// The condition.
+        condition: Condition,
+        /// The value compared with.
+        value: u64,
     },
     /// The queue pair has failed.
     #[error("queue pair {qpn:#x} is in the error state ({cause}): make a new one")]

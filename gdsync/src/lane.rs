@@ -5,7 +5,8 @@
 //! handed out and written in stream order, so a word that has reached a ticket proves that everything posted up to that
 //! ticket is past. Comparisons are cyclic: at most 2^31 tickets may be outstanding.
 
-use crate::memory::{HostAddr, PinnedMemory};
+use crate::memory::HostAddr;
+use crate::memory::arena::Line;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ impl Ticket {
 #[derive(Debug)]
 pub(crate) struct Lane {
     id: u64,
-    memory: PinnedMemory,
+    line: Line,
     /// Set when the stream will never touch memory again, whatever the word says.
     dead: AtomicBool,
 }
@@ -39,13 +40,12 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Lane {
     pub(crate) fn new() -> io::Result<Arc<Lane>> {
-        let memory = PinnedMemory::allocate(size_of::<u32>())?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Lane { id, memory, dead: AtomicBool::new(false) }))
+        Ok(Arc::new(Lane { id, line: Line::new()?, dead: AtomicBool::new(false) }))
     }
 
     pub(crate) fn word(&self) -> HostAddr {
-        self.memory.addr()
+        self.line.addr(0)
     }
 
     /// The last ticket that the stream wrote.
@@ -53,21 +53,26 @@ impl Lane {
     /// Acquire: whoever reuses memory because of this value must not have its writes seen by the stream's earlier
     /// operations, nor miss their effects.
     pub(crate) fn progress(&self) -> Ticket {
-        Ticket(self.memory.words32()[0].load(Ordering::Acquire))
+        Ticket(self.line.word32().load(Ordering::Acquire))
     }
 
     pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
         let distance = self.progress().0.wrapping_sub(ticket.0);
-        distance <= i32::MAX as u32 || self.dead.load(Ordering::Acquire)
+        distance <= i32::MAX as u32 || self.is_dead()
     }
 
     /// Declares everything passed. For a stream that has drained, or that failed and will touch nothing any more.
     pub(crate) fn declare_passed(&self, ticket: Ticket) {
-        self.memory.words32()[0].store(ticket.0, Ordering::Release);
+        self.line.word32().store(ticket.0, Ordering::Release);
     }
 
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+
+    /// The stream will never touch memory again.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
     }
 
     pub(crate) fn blocked_on(&self, ticket: Ticket) -> Blocked {

@@ -83,6 +83,6 @@ pub use queue::completion::{Completion, WorkError, WorkKind};
 pub use queue::wait::PreparedWait;
 pub use request::WorkRequest;
 pub use stream::{
-    Condition, Cpu, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure, Posted, SoftStream, Stream,
-    StreamError,
+    Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure, Posted,
+    SoftStream, Stream, StreamError, StreamOptions,
 };

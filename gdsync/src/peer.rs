@@ -40,3 +40,16 @@ pub(crate) enum PeerOp {
         value: u32,
     },
 }
+
+impl PeerOp {
+    /// The address that it names, if it names one.
+    pub(crate) fn addr(self) -> Option<HostAddr> {
+        match self {
+            PeerOp::Fence => None,
+            PeerOp::StoreDword { addr, .. }
+            | PeerOp::StoreQword { addr, .. }
+            | PeerOp::PollAnd { addr, .. }
+            | PeerOp::PollNor { addr, .. } => Some(addr),
+        }
+    }
+}

@@ -3,6 +3,8 @@
 use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, FailureCause, QueueError};
+use crate::memory::HostAddr;
+use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
 use crate::pd::ProtectionDomain;
 use crate::prepared::PreparedSend;
@@ -16,6 +18,7 @@ use crate::stream::cpu;
 use crate::verbs_call;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
+use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr_ex};
 use std::ptr::NonNull;
@@ -45,6 +48,8 @@ pub(crate) struct QueuePairInner {
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
     recv_cq: Arc<CompletionQueueInner>,
+    /// Tells streams of the page of doorbell registers. Before the domain, with which the page goes.
+    _registers: Arc<Span>,
     domain: Arc<QueueDomain>,
 }
 
@@ -99,7 +104,9 @@ impl QueuePair {
                 Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
             )
         };
-        let register = crate::memory::HostAddr(layout.bf.reg as u64);
+        let register = HostAddr(layout.bf.reg as u64);
+        let page = register.get() & !(UAR_PAGE as u64 - 1);
+        let registers = Span::announce(page, UAR_PAGE as u64, Kind::Registers);
         std::mem::forget(guard);
         let inner = Arc::new(QueuePairInner {
             raw,
@@ -117,6 +124,7 @@ impl QueuePair {
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
+            _registers: registers,
             domain,
         });
         inner.send_cq.attach(&inner);
@@ -486,6 +494,15 @@ impl QueuePairInner {
         let mut send = self.send();
         if let Some(ops) = send.flush_ops() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+            unsafe { cpu::perform_stores(&ops) };
+        }
+    }
+
+    /// Rings the card as a stream asked the proxy to.
+    pub(crate) fn ring_proxied(&self, record: u32, doorbell: u64) {
+        let send = self.send();
+        if let Some(ops) = send.proxied_ops(record, doorbell) {
+            // SAFETY: as in `flush_unposted`.
             unsafe { cpu::perform_stores(&ops) };
         }
     }

@@ -7,12 +7,15 @@ mod plan;
 
 pub(crate) use plan::{Lowering, Step};
 
+use crate::error::QueueError;
 use crate::memory::{Word32, Word64};
 use crate::prepared::PreparedSend;
+use crate::qp::QueuePairInner;
 use crate::queue::wait::PreparedWait;
 use crate::stream::{Condition, MemOpCaps};
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 /// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
 ///
@@ -97,12 +100,50 @@ impl Batch {
 impl Descriptor {
     /// Memory operations that it takes, at most. Descriptors are never split.
     pub(crate) fn cost(&self, caps: &MemOpCaps) -> usize {
+        let flush = usize::from(caps.flush_after_wait);
         match self {
             Descriptor::Send(_) if caps.writes_are_fenced => 2,
             Descriptor::Send(_) => 4,
-            Descriptor::WaitCq(_) => 2,
-            _ => 1,
+            Descriptor::WaitCq(_) => 2 + flush,
+            Descriptor::Wait32(..) | Descriptor::Wait64(..) => 1 + flush,
+            Descriptor::Write32(..) | Descriptor::Write64(..) => 1,
         }
+    }
+}
+
+impl Descriptor {
+    /// Counterpart of commit: the stream did not take it.
+    pub(crate) fn undo(&mut self) {
+        match self {
+            Descriptor::Send(send) => send.undo(),
+            Descriptor::WaitCq(wait) => wait.undo(),
+            _ => {}
+        }
+    }
+
+    /// The queue pairs without which it never comes to its end.
+    pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
+        match self {
+            Descriptor::Send(send) => std::slice::from_ref(send.queue_pair()),
+            Descriptor::WaitCq(wait) => wait.queue_pairs(),
+            _ => &[],
+        }
+    }
+
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self, Descriptor::WaitCq(_) | Descriptor::Wait32(..) | Descriptor::Wait64(..))
+    }
+
+    /// Refuses waits that no value of the word satisfies.
+    pub(crate) fn check_satisfiable(&self) -> Result<(), QueueError> {
+        let (satisfier, condition, value) = match *self {
+            Descriptor::Wait32(_, condition, value) => {
+                (condition.satisfier32(value).map(u64::from), condition, value.into())
+            }
+            Descriptor::Wait64(_, condition, value) => (condition.satisfier64(value), condition, value),
+            _ => return Ok(()),
+        };
+        if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
     }
 }
 
@@ -110,7 +151,7 @@ impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Descriptor::Send(send) => write!(f, "send on queue pair {:#x}", send.qp_num()),
-            Descriptor::WaitCq(wait) => write!(f, "wait for completion {}", wait.index()),
+            Descriptor::WaitCq(wait) => write!(f, "{wait}"),
             Descriptor::Wait32(word, condition, value) => {
                 write!(f, "wait until {:?} {condition:?} {value:#x}", word.addr())
             }

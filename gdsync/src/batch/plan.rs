@@ -44,14 +44,19 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
             }
             Step::WaitCq(op, ticket) => {
                 self.peer_op(op, ops)?;
+                self.flush(ops);
                 self.write32(self.lane, ticket.0, ops)?;
             }
-            Step::Wait32(addr, condition, value) => self.wait32(addr, condition, value, ops)?,
+            Step::Wait32(addr, condition, value) => {
+                self.wait32(addr, condition, value, ops)?;
+                self.flush(ops);
+            }
             Step::Wait64(addr, condition, value) => {
                 self.check_condition(condition)?;
                 self.check_64_bit()?;
                 let addr = (self.translate)(addr, 8)?;
                 ops.push(MemOp::Wait64 { addr, condition, value });
+                self.flush(ops);
             }
             Step::Write32(addr, value) => self.write32(addr, value, ops)?,
             Step::Write64(addr, value) => self.write64(addr, value, ops)?,
@@ -73,6 +78,13 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
             PeerOp::StoreQword { addr, value } => self.write64(addr, value, ops),
             PeerOp::PollAnd { addr, value } => self.wait32(addr, Condition::And, value, ops),
             PeerOp::PollNor { addr, value } => self.wait32(addr, Condition::Nor, value, ops),
+        }
+    }
+
+    /// A word that a card has written may be seen before the data that it wrote earlier.
+    fn flush(&self, ops: &mut Vec<MemOp>) {
+        if self.caps.flush_after_wait {
+            ops.push(MemOp::FlushRemote);
         }
     }
 
@@ -177,6 +189,31 @@ mod tests {
             MemOp::Write32 { addr: StreamAddr::new(0x1100), value: 9 },
         ];
         assert_eq!(ops, expected);
+    }
+
+    #[test]
+    fn waits_are_flushed_where_that_is_needed() {
+        let caps = MemOpCaps { flush_after_wait: true, ..MemOpCaps::FULL };
+        let poll = PeerOp::PollAnd { addr: HostAddr(0x300), value: 5 };
+        let word = HostAddr(0x308);
+        let steps = [
+            Step::WaitCq(poll, Ticket(9)),
+            Step::Wait32(word, Condition::Eq, 1),
+            Step::Wait64(word, Condition::Eq, 1),
+        ];
+        let ops = lower(caps, &steps).unwrap();
+        assert!(matches!(
+            ops[..],
+            [
+                MemOp::Wait32 { .. },
+                MemOp::FlushRemote,
+                MemOp::Write32 { .. },
+                MemOp::Wait32 { .. },
+                MemOp::FlushRemote,
+                MemOp::Wait64 { .. },
+                MemOp::FlushRemote
+            ]
+        ));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The pinned arena: where queue rings, doorbell records and lane words live, so that a stream's address space needs to
 //! learn of a few large ranges instead of many small ones.
 
-use super::PinnedMemory;
+use super::{HostAddr, PinnedMemory};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::sync::Mutex;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{LazyLock, Mutex};
 
 /// Smallest chunk that the arena asks the system for, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -45,7 +47,7 @@ impl Arena {
             Some(place) => place,
             None => {
                 let needed = size.checked_add(alignment).ok_or(io::ErrorKind::OutOfMemory)?;
-                let memory = PinnedMemory::allocate(needed.max(CHUNK))?;
+                let memory = PinnedMemory::allocate_whole(needed.max(CHUNK))?;
                 let mut free = FreeList::new(memory.as_ptr() as usize, memory.len());
                 let offset = free.take(size, alignment).ok_or(io::ErrorKind::OutOfMemory)?;
                 state.chunks.push(Chunk { memory, free });
@@ -65,6 +67,47 @@ impl Arena {
         let Some((chunk, offset, size)) = state.live.remove(&(address as usize)) else { return false };
         state.chunks[chunk].free.give(offset, size);
         true
+    }
+}
+
+/// Where words live that belong to no device: lanes, and mailboxes of doorbells.
+static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
+
+/// A zeroed cache line of pinned memory: words that streams write and the CPU reads. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Line(NonNull<u8>);
+
+// SAFETY: an address; all access to the memory is by atomics.
+unsafe impl Send for Line {}
+// SAFETY: as above.
+unsafe impl Sync for Line {}
+
+impl Line {
+    pub(crate) fn new() -> io::Result<Self> {
+        let block = SHARED.allocate(LINE, LINE)?;
+        Ok(Line(NonNull::new(block).ok_or(io::ErrorKind::OutOfMemory)?))
+    }
+
+    pub(crate) fn addr(&self, offset: usize) -> HostAddr {
+        HostAddr(self.0.as_ptr() as u64 + offset as u64)
+    }
+
+    /// The first 4 bytes.
+    pub(crate) fn word32(&self) -> &AtomicU32 {
+        // SAFETY: the line is ours until `drop`, aligned to 64 bytes, and accessed by atomics only.
+        unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast()) }
+    }
+
+    /// Bytes 8 to 16.
+    pub(crate) fn word64(&self) -> &AtomicU64 {
+        // SAFETY: as above; the line is 64 bytes long.
+        unsafe { AtomicU64::from_ptr(self.0.as_ptr().add(8).cast()) }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        SHARED.release(self.0.as_ptr());
     }
 }
 
@@ -143,6 +186,14 @@ mod tests {
         assert_eq!(aligned as usize % (1 << 16), 0);
         assert!(arena.release(aligned));
         assert!(arena.allocate(1, 3).is_err() && arena.allocate(usize::MAX, 64).is_err());
+    }
+
+    #[test]
+    fn lines_are_zeroed_and_words_of_them_do_not_overlap() {
+        let line = Line::new().unwrap();
+        line.word32().store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(line.word64().load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(line.addr(8).get() % 64, 8);
     }
 
     proptest! {

@@ -1,10 +1,13 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and words in them.
 
 pub(crate) mod arena;
+pub(crate) mod peer_map;
 mod pinned;
+pub(crate) mod spans;
 mod word;
 
 pub use pinned::PinnedMemory;
+pub(crate) use pinned::page_size;
 pub use word::{Word32, Word64};
 
 use std::fmt;

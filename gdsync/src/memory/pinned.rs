@@ -1,6 +1,7 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
 use super::HostAddr;
+use super::spans::{Kind, Span};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -23,6 +24,8 @@ struct Pages {
     len: usize,
     /// Bytes mapped by us, 0 where the memory is somebody else's.
     mapped: usize,
+    /// Tells streams of the memory; `None` only while it is dropped.
+    span: Option<Arc<Span>>,
 }
 
 // SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or raw copies of
@@ -37,6 +40,15 @@ impl PinnedMemory {
     /// # Errors
     /// The operating system's error when the pages cannot be had.
     pub fn allocate(len: usize) -> io::Result<Self> {
+        Self::map(len, Kind::Pages)
+    }
+
+    /// As [`Self::allocate`], for memory that streams get to know as a whole.
+    pub(crate) fn allocate_whole(len: usize) -> io::Result<Self> {
+        Self::map(len, Kind::Whole)
+    }
+
+    fn map(len: usize, kind: Kind) -> io::Result<Self> {
         let page = page_size();
         let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
@@ -54,17 +66,22 @@ impl PinnedMemory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(PinnedMemory { pages: Arc::new(Pages { base, len, mapped }) })
+        Ok(Self::announced(base, len, mapped, kind))
+    }
+
+    fn announced(base: NonNull<u8>, len: usize, mapped: usize, kind: Kind) -> Self {
+        let span = Some(Span::announce(base.as_ptr() as u64, len as u64, kind));
+        PinnedMemory { pages: Arc::new(Pages { base, len, mapped, span }) }
     }
 
     /// Wraps memory that the caller owns.
     ///
     /// # Safety
-    /// `base..base + len` must be readable and writable, must stay mapped until the last clone of the returned value
-    /// and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
+    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the program did that)
+    /// until the last clone of the returned value and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
     /// access by a card and by streams (atomics, volatile or raw copies).
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        PinnedMemory { pages: Arc::new(Pages { base, len, mapped: 0 }) }
+        Self::announced(base, len, 0, Kind::Pages)
     }
 
     /// Length in bytes, as asked for.
@@ -138,6 +155,8 @@ impl PinnedMemory {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        // Streams forget the pages before they go.
+        drop(self.span.take());
         if self.mapped > 0 {
             // SAFETY: we mapped exactly this range, and the last handle to it is going.
             unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };

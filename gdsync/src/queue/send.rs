@@ -87,12 +87,52 @@ pub(crate) struct SendState {
     first_serial: u64,
     /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
     last_post: LastPost,
+    /// Doorbells of posted sends that the proxy still has to ring.
+    proxied: u32,
+    /// The card has been told of everything, after the queue pair failed.
+    flushed: bool,
 }
 
 impl SendState {
     pub(crate) fn new(ring: Ring, qpn: u32, register: HostAddr) -> Self {
-        let entries = VecDeque::new();
-        SendState { ring, qpn, register, head: 0, tail: 0, entries, first_serial: 0, last_post: None }
+        SendState {
+            ring,
+            qpn,
+            register,
+            head: 0,
+            tail: 0,
+            entries: VecDeque::new(),
+            first_serial: 0,
+            last_post: None,
+            proxied: 0,
+            flushed: false,
+        }
+    }
+
+    /// The doorbell register.
+    pub(crate) fn register(&self) -> HostAddr {
+        self.register
+    }
+
+    /// A doorbell has gone to the proxy (true), or is done with (false).
+    pub(crate) fn count_proxied(&mut self, pending: bool) {
+        self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
+    }
+
+    /// The peer operations by which the proxy rings: none once everything was flushed, as an older record must not follow a
+    /// newer one.
+    pub(crate) fn proxied_ops(&self, record: u32, doorbell: u64) -> Option<[PeerOp; 4]> {
+        (!self.flushed).then(|| self.ring_ops(record, doorbell))
+    }
+
+    fn ring_ops(&self, record: u32, doorbell: u64) -> [PeerOp; 4] {
+        let record_at = HostAddr(self.ring.record().as_ptr() as u64);
+        [
+            PeerOp::Fence,
+            PeerOp::StoreDword { addr: record_at, value: record },
+            PeerOp::Fence,
+            PeerOp::StoreQword { addr: self.register, value: doorbell },
+        ]
     }
 
     fn free(&self) -> u32 {
@@ -156,15 +196,7 @@ impl SendState {
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
         qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        Some([
-            PeerOp::Fence,
-            PeerOp::StoreDword {
-                addr: HostAddr(self.ring.record().as_ptr() as u64),
-                value: doorbell::record(end),
-            },
-            PeerOp::Fence,
-            PeerOp::StoreQword { addr: self.register, value: u64::from_ne_bytes(qword) },
-        ])
+        Some(self.ring_ops(doorbell::record(end), u64::from_ne_bytes(qword)))
     }
 
     /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
@@ -185,7 +217,7 @@ impl SendState {
         }
         if let Some((other, last)) = &self.last_post
             && !Arc::ptr_eq(other, lane)
-            && !other.has_passed(*last)
+            && (!other.has_passed(*last) || self.proxied > 0)
         {
             return Err(QueueError::OtherStream { qpn, blocked: other.blocked_on(*last) });
         }
@@ -269,6 +301,7 @@ impl SendState {
             return None;
         }
         let ops = self.post_ops(newest);
+        self.flushed = true;
         for entry in &mut self.entries {
             if entry.state == State::Prepared {
                 entry.state = State::Posted;

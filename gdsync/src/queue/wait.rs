@@ -4,6 +4,8 @@ use crate::cq::CompletionQueueInner;
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::peer::PeerOp;
+use crate::qp::QueuePairInner;
+use std::fmt;
 use std::sync::Arc;
 
 /// A wait for the next completion of a completion queue that nobody waits for yet.
@@ -15,13 +17,16 @@ use std::sync::Arc;
 pub struct PreparedWait {
     cq: Arc<CompletionQueueInner>,
     index: u32,
-    posted: bool,
+    /// Once posted: what the stream writes when it has passed the wait.
+    ticket: Option<Ticket>,
+    /// Once posted: the queue pairs that complete here. Without them nothing would ever arrive.
+    queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 
 impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         let index = cq.lock().prepare_wait()?;
-        Ok(PreparedWait { cq, index, posted: false })
+        Ok(PreparedWait { cq, index, ticket: None, queue_pairs: Vec::new() })
     }
 
     /// Which completion it waits for: the how-manieth of the queue, from 0 on, modulo 2^32.
@@ -35,22 +40,41 @@ impl PreparedWait {
 
     pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) {
         self.cq.lock().post_wait(self.index, lane, ticket);
-        self.posted = true;
+        self.ticket = Some(ticket);
+        self.queue_pairs = self.cq.attached();
     }
 
     pub(crate) fn undo(&mut self) {
         self.cq.lock().unpost_wait(self.index);
-        self.posted = false;
+        self.ticket = None;
+        self.queue_pairs.clear();
     }
 
-    pub(crate) fn queue(&self) -> &Arc<CompletionQueueInner> {
-        &self.cq
+    /// True once the stream has passed it.
+    pub(crate) fn is_passed(&self, lane: &Lane) -> bool {
+        self.ticket.is_some_and(|ticket| lane.has_passed(ticket))
+    }
+
+    /// The queue pairs that complete here, once posted.
+    pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
+        &self.queue_pairs
+    }
+}
+
+impl fmt::Display for PreparedWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wait for completion {} of queue {:#x}", self.index, self.cq.number())?;
+        for (i, queue_pair) in self.queue_pairs.iter().enumerate() {
+            let word = if i == 0 { " (queue pair" } else { "," };
+            write!(f, "{word} {:#x}", queue_pair.number())?;
+        }
+        f.write_str(if self.queue_pairs.is_empty() { "" } else { ")" })
     }
 }
 
 impl Drop for PreparedWait {
     fn drop(&mut self) {
-        if !self.posted {
+        if self.ticket.is_none() {
             self.cq.lock().cancel_wait(self.index);
         }
     }

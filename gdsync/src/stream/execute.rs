@@ -53,7 +53,8 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
             // SAFETY: the caller's. Acquire: as above.
             condition.holds64(unsafe { word64(&addr) }.load(Ordering::Acquire), value)
         }
-        MemOp::Barrier => {
+        // A CPU sees a card's writes in order: a fence is all that is left to do.
+        MemOp::Barrier | MemOp::FlushRemote => {
             std::sync::atomic::fence(Ordering::SeqCst);
             true
         }

@@ -6,13 +6,19 @@
 
 mod barrier;
 pub(crate) mod cpu;
+mod doorbells;
 mod execute;
+mod flight;
 mod pause;
 mod post;
+mod post_error;
+mod proxy;
 mod soft;
 
 pub use cpu::Cpu;
-pub use post::{PostError, PostFailure, Posted, Stream};
+pub use doorbells::{DoorbellPath, Doorbells, StreamOptions};
+pub use post::Stream;
+pub use post_error::{PostError, PostFailure, Posted};
 pub use soft::{Event, SoftStream};
 
 use crate::memory::{HostAddr, StreamAddr};
@@ -29,6 +35,26 @@ pub enum Condition {
     And,
     /// `!(word | value) != 0`.
     Nor,
+}
+
+impl Condition {
+    /// A value of the word that meets the condition; `None` where no value does.
+    pub fn satisfier32(self, value: u32) -> Option<u32> {
+        match self {
+            Condition::Geq | Condition::Eq => Some(value),
+            Condition::And => (value != 0).then_some(value),
+            Condition::Nor => (value != u32::MAX).then_some(0),
+        }
+    }
+
+    /// As [`Self::satisfier32`], for 64-bit words.
+    pub fn satisfier64(self, value: u64) -> Option<u64> {
+        match self {
+            Condition::Geq | Condition::Eq => Some(value),
+            Condition::And => (value != 0).then_some(value),
+            Condition::Nor => (value != u64::MAX).then_some(0),
+        }
+    }
 }
 
 /// One operation of a stream.
@@ -69,6 +95,8 @@ pub enum MemOp {
     },
     /// Everything before is visible to everybody before anything after.
     Barrier,
+    /// What cards wrote before the last wait was satisfied is visible to whatever comes after.
+    FlushRemote,
 }
 
 /// What a backend can do.
@@ -84,6 +112,8 @@ pub struct MemOpCaps {
     pub wait_nor: bool,
     /// Every write is visible no earlier than everything before it, without a barrier.
     pub writes_are_fenced: bool,
+    /// Waits need [`MemOp::FlushRemote`] after them, and the backend has it.
+    pub flush_after_wait: bool,
 }
 
 impl MemOpCaps {
@@ -95,6 +125,7 @@ impl MemOpCaps {
         ops_64_bit: true,
         wait_nor: true,
         writes_are_fenced: true,
+        flush_after_wait: false,
     };
 }
 
@@ -141,6 +172,14 @@ pub enum StreamError {
         /// Length in bytes.
         len: usize,
     },
+    /// The stream's device refuses to map an address.
+    #[error("the stream cannot reach {addr:?}: {reason}")]
+    Unreachable {
+        /// The address.
+        addr: HostAddr,
+        /// What the device said.
+        reason: String,
+    },
     /// The stream lacks a capability.
     #[error("the stream does not support {what}")]
     Unsupported {
@@ -151,6 +190,12 @@ pub enum StreamError {
     #[error("the stream has failed: {reason}")]
     Failed {
         /// Why.
+        reason: String,
+    },
+    /// Pinned memory for the stream's own words could not be had.
+    #[error("no memory for a mailbox: {reason}")]
+    NoMemory {
+        /// The operating system's error.
         reason: String,
     },
     /// The system has no room for another stream.

@@ -1,12 +1,17 @@
 //! Posting batches on a backend, and knowing how far it has come.
 
-use super::{MemOpCaps, MemOpStream, StreamError};
+use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
+use super::flight::{self, InFlight};
+use super::pause::Pause;
+use super::post_error::{PostError, PostFailure, Posted};
+use super::proxy::{self, Ring};
+use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::batch::{Batch, Descriptor, Lowering, Step};
-use crate::cq::CompletionQueueInner;
-use crate::error::{Error, QueueError};
-use crate::lane::{Blocked, Lane, Ticket};
-use crate::memory::PinnedMemory;
-use crate::qp::QueuePairInner;
+use crate::error::Error;
+use crate::lane::{Lane, Ticket};
+use crate::peer::PeerOp;
+use crate::prepared::PreparedSend;
+use crate::qp::QueuePair;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
@@ -17,6 +22,8 @@ use std::time::{Duration, Instant};
 const PROGRESS_EVERY: u32 = 64;
 /// How often a waiting host thread looks after queue pairs that failed meanwhile.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
+/// How often a waiting host thread names the wait that a stream hangs at.
+const STALL: Duration = Duration::from_secs(10);
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
@@ -24,81 +31,34 @@ const LOOK_AFTER: Duration = Duration::from_millis(20);
 pub struct Stream<B: MemOpStream> {
     backend: B,
     caps: MemOpCaps,
-    lane: Arc<Lane>,
+    path: DoorbellPath,
+    pub(super) lane: Arc<Lane>,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+pub(super) struct State {
     /// The last ticket handed out.
     issued: Ticket,
     /// Submissions since the last one whose end ticket the stream writes.
     unwritten: u32,
     in_flight: VecDeque<InFlight>,
+    doorbells: Doorbells,
+    /// Doorbells that the proxy has to ring for this stream.
+    proxied: Arc<proxy::Queue>,
+    /// Memory operations of the batch that is being posted; kept to be used again.
+    ops: Vec<MemOp>,
 }
 
-/// One submission, and what its operations name.
-#[derive(Debug)]
-struct InFlight {
-    end: Ticket,
-    keep: Keep,
-}
-
-/// What a submission keeps alive. Queue pairs come first: they must go before the queues they complete into.
-#[derive(Debug, Default)]
-struct Keep {
-    queue_pairs: Vec<Arc<QueuePairInner>>,
-    _completion_queues: Vec<Arc<CompletionQueueInner>>,
-    _memory: Vec<PinnedMemory>,
-}
-
-/// Submissions of streams that were dropped before they had passed them.
-static ORPHANS: Mutex<Vec<(Arc<Lane>, InFlight)>> = Mutex::new(Vec::new());
-
-/// A batch that was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Posted {
-    /// Memory operations that it took.
-    pub operations: usize,
-    /// Submissions to the backend.
-    pub submissions: usize,
-}
-
-/// Why a batch, or the rest of one, was not posted.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PostFailure {
-    /// A send or wait cannot be posted now.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The backend refused.
-    #[error(transparent)]
-    Stream(#[from] StreamError),
-    /// The stream has as many submissions outstanding as it takes without blocking the caller.
-    #[error(
-        "{outstanding} submissions are outstanding and the stream takes {limit} ({blocked}): let it catch up, or put more into one batch"
-    )]
-    WouldBlock {
-        /// Submissions outstanding.
-        outstanding: usize,
-        /// Its limit.
-        limit: usize,
-        /// The oldest of them.
-        blocked: Blocked,
-    },
-}
-
-/// A batch that was not posted wholly, with what is left of it: nothing is lost.
-#[derive(Debug, thiserror::Error)]
-#[error("posted {posted} of {} descriptors: {source}", .posted + .batch.len())]
-pub struct PostError {
-    /// The descriptors that were not posted, in order.
-    pub batch: Batch,
-    /// How many were posted before.
-    pub posted: usize,
-    /// Why not more.
-    pub source: PostFailure,
+/// Tickets of a submission.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tickets {
+    /// The last one before.
+    pub(super) before: Ticket,
+    /// Its own last one.
+    pub(super) end: Ticket,
+    /// The stream must be told to write it: its last descriptor is not a wait, which does.
+    pub(super) open: bool,
 }
 
 impl<B: MemOpStream> Stream<B> {
@@ -107,8 +67,30 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`Error::Memory`] where its lane cannot be had.
     pub fn new(backend: B) -> Result<Self, Error> {
+        Self::with_options(backend, StreamOptions::default())
+    }
+
+    /// A stream on a backend, with options.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
         let lane = Lane::new().map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
-        Ok(Stream { caps: backend.caps(), backend, lane, state: Mutex::default() })
+        let state = State {
+            issued: Ticket::default(),
+            unwritten: 0,
+            in_flight: VecDeque::new(),
+            doorbells: Doorbells::at_first(options.doorbells),
+            proxied: Arc::default(),
+            ops: Vec::new(),
+        };
+        Ok(Stream {
+            caps: backend.caps(),
+            backend,
+            path: options.doorbells,
+            lane,
+            state: Mutex::new(state),
+        })
     }
 
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that (unless the backend is
@@ -119,25 +101,72 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`PostError`], with the part of the batch that was not posted. Where the backend itself has failed, the queue
     /// pairs of that part's sends and waits are moved to the error state, because what was rung is not known.
-    pub fn post(&self, mut batch: Batch) -> Result<Posted, PostError> {
-        let mut state = self.lock();
+    pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
+        self.post_counting(batch, &mut done).map(|()| done)
+    }
+
+    /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions outstanding as it takes.
+    ///
+    /// # Errors
+    /// As [`Self::post`]; [`PostFailure::WouldBlock`] where that took longer.
+    pub fn post_timeout(&self, mut batch: Batch, timeout: Duration) -> Result<Posted, PostError> {
+        let mut pause = Pause::new();
+        let mut done = Posted { operations: 0, submissions: 0 };
+        let mut before = 0;
+        loop {
+            match self.post_counting(batch, &mut done) {
+                Err(PostError { batch: rest, posted, source: PostFailure::WouldBlock { .. } })
+                    if pause.elapsed() < timeout =>
+                {
+                    before += posted;
+                    batch = rest;
+                    pause.pause();
+                }
+                Err(error) => return Err(PostError { posted: before + error.posted, ..error }),
+                Ok(()) => return Ok(done),
+            }
+        }
+    }
+
+    fn post_counting(&self, mut batch: Batch, done: &mut Posted) -> Result<(), PostError> {
+        let _span = tracing::trace_span!("post", descriptors = batch.len()).entered();
+        let mut state = self.lock();
         let mut posted = 0;
         while !batch.is_empty() {
-            let mut chunk = self.take_chunk(&mut batch.descriptors);
-            match self.post_chunk(&mut state, &mut chunk) {
+            let chunk = self.take_chunk(&mut batch.descriptors);
+            let count = chunk.len();
+            match self.post_chunk(&mut state, chunk) {
                 Ok(operations) => {
-                    posted += chunk.len();
+                    posted += count;
                     done.operations += operations;
                     done.submissions += 1;
                 }
-                Err(source) => {
+                Err((mut chunk, source)) => {
                     chunk.extend(batch.descriptors);
                     return Err(PostError { batch: Batch { descriptors: chunk }, posted, source });
                 }
             }
         }
-        Ok(done)
+        Ok(())
+    }
+
+    /// How the doorbells of a queue pair reach its card. Decides it, where that is still open.
+    ///
+    /// # Errors
+    /// [`StreamError`] where the stream cannot reach the doorbell register and was told to.
+    pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
+        let mut state = self.lock();
+        if state.doorbells == Doorbells::Direct {
+            let register = queue_pair.inner.send().register();
+            match self.backend.translate(register, size_of::<u64>()) {
+                Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
+                    state.fall_back(reason);
+                }
+                other => drop(other?),
+            }
+        }
+        Ok(state.doorbells.clone())
     }
 
     /// Waits until the stream has performed everything.
@@ -145,7 +174,11 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`StreamError::Failed`].
     pub fn synchronize(&self) -> Result<(), StreamError> {
-        while !self.synchronize_timeout(Duration::from_secs(3600))? {}
+        while !self.synchronize_timeout(STALL)? {
+            if let Some(wait) = self.oldest_wait() {
+                tracing::warn!(%wait, "a stream has not come further than this wait for {STALL:?}");
+            }
+        }
         Ok(())
     }
 
@@ -195,7 +228,12 @@ impl<B: MemOpStream> Stream<B> {
         outstanding
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// The oldest wait that the stream is not known to have passed, in words: what it hangs at, if it hangs.
+    pub fn oldest_wait(&self) -> Option<String> {
+        self.lock().in_flight.iter().find_map(|submission| submission.oldest_wait(&self.lane))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while the lock was held left lists that are consistent after each single step.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -207,97 +245,183 @@ impl<B: MemOpStream> Stream<B> {
             cost = cost.saturating_add(descriptor.cost(&self.caps));
             cost <= self.caps.max_ops
         };
-        let count = descriptors.iter().take_while(fits).count().max(1).min(descriptors.len());
+        let count = descriptors.iter().take_while(fits).count().max(1);
+        if count >= descriptors.len() {
+            return std::mem::take(descriptors);
+        }
         let rest = descriptors.split_off(count);
         std::mem::replace(descriptors, rest)
     }
 
-    fn post_chunk(&self, state: &mut State, chunk: &mut VecDeque<Descriptor>) -> Result<usize, PostFailure> {
+    fn post_chunk(
+        &self,
+        state: &mut State,
+        mut chunk: VecDeque<Descriptor>,
+    ) -> Result<usize, (VecDeque<Descriptor>, PostFailure)> {
         drop(self.reap(state));
-        self.check_room(state)?;
-        let mut end = state.issued;
-        let tickets: Vec<Ticket> = chunk
-            .iter()
-            .map(|descriptor| {
-                if matches!(descriptor, Descriptor::WaitCq(_)) {
-                    end = end.next();
-                }
-                end
-            })
-            .collect();
-        // A ticket is written right after its wait: whatever comes after the last wait needs another.
-        let ends_with_wait = matches!(chunk.back(), Some(Descriptor::WaitCq(_)));
-        if !ends_with_wait {
-            end = end.next();
-        }
-        let write_end = !ends_with_wait && state.unwritten + 1 >= PROGRESS_EVERY;
-        let result = self.commit(chunk, &tickets, end).and_then(|()| {
-            let ops = self.lower(chunk, &tickets, write_end.then_some(end))?;
-            // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that
-            // `Keep` holds until the lane has passed `end`, which the backend writes (or is declared to have written once
-            // it is idle) only after these operations; words belong to memory that it holds likewise; the lane's own word
-            // goes with the lane, which `ORPHANS` holds for as long. The library computes aligned addresses.
-            unsafe { self.backend.submit(&ops) }?;
-            Ok(ops.len())
-        });
+        let mut ops = std::mem::take(&mut state.ops);
+        ops.clear();
+        let result = self.try_post(state, &mut chunk, &mut ops);
+        let count = ops.len();
+        state.ops = ops;
         match result {
-            Ok(operations) => {
-                state.issued = end;
-                state.unwritten = if ends_with_wait || write_end { 0 } else { state.unwritten + 1 };
-                state.in_flight.push_back(InFlight { end, keep: Keep::of(chunk) });
-                tracing::trace!(operations, ticket = end.0, "batch posted");
-                Ok(operations)
+            Ok((tickets, rings)) => {
+                self.accept(state, tickets, chunk, rings);
+                Ok(count)
             }
             Err(failure) => {
-                chunk.iter_mut().rev().for_each(Descriptor::undo);
-                if let PostFailure::Stream(StreamError::Failed { .. }) = &failure {
-                    self.lane.kill();
-                    Keep::of(chunk).abort();
-                }
-                Err(failure)
+                self.reject(&mut chunk, &failure);
+                Err((chunk, failure))
             }
         }
     }
 
-    fn commit(
+    fn try_post(
         &self,
+        state: &mut State,
         chunk: &mut VecDeque<Descriptor>,
-        tickets: &[Ticket],
-        end: Ticket,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(Tickets, Vec<Ring>), PostFailure> {
+        self.check_room(state)?;
+        let mut tickets = state.tickets(chunk.iter());
+        self.commit(chunk.iter_mut(), tickets)?;
+        let mut rings = Vec::new();
+        let mut ticket = tickets.before;
+        self.lower(state, chunk.iter(), &mut ticket, ops, &mut rings)?;
+        if tickets.open && state.unwritten + 1 >= PROGRESS_EVERY {
+            self.close(&mut tickets, ops)?;
+        }
+        // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
+        // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
+        // written once it is idle) only after these operations; words belong to memory that it holds likewise; the lane's
+        // own word goes with the lane, which `ORPHANS` holds for as long; mailboxes belong to the proxy until they were
+        // written. The library computes aligned addresses.
+        unsafe { self.backend.submit(ops) }?;
+        Ok((tickets, rings))
+    }
+
+    /// Marks sends and waits as posted.
+    pub(super) fn commit<'a>(
+        &self,
+        descriptors: impl Iterator<Item = &'a mut Descriptor>,
+        tickets: Tickets,
     ) -> Result<(), PostFailure> {
-        for (descriptor, ticket) in chunk.iter_mut().zip(tickets) {
+        let mut ticket = tickets.before;
+        for descriptor in descriptors {
             match descriptor {
-                Descriptor::Send(send) => send.commit(&self.lane, end)?,
-                Descriptor::WaitCq(wait) => wait.commit(&self.lane, *ticket),
-                _ => {}
+                Descriptor::Send(send) => send.commit(&self.lane, tickets.end)?,
+                Descriptor::WaitCq(wait) => {
+                    ticket = ticket.next();
+                    wait.commit(&self.lane, ticket);
+                }
+                other => other.check_satisfiable()?,
             }
         }
         Ok(())
     }
 
-    fn lower(
+    /// Appends the memory operations of descriptors. `ticket` is the last one before them, and after them.
+    pub(super) fn lower<'a>(
         &self,
-        chunk: &VecDeque<Descriptor>,
-        tickets: &[Ticket],
-        closing: Option<Ticket>,
-    ) -> Result<Vec<super::MemOp>, PostFailure> {
+        state: &mut State,
+        descriptors: impl Iterator<Item = &'a Descriptor>,
+        ticket: &mut Ticket,
+        ops: &mut Vec<MemOp>,
+        rings: &mut Vec<Ring>,
+    ) -> Result<(), PostFailure> {
         let translate = |addr, len| self.backend.translate(addr, len);
         let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
-        let mut ops = Vec::with_capacity(2 * chunk.len() + 1);
-        for (descriptor, ticket) in chunk.iter().zip(tickets) {
-            if let Some(step) = descriptor.step(*ticket) {
-                lowering.lower(step, &mut ops)?;
+        for descriptor in descriptors {
+            let step = match descriptor {
+                // Nothing is left to do for a send that the card was told of because its queue pair failed meanwhile.
+                Descriptor::Send(send) => {
+                    if let Some(doorbell) = send.peer_ops() {
+                        self.lower_send(state, send, doorbell, ops, rings)?;
+                    }
+                    continue;
+                }
+                Descriptor::WaitCq(wait) => {
+                    *ticket = ticket.next();
+                    Step::WaitCq(wait.peer_op(), *ticket)
+                }
+                Descriptor::Wait32(word, condition, value) => Step::Wait32(word.addr(), *condition, *value),
+                Descriptor::Wait64(word, condition, value) => Step::Wait64(word.addr(), *condition, *value),
+                Descriptor::Write32(word, value) => Step::Write32(word.addr(), *value),
+                Descriptor::Write64(word, value) => Step::Write64(word.addr(), *value),
+            };
+            lowering.lower(step, ops)?;
+        }
+        Ok(())
+    }
+
+    /// A doorbell: to the card's register, or through the proxy.
+    fn lower_send(
+        &self,
+        state: &mut State,
+        send: &PreparedSend,
+        doorbell: [PeerOp; 4],
+        ops: &mut Vec<MemOp>,
+        rings: &mut Vec<Ring>,
+    ) -> Result<(), StreamError> {
+        let translate = |addr, len| self.backend.translate(addr, len);
+        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
+        if state.doorbells == Doorbells::Direct {
+            let before = ops.len();
+            match lowering.lower(Step::Send(doorbell), ops) {
+                Err(StreamError::Unreachable { addr, reason })
+                    if self.path == DoorbellPath::Auto && doorbell[3].addr() == Some(addr) =>
+                {
+                    ops.truncate(before);
+                    state.fall_back(reason);
+                }
+                other => return other,
             }
         }
-        if let Some(ticket) = closing {
-            lowering.lower(Step::Progress(ticket), &mut ops)?;
+        proxy::start()?;
+        let ring = Ring::new(send.queue_pair(), &self.lane)?;
+        lowering.lower(Step::Send(ring.into_mailbox(doorbell)), ops)?;
+        rings.push(ring);
+        Ok(())
+    }
+
+    /// Has the stream write the last ticket of a submission.
+    pub(super) fn close(&self, tickets: &mut Tickets, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        let translate = |addr, len| self.backend.translate(addr, len);
+        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
+        lowering.lower(Step::Progress(tickets.end), ops)?;
+        tickets.open = false;
+        Ok(())
+    }
+
+    /// The backend has taken a submission.
+    pub(super) fn accept(
+        &self,
+        state: &mut State,
+        tickets: Tickets,
+        descriptors: VecDeque<Descriptor>,
+        rings: Vec<Ring>,
+    ) {
+        state.issued = tickets.end;
+        state.unwritten = if tickets.open { state.unwritten + 1 } else { 0 };
+        state.in_flight.push_back(InFlight { end: tickets.end, descriptors });
+        if !rings.is_empty() {
+            proxy::submit(&state.proxied, rings);
         }
-        Ok(ops)
+        tracing::trace!(ticket = tickets.end.0, "posted");
+    }
+
+    /// The backend has not taken a submission: sends and waits are only prepared again.
+    pub(super) fn reject(&self, descriptors: &mut VecDeque<Descriptor>, failure: &PostFailure) {
+        descriptors.iter_mut().rev().for_each(Descriptor::undo);
+        if let PostFailure::Stream(StreamError::Failed { .. }) = failure {
+            self.lane.kill();
+            flight::abort(descriptors);
+        }
     }
 
     /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
     /// have failed. Then does the same for streams that are gone.
-    fn reap(&self, state: &mut State) -> Vec<InFlight> {
+    pub(super) fn reap(&self, state: &mut State) -> Vec<InFlight> {
         let mut past = Vec::new();
         while let Some(oldest) = state.in_flight.front() {
             if !self.lane.has_passed(oldest.end) {
@@ -306,13 +430,13 @@ impl<B: MemOpStream> Stream<B> {
             past.extend(state.in_flight.pop_front());
         }
         if let Some(oldest) = state.in_flight.front() {
-            oldest.keep.flush_failed();
+            oldest.flush_failed();
         }
-        reap_orphans();
+        flight::reap_orphans();
         past
     }
 
-    fn check_room(&self, state: &State) -> Result<(), PostFailure> {
+    pub(super) fn check_room(&self, state: &State) -> Result<(), PostFailure> {
         let (outstanding, limit) = (state.in_flight.len(), self.caps.max_outstanding);
         match state.in_flight.front() {
             Some(oldest) if outstanding >= limit => {
@@ -327,79 +451,27 @@ impl<B: MemOpStream> Stream<B> {
         self.lane.kill();
         let lost = std::mem::take(&mut state.in_flight);
         drop(state);
-        for submission in &lost {
-            submission.keep.abort();
-        }
+        lost.iter().for_each(InFlight::abort);
     }
 }
 
-impl Descriptor {
-    fn undo(&mut self) {
-        match self {
-            Descriptor::Send(send) => send.undo(),
-            Descriptor::WaitCq(wait) => wait.undo(),
-            _ => {}
-        }
-    }
-
-    /// What is to be lowered; nothing for a send that the card was told of meanwhile because its queue pair failed.
-    fn step(&self, ticket: Ticket) -> Option<Step> {
-        Some(match self {
-            Descriptor::Send(send) => Step::Send(send.peer_ops()?),
-            Descriptor::WaitCq(wait) => Step::WaitCq(wait.peer_op(), ticket),
-            Descriptor::Wait32(word, condition, value) => Step::Wait32(word.addr(), *condition, *value),
-            Descriptor::Wait64(word, condition, value) => Step::Wait64(word.addr(), *condition, *value),
-            Descriptor::Write32(word, value) => Step::Write32(word.addr(), *value),
-            Descriptor::Write64(word, value) => Step::Write64(word.addr(), *value),
-        })
-    }
-}
-
-impl Keep {
-    fn of(chunk: &VecDeque<Descriptor>) -> Self {
-        let mut keep = Keep::default();
-        for descriptor in chunk {
-            match descriptor {
-                Descriptor::Send(send) => keep.queue_pairs.push(send.queue_pair().clone()),
-                Descriptor::WaitCq(wait) => {
-                    // The queue pair, too: without it nothing would ever complete here.
-                    keep.queue_pairs.extend(wait.queue().attached());
-                    keep._completion_queues.push(wait.queue().clone());
-                }
-                Descriptor::Wait32(word, ..) => keep._memory.push(word.memory().clone()),
-                Descriptor::Wait64(word, ..) => keep._memory.push(word.memory().clone()),
-                Descriptor::Write32(word, _) => keep._memory.push(word.memory().clone()),
-                Descriptor::Write64(word, _) => keep._memory.push(word.memory().clone()),
+impl State {
+    pub(super) fn tickets<'a>(&self, descriptors: impl Iterator<Item = &'a Descriptor>) -> Tickets {
+        let (mut end, mut open) = (self.issued, true);
+        for descriptor in descriptors {
+            open = !matches!(descriptor, Descriptor::WaitCq(_));
+            if !open {
+                end = end.next();
             }
         }
-        keep
+        // A ticket is written right after its wait: whatever comes after the last wait needs another.
+        Tickets { before: self.issued, end: if open { end.next() } else { end }, open }
     }
 
-    fn flush_failed(&self) {
-        for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.failure().is_some()) {
-            queue_pair.flush_unposted();
-        }
+    fn fall_back(&mut self, reason: String) {
+        tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
+        self.doorbells = Doorbells::Proxy { reason };
     }
-
-    fn abort(&self) {
-        for queue_pair in &self.queue_pairs {
-            if let Err(error) = queue_pair.abort() {
-                tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
-            }
-        }
-    }
-}
-
-fn reap_orphans() {
-    let mut past = Vec::new();
-    if let Ok(mut orphans) = ORPHANS.try_lock() {
-        let (gone, kept) = orphans.drain(..).partition(|(lane, submission)| lane.has_passed(submission.end));
-        *orphans = kept;
-        orphans.iter().for_each(|(_, submission)| submission.keep.flush_failed());
-        past = gone;
-    }
-    // Outside the lock: dropping may take other locks.
-    drop(past);
 }
 
 impl<B: MemOpStream> Deref for Stream<B> {
@@ -417,6 +489,7 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
             .field("issued", &state.issued.0)
             .field("progress", &self.lane.progress().0)
             .field("in_flight", &state.in_flight.len())
+            .field("doorbells", &state.doorbells)
             .finish()
     }
 }
@@ -431,23 +504,22 @@ impl<B: MemOpStream> Drop for Stream<B> {
         let in_flight = std::mem::take(&mut state.in_flight);
         let end = state.issued;
         drop(state);
-        if self.write_closing_ticket(end).is_err() {
+        match self.write_closing_ticket(end) {
             // The backend has failed: it touches nothing any more.
-            self.lane.kill();
-            return;
+            Err(StreamError::Failed { .. }) => self.lane.kill(),
+            Err(error) => {
+                tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
+                flight::leave_behind(&self.lane, in_flight);
+            }
+            Ok(()) => flight::leave_behind(&self.lane, in_flight),
         }
-        let orphans = in_flight.into_iter().map(|submission| (self.lane.clone(), submission));
-        ORPHANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(orphans);
-        reap_orphans();
     }
 }
 
 impl<B: MemOpStream> Stream<B> {
     fn write_closing_ticket(&self, end: Ticket) -> Result<(), StreamError> {
-        let translate = |addr, len| self.backend.translate(addr, len);
-        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
         let mut ops = Vec::with_capacity(1);
-        lowering.lower(Step::Progress(end), &mut ops)?;
+        self.close(&mut Tickets { before: end, end, open: true }, &mut ops)?;
         // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it is written.
         unsafe { self.backend.submit(&ops) }
     }

@@ -1,0 +1,190 @@
+//! Spans of this process' memory that streams may be asked to reach.
+//!
+//! A stream with an address space of its own learns of memory when an operation names it, a *granule* at a time, and has to
+//! forget it before it goes. So everything that operations can name announces itself here.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// What a span is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Pages that only this span has. Mapped as a whole.
+    Whole,
+    /// Pages that belong to the program, or are many: mapped one by one.
+    Pages,
+    /// A page of a card's doorbell registers.
+    Registers,
+}
+
+/// Somebody who maps spans into another address space.
+pub(crate) trait Watcher: Send + Sync {
+    /// The span is going: its memory may be unmapped as soon as this returns.
+    fn gone(&self, span: u64);
+}
+
+/// A span that is there. Goes with its last handle.
+pub(crate) struct Span {
+    id: u64,
+    base: u64,
+    len: u64,
+    kind: Kind,
+    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+}
+
+/// What the list of all spans says of one. A handle is made of it only to be given away: were it the last one, its drop
+/// would take the list's lock again.
+struct Known {
+    len: u64,
+    kind: Kind,
+    span: Weak<Span>,
+}
+
+/// All spans by their first address; several may start at one.
+static SPANS: Mutex<BTreeMap<u64, Vec<Known>>> = Mutex::new(BTreeMap::new());
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
+    // A panic while the lock was held left a map that is consistent after each single step.
+    SPANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Span {
+    /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
+    pub(crate) fn announce(base: u64, len: u64, kind: Kind) -> Arc<Span> {
+        let mut spans = spans();
+        let here = spans.entry(base).or_default();
+        let mut shared = here.iter().filter(|known| kind == Kind::Registers && known.kind == kind && known.len == len);
+        let known = shared.find_map(|known| known.span.upgrade());
+        known.unwrap_or_else(|| {
+            let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+            let span = Arc::new(Span { id, base, len, kind, watchers: Mutex::default() });
+            here.push(Known { len, kind, span: Arc::downgrade(&span) });
+            span
+        })
+    }
+
+    /// A span that holds `len` bytes from `addr` on.
+    pub(crate) fn find(addr: u64, len: u64) -> Option<Arc<Span>> {
+        let end = addr.checked_add(len)?;
+        let spans = spans();
+        let before = spans.range(..=addr).rev().flat_map(|(base, here)| here.iter().map(move |known| (base, known)));
+        before.filter(|(base, known)| end <= *base + known.len).find_map(|(_, known)| known.span.upgrade())
+    }
+
+    /// Number of the span, unique in the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The part around `addr` that is mapped in one go: base and length, in whole pages.
+    pub(crate) fn granule(&self, addr: u64, page: u64) -> (u64, u64) {
+        match self.kind {
+            Kind::Pages => (addr & !(page - 1), page),
+            Kind::Whole | Kind::Registers => {
+                let base = self.base & !(page - 1);
+                (base, (self.base + self.len).next_multiple_of(page) - base)
+            }
+        }
+    }
+
+    /// From now on, `watcher` is told when the span goes.
+    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        watchers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&watcher));
+        watchers.push(watcher);
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Span({:?} {:#x}+{:#x})", self.kind, self.base, self.len)
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        let mut spans = spans();
+        if let Some(here) = spans.get_mut(&self.base) {
+            here.retain(|known| known.span.strong_count() > 0);
+            if here.is_empty() {
+                spans.remove(&self.base);
+            }
+        }
+        drop(spans);
+        let watchers = std::mem::take(self.watchers.get_mut().unwrap_or_else(|p| p.into_inner()));
+        for watcher in watchers.iter().filter_map(Weak::upgrade) {
+            watcher.gone(self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses that no mapping has.
+    const BASE: u64 = 0xffff_0000_0000_0000;
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<u64>>);
+
+    impl Watcher for Told {
+        fn gone(&self, span: u64) {
+            self.0.lock().unwrap().push(span);
+        }
+    }
+
+    #[test]
+    fn the_span_around_an_address_is_found_even_behind_a_smaller_one() {
+        let outer = Span::announce(BASE, 0x4000, Kind::Pages);
+        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages);
+        assert_eq!(Span::find(BASE + 0x1010, 8).unwrap().id(), inner.id());
+        assert_eq!(Span::find(BASE + 0x10fc, 8).unwrap().id(), outer.id());
+        assert_eq!(Span::find(BASE + 0x3ffc, 4).unwrap().id(), outer.id());
+        assert!(Span::find(BASE + 0x3ffc, 8).is_none() && Span::find(BASE - 4, 4).is_none());
+        assert!(Span::find(u64::MAX, 8).is_none());
+        drop(inner);
+        assert_eq!(Span::find(BASE + 0x1010, 8).unwrap().id(), outer.id());
+        drop(outer);
+        assert!(Span::find(BASE + 0x1010, 8).is_none());
+    }
+
+    #[test]
+    fn register_pages_are_shared_and_memory_is_not() {
+        let base = BASE + 0x10_0000;
+        let (one, two) = (Span::announce(base, 4096, Kind::Registers), Span::announce(base, 4096, Kind::Registers));
+        assert_eq!(one.id(), two.id());
+        let other = Span::announce(base, 4096, Kind::Pages);
+        assert_ne!(one.id(), other.id());
+        assert_ne!(Span::announce(base, 4096, Kind::Pages).id(), other.id());
+    }
+
+    #[test]
+    fn watchers_hear_of_the_end_once() {
+        let told: Arc<Told> = Arc::default();
+        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole);
+        let id = span.id();
+        let watcher: Weak<dyn Watcher> = Arc::downgrade(&told) as Weak<dyn Watcher>;
+        span.watch(watcher.clone());
+        span.watch(watcher);
+        drop(span.clone());
+        assert!(told.0.lock().unwrap().is_empty());
+        drop(span);
+        assert_eq!(*told.0.lock().unwrap(), [id]);
+    }
+
+    #[test]
+    fn granules_are_whole_pages() {
+        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages);
+        assert_eq!(pages.granule(BASE + 0x30_2abc, 0x1000), (BASE + 0x30_2000, 0x1000));
+        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole);
+        assert_eq!(whole.granule(BASE + 0x40_2abc, 0x1000), (BASE + 0x40_0000, 0x6000));
+    }
+}

@@ -1,0 +1,80 @@
+//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed it.
+
+use crate::batch::Descriptor;
+use crate::lane::{Lane, Ticket};
+use crate::qp::QueuePairInner;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One submission. Its descriptors hold what its operations name: queue pairs, completion queues, memory of words.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) end: Ticket,
+    pub(super) descriptors: VecDeque<Descriptor>,
+}
+
+/// Submissions of streams that were dropped before they had passed them.
+static ORPHANS: Mutex<Vec<(Arc<Lane>, InFlight)>> = Mutex::new(Vec::new());
+
+impl InFlight {
+    fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
+        self.descriptors.iter().flat_map(Descriptor::queue_pairs)
+    }
+
+    /// Looks after queue pairs that have failed meanwhile.
+    pub(super) fn flush_failed(&self) {
+        for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
+            queue_pair.flush_unposted();
+        }
+    }
+
+    /// The backend has failed: nobody knows what it rang.
+    pub(super) fn abort(&self) {
+        abort(&self.descriptors);
+    }
+
+    /// The first wait that the stream has not passed, in words, where this submission starts after `ticket`.
+    pub(super) fn oldest_wait(&self, lane: &Lane) -> Option<String> {
+        let waits = self.descriptors.iter().filter(|descriptor| descriptor.is_wait());
+        let open = waits.filter(|descriptor| match descriptor {
+            Descriptor::WaitCq(wait) => !wait.is_passed(lane),
+            _ => true,
+        });
+        open.map(ToString::to_string).next()
+    }
+}
+
+/// Moves the queue pairs that descriptors name to the error state.
+pub(super) fn abort(descriptors: &VecDeque<Descriptor>) {
+    for queue_pair in descriptors.iter().flat_map(Descriptor::queue_pairs) {
+        if let Err(error) = queue_pair.abort() {
+            tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
+        }
+    }
+}
+
+/// Keeps submissions of a stream that is gone until its lane has passed them.
+pub(super) fn leave_behind(lane: &Arc<Lane>, in_flight: VecDeque<InFlight>) {
+    let orphans = in_flight.into_iter().map(|submission| (lane.clone(), submission));
+    ORPHANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(orphans);
+    reap_orphans();
+}
+
+/// Drops what streams that are gone have passed meanwhile.
+pub(super) fn reap_orphans() {
+    let Ok(mut orphans) = ORPHANS.try_lock() else { return };
+    let past = take_past(&mut orphans);
+    drop(orphans);
+    // Outside the lock: dropping may take other locks.
+    drop(past);
+}
+
+fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Lane>, InFlight)>>) -> Vec<(Arc<Lane>, InFlight)> {
+    if orphans.is_empty() {
+        return Vec::new();
+    }
+    let (past, kept) = orphans.drain(..).partition(|(lane, submission)| lane.has_passed(submission.end));
+    **orphans = kept;
+    orphans.iter().for_each(|(_, submission)| submission.flush_failed());
+    past
+}

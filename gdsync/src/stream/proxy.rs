@@ -1,0 +1,162 @@
+//! The doorbell proxy: rings the card for streams that cannot reach its registers.
+//!
+//! Instead of the doorbell record and the register, such a stream writes the same two values into a mailbox in pinned
+//! memory. Each doorbell has a mailbox of its own; one thread of the process looks at the oldest of each stream and performs
+//! it on the card, so that the doorbells of a stream are rung in its order. The thread sleeps while no stream has any
+//! outstanding.
+
+use super::StreamError;
+use super::pause::{Pause, use_fine_timers};
+use crate::lane::Lane;
+use crate::memory::arena::Line;
+use crate::peer::PeerOp;
+use crate::qp::QueuePairInner;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
+
+/// A doorbell that a stream will write into its mailbox.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// The record is the first word, the register's value the 64-bit word after it; 0 until the stream has written it, and
+    /// never 0 then, as it names a queue pair.
+    mailbox: Line,
+    queue_pair: Arc<QueuePairInner>,
+    lane: Arc<Lane>,
+}
+
+impl Ring {
+    pub(super) fn new(queue_pair: &Arc<QueuePairInner>, lane: &Arc<Lane>) -> Result<Self, StreamError> {
+        let mailbox = Line::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
+        queue_pair.send().count_proxied(true);
+        Ok(Ring { mailbox, queue_pair: queue_pair.clone(), lane: lane.clone() })
+    }
+
+    /// The peer operations of a doorbell, with the mailbox in the place of record and register.
+    pub(super) fn into_mailbox(&self, ops: [PeerOp; 4]) -> [PeerOp; 4] {
+        ops.map(|op| match op {
+            PeerOp::StoreDword { value, .. } => PeerOp::StoreDword { addr: self.mailbox.addr(0), value },
+            PeerOp::StoreQword { value, .. } => PeerOp::StoreQword { addr: self.mailbox.addr(8), value },
+            other => other,
+        })
+    }
+
+    /// Rings if the stream has come here; false while it has not.
+    fn forward(&self) -> bool {
+        // Acquire: the stream wrote the record before.
+        let doorbell = self.mailbox.word64().load(Ordering::Acquire);
+        if doorbell == 0 {
+            return self.lane.is_dead();
+        }
+        self.queue_pair.ring_proxied(self.mailbox.word32().load(Ordering::Relaxed), doorbell);
+        true
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.queue_pair.send().count_proxied(false);
+    }
+}
+
+/// The doorbells of one stream that are not rung yet, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    rings: Mutex<VecDeque<Ring>>,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Ring>> {
+        self.rings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Rings the oldest if the stream has come there.
+    fn forward_oldest(&self) -> bool {
+        let mut rings = self.lock();
+        if !rings.front().is_some_and(Ring::forward) {
+            return false;
+        }
+        let done = rings.pop_front();
+        drop(rings);
+        // It may hold the last handle of a queue pair, whose drop takes other locks.
+        drop(done);
+        true
+    }
+}
+
+/// The thread, and what it looks at. Lock order: this list, then a queue, then a send queue.
+#[derive(Default)]
+struct Proxy {
+    state: Mutex<State>,
+    /// Signalled when a queue gets something to look at.
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    started: bool,
+    /// Queues that are not empty.
+    active: Vec<Arc<Queue>>,
+}
+
+static PROXY: LazyLock<Proxy> = LazyLock::new(Proxy::default);
+
+/// Starts the thread, where it does not run yet.
+pub(super) fn start() -> Result<(), StreamError> {
+    let mut state = PROXY.lock();
+    if !state.started {
+        std::thread::Builder::new()
+            .name("gdsync-doorbells".to_owned())
+            .spawn(|| PROXY.run())
+            .map_err(|error| StreamError::NoThread { reason: error.to_string() })?;
+        state.started = true;
+    }
+    Ok(())
+}
+
+/// Hands doorbells over that the stream has been told of.
+pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
+    queue.lock().extend(rings);
+    let mut state = PROXY.lock();
+    if !state.active.iter().any(|known| Arc::ptr_eq(known, queue)) {
+        state.active.push(queue.clone());
+    }
+    drop(state);
+    PROXY.work.notify_one();
+}
+
+impl Proxy {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn run(&self) {
+        use_fine_timers();
+        let mut pause = Pause::new();
+        let mut queues: Vec<Arc<Queue>> = Vec::new();
+        loop {
+            let mut state = self.lock();
+            // A queue that was filled after this look is put on the list again by who filled it.
+            state.active.retain(|queue| !queue.lock().is_empty());
+            if state.active.is_empty() {
+                queues.clear();
+                drop(self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()));
+                pause = Pause::new();
+                continue;
+            }
+            queues.clone_from(&state.active);
+            drop(state);
+            let mut rang = false;
+            for queue in &queues {
+                while queue.forward_oldest() {
+                    rang = true;
+                }
+            }
+            if rang {
+                pause = Pause::new();
+            } else {
+                pause.pause();
+            }
+        }
+    }
+}
