@@ -9,6 +9,8 @@
 
 pub mod card;
 pub mod fabric;
+mod peer_memory;
 pub mod verbs;
 
+pub use peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use verbs::verbs_api;

@@ -1,8 +1,8 @@
 //! What a queue pair needs of the card while it works.
 
 use super::cq::Cq;
-use super::dma::Part;
 use super::error::{Diagnostic, Diagnostics, Event};
+use super::gather::Gather;
 use super::region::Regions;
 use crate::fabric::MAX_PAYLOAD;
 use gdsync_sys::prm::cqe::Cqe64;
@@ -20,7 +20,9 @@ pub(super) struct Context<'a> {
     pub(super) events: &'a mut Vec<Event>,
     pub(super) diagnostics: &'a mut Diagnostics,
     /// Payload of the packet being made.
-    pub(super) parts: &'a mut Vec<Part>,
+    pub(super) payload: &'a mut Gather,
+    /// Where payload is collected on its way to peer memory.
+    pub(super) bounce: &'a mut Vec<u8>,
 }
 
 impl Context<'_> {

@@ -2,12 +2,16 @@
 //!
 //! Nothing else in this crate's device model dereferences an address. Validity of addresses is the front's promise (rings
 //! and records live until their object is destroyed) or the memory regions' (registered memory is mapped); *contents* are
-//! never trusted.
+//! never trusted. Registered memory of a peer-memory client has addresses that are never dereferenced: its bytes go through a
+//! buffer of the card and the client's functions.
 
+use crate::fabric::MAX_PAYLOAD;
+use crate::peer_memory::{PeerFailure, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
 
@@ -159,31 +163,98 @@ impl Drop for UarPage {
     }
 }
 
-/// A piece of payload memory.
+/// A piece of payload in memory that the CPU reads.
 pub(super) type Part = (*const u8, usize);
 
-/// Copies the parts, one after the other, into the targets, one after the other; stops where either ends.
+/// Where registered memory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place<'a> {
+    /// At an address that the CPU dereferences.
+    Host(*mut u8),
+    /// At an address that only a client knows how to reach.
+    Peer(&'a Arc<PeerMapping>, u64),
+}
+
+/// A piece of memory that payload goes to.
+pub(super) type Target<'a> = (Place<'a>, usize);
+
+/// Parts of which a beginning has been copied.
+struct Source<'a> {
+    parts: std::slice::Iter<'a, Part>,
+    from: *const u8,
+    left: usize,
+}
+
+impl Source<'_> {
+    /// Copies what comes next, as much as there is room for. Returns how much that is.
+    ///
+    /// # Safety
+    /// The parts are readable, `to..to + room` is writable. They may overlap.
+    unsafe fn copy_to(&mut self, mut to: *mut u8, room: usize) -> usize {
+        let mut copied = 0;
+        while copied < room {
+            if self.left == 0 {
+                let Some(&(from, left)) = self.parts.next() else { break };
+                (self.from, self.left) = (from, left);
+                continue;
+            }
+            let count = self.left.min(room - copied);
+            // SAFETY: the caller's; `count` stays inside both pieces.
+            unsafe { to.copy_from(self.from, count) };
+            (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
+            (to, copied) = (to.wrapping_add(count), copied + count);
+        }
+        copied
+    }
+}
+
+/// Copies the parts, one after the other, into the targets, one after the other; stops where either ends, or where a client
+/// fails. What goes to peer memory is collected in `bounce`, which is made when it is needed first: programs and other
+/// processes write to the parts whenever they like, so that no client can be given them as a slice.
 ///
 /// # Safety
-/// All are mapped, with the right access. They may overlap (a message to oneself).
-pub(super) unsafe fn copy(parts: &[Part], targets: &[(*mut u8, usize)]) {
-    let mut targets = targets.iter().copied();
-    let (mut to, mut room) = targets.next().unwrap_or((std::ptr::null_mut(), 0));
-    for &(mut from, mut left) in parts {
-        while left > 0 {
-            while room == 0 {
-                match targets.next() {
-                    Some(next) => (to, room) = next,
-                    None => return,
-                }
-            }
-            let count = left.min(room);
-            // SAFETY: the caller's; `count` stays inside both pieces.
-            unsafe { to.copy_from(from, count) };
-            (from, left) = (from.wrapping_add(count), left - count);
-            (to, room) = (to.wrapping_add(count), room - count);
+/// All parts and all host targets are mapped, with the right access. They may overlap (a message to oneself), but none is
+/// `bounce`.
+pub(super) unsafe fn copy(
+    parts: &[Part],
+    targets: &[Target<'_>],
+    bounce: &mut Vec<u8>,
+) -> Result<(), PeerFailure> {
+    let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
+    for &(place, room) in targets {
+        match place {
+            // SAFETY: the caller's.
+            Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
+            // SAFETY: the caller's.
+            Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, bounce) }?,
         }
     }
+    Ok(())
+}
+
+/// Copies up to `room` bytes of what comes next to peer memory: a packet's part of it with one call.
+///
+/// # Safety
+/// The parts are readable, and none is `bounce`.
+unsafe fn copy_to_peer(
+    source: &mut Source<'_>,
+    memory: &PeerMapping,
+    addr: u64,
+    room: usize,
+    bounce: &mut Vec<u8>,
+) -> Result<(), PeerFailure> {
+    bounce.resize(MAX_PAYLOAD, 0);
+    let mut done = 0;
+    while done < room {
+        // SAFETY: the caller's; the buffer has room for that.
+        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
+        if count == 0 {
+            break;
+        }
+        memory.write(addr.wrapping_add(done as u64), &bounce[..count])?;
+        done += count;
+    }
+    Ok(())
 }
 
 /// Whether a range is mapped with the access that a registration asks for. Brings its pages in, as pinning would.
@@ -267,9 +338,10 @@ mod tests {
             let sources = cut(&from, bytes.len());
             let targets = cut(&to, 200);
             let parts: Vec<Part> = sources.iter().map(|(at, size)| (bytes[*at..].as_ptr(), *size)).collect();
-            let places: Vec<_> = targets.iter().map(|(at, size)| (base.wrapping_add(*at), *size)).collect();
+            let places: Vec<Target<'_>> =
+                targets.iter().map(|(at, size)| (Place::Host(base.wrapping_add(*at)), *size)).collect();
             // SAFETY: the pieces lie inside the two vectors.
-            unsafe { copy(&parts, &places) };
+            unsafe { copy(&parts, &places, &mut Vec::new()) }.unwrap();
             let sent: usize = from.iter().sum::<usize>().min(bytes.len());
             let room: usize = to.iter().sum::<usize>().min(200);
             let count = sent.min(room);

@@ -4,9 +4,11 @@ use super::context::Context;
 use super::cq::Cq;
 use super::dma::{Part, UarPage};
 use super::error::{Diagnostic, Diagnostics, Event};
+use super::gather::Gather;
 use super::packet::{Header, Kind, NakCode};
 use super::qp::{Qp, QpState};
 use super::region::Regions;
+use super::sender::PEER_MEMORY;
 use crate::fabric::{Fabric, SendOutcome};
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -48,10 +50,12 @@ pub(super) struct Engine {
     /// Queue pairs in the error state: their receive queues are flushed as they fill.
     failed: HashSet<u32>,
     timers: BTreeSet<(Instant, u32)>,
-    parts: Vec<Part>,
+    payload: Gather,
+    /// See [`Context::bounce`].
+    bounce: Vec<u8>,
 }
 
-// SAFETY: `parts` holds addresses only while a packet is being made, under the engine's lock; everything else is `Send`.
+// SAFETY: `payload` holds addresses only while a packet is being made, under the engine's lock; everything else is `Send`.
 unsafe impl Send for Engine {}
 
 /// How a queue pair's turn ended.
@@ -64,6 +68,14 @@ enum Turn {
     Blocked,
 }
 
+/// How fetching a payload from peer memory ended.
+enum Fetch {
+    Done,
+    Failed,
+    /// The fabric has no room for it.
+    Full,
+}
+
 /// The engine without its queue pairs, as their context: a macro, because a method would borrow the queue pairs, too.
 macro_rules! context {
     ($engine:expr, $now:expr) => {
@@ -73,7 +85,8 @@ macro_rules! context {
             cqs: &mut $engine.cqs,
             events: &mut $engine.events,
             diagnostics: &mut $engine.diagnostics,
-            parts: &mut $engine.parts,
+            payload: &mut $engine.payload,
+            bounce: &mut $engine.bounce,
         }
     };
 }
@@ -94,7 +107,8 @@ impl Engine {
             blocked: Vec::new(),
             failed: HashSet::new(),
             timers: BTreeSet::new(),
-            parts: Vec::new(),
+            payload: Gather::default(),
+            bounce: Vec::new(),
         }
     }
 
@@ -230,10 +244,10 @@ impl Engine {
     fn take_packets(&mut self, now: Instant) -> bool {
         // Handling a packet needs the whole engine, so the fabric steps out of it meanwhile.
         let lid = self.lid;
-        let Engine { fabric, qps, regions, cqs, events, diagnostics, parts, .. } = self;
+        let Engine { fabric, qps, regions, cqs, events, diagnostics, payload: gather, bounce, .. } = self;
         let mut touched = Vec::new();
         let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
-            let mut context = Context { now, regions, cqs, events, diagnostics, parts };
+            let mut context = Context { now, regions, cqs, events, diagnostics, payload: gather, bounce };
             touched.extend(receive(qps, source, lid, header, &payload, &mut context));
         });
         for qpn in touched {
@@ -282,29 +296,36 @@ impl Engine {
     /// Sends what a queue pair has to send.
     fn turn(&mut self, qpn: u32, now: Instant) -> Turn {
         for _ in 0..SEND_BUDGET {
-            self.parts.clear();
+            self.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| match qp.next_response(context) {
                 Some(header) => Some((header, true, qp.dlid())),
                 None => qp.next_request(context).map(|header| (header, false, qp.dlid())),
             });
             let Some(Some((header, is_response, dlid))) = made else { return Turn::Idle };
+            if self.payload.is_waiting() {
+                match self.fetch_payload(qpn, &header, is_response, dlid, now) {
+                    Fetch::Done => {}
+                    Fetch::Failed => continue,
+                    Fetch::Full => return Turn::Blocked,
+                }
+            }
             if dlid == self.lid {
                 // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair.
-                let parts = std::mem::take(&mut self.parts);
+                let parts = self.payload.take();
                 self.sent(qpn, &header, is_response, now);
                 let mut context = context!(self, now);
                 let bytes = header.as_bytes();
                 let touched = receive(&mut self.qps, self.lid, self.lid, bytes, &parts, &mut context);
-                self.parts = parts;
+                self.payload.give_back(parts);
                 if let Some(touched) = touched {
                     self.after(touched);
                     self.schedule(touched);
                 }
                 continue;
             }
-            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that the request holds;
-            // neither goes while the engine is locked.
-            match unsafe { self.fabric.try_send(dlid, header.as_bytes(), &self.parts) } {
+            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that the request holds, or
+            // were fetched into the card's own buffer; none goes while the engine is locked.
+            match unsafe { self.fabric.try_send(dlid, header.as_bytes(), self.payload.parts()) } {
                 SendOutcome::Sent => self.sent(qpn, &header, is_response, now),
                 SendOutcome::Full => return Turn::Blocked,
                 SendOutcome::Unreachable if is_response => self.sent(qpn, &header, is_response, now),
@@ -316,6 +337,31 @@ impl Engine {
             }
         }
         Turn::More
+    }
+
+    /// Brings in what the packet carries of peer memory. Where that fails, the request or response is refused.
+    fn fetch_payload(
+        &mut self,
+        qpn: u32,
+        header: &Header,
+        is_response: bool,
+        dlid: u16,
+        now: Instant,
+    ) -> Fetch {
+        // Clients take their time: they are not asked again and again for a packet that cannot leave.
+        if dlid != self.lid && self.fabric.is_full(dlid, size_of::<Header>(), self.payload.len()) {
+            self.payload.clear();
+            return Fetch::Full;
+        }
+        let Err(failure) = self.payload.fetch() else { return Fetch::Done };
+        self.with_qp(qpn, now, |qp, context| {
+            if is_response {
+                qp.refuse_read(header.psn.get(), &failure, context);
+            } else {
+                qp.refuse_locally(PEER_MEMORY, failure.to_string(), context);
+            }
+        });
+        Fetch::Failed
     }
 
     fn sent(&mut self, qpn: u32, header: &Header, is_response: bool, now: Instant) {

@@ -1,6 +1,7 @@
 //! Errors of commands, asynchronous events, and the strict checker's diagnostics.
 
 use crate::fabric::FabricError;
+use crate::peer_memory::PeerMemoryError;
 use std::collections::VecDeque;
 use std::fmt;
 
@@ -57,6 +58,18 @@ pub enum CardError {
         addr: u64,
         /// Length in bytes.
         len: u64,
+    },
+    /// Memory to be registered belongs to a peer-memory client, which does not give it.
+    #[error("{len} bytes at {addr:#x} are peer memory that cannot be registered, says {client}: {error}")]
+    PeerMemory {
+        /// The client's name.
+        client: String,
+        /// First address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What it says.
+        error: PeerMemoryError,
     },
     /// A transition of a queue pair that the transport does not have.
     #[error("a queue pair cannot go from {from:?} to {to:?}")]

@@ -10,6 +10,7 @@ mod dma;
 mod engine;
 mod error;
 mod fetch;
+mod gather;
 mod modify;
 mod packet;
 mod qp;
@@ -27,6 +28,7 @@ use dma::{CqRing, Record, UarPage};
 use engine::{Engine, Uar};
 use gdsync_sys::prm::doorbell;
 use parking_lot::{Mutex, MutexGuard};
+use region::Memory;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -160,14 +162,15 @@ impl Card {
         })
     }
 
-    /// Registers memory. Returns its key, local and remote.
+    /// Registers memory, of this process or of a peer-memory client. Returns its key, local and remote.
     ///
     /// # Errors
-    /// [`CardError::Unmapped`], [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::Unmapped`], [`CardError::PeerMemory`], [`CardError::Invalid`], [`CardError::NotFound`],
+    /// [`CardError::TooMany`].
     ///
     /// # Safety
-    /// Until it is deregistered, the range stays mapped, and is accessed otherwise only in ways that tolerate a device's
-    /// concurrent reads (and writes, where the access rights allow them).
+    /// Until it is deregistered, the range stays mapped (a client's: allocated), and is accessed otherwise only in ways that
+    /// tolerate a device's concurrent reads (and writes, where the access rights allow them).
     pub unsafe fn register_memory(
         &self,
         pdn: u32,
@@ -175,12 +178,14 @@ impl Card {
         len: u64,
         access: Access,
     ) -> Result<u32, CardError> {
+        // Not under the lock: pinning takes time.
+        let memory = Memory::acquire(addr, len, access)?;
         self.command(|engine| {
             let users = engine
                 .pds
                 .get_mut(&pdn)
                 .ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
-            let key = engine.regions.register(pdn, addr, len, access)?;
+            let key = engine.regions.register(pdn, memory)?;
             *users += 1;
             Ok(key)
         })
@@ -191,11 +196,14 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
-        self.command(|engine| {
-            let pdn = engine.regions.deregister(key)?;
+        let memory = self.command(|engine| {
+            let (pdn, memory) = engine.regions.deregister(key)?;
             leave(engine, pdn);
-            Ok(())
-        })
+            Ok::<_, CardError>(memory)
+        })?;
+        // Nor is this: a client gets it back.
+        drop(memory);
+        Ok(())
     }
 
     /// Allocates a page of doorbell registers, of which those at the offsets `registers` can be rung.

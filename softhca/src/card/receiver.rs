@@ -2,12 +2,13 @@
 
 use super::config::Access;
 use super::context::{Context, MTU};
-use super::dma::{self, Part};
+use super::dma::{self, Part, Place};
 use super::error::Event;
 use super::fetch::packets_of;
 use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
 use super::qp::{Qp, QpState};
-use super::sender::{VENDOR_SYNDROME, each_piece};
+use super::sender::{PEER_MEMORY, VENDOR_SYNDROME, each_piece};
+use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
@@ -86,10 +87,14 @@ enum Failure {
 }
 
 impl Qp {
+    fn has_receive(&mut self) -> bool {
+        self.look_at_receives();
+        self.receiver.next != self.receiver.announced
+    }
+
     /// Takes the next posted receive.
     fn take_receive(&mut self) -> Option<Receive> {
-        self.look_at_receives();
-        if self.receiver.next == self.receiver.announced {
+        if !self.has_receive() {
             return None;
         }
         let index = self.receiver.next;
@@ -154,6 +159,17 @@ impl Qp {
         }
     }
 
+    /// The payload of the response that [`Self::next_response`] made, packet `psn` of a read, cannot be had.
+    pub(super) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
+        context.report(self.qpn, None, PEER_MEMORY, failure.to_string());
+        self.release_completions(context);
+        // It ends the conversation: whatever would come behind it is not heard.
+        self.receiver.responses.clear();
+        self.receiver.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        context.emit(Event::QpAccessError { qpn: self.qpn });
+        self.go_to_error(context);
+    }
+
     /// A request that arrived before: acknowledged again, or, a read, answered again.
     fn duplicate(&mut self, kind: Kind, header: &Header) {
         if self.receiver.responses.len() >= MAX_RESPONSES {
@@ -204,10 +220,10 @@ impl Qp {
         };
         let length: usize = payload.iter().map(|part| part.1).sum();
         let mut places = Vec::new();
-        let pdn = self.pdn;
+        let (pdn, regions) = (self.pdn, context.regions);
         let scattered =
             each_piece(&receive.segments, receive.offset, length as u32, |segment, addr, count| {
-                let place = context.regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
+                let place = regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
                 places.push((place, count as usize));
                 Ok::<(), super::region::Refusal>(())
             });
@@ -218,8 +234,15 @@ impl Qp {
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
         }
         // SAFETY: the parts are the sender's payload, readable while this packet is handled; the places were resolved just
-        // now to registered memory with local write access, and regions do not go while the engine is locked.
-        unsafe { dma::copy(payload, &places) };
+        // now to registered memory with local write access, and regions do not go while the engine is locked. Only `copy`
+        // itself uses the bounce buffer.
+        let copied = unsafe { dma::copy(payload, &places, context.bounce) };
+        if let Err(failure) = copied {
+            let index = receive.index;
+            context.report(self.qpn, Some(index), PEER_MEMORY, failure.to_string());
+            let failure = Failure::Completion(index, Syndrome::LocalProtection);
+            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+        }
         receive.offset = receive.offset.saturating_add(length as u32);
         let index = receive.index;
         let mut completion = None;
@@ -241,14 +264,22 @@ impl Qp {
         let length: u64 = payload.iter().map(|part| part.1 as u64).sum();
         let total = if header.has(FIRST) { header.length.get().into() } else { length };
         let place = self.remote_access(header, total.max(length), Access::REMOTE_WRITE, context)?;
-        let mut completion = None;
-        if header.has(LAST) && header.has(IMMEDIATE) {
-            let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
-            completion = Some(self.receive_completion(CqeOpcode::RespWriteImm, receive.index, header));
+        let completes = header.has(LAST) && header.has(IMMEDIATE);
+        if completes && !self.has_receive() {
+            return Err(Stop::Nak(NakCode::ReceiverNotReady));
         }
         if let Some(place) = place {
             // SAFETY: as in `take_send`; the place has remote write access.
-            unsafe { dma::copy(payload, &[(place, length as usize)]) };
+            let copied = unsafe { dma::copy(payload, &[(place, length as usize)], context.bounce) };
+            if let Err(failure) = copied {
+                context.report(self.qpn, None, PEER_MEMORY, failure.to_string());
+                return Err(self.no_access());
+            }
+        }
+        let mut completion = None;
+        if completes {
+            let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            completion = Some(self.receive_completion(CqeOpcode::RespWriteImm, receive.index, header));
         }
         self.acknowledge_later(header, completion);
         Ok(1)
@@ -268,28 +299,31 @@ impl Qp {
     }
 
     /// The memory that a remote request names, if queue pair and key allow the access. An empty request names none.
-    fn remote_access(
+    fn remote_access<'a>(
         &self,
         header: &Header,
         length: u64,
         wanted: Access,
-        context: &mut Context<'_>,
-    ) -> Result<Option<*mut u8>, Stop> {
-        let fatal =
-            || Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }));
+        context: &mut Context<'a>,
+    ) -> Result<Option<Place<'a>>, Stop> {
         if !self.attributes.access.contains(wanted) {
             let message = format!("the queue pair allows {:?}, not {wanted:?}", self.attributes.access);
             context.report(self.qpn, None, "qp_access_flags", message);
-            return Err(fatal());
+            return Err(self.no_access());
         }
         if length == 0 {
             return Ok(None);
         }
-        let (addr, rkey) = (header.addr.get(), header.rkey.get());
-        context.regions.resolve(rkey, self.pdn, addr, length, wanted).map(Some).map_err(|refusal| {
+        let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), context.regions);
+        regions.resolve(rkey, self.pdn, addr, length, wanted).map(Some).map_err(|refusal| {
             context.report(self.qpn, None, "rkey", refusal.to_string());
-            fatal()
+            self.no_access()
         })
+    }
+
+    /// A remote request does not get at the memory that it names.
+    fn no_access(&self) -> Stop {
+        Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }))
     }
 
     fn receive_completion(&self, opcode: CqeOpcode, index: u16, header: &Header) -> Cqe64 {
@@ -310,7 +344,7 @@ impl Qp {
         }
     }
 
-    /// The next response packet, if there is one. Its payload's places go to `context.parts`.
+    /// The next response packet, if there is one. Its payload's places go to `context.payload`.
     pub(super) fn next_response(&mut self, context: &mut Context<'_>) -> Option<Header> {
         let dest = self.attributes.dest_qpn;
         match self.receiver.responses.front()? {
@@ -328,7 +362,7 @@ impl Qp {
                 if count > 0 {
                     let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
                     match context.regions.resolve(*rkey, self.pdn, addr, count, Access::REMOTE_READ) {
-                        Ok(place) => context.parts.push((place.cast_const(), count as usize)),
+                        Ok(place) => context.payload.push(place, count as usize),
                         // The region went while the read was under way.
                         Err(refusal) => {
                             context.report(self.qpn, None, "rkey", refusal.to_string());

@@ -1,8 +1,10 @@
 //! Memory regions and their keys.
 
 use super::config::{Access, LIMITS};
-use super::dma;
+use super::dma::{self, Place};
 use super::error::CardError;
+use crate::peer_memory::{self, PeerMapping};
+use std::sync::Arc;
 
 /// Why an access by key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,13 +19,52 @@ pub(super) enum Refusal {
     Access { allowed: Access, wanted: Access },
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Region {
-    key: u32,
-    pdn: u32,
+/// What a registration is about: a range that was looked at, and may be put behind a key.
+#[derive(Debug)]
+pub(super) struct Memory {
     addr: u64,
     len: u64,
     access: Access,
+    /// The client that reaches it, where the CPU does not.
+    peer: Option<Arc<PeerMapping>>,
+}
+
+impl Memory {
+    /// Looks at a range: peer-memory clients are asked first.
+    pub(super) fn acquire(addr: u64, len: u64, access: Access) -> Result<Self, CardError> {
+        if len == 0 {
+            return Err(CardError::Invalid { what: "length", value: 0, limit: "at least one byte" });
+        }
+        let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let writable = access.contains(Access::LOCAL_WRITE);
+        if access.intersects(remote_change) && !writable {
+            let limit = "remote writes and atomics need local write";
+            return Err(CardError::Invalid { what: "access flags", value: access.bits().into(), limit });
+        }
+        let peer = peer_memory::acquire(addr, len, writable).map_err(|failure| CardError::PeerMemory {
+            client: failure.client,
+            addr,
+            len,
+            error: failure.error,
+        })?;
+        // A client is trusted with its bytes, but not with the arithmetic of bounds.
+        let is_there = match &peer {
+            Some(_) => addr.checked_add(len).is_some(),
+            None => dma::is_mapped(addr, len, writable),
+        };
+        if is_there {
+            Ok(Memory { addr, len, access, peer: peer.map(Arc::new) })
+        } else {
+            Err(CardError::Unmapped { addr, len })
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Region {
+    key: u32,
+    pdn: u32,
+    memory: Memory,
 }
 
 /// All memory regions of a card. A key is an index and a tag that changes when the index is used again, so that a stale
@@ -36,24 +77,8 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub(super) fn register(
-        &mut self,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<u32, CardError> {
-        if len == 0 {
-            return Err(CardError::Invalid { what: "length", value: 0, limit: "at least one byte" });
-        }
-        let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
-            let limit = "remote writes and atomics need local write";
-            return Err(CardError::Invalid { what: "access flags", value: access.bits().into(), limit });
-        }
-        if !dma::is_mapped(addr, len, access.contains(Access::LOCAL_WRITE)) {
-            return Err(CardError::Unmapped { addr, len });
-        }
+    /// Puts memory behind a key.
+    pub(super) fn register(&mut self, pdn: u32, memory: Memory) -> Result<u32, CardError> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.table.len() >= LIMITS.max_mr as usize => {
@@ -67,7 +92,7 @@ impl Regions {
         };
         // Index 0 is left out of keys: 0x100 is the key that ends scatter lists.
         let key = (index as u32 + 2) << 8 | u32::from(self.tags[index]);
-        self.table[index] = Some(Region { key, pdn, addr, len, access });
+        self.table[index] = Some(Region { key, pdn, memory });
         Ok(key)
     }
 
@@ -79,15 +104,16 @@ impl Regions {
         self.table.get(Self::index_of(key)?)?.as_ref().filter(|region| region.key == key)
     }
 
-    /// The domain whose region it was.
-    pub(super) fn deregister(&mut self, key: u32) -> Result<u32, CardError> {
-        let pdn = self.find(key).ok_or(CardError::NotFound { what: "memory region", number: key })?.pdn;
-        if let Some(index) = Self::index_of(key) {
-            self.table[index] = None;
-            self.tags[index] = self.tags[index].wrapping_add(1);
-            self.free.push(index);
-        }
-        Ok(pdn)
+    /// The domain whose region it was, and its memory.
+    pub(super) fn deregister(&mut self, key: u32) -> Result<(u32, Memory), CardError> {
+        let found = Self::index_of(key).and_then(|index| {
+            let region = self.table.get_mut(index)?.take_if(|region| region.key == key)?;
+            Some((index, region))
+        });
+        let (index, region) = found.ok_or(CardError::NotFound { what: "memory region", number: key })?;
+        self.tags[index] = self.tags[index].wrapping_add(1);
+        self.free.push(index);
+        Ok((region.pdn, region.memory))
     }
 
     /// The memory behind a key, if that access is allowed.
@@ -98,20 +124,24 @@ impl Regions {
         addr: u64,
         len: u64,
         wanted: Access,
-    ) -> Result<*mut u8, Refusal> {
+    ) -> Result<Place<'_>, Refusal> {
         let region = self.find(key).ok_or(Refusal::Key { key })?;
         if region.pdn != pdn {
             return Err(Refusal::Domain { region: region.pdn, wanted: pdn });
         }
+        let memory = &region.memory;
         let inside =
-            addr >= region.addr && addr.checked_add(len).is_some_and(|end| end <= region.addr + region.len);
+            addr >= memory.addr && addr.checked_add(len).is_some_and(|end| end <= memory.addr + memory.len);
         if !inside {
-            return Err(Refusal::Bounds { addr, len, region_addr: region.addr, region_len: region.len });
+            return Err(Refusal::Bounds { addr, len, region_addr: memory.addr, region_len: memory.len });
         }
-        if !region.access.contains(wanted) {
-            return Err(Refusal::Access { allowed: region.access, wanted });
+        if !memory.access.contains(wanted) {
+            return Err(Refusal::Access { allowed: memory.access, wanted });
         }
-        Ok(addr as *mut u8)
+        Ok(match &memory.peer {
+            None => Place::Host(addr as *mut u8),
+            Some(peer) => Place::Peer(peer, addr),
+        })
     }
 }
 
@@ -119,12 +149,22 @@ impl Regions {
 mod tests {
     use super::*;
 
+    fn register(
+        regions: &mut Regions,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u32, CardError> {
+        regions.register(pdn, Memory::acquire(addr, len, access)?)
+    }
+
     #[test]
     fn keys_open_what_was_registered_and_nothing_else() {
         let bytes = [0u8; 64];
         let addr = bytes.as_ptr() as u64;
         let mut regions = Regions::default();
-        let key = regions.register(1, addr, 64, Access::REMOTE_READ).unwrap();
+        let key = register(&mut regions, 1, addr, 64, Access::REMOTE_READ).unwrap();
         let read = Access::REMOTE_READ;
         assert!(
             regions.resolve(key, 1, addr, 64, read).is_ok()
@@ -139,9 +179,9 @@ mod tests {
         ));
         let write = Access::REMOTE_WRITE;
         assert!(matches!(regions.resolve(key, 1, addr, 1, write), Err(Refusal::Access { .. })));
-        assert_eq!(regions.deregister(key).unwrap(), 1);
+        assert_eq!(regions.deregister(key).unwrap().0, 1);
         assert!(regions.deregister(key).is_err());
-        let again = regions.register(1, addr, 64, read).unwrap();
+        let again = register(&mut regions, 1, addr, 64, read).unwrap();
         assert_ne!(again, key, "a stale key opens nothing");
         assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Key { .. })));
         for stale in [0, 0x100, 0x200, u32::MAX] {
@@ -154,14 +194,17 @@ mod tests {
         let bytes = [0u8; 64];
         let addr = bytes.as_ptr() as u64;
         let mut regions = Regions::default();
-        assert!(matches!(regions.register(1, addr, 0, Access::empty()), Err(CardError::Invalid { .. })));
         assert!(matches!(
-            regions.register(1, addr, 64, Access::REMOTE_WRITE),
+            register(&mut regions, 1, addr, 0, Access::empty()),
             Err(CardError::Invalid { .. })
         ));
-        assert!(matches!(regions.register(1, 0, 64, Access::empty()), Err(CardError::Unmapped { .. })));
         assert!(matches!(
-            regions.register(1, u64::MAX, 64, Access::empty()),
+            register(&mut regions, 1, addr, 64, Access::REMOTE_WRITE),
+            Err(CardError::Invalid { .. })
+        ));
+        assert!(matches!(register(&mut regions, 1, 0, 64, Access::empty()), Err(CardError::Unmapped { .. })));
+        assert!(matches!(
+            register(&mut regions, 1, u64::MAX, 64, Access::empty()),
             Err(CardError::Unmapped { .. })
         ));
     }

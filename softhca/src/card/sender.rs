@@ -2,7 +2,7 @@
 
 use super::config::{Access, ack_timeout, rnr_timer};
 use super::context::{Context, MTU};
-use super::dma::Part;
+use super::dma::{self, Part, Place};
 use super::fetch::Request;
 use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
 use super::qp::{Qp, QpState};
@@ -62,7 +62,7 @@ impl Qp {
         self.sender.announced.wrapping_sub(self.sender.completed)
     }
 
-    /// The next request packet, if one can be sent now. Its payload's places go to `context.parts`.
+    /// The next request packet, if one can be sent now. Its payload's places go to `context.payload`.
     pub(super) fn next_request(&mut self, context: &mut Context<'_>) -> Option<Header> {
         if self.attributes.state != QpState::Rts || self.sender.rnr_until.is_some() {
             return None;
@@ -113,23 +113,25 @@ impl Qp {
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;
         let length = (work.length - offset).min(MTU);
-        let gathered = match &work.payload {
+        let gathered: Result<(), Refusal> = match &work.payload {
             Payload::Inline(bytes) => {
-                context.parts.push((bytes[offset as usize..].as_ptr(), length as usize));
+                let at = bytes[offset as usize..].as_ptr();
+                context.payload.push(Place::Host(at.cast_mut()), length as usize);
                 Ok(())
             }
             Payload::Segments(segments) => {
-                let parts = &mut *context.parts;
+                let gather = &mut *context.payload;
                 each_piece(segments, offset, length, |segment, addr, count| {
                     let place =
                         context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::empty())?;
-                    parts.push((place.cast_const(), count as usize));
+                    gather.push(place, count as usize);
                     Ok(())
                 })
             }
         };
         if let Err(refusal) = gathered {
-            return self.refuse_locally(refusal, context);
+            self.refuse_locally("lkey", refusal.to_string(), context);
+            return None;
         }
         let is_write = work.remote.is_some();
         let kind = if is_write { Kind::Write } else { Kind::Send };
@@ -164,7 +166,8 @@ impl Qp {
                 context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE).map(drop)
             });
             if let Err(refusal) = checked {
-                return self.refuse_locally(refusal, context);
+                self.refuse_locally("lkey", refusal.to_string(), context);
+                return None;
             }
         }
         let (addr, rkey) = work.remote?;
@@ -177,17 +180,17 @@ impl Qp {
         Some(header)
     }
 
-    fn refuse_locally(&mut self, refusal: Refusal, context: &mut Context<'_>) -> Option<Header> {
+    /// The local memory of the request under the cursor cannot be used.
+    pub(super) fn refuse_locally(&mut self, field: &'static str, message: String, context: &mut Context<'_>) {
         let cursor = self.sender.cursor;
-        context.parts.clear();
-        let request = &mut self.sender.requests[cursor];
+        context.payload.clear();
+        let Some(request) = self.sender.requests.get_mut(cursor) else { return };
         let index = request.first as u16;
         request.work = Err(Syndrome::LocalProtection);
-        context.report(self.qpn, Some(index), "lkey", refusal.to_string());
+        context.report(self.qpn, Some(index), field, message);
         if cursor == 0 {
             self.fail_front(Syndrome::LocalProtection, context);
         }
-        None
     }
 
     /// The packet that [`Self::next_request`] made is on its way.
@@ -265,11 +268,11 @@ impl Qp {
         let offset = part * MTU;
         let length = (work.length - offset).min(MTU);
         let received: usize = payload.iter().map(|part| part.1).sum();
+        let regions = context.regions;
         let mut places = Vec::new();
         let scattered: Result<(), Refusal> = match &work.payload {
             Payload::Segments(segments) => each_piece(segments, offset, length, |segment, addr, count| {
-                let place =
-                    context.regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE)?;
+                let place = regions.resolve(segment.lkey(), self.pdn, addr, count, Access::LOCAL_WRITE)?;
                 places.push((place, count as usize));
                 Ok(())
             }),
@@ -285,8 +288,14 @@ impl Qp {
             return;
         }
         // SAFETY: the parts are the sender's payload, readable while this packet is handled; the places were resolved just
-        // now to registered memory with local write access, and regions do not go while the engine is locked.
-        unsafe { super::dma::copy(payload, &places) };
+        // now to registered memory with local write access, and regions do not go while the engine is locked. Only `copy`
+        // itself uses the bounce buffer.
+        let copied = unsafe { dma::copy(payload, &places, context.bounce) };
+        if let Err(failure) = copied {
+            context.report(self.qpn, Some(request.first as u16), PEER_MEMORY, failure.to_string());
+            self.fail_at(position, Syndrome::LocalProtection, context);
+            return;
+        }
         let first_psn = self.sender.requests[position].first_psn;
         let request = &mut self.sender.requests[position];
         request.acked += 1;
@@ -420,6 +429,9 @@ impl Qp {
 
 /// The vendor syndrome of every error entry: a software card has nothing to add.
 pub(super) const VENDOR_SYNDROME: u8 = 0;
+
+/// What a failure of a peer-memory client is reported as.
+pub(super) const PEER_MEMORY: &str = "peer memory";
 
 /// Calls `piece` for each part of the elements that lies in `offset..offset + length` of the message: the element, the
 /// address and the number of bytes.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod errors;
+mod peer;
 mod transfers;
 
 /// Memory that is never freed, aligned to a page.
@@ -260,7 +261,10 @@ pub(super) fn everything() -> Access {
 
 impl Pair {
     pub(super) fn with(sizes: &Sizes, len: usize, change: QpChange) -> Self {
-        let card = Card::stopped(Box::new(|event| tracing::info!(?event))).unwrap();
+        Pair::on(Card::stopped(Box::new(|event| tracing::info!(?event))).unwrap(), sizes, len, change)
+    }
+
+    pub(super) fn on(card: Card, sizes: &Sizes, len: usize, change: QpChange) -> Self {
         let pdn = card.alloc_pd().unwrap();
         let (left, right) = (TestQp::new(&card, pdn, sizes), TestQp::new(&card, pdn, sizes));
         left.connect(&card, right.qpn, card.lid(), change);

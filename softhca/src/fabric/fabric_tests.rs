@@ -75,6 +75,9 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
         sent += 1;
     }
     assert!(sent > 4);
+    assert!(
+        a.is_full(b.lid(), 0, MAX_PAYLOAD) && !a.is_full(b.lid(), 0, MAX_PAYLOAD + 1) && !a.is_full(0, 0, 1)
+    );
     assert!(a.prepare_sleep());
     let (sleeper, lid) = (a.sleeper(), a.lid());
     let reader = std::thread::spawn(move || {

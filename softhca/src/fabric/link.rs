@@ -48,6 +48,11 @@ impl Outgoing {
         Ok(())
     }
 
+    /// A link that is closed is not full: nothing will ever make room there.
+    pub(super) fn is_full(&self, header: usize, payload: usize) -> bool {
+        !self.closed && self.ring.reserve(header, payload) == Err(PushError::Full)
+    }
+
     /// Takes wake-up bytes. False where the receiver is gone.
     pub(super) fn drain(&mut self) -> bool {
         self.closed |= !sys::drain(self.socket.as_fd());

@@ -155,6 +155,12 @@ impl Fabric {
         }
     }
 
+    /// Whether [`Self::try_send`] would find no room for a packet of that size: for those who ask before they fetch a payload
+    /// at a price. If so, the fabric wakes its sleeper when there is room.
+    pub fn is_full(&self, lid: u16, header: usize, payload: usize) -> bool {
+        self.outgoing.get(&lid).is_some_and(|link| link.is_full(header, payload))
+    }
+
     /// False where the process of that LID is known to be gone.
     pub fn is_alive(&mut self, lid: u16) -> bool {
         match self.outgoing.get(&lid) {

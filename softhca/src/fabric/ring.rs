@@ -98,18 +98,7 @@ impl Producer {
         payload: &[(*const u8, usize)],
     ) -> Result<MustWake, PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
-        if header.len() > MAX_HEADER || length > MAX_PAYLOAD {
-            return Err(PushError::Corrupt);
-        }
-        let need = record_bytes(header.len(), length);
-        if !self.has_room(need)? {
-            self.shared.word32(AT_PRODUCER_SLEEPS).store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if !self.has_room(need)? {
-                return Err(PushError::Full);
-            }
-            self.shared.word32(AT_PRODUCER_SLEEPS).store(0, Ordering::Relaxed);
-        }
+        let need = self.reserve(header.len(), length)?;
         let mut at = self.tail;
         let lengths = (header.len() as u64) << 32 | length as u64;
         for (bytes, count) in [(lengths.to_ne_bytes().as_ptr(), 8), (header.as_ptr(), header.len())] {
@@ -127,6 +116,23 @@ impl Producer {
         fence(Ordering::SeqCst);
         let sleeps = self.shared.word32(AT_CONSUMER_SLEEPS);
         Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
+    }
+
+    /// Looks for room for a packet, and says how many bytes it takes. [`PushError::Full`] is announced to the consumer.
+    pub(super) fn reserve(&self, header: usize, payload: usize) -> Result<usize, PushError> {
+        if header > MAX_HEADER || payload > MAX_PAYLOAD {
+            return Err(PushError::Corrupt);
+        }
+        let need = record_bytes(header, payload);
+        if !self.has_room(need)? {
+            self.shared.word32(AT_PRODUCER_SLEEPS).store(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if !self.has_room(need)? {
+                return Err(PushError::Full);
+            }
+            self.shared.word32(AT_PRODUCER_SLEEPS).store(0, Ordering::Relaxed);
+        }
+        Ok(need)
     }
 
     fn has_room(&self, need: usize) -> Result<bool, PushError> {

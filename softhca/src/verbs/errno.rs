@@ -30,7 +30,7 @@ impl From<CardError> for Errno {
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
         match error {
-            CardError::Unmapped { .. } => Errno(libc::EFAULT),
+            CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno(libc::EFAULT),
             CardError::Busy { .. } => Errno::BUSY,
             CardError::TooMany { .. } => Errno::NO_MEMORY,
             CardError::Fabric(_) => Errno(libc::ENODEV),

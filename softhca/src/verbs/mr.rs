@@ -32,11 +32,12 @@ unsafe impl Object for Mr {
 /// `ibv_reg_mr`.
 ///
 /// EINVAL: no bytes, remote write or atomic without local write, unknown flags, or flags of what this card does not have
-/// (memory windows, zero-based and on-demand regions). EFAULT: memory that is not mapped with that access.
+/// (memory windows, zero-based and on-demand regions). EFAULT: memory that is not mapped with that access, or that its
+/// peer-memory client does not give.
 ///
 /// # Safety
-/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped, and is accessed otherwise only in
-/// ways that tolerate a device's concurrent accesses.
+/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer memory: allocated),
+/// and is accessed otherwise only in ways that tolerate a device's concurrent accesses.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -73,7 +74,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: size_t, access: c
     Ok(object::hand_out(Arc::new(Mr { ibv: UnsafeCell::new(ibv), key, domain })))
 }
 
-/// `ibv_dereg_mr`: after it, the card does not touch the memory.
+/// `ibv_dereg_mr`: after it, the card does not touch the memory, and its peer-memory client has it back.
 ///
 /// # Safety
 /// `mr` is null or registered.

@@ -1,0 +1,195 @@
+//! Memory that the CPU cannot dereference, such as a GPU's: who knows it, and how the card reaches it.
+//!
+//! Modelled on the Linux kernel's peer-memory clients. At every memory registration the clients are asked first, in the order
+//! in which they came, whether the range is theirs. Where one says so, the card reaches the region's bytes through that
+//! client only, and never dereferences an address in it.
+
+use parking_lot::RwLock;
+use std::fmt;
+use std::sync::Arc;
+
+/// Somebody who knows memory that the CPU cannot dereference.
+///
+/// A card calls its clients from the thread that registers memory and from its own, mostly with its one lock held. So no
+/// function of a client, or of its regions, dropping one included, may call a card, nor wait for anything that waits for a
+/// card: they would wait for ever. Nor may they panic. While a client copies, its card does nothing else.
+pub trait PeerMemory: Send + Sync {
+    /// Its name, for diagnostics.
+    fn name(&self) -> &str;
+
+    /// Whether `addr..addr + len` is this client's. `len` is not 0; the range may be anything else, also one that leaves the
+    /// address space. `Ok(None)`: it is not. `Ok(Some)`: it is, and it stays as it is until the region is dropped, which the
+    /// card does when the memory is deregistered and nothing touches it any more.
+    ///
+    /// The card writes only where `writable` is set.
+    ///
+    /// # Errors
+    /// It is this client's, but it cannot be registered: the range leaves its allocation, for example. Nobody else is asked
+    /// then; to programs, the memory is not mapped.
+    fn acquire(
+        &self,
+        addr: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError>;
+}
+
+/// A range of peer memory that is registered with a card.
+///
+/// The card has checked keys, bounds and rights: it names addresses inside of the acquired range only. Copies are never
+/// empty, and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD) bytes. A copy that fails is to the program what a bad key
+/// would be: the work request fails, and its queue pair.
+pub trait PeerRegion: Send + Sync + fmt::Debug {
+    /// Copies from the peer memory at `addr` to `into`. Returns when that is done: every byte of `into` is written.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError>;
+
+    /// Copies `from` to the peer memory at `addr`. Returns when that is done: whoever learns of the message's completion
+    /// finds the bytes there.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError>;
+}
+
+/// Why peer memory cannot be registered or reached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct PeerMemoryError {
+    /// The reason, for people.
+    pub reason: String,
+}
+
+impl PeerMemoryError {
+    /// An error with that reason.
+    pub fn new(reason: impl Into<String>) -> Self {
+        PeerMemoryError { reason: reason.into() }
+    }
+}
+
+/// The clients of this process.
+static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
+
+/// Adds a client for all cards of this process. Clients are never removed; memory that is registered already is not looked
+/// at again.
+pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
+    tracing::debug!(name = client.name(), "a peer-memory client");
+    CLIENTS.write().push(client);
+}
+
+/// A client has failed, and which.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{client}: {error}")]
+pub(crate) struct PeerFailure {
+    pub(crate) client: String,
+    pub(crate) error: PeerMemoryError,
+}
+
+/// A region, and the client that it belongs to.
+#[derive(Debug)]
+pub(crate) struct PeerMapping {
+    client: String,
+    region: Arc<dyn PeerRegion>,
+}
+
+impl PeerMapping {
+    pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerFailure> {
+        self.region.read(addr, into).map_err(|error| failure(&self.client, error))
+    }
+
+    pub(crate) fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerFailure> {
+        self.region.write(addr, from).map_err(|error| failure(&self.client, error))
+    }
+}
+
+fn failure(client: &str, error: PeerMemoryError) -> PeerFailure {
+    PeerFailure { client: client.to_owned(), error }
+}
+
+/// Asks the clients for a range. `None`: it is nobody's.
+pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<PeerMapping>, PeerFailure> {
+    // A copy of the list: a client may take its time, or add another.
+    let clients = CLIENTS.read().clone();
+    for client in clients {
+        let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
+        if let Some(region) = acquired {
+            return Ok(Some(PeerMapping { client: client.name().to_owned(), region }));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// No memory is there: other tests' addresses are below.
+    const BASE: u64 = 1 << 62;
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl PeerRegion for Nothing {
+        fn read(&self, addr: u64, _: &mut [u8]) -> Result<(), PeerMemoryError> {
+            Err(PeerMemoryError::new(format!("nothing is at {addr:#x}")))
+        }
+
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+            Ok(())
+        }
+    }
+
+    /// Has one address, and refuses another.
+    struct Client {
+        name: &'static str,
+        own: u64,
+        refused: u64,
+        asked: AtomicUsize,
+    }
+
+    impl PeerMemory for Client {
+        fn name(&self) -> &str {
+            self.name
+        }
+
+        fn acquire(
+            &self,
+            addr: u64,
+            _: u64,
+            _: bool,
+        ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
+            if addr < BASE {
+                return Ok(None);
+            }
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            match addr - BASE {
+                offset if offset == self.refused => Err(PeerMemoryError::new("not this one")),
+                offset if offset == self.own => Ok(Some(Arc::new(Nothing))),
+                _ => Ok(None),
+            }
+        }
+    }
+
+    #[test]
+    fn clients_are_asked_in_order_until_one_knows() {
+        let client = |name, own, refused| {
+            let client = Arc::new(Client { name, own, refused, asked: AtomicUsize::new(0) });
+            register_peer_memory(client.clone());
+            client
+        };
+        let (first, second) = (client("first", 1, 2), client("second", 3, 1));
+        let asked = || [&first, &second].map(|client| client.asked.swap(0, Ordering::SeqCst));
+        let name = |offset| acquire(BASE + offset, 1, true).map(|mapping| mapping.map(|m| m.client.clone()));
+        assert_eq!((name(1), asked()), (Ok(Some("first".to_owned())), [1, 0]));
+        assert_eq!((name(3), asked()), (Ok(Some("second".to_owned())), [1, 1]));
+        assert_eq!((name(4), asked()), (Ok(None), [1, 1]));
+        let failure = name(2).unwrap_err();
+        assert_eq!((failure.to_string().as_str(), asked()), ("first: not this one", [1, 0]));
+        let mapping = acquire(BASE + 1, 1, true).unwrap().unwrap();
+        assert_eq!(mapping.read(7, &mut [0]).unwrap_err().to_string(), "first: nothing is at 0x7");
+        assert!(mapping.write(7, &[0]).is_ok());
+    }
+}
