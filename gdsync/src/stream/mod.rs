@@ -6,9 +6,10 @@
 
 mod barrier;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 mod doorbells;
 mod execute;
-mod flight;
+pub(crate) mod flight;
 mod pause;
 mod post;
 mod post_error;
@@ -99,6 +100,12 @@ pub enum MemOp {
     FlushRemote,
 }
 
+impl MemOp {
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self, MemOp::Wait32 { .. } | MemOp::Wait64 { .. })
+    }
+}
+
 /// What a backend can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOpCaps {
@@ -172,6 +179,9 @@ pub enum StreamError {
         /// Length in bytes.
         len: usize,
     },
+    /// A call of the CUDA driver failed; nothing was performed.
+    #[error(transparent)]
+    Cuda(crate::cuda::CudaError),
     /// The stream's device refuses to map an address.
     #[error("the stream cannot reach {addr:?}: {reason}")]
     Unreachable {

@@ -84,13 +84,7 @@ impl<B: MemOpStream> Stream<B> {
             proxied: Arc::default(),
             ops: Vec::new(),
         };
-        Ok(Stream {
-            caps: backend.caps(),
-            backend,
-            path: options.doorbells,
-            lane,
-            state: Mutex::new(state),
-        })
+        Ok(Stream { caps: backend.caps(), backend, path: options.doorbells, lane, state: Mutex::new(state) })
     }
 
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that (unless the backend is
@@ -185,7 +179,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Waits until the stream has performed everything; false where that took longer than `timeout`.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -208,7 +202,9 @@ impl<B: MemOpStream> Stream<B> {
                     }
                 }
                 Err(error) => {
-                    self.abandon(state);
+                    if matches!(error, StreamError::Failed { .. }) {
+                        self.abandon(state);
+                    }
                     return Err(error);
                 }
             }
@@ -379,7 +375,7 @@ impl<B: MemOpStream> Stream<B> {
         }
         proxy::start()?;
         let ring = Ring::new(send.queue_pair(), &self.lane)?;
-        lowering.lower(Step::Send(ring.into_mailbox(doorbell)), ops)?;
+        lowering.lower(Step::Send(ring.to_mailbox(doorbell)), ops)?;
         rings.push(ring);
         Ok(())
     }
