@@ -308,6 +308,10 @@ impl GpuContext {
         self.ordinal
     }
 
+    pub(crate) fn raw(&self) -> sys::CUcontext {
+        self.raw.0
+    }
+
     /// Makes the context current for the calling thread.
     pub(crate) fn enter(&self) -> Result<Entered, CudaError> {
         enter(self.raw)

@@ -16,6 +16,7 @@ mod memory;
 mod region;
 
 pub use crate::stream::cuda::CudaStream;
+pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
 pub use context::{Consistency, GpuCapabilities, WritesOrdering};
 pub use error::CudaError;
 pub use memory::GpuMemory;

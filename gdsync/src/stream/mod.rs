@@ -10,6 +10,7 @@ pub(crate) mod cuda;
 mod doorbells;
 mod execute;
 pub(crate) mod flight;
+pub(crate) mod graph;
 mod pause;
 mod post;
 mod post_error;
