@@ -26,7 +26,7 @@ pub(crate) enum Command {
     PingpongPeer,
     /// List cards, software and system
     Devices(DevicesOptions),
-    /// Measure the software card, beside a reference in the same run
+    /// Measure, beside a reference in the same run
     Bench(BenchOptions),
 }
 
@@ -71,9 +71,27 @@ pub(crate) struct DevicesOptions {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchOptions {
+    /// What to measure
+    #[arg(value_enum, default_value_t = Benchmark::Card)]
+    pub(crate) what: Benchmark,
+    /// The GPU to measure on
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) gpu: u32,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Benchmark {
+    /// The software card against memcpy
+    Card,
+    /// What each kind of stream memory operation costs a GPU
+    Memops,
+    /// Waking and posting on a GPU's stream, against the same memory operations written by hand
+    Turnaround,
+    /// Launching a graph with fresh sends and waits, against posting on the stream
+    Graph,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -49,15 +49,17 @@ impl PreparedSend {
         &self.queue_pair
     }
 
-    /// The peer operations that hand it to the card. Only after [`Self::commit`].
-    pub(crate) fn peer_ops(&self) -> Option<[PeerOp; 4]> {
-        self.queue_pair.send().post_ops(self.serial)
-    }
-
-    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> Result<(), QueueError> {
+    /// Marks it as posted. Returns the peer operations that hand it to the card: none where the card was told of it because
+    /// its queue pair failed meanwhile.
+    pub(crate) fn commit(
+        &mut self,
+        lane: &Arc<Lane>,
+        ticket: Ticket,
+    ) -> Result<Option<[PeerOp; 4]>, QueueError> {
         self.queue_pair.check_connected()?;
-        self.posted = Some(self.queue_pair.send().post(self.serial, lane, ticket)?);
-        Ok(())
+        let mut send = self.queue_pair.send();
+        self.posted = Some(send.post(self.serial, lane, ticket)?);
+        Ok(send.post_ops(self.serial))
     }
 
     pub(crate) fn undo(&mut self) {

@@ -22,7 +22,7 @@ use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr_ex};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A reliable-connected queue pair with completion queues and a doorbell register of its own.
@@ -44,6 +44,8 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<Status>,
+    /// The same in short, to be read without the lock: connected, and not failed.
+    connected: AtomicBool,
     send: Mutex<SendState>,
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
@@ -123,6 +125,7 @@ impl QueuePair {
             },
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
+            connected: AtomicBool::new(false),
             send: Mutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
@@ -305,6 +308,9 @@ impl QueuePairInner {
     }
 
     pub(crate) fn failure(&self) -> Option<FailureCause> {
+        if self.connected.load(Ordering::Acquire) {
+            return None;
+        }
         match *self.status() {
             Status::Failed(cause) => Some(cause),
             _ => None,
@@ -313,6 +319,9 @@ impl QueuePairInner {
 
     /// Sends may be prepared: connected, and not failed.
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
+        if self.connected.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let qpn = self.number;
         match *self.status() {
             Status::Connected => Ok(()),
@@ -394,6 +403,7 @@ impl QueuePairInner {
             | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = Status::Connected;
+        self.connected.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -479,6 +489,7 @@ impl QueuePairInner {
                 FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
             }
             *status = Status::Failed(cause);
+            self.connected.store(false, Ordering::Release);
         }
     }
 

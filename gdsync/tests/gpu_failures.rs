@@ -88,6 +88,7 @@ fn everything_may_be_dropped_while_the_stream_waits() {
     stream.post(Batch::new().send(send).send(lost)).unwrap();
     // Each of these would have to wait for the stream, if the driver were called at once.
     let start = Instant::now();
+    let remote = target.clone();
     drop((source, slices, target, pair));
     let spare = PinnedMemory::allocate(4096).unwrap();
     other.post(Batch::new().write_value32(&Word32::new(&spare, 0).unwrap(), 3)).unwrap();
@@ -98,6 +99,7 @@ fn everything_may_be_dropped_while_the_stream_waits() {
     assert!(start.elapsed() < Duration::from_secs(5), "something waited for the stream");
     word.store(1);
     assert_eq!(poll(&rig.pair.left.send_cq()).status, Ok(()));
+    drop(remote);
 }
 
 #[test]

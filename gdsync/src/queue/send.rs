@@ -85,6 +85,8 @@ pub(crate) struct SendState {
     entries: VecDeque<Entry>,
     /// Serial number of `entries[0]`.
     first_serial: u64,
+    /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
+    next_to_post: u64,
     /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
     last_post: LastPost,
     /// Doorbells of posted sends that the proxy still has to ring.
@@ -103,6 +105,7 @@ impl SendState {
             tail: 0,
             entries: VecDeque::new(),
             first_serial: 0,
+            next_to_post: 0,
             last_post: None,
             proxied: 0,
             flushed: false,
@@ -208,11 +211,8 @@ impl SendState {
         lane: &Arc<Lane>,
         ticket: Ticket,
     ) -> Result<LastPost, QueueError> {
-        let qpn = self.qpn;
-        let unposted = self.entries.iter().position(|entry| entry.state == State::Prepared);
-        if let Some(expected) = unposted.map(|position| self.first_serial + position as u64)
-            && expected != serial
-        {
+        let (qpn, expected) = (self.qpn, self.next_to_post);
+        if serial > expected {
             return Err(QueueError::OutOfOrder { qpn, serial, expected });
         }
         if let Some((other, last)) = &self.last_post
@@ -223,14 +223,27 @@ impl SendState {
         }
         if let Some(position) = self.position(serial) {
             self.entries[position].state = State::Posted;
+            self.skip_unprepared();
         }
         Ok(self.last_post.replace((lane.clone(), ticket)))
+    }
+
+    /// Moves on to the next send that is prepared.
+    fn skip_unprepared(&mut self) {
+        self.next_to_post = self.next_to_post.max(self.first_serial);
+        while let Some(position) = self.position(self.next_to_post) {
+            if self.entries[position].state == State::Prepared {
+                return;
+            }
+            self.next_to_post += 1;
+        }
     }
 
     /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
     pub(crate) fn undo_post(&mut self, serial: u64, before: LastPost) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = State::Prepared;
+            self.next_to_post = self.next_to_post.min(serial);
         }
         self.last_post = before;
     }
@@ -258,6 +271,9 @@ impl SendState {
         if let Some(position) = self.position(serial) {
             self.write_nop(position);
         }
+        // A serial number that went with its entry comes again.
+        self.next_to_post = self.next_to_post.min(self.first_serial + self.entries.len() as u64);
+        self.skip_unprepared();
         removed
     }
 
@@ -307,6 +323,7 @@ impl SendState {
                 entry.state = State::Posted;
             }
         }
+        self.skip_unprepared();
         ops
     }
 

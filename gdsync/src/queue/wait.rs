@@ -34,14 +34,13 @@ impl PreparedWait {
         self.index
     }
 
-    pub(crate) fn peer_op(&self) -> PeerOp {
-        self.cq.lock().wait_op(self.index)
-    }
-
-    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) {
-        self.cq.lock().post_wait(self.index, lane, ticket);
+    /// Marks it as posted. Returns the peer operation that waits.
+    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> PeerOp {
         self.ticket = Some(ticket);
         self.queue_pairs = self.cq.attached();
+        let mut completions = self.cq.lock();
+        completions.post_wait(self.index, lane, ticket);
+        completions.wait_op(self.index)
     }
 
     pub(crate) fn undo(&mut self) {

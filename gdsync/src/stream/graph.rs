@@ -5,7 +5,9 @@
 //! of them and puts it in place.
 
 use super::cuda::{CudaStream, with_params};
+use super::post::{State, Tickets};
 use super::post_error::{PostFailure, Posted};
+use super::proxy::Ring;
 use super::{Condition, MemOp, MemOpStream, Stream, StreamError};
 use crate::batch::{Batch, BatchShape, Descriptor, Kind};
 use crate::cuda::{CudaError, GpuContext, check};
@@ -286,23 +288,11 @@ impl Stream<CudaStream> {
         let mut tickets = state.tickets(descriptors.iter());
         let mut rings = Vec::new();
         let mut operations = 0;
-        let result = self.commit(descriptors.iter_mut(), tickets).map_err(GraphError::from).and_then(|()| {
-            let (mut ticket, mut first, mut ops) = (tickets.before, 0, Vec::new());
-            for (i, (node, count)) in graph.nodes.iter().zip(counts).enumerate() {
-                ops.clear();
-                let part = descriptors.range(first..first + count);
-                self.lower(&mut state, part, &mut ticket, &mut ops, &mut rings)?;
-                first += count;
-                if !node.shape.ends_with_wait() {
-                    // In the last node, everything; in others, the stream says how far it has come.
-                    let end = if i + 1 == counts.len() { tickets.end } else { ticket };
-                    self.write_ticket(end, &mut ops)?;
-                }
-                graph.set(node, &ops)?;
-                operations += ops.len();
-            }
-            self.launch_exec(graph)
-        });
+        let result =
+            self.fill_in(graph, &mut state, descriptors, counts, tickets, &mut rings).and_then(|count| {
+                operations = count;
+                self.launch_exec(graph)
+            });
         // Every node that ends with no wait writes its ticket.
         tickets.open = false;
         match result {
@@ -315,6 +305,33 @@ impl Stream<CudaStream> {
                 Err(error)
             }
         }
+    }
+
+    /// Puts fresh operations into every batch node. Returns how many.
+    fn fill_in(
+        &self,
+        graph: &CudaGraph,
+        state: &mut State,
+        descriptors: &mut VecDeque<Descriptor>,
+        counts: &[usize],
+        tickets: Tickets,
+        rings: &mut Vec<Ring>,
+    ) -> Result<usize, GraphError> {
+        let (mut ticket, mut first, mut ops, mut operations) = (tickets.before, 0, Vec::new(), 0);
+        for (i, (node, count)) in graph.nodes.iter().zip(counts).enumerate() {
+            ops.clear();
+            let part = descriptors.range_mut(first..first + count);
+            self.lower(state, part, tickets.end, &mut ticket, &mut ops, rings)?;
+            first += count;
+            if !node.shape.ends_with_wait() {
+                // In the last node, everything; in others, the stream says how far it has come.
+                let end = if i + 1 == counts.len() { tickets.end } else { ticket };
+                self.write_ticket(end, &mut ops)?;
+            }
+            graph.set(node, &ops)?;
+            operations += ops.len();
+        }
+        Ok(operations)
     }
 
     fn launch_exec(&self, graph: &CudaGraph) -> Result<(), GraphError> {

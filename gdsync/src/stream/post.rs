@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
 const PROGRESS_EVERY: u32 = 64;
+/// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
+const REAP_FROM: usize = 32;
 /// How often a waiting host thread looks after queue pairs that failed meanwhile.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 /// How often a waiting host thread names the wait that a stream hangs at.
@@ -254,7 +256,9 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         mut chunk: VecDeque<Descriptor>,
     ) -> Result<usize, (VecDeque<Descriptor>, PostFailure)> {
-        drop(self.reap(state));
+        if state.in_flight.len() >= REAP_FROM {
+            drop(self.reap(state));
+        }
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
         let result = self.try_post(state, &mut chunk, &mut ops);
@@ -281,10 +285,9 @@ impl<B: MemOpStream> Stream<B> {
     ) -> Result<(Tickets, Vec<Ring>), PostFailure> {
         self.check_room(state)?;
         let mut tickets = state.tickets(chunk.iter());
-        self.commit(chunk.iter_mut(), tickets)?;
         let mut rings = Vec::new();
         let mut ticket = tickets.before;
-        self.lower(state, chunk.iter(), &mut ticket, ops, &mut rings)?;
+        self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, &mut rings)?;
         if tickets.open && state.unwritten + 1 >= PROGRESS_EVERY {
             self.write_ticket(tickets.end, ops)?;
             tickets.open = false;
@@ -298,31 +301,13 @@ impl<B: MemOpStream> Stream<B> {
         Ok((tickets, rings))
     }
 
-    /// Marks sends and waits as posted.
-    pub(super) fn commit<'a>(
-        &self,
-        descriptors: impl Iterator<Item = &'a mut Descriptor>,
-        tickets: Tickets,
-    ) -> Result<(), PostFailure> {
-        let mut ticket = tickets.before;
-        for descriptor in descriptors {
-            match descriptor {
-                Descriptor::Send(send) => send.commit(&self.lane, tickets.end)?,
-                Descriptor::WaitCq(wait) => {
-                    ticket = ticket.next();
-                    wait.commit(&self.lane, ticket);
-                }
-                other => other.check_satisfiable()?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Appends the memory operations of descriptors. `ticket` is the last one before them, and after them.
+    /// Marks descriptors as posted and appends their memory operations. `ticket` is the last one before them, and after them;
+    /// `end` the last one of the submission.
     pub(super) fn lower<'a>(
         &self,
         state: &mut State,
-        descriptors: impl Iterator<Item = &'a Descriptor>,
+        descriptors: impl Iterator<Item = &'a mut Descriptor>,
+        end: Ticket,
         ticket: &mut Ticket,
         ops: &mut Vec<MemOp>,
         rings: &mut Vec<Ring>,
@@ -330,17 +315,17 @@ impl<B: MemOpStream> Stream<B> {
         let translate = |addr, len| self.backend.translate(addr, len);
         let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
         for descriptor in descriptors {
+            descriptor.check_satisfiable()?;
             let step = match descriptor {
-                // Nothing is left to do for a send that the card was told of because its queue pair failed meanwhile.
                 Descriptor::Send(send) => {
-                    if let Some(doorbell) = send.peer_ops() {
+                    if let Some(doorbell) = send.commit(&self.lane, end)? {
                         self.lower_send(state, send, doorbell, ops, rings)?;
                     }
                     continue;
                 }
                 Descriptor::WaitCq(wait) => {
                     *ticket = ticket.next();
-                    Step::WaitCq(wait.peer_op(), *ticket)
+                    Step::WaitCq(wait.commit(&self.lane, *ticket), *ticket)
                 }
                 Descriptor::Wait32(word, condition, value) => Step::Wait32(word.addr(), *condition, *value),
                 Descriptor::Wait64(word, condition, value) => Step::Wait64(word.addr(), *condition, *value),

@@ -114,7 +114,7 @@ pub(super) fn start() -> Result<(), StreamError> {
     Ok(())
 }
 
-/// Hands doorbells over that the stream has been told of.
+/// Hands doorbells over that the stream is about to be told of.
 pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
     queue.lock().extend(rings);
     let mut state = PROXY.lock();
@@ -123,6 +123,16 @@ pub(super) fn submit(queue: &Arc<Queue>, rings: Vec<Ring>) {
     }
     drop(state);
     PROXY.work.notify_one();
+}
+
+/// Takes the newest `count` back, which the stream was not told of after all (or told, and then failed).
+pub(super) fn withdraw(queue: &Queue, count: usize) {
+    let mut rings = queue.lock();
+    // Doorbells are rung in order: if some of these are rung, all before them are.
+    let first = rings.len() - count.min(rings.len());
+    let withdrawn = rings.split_off(first);
+    drop(rings);
+    drop(withdrawn);
 }
 
 impl Proxy {

@@ -1,5 +1,6 @@
 //! `gdsync bench`: the software card, beside a reference measured in the same run.
 
+use super::median;
 use crate::cli::BenchOptions;
 use crate::{Failure, text};
 use gdsync::{
@@ -7,7 +8,6 @@ use gdsync::{
     Stream, WorkRequest,
 };
 use serde::Serialize;
-use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 /// Bytes of a large message.
@@ -41,12 +41,10 @@ struct Bench {
     target: MemoryRegion,
 }
 
-pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let results = Bench::new()?.measure()?;
-    let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(&results)?)?;
-        return Ok(());
+        return super::print_json(&results);
     }
     let rows = vec![
         vec![
@@ -57,8 +55,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
         vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],
     ];
-    write!(out, "{}", text::table(&["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows))?;
-    Ok(())
+    super::print(&["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows)
 }
 
 impl Bench {
@@ -120,9 +117,4 @@ impl Bench {
             ratio: median(ratios),
         })
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -1,0 +1,123 @@
+//! What measurements on a GPU share.
+
+use crate::Failure;
+use gdsync::cuda::{self, CudaStream};
+use gdsync::cudarc::driver::{CudaContext, sys};
+use gdsync::{
+    ConnectOptions, Device, MemOpStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
+    StreamAddr, Word32, Word64,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A GPU, a stream of it, and words that it and the CPU share.
+pub(super) struct Gpu {
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Stream<CudaStream>,
+    words: PinnedMemory,
+}
+
+impl Gpu {
+    pub(super) fn new(ordinal: u32) -> Result<Self, Failure> {
+        let context = cuda::context(ordinal)?;
+        let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
+        Ok(Gpu { context, stream, words: PinnedMemory::allocate(4096)? })
+    }
+
+    pub(super) fn name(&self) -> Result<String, Failure> {
+        Ok(self.context.name()?)
+    }
+
+    /// One word to a cache line.
+    pub(super) fn word(&self, line: usize) -> &AtomicU32 {
+        &self.words.words32()[line * 16]
+    }
+
+    /// That word, for batches.
+    pub(super) fn handle(&self, line: usize) -> Result<Word32, Failure> {
+        Ok(Word32::new(&self.words, line * 64)?)
+    }
+
+    /// The stream's address of that word.
+    pub(super) fn addr(&self, line: usize) -> Result<StreamAddr, Failure> {
+        Ok(self.stream.translate(Word64::new(&self.words, line * 64)?.addr(), 8)?)
+    }
+
+    /// Until the CPU sees a value.
+    pub(super) fn await_word(&self, line: usize, value: u32) {
+        while self.word(line).load(Ordering::Acquire) != value {
+            std::hint::spin_loop();
+        }
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Enqueues operations by a call of the driver, and nothing else.
+    pub(super) fn submit_by_hand(&self, params: &mut [sys::CUstreamBatchMemOpParams]) -> Result<(), Failure> {
+        let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are words of this struct, or of
+        // queues that the caller holds until it has synchronized.
+        unsafe { sys::cuStreamBatchMemOp_v2(self.stream.raw(), count, at, 0) }.result()?;
+        Ok(())
+    }
+}
+
+/// Operations as a program would write them by hand, for references.
+pub(super) mod by_hand {
+    use gdsync::StreamAddr;
+    use gdsync::cudarc::driver::sys::{
+        CUstreamBatchMemOpParams as Params,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as Write,
+        CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
+        CUstreamBatchMemOpType as Type,
+    };
+
+    pub(in crate::bench) fn write(addr: StreamAddr, value64: u64, wide: bool) -> Params {
+        let kinds = [Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, Type::CU_STREAM_MEM_OP_WRITE_VALUE_64];
+        let mut params = Params { pad: [0; 6] };
+        params.writeValue = Write {
+            operation: kinds[usize::from(wide)],
+            address: addr.get(),
+            __bindgen_anon_1: WriteValue { value64 },
+            flags: 0,
+            alias: 0,
+        };
+        params
+    }
+
+    /// A 32-bit wait for "greater or equal".
+    pub(in crate::bench) fn wait(addr: StreamAddr, value: u32) -> Params {
+        let mut params = Params { pad: [0; 6] };
+        params.waitValue = Wait {
+            operation: Type::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            address: addr.get(),
+            __bindgen_anon_1: WaitValue { value64: value.into() },
+            flags: 0,
+            alias: 0,
+        };
+        params
+    }
+}
+
+/// Two connected queue pairs of this process.
+pub(super) struct Pair {
+    pub(super) pd: ProtectionDomain,
+    pub(super) left: QueuePair,
+    pub(super) right: QueuePair,
+}
+
+impl Pair {
+    pub(super) fn new() -> Result<Self, Failure> {
+        let device = Device::software()?;
+        let pd = ProtectionDomain::new(&device)?;
+        let config = QueuePairConfig::default().send_depth(256).recv_depth(256);
+        let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+        left.connect(&right.endpoint()?, ConnectOptions::default())?;
+        right.connect(&left.endpoint()?, ConnectOptions::default())?;
+        Ok(Pair { pd, left, right })
+    }
+}

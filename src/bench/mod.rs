@@ -1,0 +1,83 @@
+//! Measurements, each beside a reference in the same run.
+
+mod card;
+mod gpu;
+mod graph;
+mod memops;
+mod turnaround;
+
+use crate::Failure;
+use crate::cli::{BenchOptions, Benchmark};
+use crate::text;
+use serde::Serialize;
+use std::io::{self, Write};
+
+pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    match options.what {
+        Benchmark::Card => card::run(options),
+        Benchmark::Memops => memops::run(options),
+        Benchmark::Turnaround => turnaround::run(options),
+        Benchmark::Graph => graph::run(options),
+    }
+}
+
+fn print_json(results: &impl Serialize) -> Result<(), Failure> {
+    writeln!(io::stdout().lock(), "{}", serde_json::to_string(results)?)?;
+    Ok(())
+}
+
+fn print(header: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+    write!(io::stdout().lock(), "{}", text::table(header, rows))?;
+    Ok(())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Two ways of doing the same, measured in turns.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    what: String,
+    /// Median of ours, in µs.
+    gdsync_us: f64,
+    /// Median of the reference, in µs.
+    reference_us: f64,
+    /// The first through the second, round by round: median.
+    ratio: f64,
+}
+
+impl Comparison {
+    /// `pairs`: ours and the reference's, in µs, each pair measured side by side.
+    fn new(what: &str, pairs: Vec<(f64, f64)>) -> Self {
+        let column = |pick: fn(&(f64, f64)) -> f64| median(pairs.iter().map(pick).collect());
+        Comparison {
+            what: what.to_owned(),
+            gdsync_us: column(|pair| pair.0),
+            reference_us: column(|pair| pair.1),
+            ratio: column(|pair| pair.0 / pair.1),
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        vec![
+            self.what.clone(),
+            format!("{:.2}", self.gdsync_us),
+            format!("{:.2}", self.reference_us),
+            format!("{:.2}", self.ratio),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
+        let comparison = Comparison::new("x", vec![(2.0, 1.0), (20.0, 10.0), (9.0, 3.0)]);
+        assert_eq!((comparison.gdsync_us, comparison.reference_us, comparison.ratio), (9.0, 3.0, 2.0));
+        assert!(median(Vec::new()).is_nan());
+    }
+}
