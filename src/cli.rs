@@ -1,7 +1,10 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use gdsync::DoorbellPath;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fmt;
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
@@ -50,6 +53,9 @@ pub(crate) struct PingpongOptions {
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
+    /// How a stream's doorbells reach the card
+    #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
+    pub(crate) doorbells: DoorbellChoice,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
@@ -60,6 +66,33 @@ pub(crate) struct PingpongOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Cli {
+    /// Parses a command line, and refuses options that do not go together.
+    pub(crate) fn parse_words<W: Into<OsString> + Clone>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(words)?;
+        let conflict = match &cli.command {
+            Command::Pingpong(options) => options.conflict(),
+            _ => None,
+        };
+        conflict.map_or(Ok(cli), |text| Err(Self::command().error(ErrorKind::ArgumentConflict, text)))
+    }
+}
+
+impl PingpongOptions {
+    /// What does not go together.
+    fn conflict(&self) -> Option<String> {
+        if self.trigger == Trigger::Cpu && self.doorbells == DoorbellChoice::Proxy {
+            return Some(
+                "--doorbells proxy is for streams: with --trigger cpu, the CPU rings the card itself"
+                    .to_owned(),
+            );
+        }
+        None
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -94,6 +127,27 @@ pub(crate) enum Trigger {
     Stream,
     /// The CPU
     Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DoorbellChoice {
+    /// The stream stores to the card's register where it can reach it, else as with `proxy`
+    Auto,
+    /// The stream stores to the card's register
+    Direct,
+    /// The stream stores to a mailbox, and a thread forwards it
+    Proxy,
+}
+
+impl From<DoorbellChoice> for DoorbellPath {
+    fn from(choice: DoorbellChoice) -> Self {
+        match choice {
+            DoorbellChoice::Auto => DoorbellPath::Auto,
+            DoorbellChoice::Direct => DoorbellPath::Direct,
+            DoorbellChoice::Proxy => DoorbellPath::Proxy,
+        }
+    }
 }
 
 impl fmt::Display for Operation {
@@ -172,7 +226,7 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
         let words = ["gdsync", "pingpong"].iter().chain(arguments);
-        match Cli::try_parse_from(words).map(|cli| cli.command) {
+        match Cli::parse_words(words).map(|cli| cli.command) {
             Ok(Command::Pingpong(options)) => Ok(options),
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(one_line(&error.to_string())),

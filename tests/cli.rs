@@ -74,6 +74,30 @@ fn batches_larger_and_smaller_than_the_number_of_exchanges() {
 }
 
 #[test]
+fn doorbells_go_the_way_that_is_asked_for() {
+    for (choice, reported) in [("auto", "direct"), ("direct", "direct"), ("proxy", "proxy (asked for)")] {
+        for (op, procs) in [("send", "1"), ("send", "2"), ("write", "2")] {
+            let arguments = ["pingpong", "--doorbells", choice, "--op", op, "--procs", procs];
+            let report = json(&[&arguments[..], &["--iters", "200", "--size", "100", "--json"]].concat());
+            assert_eq!(report["verified"], true, "{report}");
+            assert_eq!(report["doorbells"], reported, "{report}");
+        }
+    }
+    let table = succeeds(&["pingpong", "--doorbells", "proxy", "--iters", "50"]);
+    assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
+}
+
+#[test]
+fn cpu_time_is_told_beside_the_elapsed_time() {
+    for (trigger, warmup) in [("stream", "0"), ("stream", "5"), ("cpu", "0")] {
+        let arguments = ["pingpong", "--trigger", trigger, "--warmup", warmup, "--iters", "500", "--json"];
+        let report = json(&arguments);
+        assert!(report["wall_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(report["cpu_s"].as_f64().unwrap() > 0.0, "two threads at least are at work: {report}");
+    }
+}
+
+#[test]
 fn the_table_names_its_columns() {
     let table = succeeds(&["pingpong", "--iters", "50", "--size", "64"]);
     let lines: Vec<&str> = table.lines().collect();
@@ -91,6 +115,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--size", "2TiB"], "more than the 1 GiB"),
         (&["pingpong", "--iters", "0"], "0 is not a whole number of 1 or more"),
         (&["pingpong", "--op", "fetch"], "possible values: send, write, write-imm"),
+        (&["pingpong", "--trigger", "cpu", "--doorbells", "proxy"], "--doorbells proxy is for streams"),
         (&["pingpong", "--nonsense"], "--nonsense"),
         (&["flood"], "flood"),
         (&[], "subcommand"),

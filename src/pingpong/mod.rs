@@ -1,10 +1,16 @@
 //! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for them.
 
 mod channel;
+mod cpu;
+mod driver;
+mod findings;
+mod host;
 mod pattern;
+mod progress;
 mod report;
-mod runner;
 mod side;
+mod soft;
+mod timing;
 
 use crate::Failure;
 use crate::cli::PingpongOptions;
