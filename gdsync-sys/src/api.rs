@@ -59,6 +59,17 @@ pub struct VerbsApi {
         access: c_int,
     ) -> *mut ibv_mr,
     pub dereg_mr: unsafe extern "C" fn(mr: *mut ibv_mr) -> c_int,
+    /// Memory of another device, as a dma-buf; libraries before rdma-core 34 lack it.
+    pub reg_dmabuf_mr: Option<
+        unsafe extern "C" fn(
+            pd: *mut ibv_pd,
+            offset: u64,
+            length: size_t,
+            iova: u64,
+            fd: c_int,
+            access: c_int,
+        ) -> *mut ibv_mr,
+    >,
     /// Returns `struct ibv_cq_ex *`, which begins with an `ibv_cq`.
     pub mlx5dv_create_cq: unsafe extern "C" fn(
         context: *mut ibv_context,

@@ -115,6 +115,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, Loa
             alloc_parent_domain: inline::alloc_parent_domain,
             reg_mr: verbs.symbol("ibv_reg_mr", CLASSIC)?,
             dereg_mr: verbs.symbol("ibv_dereg_mr", CLASSIC)?,
+            reg_dmabuf_mr: verbs.symbol("ibv_reg_dmabuf_mr", "rdma-core 34 (IBVERBS_1.12)").ok(),
             mlx5dv_create_cq: mlx5.symbol("mlx5dv_create_cq", "rdma-core 14 (MLX5_1.1)")?,
             destroy_cq: verbs.symbol("ibv_destroy_cq", CLASSIC)?,
             mlx5dv_create_qp: mlx5.symbol("mlx5dv_create_qp", "rdma-core 16 (MLX5_1.3)")?,

@@ -73,6 +73,29 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// CUDA failed.
+    #[error(transparent)]
+    Cuda(#[from] crate::cuda::CudaError),
+    /// GPU memory could not be registered with the card.
+    #[error(
+        "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"
+    )]
+    GpuRegistration {
+        /// Bytes asked for.
+        len: usize,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// Why not through peer memory.
+        peer_memory: String,
+    },
+    /// Streams of the GPU could not be sure to see what a card writes.
+    #[error(
+        "GPU {gpu} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order"
+    )]
+    GpuConsistency {
+        /// The GPU.
+        gpu: i32,
+    },
     /// The provider described a queue in a way that gdsync cannot work with.
     #[error("the provider described {what} as {value}, which gdsync cannot drive")]
     Layout {

@@ -48,6 +48,7 @@
 
 mod batch;
 mod cq;
+pub mod cuda;
 mod device;
 mod endpoint;
 mod error;
@@ -65,8 +66,9 @@ mod request;
 mod stream;
 mod verbs_call;
 
-pub use batch::Batch;
+pub use batch::{Batch, BatchShape};
 pub use cq::CompletionQueue;
+pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Gid, Mtu, PortAttributes, PortState};
 pub use endpoint::Endpoint;
 pub use error::{Error, FailureCause, QueueError};
@@ -83,6 +85,6 @@ pub use queue::completion::{Completion, WorkError, WorkKind};
 pub use queue::wait::PreparedWait;
 pub use request::WorkRequest;
 pub use stream::{
-    Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure, Posted,
-    SoftStream, Stream, StreamError, StreamOptions,
+    Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,
+    Posted, SoftStream, Stream, StreamError, StreamOptions,
 };

@@ -1,5 +1,6 @@
 //! Memory regions: pinned memory that a card may reach, and slices of it.
 
+use crate::cuda::GpuMemory;
 use crate::error::{Error, QueueError};
 use crate::memory::{PinnedMemory, Word32, Word64};
 use crate::pd::{ProtectionDomain, ProtectionDomainInner};
@@ -36,6 +37,7 @@ bitflags::bitflags! {
 #[derive(Clone, Debug)]
 pub struct MemoryRegion {
     pub(crate) inner: Arc<MemoryRegionInner>,
+    memory: PinnedMemory,
 }
 
 #[derive(Debug)]
@@ -44,8 +46,18 @@ pub(crate) struct MemoryRegionInner {
     lkey: u32,
     rkey: u32,
     access: Access,
-    memory: PinnedMemory,
+    addr: u64,
+    len: usize,
+    _memory: Backing,
     pub(crate) pd: Arc<ProtectionDomainInner>,
+}
+
+/// What keeps the memory of a region.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, not looked at")]
+pub(crate) enum Backing {
+    Host(PinnedMemory),
+    Gpu(GpuMemory),
 }
 
 // SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
@@ -75,14 +87,14 @@ impl MemoryRegion {
         // are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = verbs_call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
-        // SAFETY: a region just returned by `ibv_reg_mr` is a valid `ibv_mr`, whose keys never change.
-        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(MemoryRegion { inner: Arc::new(MemoryRegionInner { raw, lkey, rkey, access, memory, pd }) })
+        let backing = Backing::Host(memory.clone());
+        let inner = MemoryRegionInner::new(raw, pd, access, memory.addr().get(), memory.len(), backing);
+        Ok(MemoryRegion { inner: Arc::new(inner), memory })
     }
 
     /// The memory.
     pub fn memory(&self) -> &PinnedMemory {
-        &self.inner.memory
+        &self.memory
     }
 
     /// The key that the remote side needs.
@@ -95,8 +107,7 @@ impl MemoryRegion {
     /// # Errors
     /// [`QueueError::OutOfBounds`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
-        let Range { start, end } = resolve(range, self.memory().len() as u64)?;
-        Ok(Slice { region: self.inner.clone(), offset: start as usize, len: (end - start) as usize })
+        Slice::new(&self.inner, range)
     }
 
     /// What a remote side has to know to reach the whole region.
@@ -131,6 +142,24 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
+    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory` keeps.
+    pub(crate) fn new(
+        raw: NonNull<ibv_mr>,
+        pd: Arc<ProtectionDomainInner>,
+        access: Access,
+        addr: u64,
+        len: usize,
+        memory: Backing,
+    ) -> Self {
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        MemoryRegionInner { raw, lkey, rkey, access, addr, len, _memory: memory, pd }
+    }
+
+    pub(crate) fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
+    }
+
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
     }
@@ -170,6 +199,14 @@ pub struct Slice {
 }
 
 impl Slice {
+    pub(crate) fn new(
+        region: &Arc<MemoryRegionInner>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self, QueueError> {
+        let Range { start, end } = resolve(range, region.len as u64)?;
+        Ok(Slice { region: region.clone(), offset: start as usize, len: (end - start) as usize })
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -185,7 +222,7 @@ impl Slice {
     }
 
     pub(crate) fn addr(&self) -> u64 {
-        self.region.memory.addr().get() + self.offset as u64
+        self.region.addr + self.offset as u64
     }
 }
 

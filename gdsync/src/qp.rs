@@ -48,7 +48,7 @@ pub(crate) struct QueuePairInner {
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
     recv_cq: Arc<CompletionQueueInner>,
-    /// Tells streams of the page of doorbell registers. Before the domain, with which the page goes.
+    /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
     domain: Arc<QueueDomain>,
 }
@@ -106,7 +106,10 @@ impl QueuePair {
         };
         let register = HostAddr(layout.bf.reg as u64);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        let registers = Span::announce(page, UAR_PAGE as u64, Kind::Registers);
+        // The page stays as long as the domain, which goes when no stream's device knows the page any more.
+        let keep = domain.clone();
+        let registers =
+            Span::announce(page, UAR_PAGE as u64, Kind::Registers, Some(Box::new(move || drop(keep))));
         std::mem::forget(guard);
         let inner = Arc::new(QueuePairInner {
             raw,

@@ -4,8 +4,11 @@
 //! (what the card's protocol needs) and *memory operations* (what a stream can do).
 
 mod plan;
+mod shape;
 
 pub(crate) use plan::{Lowering, Step};
+pub use shape::BatchShape;
+pub(crate) use shape::Kind;
 
 use crate::error::QueueError;
 use crate::memory::{Word32, Word64};

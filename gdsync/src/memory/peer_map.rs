@@ -1,10 +1,11 @@
 //! The peer address map: which of this process' pages a device's address space has, and where.
 //!
-//! Pages are registered when an operation first names them and unregistered when the last span that holds them goes. What
-//! a device answers is kept, refusals too: asking it costs a system call.
+//! Pages are registered when an operation first names them, and forgotten after the last span that holds them is gone. To
+//! unregister them may have to wait until the device is idle, so they are *retired* first, with what keeps their memory
+//! mapped. What a device answers is kept, refusals too: asking it costs a system call.
 
 use super::page_size;
-use super::spans::{Kind, Span, Watcher};
+use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,8 +15,10 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 pub(crate) trait Registrar: Send + Sync + 'static {
     /// Maps whole pages. `registers`: they are a card's doorbell registers.
     fn register(&self, base: u64, len: u64, registers: bool) -> Result<Registered, String>;
-    /// Counterpart, for pages whose registration said `owned`.
+    /// Counterpart, for pages whose registration said `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
+    /// Pages were retired: [`PeerMap::collect`] has something to do.
+    fn retired(&self);
 }
 
 /// Pages that a device can reach.
@@ -47,6 +50,8 @@ pub(crate) struct PeerMap<R: Registrar> {
 struct Runs {
     /// By first address; runs do not overlap.
     by_base: BTreeMap<u64, Run>,
+    /// Runs that no span holds any more, and what keeps their memory until the device has forgotten them.
+    retired: Vec<(u64, Arc<Gone>)>,
     /// Which runs each span holds, by the span's number.
     held: HashMap<u64, Vec<u64>>,
 }
@@ -79,10 +84,6 @@ impl Run {
 impl<R: Registrar> PeerMap<R> {
     pub(crate) fn new(registrar: R) -> Arc<Self> {
         Arc::new_cyclic(|this| PeerMap { registrar, runs: RwLock::default(), this: this.clone() })
-    }
-
-    pub(crate) fn registrar(&self) -> &R {
-        &self.registrar
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Runs> {
@@ -131,31 +132,49 @@ impl<R: Registrar> PeerMap<R> {
     }
 }
 
-impl<R: Registrar> Watcher for PeerMap<R> {
-    fn gone(&self, span: u64) {
-        let mut runs = self.write();
-        for base in runs.held.remove(&span).unwrap_or_default() {
-            let Some(run) = runs.by_base.get_mut(&base) else { continue };
-            run.holders -= 1;
-            if run.holders == 0 {
-                let owned = run.answer.as_ref().is_ok_and(|registered| registered.owned);
-                runs.by_base.remove(&base);
-                if owned {
-                    self.registrar.unregister(base);
-                }
-            }
+impl<R: Registrar> PeerMap<R> {
+    /// Unregisters what was retired. May block while the device is busy.
+    pub(crate) fn collect(&self) {
+        let retired = std::mem::take(&mut self.write().retired);
+        retired.iter().for_each(|(base, _)| self.registrar.unregister(*base));
+        // Now the memory goes; outside the lock, as anything may hang on it.
+        drop(retired);
+    }
+
+    /// True where [`Self::collect`] has something to do.
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.read().retired.is_empty()
+    }
+
+    /// Lets go of a run that a span held. True where it has to be unregistered.
+    fn release(runs: &mut Runs, base: u64) -> bool {
+        let Some(run) = runs.by_base.get_mut(&base) else { return false };
+        run.holders -= 1;
+        if run.holders > 0 {
+            return false;
         }
+        let owned = run.answer.as_ref().is_ok_and(|registered| registered.owned);
+        runs.by_base.remove(&base);
+        owned
     }
 }
 
-impl<R: Registrar> Drop for PeerMap<R> {
-    fn drop(&mut self) {
-        let runs = std::mem::take(self.runs.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        for (base, run) in runs.by_base {
-            if run.answer.is_ok_and(|registered| registered.owned) {
-                self.registrar.unregister(base);
+impl<R: Registrar> Watcher for PeerMap<R> {
+    fn gone(&self, span: u64, gone: Option<Arc<Gone>>) {
+        let mut runs = self.write();
+        for base in runs.held.remove(&span).unwrap_or_default() {
+            if !Self::release(&mut runs, base) {
+                continue;
+            }
+            match &gone {
+                Some(gone) => runs.retired.push((base, gone.clone())),
+                // The program may unmap its memory at once, so this cannot wait.
+                None => self.registrar.unregister(base),
             }
         }
+        drop(runs);
+        drop(gone);
+        self.registrar.retired();
     }
 }
 

@@ -32,6 +32,8 @@ impl Registrar for Device {
     fn unregister(&self, base: u64) {
         assert!(self.registered.lock().unwrap().remove(&base), "was not registered");
     }
+
+    fn retired(&self) {}
 }
 
 /// Addresses that no mapping has, different ones in each test.
@@ -40,7 +42,7 @@ fn base(test: u64) -> u64 {
 }
 
 fn registered(map: &PeerMap<Device>) -> usize {
-    map.registrar().registered.lock().unwrap().len()
+    map.registrar.registered.lock().unwrap().len()
 }
 
 #[test]
@@ -48,11 +50,11 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
     let map = PeerMap::new(Device::default());
     let at = base(1);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
-    let span = Span::announce(at, 0x10_0000, Kind::Whole);
+    let span = Span::announce(at, 0x10_0000, Kind::Whole, None);
     for offset in [0, 8, 0xf_fff8] {
         assert_eq!(map.translate(HostAddr(at + offset), 8), Ok(StreamAddr::new(at + SHIFT + offset)));
     }
-    assert_eq!(*map.registrar().calls.lock().unwrap(), 1);
+    assert_eq!(*map.registrar.calls.lock().unwrap(), 1);
     drop(span);
     assert_eq!(registered(&map), 0);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
@@ -62,7 +64,8 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
 fn a_page_that_two_spans_share_stays_until_both_are_gone() {
     let map = PeerMap::new(Device::default());
     let at = base(2);
-    let (one, two) = (Span::announce(at, 64, Kind::Pages), Span::announce(at + 64, 0x2000, Kind::Pages));
+    let (one, two) =
+        (Span::announce(at, 64, Kind::Pages, None), Span::announce(at + 64, 0x2000, Kind::Pages, None));
     map.translate(HostAddr(at), 4).unwrap();
     map.translate(HostAddr(at + 64), 4).unwrap();
     map.translate(HostAddr(at + 0x1000), 4).unwrap();
@@ -78,7 +81,7 @@ fn a_page_that_two_spans_share_stays_until_both_are_gone() {
 fn pages_of_the_program_are_left_alone() {
     let at = base(3);
     let map = PeerMap::new(Device { foreign: HashSet::from([at]), ..Device::default() });
-    let span = Span::announce(at, 4096, Kind::Pages);
+    let span = Span::announce(at, 4096, Kind::Pages, None);
     assert!(map.translate(HostAddr(at + 8), 8).is_ok());
     drop(span);
 }
@@ -87,27 +90,32 @@ fn pages_of_the_program_are_left_alone() {
 fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
     let map = PeerMap::new(Device { refuses_registers: true, ..Device::default() });
     let at = base(4);
-    let page = Span::announce(at, 4096, Kind::Registers);
+    let page = Span::announce(at, 4096, Kind::Registers, None);
     for _ in 0..3 {
         assert_eq!(
             map.translate(HostAddr(at + 0x800), 8),
             Err(MapError::Refused("not permitted".to_owned()))
         );
     }
-    assert_eq!(*map.registrar().calls.lock().unwrap(), 1);
+    assert_eq!(*map.registrar.calls.lock().unwrap(), 1);
     drop(page);
     assert_eq!(map.translate(HostAddr(at + 0x800), 8), Err(MapError::Unknown));
 }
 
 #[test]
-fn a_map_that_goes_first_unregisters_everything() {
-    let at = base(5);
-    let span = Span::announce(at, 4096, Kind::Whole);
+fn retired_pages_stay_mapped_until_they_are_unregistered() {
     let map = PeerMap::new(Device::default());
+    let at = base(5);
+    let released = Arc::new(Mutex::new(false));
+    let flag = released.clone();
+    let span = Span::announce(at, 4096, Kind::Whole, Some(Box::new(move || *flag.lock().unwrap() = true)));
     map.translate(HostAddr(at), 8).unwrap();
     assert!(format!("{map:?}").contains("runs: 1"));
-    drop(map);
     drop(span);
+    assert!(map.has_retired() && registered(&map) == 1 && !*released.lock().unwrap());
+    assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
+    map.collect();
+    assert!(!map.has_retired() && registered(&map) == 0 && *released.lock().unwrap());
 }
 
 proptest! {
@@ -124,7 +132,7 @@ proptest! {
             match step {
                 0 => {
                     let (at, len) = (origin + first * page + 16, pages * page - 32);
-                    live.push((Span::announce(at, len, Kind::Pages), at, len, HashSet::new()));
+                    live.push((Span::announce(at, len, Kind::Pages, None), at, len, HashSet::new()));
                 }
                 1 if !live.is_empty() => drop(live.swap_remove(index.index(live.len()))),
                 _ if !live.is_empty() => {
@@ -140,7 +148,7 @@ proptest! {
                 _ => {}
             }
             let named: HashSet<u64> = live.iter().flat_map(|(.., named)| named.iter().copied()).collect();
-            prop_assert_eq!(&*map.registrar().registered.lock().unwrap(), &named);
+            prop_assert_eq!(&*map.registrar.registered.lock().unwrap(), &named);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
 use super::HostAddr;
-use super::spans::{Kind, Span};
+use super::spans::{Kind, Release, Span};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -22,10 +22,8 @@ pub struct PinnedMemory {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
-    /// Bytes mapped by us, 0 where the memory is somebody else's.
-    mapped: usize,
-    /// Tells streams of the memory; `None` only while it is dropped.
-    span: Option<Arc<Span>>,
+    /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have forgotten it.
+    _span: Arc<Span>,
 }
 
 // SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or raw copies of
@@ -66,12 +64,17 @@ impl PinnedMemory {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self::announced(base, len, mapped, kind))
+        let address = base.as_ptr() as usize;
+        let unmap: Release = Box::new(move || {
+            // SAFETY: we mapped exactly this range; the last handle to it is gone, and no stream knows it any more.
+            unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
+        });
+        Ok(Self::announced(base, len, kind, Some(unmap)))
     }
 
-    fn announced(base: NonNull<u8>, len: usize, mapped: usize, kind: Kind) -> Self {
-        let span = Some(Span::announce(base.as_ptr() as u64, len as u64, kind));
-        PinnedMemory { pages: Arc::new(Pages { base, len, mapped, span }) }
+    fn announced(base: NonNull<u8>, len: usize, kind: Kind, release: Option<Release>) -> Self {
+        let span = Span::announce(base.as_ptr() as u64, len as u64, kind, release);
+        PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) }
     }
 
     /// Wraps memory that the caller owns.
@@ -81,7 +84,7 @@ impl PinnedMemory {
     /// until the last clone of the returned value and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
     /// access by a card and by streams (atomics, volatile or raw copies).
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        Self::announced(base, len, 0, Kind::Pages)
+        Self::announced(base, len, Kind::Pages, None)
     }
 
     /// Length in bytes, as asked for.
@@ -150,17 +153,6 @@ impl PinnedMemory {
     fn clip(&self, offset: usize, len: usize) -> Range<usize> {
         let start = offset.min(self.len());
         start..start + len.min(self.len() - start)
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // Streams forget the pages before they go.
-        drop(self.span.take());
-        if self.mapped > 0 {
-            // SAFETY: we mapped exactly this range, and the last handle to it is going.
-            unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
-        }
     }
 }
 

@@ -19,10 +19,25 @@ pub(crate) enum Kind {
     Registers,
 }
 
+/// What to do when a span is gone and every device has forgotten it: unmap its memory, for example.
+pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
+
+/// A span that is gone, but that devices may still have in their address spaces. The last of them to drop it releases it.
+pub(crate) struct Gone {
+    releases: Vec<Release>,
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.releases.drain(..).for_each(|release| release());
+    }
+}
+
 /// Somebody who maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The span is going: its memory may be unmapped as soon as this returns.
-    fn gone(&self, span: u64);
+    /// The span is gone; its memory may be unmapped as soon as everybody has dropped `gone`. `None` where it belongs to the
+    /// program, which may unmap it as soon as this returns.
+    fn gone(&self, span: u64, gone: Option<Arc<Gone>>);
 }
 
 /// A span that is there. Goes with its last handle.
@@ -31,6 +46,8 @@ pub(crate) struct Span {
     base: u64,
     len: u64,
     kind: Kind,
+    /// Empty where the memory belongs to the program.
+    releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
@@ -53,24 +70,33 @@ fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
 
 impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
-    pub(crate) fn announce(base: u64, len: u64, kind: Kind) -> Arc<Span> {
+    ///
+    /// `release` is called when the span is gone and no device has it any more; `None` says that the memory belongs to the
+    /// program, which unmaps it when it likes.
+    pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Option<Release>) -> Arc<Span> {
         let mut spans = spans();
         let here = spans.entry(base).or_default();
-        let mut shared = here.iter().filter(|known| kind == Kind::Registers && known.kind == kind && known.len == len);
+        let mut shared =
+            here.iter().filter(|known| kind == Kind::Registers && known.kind == kind && known.len == len);
         let known = shared.find_map(|known| known.span.upgrade());
-        known.unwrap_or_else(|| {
+        let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            let span = Arc::new(Span { id, base, len, kind, watchers: Mutex::default() });
+            let (releases, watchers) = (Mutex::default(), Mutex::default());
+            let span = Arc::new(Span { id, base, len, kind, releases, watchers });
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
-        })
+        });
+        span.releases.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(release);
+        drop(spans);
+        span
     }
 
     /// A span that holds `len` bytes from `addr` on.
     pub(crate) fn find(addr: u64, len: u64) -> Option<Arc<Span>> {
         let end = addr.checked_add(len)?;
         let spans = spans();
-        let before = spans.range(..=addr).rev().flat_map(|(base, here)| here.iter().map(move |known| (base, known)));
+        let before =
+            spans.range(..=addr).rev().flat_map(|(base, here)| here.iter().map(move |known| (base, known)));
         before.filter(|(base, known)| end <= *base + known.len).find_map(|(_, known)| known.span.upgrade())
     }
 
@@ -119,8 +145,10 @@ impl Drop for Span {
         }
         drop(spans);
         let watchers = std::mem::take(self.watchers.get_mut().unwrap_or_else(|p| p.into_inner()));
+        let releases = std::mem::take(self.releases.get_mut().unwrap_or_else(|p| p.into_inner()));
+        let gone = (!releases.is_empty()).then(|| Arc::new(Gone { releases }));
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
-            watcher.gone(self.id);
+            watcher.gone(self.id, gone.clone());
         }
     }
 }
@@ -133,18 +161,18 @@ mod tests {
     const BASE: u64 = 0xffff_0000_0000_0000;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<u64>>);
+    struct Told(Mutex<Vec<(u64, Option<Arc<Gone>>)>>);
 
     impl Watcher for Told {
-        fn gone(&self, span: u64) {
-            self.0.lock().unwrap().push(span);
+        fn gone(&self, span: u64, gone: Option<Arc<Gone>>) {
+            self.0.lock().unwrap().push((span, gone));
         }
     }
 
     #[test]
     fn the_span_around_an_address_is_found_even_behind_a_smaller_one() {
-        let outer = Span::announce(BASE, 0x4000, Kind::Pages);
-        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages);
+        let outer = Span::announce(BASE, 0x4000, Kind::Pages, None);
+        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, None);
         assert_eq!(Span::find(BASE + 0x1010, 8).unwrap().id(), inner.id());
         assert_eq!(Span::find(BASE + 0x10fc, 8).unwrap().id(), outer.id());
         assert_eq!(Span::find(BASE + 0x3ffc, 4).unwrap().id(), outer.id());
@@ -159,32 +187,70 @@ mod tests {
     #[test]
     fn register_pages_are_shared_and_memory_is_not() {
         let base = BASE + 0x10_0000;
-        let (one, two) = (Span::announce(base, 4096, Kind::Registers), Span::announce(base, 4096, Kind::Registers));
+        let (one, two) = (
+            Span::announce(base, 4096, Kind::Registers, None),
+            Span::announce(base, 4096, Kind::Registers, None),
+        );
         assert_eq!(one.id(), two.id());
-        let other = Span::announce(base, 4096, Kind::Pages);
+        let other = Span::announce(base, 4096, Kind::Pages, None);
         assert_ne!(one.id(), other.id());
-        assert_ne!(Span::announce(base, 4096, Kind::Pages).id(), other.id());
+        assert_ne!(Span::announce(base, 4096, Kind::Pages, None).id(), other.id());
     }
 
     #[test]
-    fn watchers_hear_of_the_end_once() {
-        let told: Arc<Told> = Arc::default();
-        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole);
+    fn memory_is_released_when_the_last_device_has_forgotten_it() {
+        let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
+        let released = Arc::new(AtomicU64::new(0));
+        let count = released.clone();
+        let release: Release = Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, Some(release));
         let id = span.id();
-        let watcher: Weak<dyn Watcher> = Arc::downgrade(&told) as Weak<dyn Watcher>;
-        span.watch(watcher.clone());
-        span.watch(watcher);
+        for told in [&one, &two, &one] {
+            span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
+        }
         drop(span.clone());
-        assert!(told.0.lock().unwrap().is_empty());
+        assert!(one.0.lock().unwrap().is_empty());
         drop(span);
-        assert_eq!(*told.0.lock().unwrap(), [id]);
+        assert_eq!(one.0.lock().unwrap().len(), 1, "told once");
+        assert_eq!(one.0.lock().unwrap().pop().unwrap().0, id);
+        assert_eq!(released.load(Ordering::Relaxed), 0);
+        two.0.lock().unwrap().clear();
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn memory_of_the_program_is_not_held() {
+        let told: Arc<Told> = Arc::default();
+        let span = Span::announce(BASE + 0x50_0000, 4096, Kind::Pages, None);
+        span.watch(Arc::downgrade(&told) as Weak<dyn Watcher>);
+        drop(span);
+        assert!(told.0.lock().unwrap()[0].1.is_none());
+    }
+
+    #[test]
+    fn who_shares_a_register_page_is_released_with_it() {
+        let released = Arc::new(AtomicU64::new(0));
+        let share = || {
+            let count = released.clone();
+            let release: Release = Box::new(move || {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            Span::announce(BASE + 0x60_0000, 4096, Kind::Registers, Some(release))
+        };
+        let (one, two) = (share(), share());
+        drop(one);
+        assert_eq!(released.load(Ordering::Relaxed), 0);
+        drop(two);
+        assert_eq!(released.load(Ordering::Relaxed), 2);
     }
 
     #[test]
     fn granules_are_whole_pages() {
-        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages);
+        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages, None);
         assert_eq!(pages.granule(BASE + 0x30_2abc, 0x1000), (BASE + 0x30_2000, 0x1000));
-        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole);
+        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole, None);
         assert_eq!(whole.granule(BASE + 0x40_2abc, 0x1000), (BASE + 0x40_0000, 0x6000));
     }
 }

@@ -41,10 +41,6 @@ macro_rules! word {
                 HostAddr(self.memory.addr().get() + (self.index * size_of::<$value>()) as u64)
             }
 
-            pub(crate) fn memory(&self) -> &PinnedMemory {
-                &self.memory
-            }
-
             fn atomic(&self) -> &$atomic {
                 &self.memory.$words()[self.index]
             }

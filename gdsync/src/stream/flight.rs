@@ -69,6 +69,12 @@ pub(super) fn reap_orphans() {
     drop(past);
 }
 
+/// True where submissions of a stream that is gone are outstanding, or that cannot be told now.
+pub(crate) fn any_left_behind() -> bool {
+    reap_orphans();
+    ORPHANS.try_lock().map_or(true, |orphans| !orphans.is_empty())
+}
+
 fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Lane>, InFlight)>>) -> Vec<(Arc<Lane>, InFlight)> {
     if orphans.is_empty() {
         return Vec::new();

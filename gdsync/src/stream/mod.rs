@@ -6,9 +6,11 @@
 
 mod barrier;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 mod doorbells;
 mod execute;
-mod flight;
+pub(crate) mod flight;
+pub(crate) mod graph;
 mod pause;
 mod post;
 mod post_error;
@@ -99,6 +101,12 @@ pub enum MemOp {
     FlushRemote,
 }
 
+impl MemOp {
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self, MemOp::Wait32 { .. } | MemOp::Wait64 { .. })
+    }
+}
+
 /// What a backend can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemOpCaps {
@@ -172,6 +180,9 @@ pub enum StreamError {
         /// Length in bytes.
         len: usize,
     },
+    /// A call of the CUDA driver failed; nothing was performed.
+    #[error(transparent)]
+    Cuda(crate::cuda::CudaError),
     /// The stream's device refuses to map an address.
     #[error("the stream cannot reach {addr:?}: {reason}")]
     Unreachable {

@@ -84,13 +84,7 @@ impl<B: MemOpStream> Stream<B> {
             proxied: Arc::default(),
             ops: Vec::new(),
         };
-        Ok(Stream {
-            caps: backend.caps(),
-            backend,
-            path: options.doorbells,
-            lane,
-            state: Mutex::new(state),
-        })
+        Ok(Stream { caps: backend.caps(), backend, path: options.doorbells, lane, state: Mutex::new(state) })
     }
 
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that (unless the backend is
@@ -185,7 +179,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Waits until the stream has performed everything; false where that took longer than `timeout`.
     ///
     /// # Errors
-    /// [`StreamError::Failed`].
+    /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -208,7 +202,9 @@ impl<B: MemOpStream> Stream<B> {
                     }
                 }
                 Err(error) => {
-                    self.abandon(state);
+                    if matches!(error, StreamError::Failed { .. }) {
+                        self.abandon(state);
+                    }
                     return Err(error);
                 }
             }
@@ -270,7 +266,8 @@ impl<B: MemOpStream> Stream<B> {
                 Ok(count)
             }
             Err(failure) => {
-                self.reject(&mut chunk, &failure);
+                let failed = matches!(failure, PostFailure::Stream(StreamError::Failed { .. }));
+                self.reject(&mut chunk, failed);
                 Err((chunk, failure))
             }
         }
@@ -289,7 +286,8 @@ impl<B: MemOpStream> Stream<B> {
         let mut ticket = tickets.before;
         self.lower(state, chunk.iter(), &mut ticket, ops, &mut rings)?;
         if tickets.open && state.unwritten + 1 >= PROGRESS_EVERY {
-            self.close(&mut tickets, ops)?;
+            self.write_ticket(tickets.end, ops)?;
+            tickets.open = false;
         }
         // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
         // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
@@ -379,18 +377,16 @@ impl<B: MemOpStream> Stream<B> {
         }
         proxy::start()?;
         let ring = Ring::new(send.queue_pair(), &self.lane)?;
-        lowering.lower(Step::Send(ring.into_mailbox(doorbell)), ops)?;
+        lowering.lower(Step::Send(ring.to_mailbox(doorbell)), ops)?;
         rings.push(ring);
         Ok(())
     }
 
-    /// Has the stream write the last ticket of a submission.
-    pub(super) fn close(&self, tickets: &mut Tickets, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+    /// Has the stream write a ticket.
+    pub(super) fn write_ticket(&self, ticket: Ticket, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         let translate = |addr, len| self.backend.translate(addr, len);
         let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
-        lowering.lower(Step::Progress(tickets.end), ops)?;
-        tickets.open = false;
-        Ok(())
+        lowering.lower(Step::Progress(ticket), ops)
     }
 
     /// The backend has taken a submission.
@@ -410,10 +406,10 @@ impl<B: MemOpStream> Stream<B> {
         tracing::trace!(ticket = tickets.end.0, "posted");
     }
 
-    /// The backend has not taken a submission: sends and waits are only prepared again.
-    pub(super) fn reject(&self, descriptors: &mut VecDeque<Descriptor>, failure: &PostFailure) {
+    /// The backend has not taken a submission: sends and waits are only prepared again. `failed`: nor will it take another.
+    pub(super) fn reject(&self, descriptors: &mut VecDeque<Descriptor>, failed: bool) {
         descriptors.iter_mut().rev().for_each(Descriptor::undo);
-        if let PostFailure::Stream(StreamError::Failed { .. }) = failure {
+        if failed {
             self.lane.kill();
             flight::abort(descriptors);
         }
@@ -519,7 +515,7 @@ impl<B: MemOpStream> Drop for Stream<B> {
 impl<B: MemOpStream> Stream<B> {
     fn write_closing_ticket(&self, end: Ticket) -> Result<(), StreamError> {
         let mut ops = Vec::with_capacity(1);
-        self.close(&mut Tickets { before: end, end, open: true }, &mut ops)?;
+        self.write_ticket(end, &mut ops)?;
         // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it is written.
         unsafe { self.backend.submit(&ops) }
     }

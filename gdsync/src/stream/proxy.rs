@@ -33,7 +33,7 @@ impl Ring {
     }
 
     /// The peer operations of a doorbell, with the mailbox in the place of record and register.
-    pub(super) fn into_mailbox(&self, ops: [PeerOp; 4]) -> [PeerOp; 4] {
+    pub(super) fn to_mailbox(&self, ops: [PeerOp; 4]) -> [PeerOp; 4] {
         ops.map(|op| match op {
             PeerOp::StoreDword { value, .. } => PeerOp::StoreDword { addr: self.mailbox.addr(0), value },
             PeerOp::StoreQword { value, .. } => PeerOp::StoreQword { addr: self.mailbox.addr(8), value },

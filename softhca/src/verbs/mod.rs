@@ -49,6 +49,8 @@ static API: VerbsApi = VerbsApi {
     alloc_parent_domain: domain::alloc_parent_domain,
     reg_mr: mr::reg_mr,
     dereg_mr: mr::dereg_mr,
+    // GPU memory comes through peer-memory clients.
+    reg_dmabuf_mr: None,
     mlx5dv_create_cq: cq::mlx5dv_create_cq,
     destroy_cq: cq::destroy_cq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,

@@ -1,0 +1,142 @@
+//! Shapes of batches: what kinds of things they do, but not to whom.
+
+use super::{Batch, Descriptor};
+use std::fmt;
+
+/// What a batch is made of. A node of a graph keeps its shape; each launch fills it with a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct BatchShape {
+    kinds: Vec<Kind>,
+}
+
+/// A kind of descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Send,
+    WaitCq,
+    Wait32,
+    Wait64,
+    Write32,
+    Write64,
+}
+
+impl BatchShape {
+    /// The shape of an empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The shape of a batch.
+    pub fn of(batch: &Batch) -> Self {
+        BatchShape { kinds: batch.descriptors.iter().map(Kind::of).collect() }
+    }
+
+    fn with(mut self, kind: Kind) -> Self {
+        self.kinds.push(kind);
+        self
+    }
+
+    /// Adds what [`Batch::send`] adds.
+    pub fn send(self) -> Self {
+        self.with(Kind::Send)
+    }
+
+    /// Adds what [`Batch::wait`] adds.
+    pub fn wait(self) -> Self {
+        self.with(Kind::WaitCq)
+    }
+
+    /// Adds what [`Batch::wait_value32`] adds.
+    pub fn wait_value32(self) -> Self {
+        self.with(Kind::Wait32)
+    }
+
+    /// Adds what [`Batch::wait_value64`] adds.
+    pub fn wait_value64(self) -> Self {
+        self.with(Kind::Wait64)
+    }
+
+    /// Adds what [`Batch::write_value32`] adds.
+    pub fn write_value32(self) -> Self {
+        self.with(Kind::Write32)
+    }
+
+    /// Adds what [`Batch::write_value64`] adds.
+    pub fn write_value64(self) -> Self {
+        self.with(Kind::Write64)
+    }
+
+    /// Number of descriptors.
+    pub fn len(&self) -> usize {
+        self.kinds.len()
+    }
+
+    /// True where there are none.
+    pub fn is_empty(&self) -> bool {
+        self.kinds.is_empty()
+    }
+
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = Kind> {
+        self.kinds.iter().copied()
+    }
+
+    /// The last descriptor is a wait for a completion, after which the stream's ticket is written anyway.
+    pub(crate) fn ends_with_wait(&self) -> bool {
+        self.kinds.last() == Some(&Kind::WaitCq)
+    }
+}
+
+impl Kind {
+    fn of(descriptor: &Descriptor) -> Self {
+        match descriptor {
+            Descriptor::Send(_) => Kind::Send,
+            Descriptor::WaitCq(_) => Kind::WaitCq,
+            Descriptor::Wait32(..) => Kind::Wait32,
+            Descriptor::Wait64(..) => Kind::Wait64,
+            Descriptor::Write32(..) => Kind::Write32,
+            Descriptor::Write64(..) => Kind::Write64,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Send => "send",
+            Kind::WaitCq => "wait",
+            Kind::Wait32 => "wait_value32",
+            Kind::Wait64 => "wait_value64",
+            Kind::Write32 => "write_value32",
+            Kind::Write64 => "write_value64",
+        }
+    }
+}
+
+impl fmt::Display for BatchShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.kinds.iter().map(|kind| kind.name()).collect();
+        write!(f, "[{}]", names.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{PinnedMemory, Word32, Word64};
+    use crate::stream::Condition;
+
+    #[test]
+    fn a_batch_has_the_shape_that_names_its_parts() {
+        let memory = PinnedMemory::allocate(16).unwrap();
+        let (short, long) = (Word32::new(&memory, 0).unwrap(), Word64::new(&memory, 8).unwrap());
+        let batch = Batch::new()
+            .wait_value32(&short, Condition::Eq, 1)
+            .write_value64(&long, 2)
+            .write_value32(&short, 3)
+            .wait_value64(&long, Condition::Geq, 4);
+        let shape = BatchShape::new().wait_value32().write_value64().write_value32().wait_value64();
+        assert_eq!(BatchShape::of(&batch), shape);
+        assert_eq!(shape.to_string(), "[wait_value32, write_value64, write_value32, wait_value64]");
+        assert!(!shape.ends_with_wait() && shape.send().wait().ends_with_wait());
+        assert_eq!((BatchShape::new().len(), BatchShape::new().is_empty()), (0, true));
+    }
+}

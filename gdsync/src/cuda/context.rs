@@ -1,0 +1,440 @@
+//! One GPU context: what its GPU can do, what it knows of this process' memory, and when it may forget it.
+
+use super::copier::Copier;
+use super::error::{CudaError, check};
+use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
+use crate::memory::{HostAddr, StreamAddr};
+use crate::stream::MemOpCaps;
+use crate::stream::cuda::StreamHandle;
+use crate::stream::flight;
+use cudarc::driver::{CudaContext, sys};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, Weak};
+
+/// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WritesOrdering {
+    /// In no order: a flag may be seen before the data that were written earlier.
+    None,
+    /// In order to the GPU that the memory belongs to.
+    Owner,
+    /// In order to every GPU.
+    AllDevices,
+}
+
+/// How data that a card wrote into GPU memory become visible to what follows a wait for their completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// The GPU keeps the order of its own accord.
+    Ordered,
+    /// Every wait is followed by a flush.
+    Flushed,
+    /// There is no way: a card must not write into this GPU's memory for its streams.
+    Impossible,
+}
+
+/// What a GPU can do for gdsync, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuCapabilities {
+    /// 64-bit stream memory operations. A doorbell needs one.
+    pub ops_64_bit: bool,
+    /// Waiting for NOR. Every other lap of a completion queue needs it.
+    pub wait_nor: bool,
+    /// `CU_STREAM_WAIT_VALUE_FLUSH`, and the operation of its own.
+    pub flush_remote_writes: bool,
+    /// In what order a card's writes into GPU memory are seen.
+    pub writes_ordering: WritesOrdering,
+    /// GPU memory can be given to a card as a dma-buf.
+    pub dma_buf: bool,
+}
+
+impl GpuCapabilities {
+    fn read(device: sys::CUdevice) -> Result<Self, CudaError> {
+        use sys::CUdevice_attribute as A;
+        let attribute = |attribute: A| {
+            let mut value = 0;
+            // SAFETY: `value` is a valid place; the device is the driver's.
+            check("cuDeviceGetAttribute", unsafe {
+                sys::cuDeviceGetAttribute(&mut value, attribute, device)
+            })?;
+            Ok::<i32, CudaError>(value)
+        };
+        let ordering = attribute(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
+        Ok(GpuCapabilities {
+            ops_64_bit: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
+            wait_nor: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)? != 0,
+            flush_remote_writes: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)? != 0,
+            // `CUGPUDirectRDMAWritesOrdering`: 0, 100, 200.
+            writes_ordering: match ordering {
+                200.. => WritesOrdering::AllDevices,
+                100.. => WritesOrdering::Owner,
+                _ => WritesOrdering::None,
+            },
+            dma_buf: attribute(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
+        })
+    }
+
+    /// How streams of this GPU see what a card wrote into its memory.
+    pub fn consistency(&self) -> Consistency {
+        match self.writes_ordering {
+            // A flush costs nothing where the GPU has it, and covers memory of other GPUs, too.
+            WritesOrdering::None | WritesOrdering::Owner if self.flush_remote_writes => Consistency::Flushed,
+            WritesOrdering::None => Consistency::Impossible,
+            WritesOrdering::Owner | WritesOrdering::AllDevices => Consistency::Ordered,
+        }
+    }
+
+    pub(crate) fn mem_ops(&self) -> MemOpCaps {
+        MemOpCaps {
+            ops_64_bit: self.ops_64_bit,
+            wait_nor: self.wait_nor,
+            // Every write of the v2 entry points carries a system fence (HARDWARE: they refuse the flag that would drop it).
+            writes_are_fenced: true,
+            flush_after_wait: self.consistency() == Consistency::Flushed,
+            ..MemOpCaps::FULL
+        }
+    }
+}
+
+/// A context handle, as far as Rust is concerned a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Raw(sys::CUcontext);
+
+// SAFETY: the driver allows a context to be used from any thread.
+unsafe impl Send for Raw {}
+// SAFETY: as above.
+unsafe impl Sync for Raw {}
+
+/// Makes a context current for the calling thread; the one before comes back when dropped.
+pub(crate) struct Entered {
+    pushed: bool,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: `popped` is a valid place. It pops what `enter` pushed.
+            let result = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+            if let Err(error) = check("cuCtxPopCurrent", result) {
+                tracing::debug!(%error, "a CUDA context was not popped");
+            }
+        }
+    }
+}
+
+fn enter(raw: Raw) -> Result<Entered, CudaError> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: `current` is a valid place.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+    if current == raw.0 {
+        return Ok(Entered { pushed: false });
+    }
+    // SAFETY: the context is alive: contexts that gdsync knows are kept, or outlive it by the promise of who gave them.
+    check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw.0) })?;
+    Ok(Entered { pushed: true })
+}
+
+/// Host pages in a context's address space.
+struct Pages {
+    raw: Raw,
+    context: Weak<GpuContext>,
+}
+
+impl Registrar for Pages {
+    fn register(&self, base: u64, len: u64, registers: bool) -> Result<Registered, String> {
+        let _entered = enter(self.raw).map_err(|error| error.to_string())?;
+        let _relaxed = Relaxed::enter();
+        let owned = register_pages(base, len, registers).map_err(|error| match error {
+            CudaError::Call { call, code, name } if registers => format!(
+                "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
+            ),
+            other => other.to_string(),
+        })?;
+        let device = |at: u64| {
+            let mut device = 0;
+            // SAFETY: `device` is a valid place; the pages are registered.
+            let result =
+                unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, at as *mut libc::c_void, 0) };
+            check("cuMemHostGetDevicePointer", result).map(|()| device)
+        };
+        let ends = device(base).and_then(|first| Ok((first, device(base + len - 1)?)));
+        match ends {
+            Ok((first, last)) if last == first + len - 1 => Ok(Registered { device: first, owned }),
+            other => {
+                if owned {
+                    self.unregister(base);
+                }
+                Err(other
+                    .map_or_else(|error| error.to_string(), |_| "only a part of it is registered".to_owned()))
+            }
+        }
+    }
+
+    fn unregister(&self, base: u64) {
+        let result = enter(self.raw).and_then(|_entered| {
+            let _relaxed = Relaxed::enter();
+            // SAFETY: registered by us, once.
+            check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
+        });
+        if let Err(error) = result {
+            // A context that is lost has forgotten everything.
+            tracing::debug!(%error, base, "pages were not unregistered");
+        }
+    }
+
+    fn retired(&self) {
+        if let Some(context) = self.context.upgrade() {
+            context.collect();
+        }
+    }
+}
+
+/// Registers pages. False where the program had done that before.
+fn register_pages(base: u64, len: u64, registers: bool) -> Result<bool, CudaError> {
+    let ordinary = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+    let register = |flags: u32| {
+        // SAFETY: the pages are mapped: a span that is there holds them. They are unregistered before they are unmapped.
+        unsafe { sys::cuMemHostRegister_v2(base as *mut libc::c_void, len as usize, flags) }
+    };
+    let mut result =
+        if registers { register(ordinary | sys::CU_MEMHOSTREGISTER_IOMEMORY) } else { register(ordinary) };
+    if registers && result == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+        // Not MMIO: the registers of a software card are ordinary memory.
+        result = register(ordinary);
+    }
+    if result == sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {
+        return Ok(false);
+    }
+    check("cuMemHostRegister", result).map(|()| true)
+}
+
+/// Lets the calling thread make calls that a capture elsewhere in the program would forbid it.
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn enter() -> Self {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` is a valid place, which receives the mode before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        Relaxed(mode)
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}
+
+/// What gdsync knows of one context. Kept for the life of the process, and the context with it.
+pub(crate) struct GpuContext {
+    raw: Raw,
+    ordinal: i32,
+    capabilities: GpuCapabilities,
+    map: Arc<PeerMap<Pages>>,
+    /// Held for reading while operations are submitted, for writing while calls are made that wait for the GPU: those must
+    /// find it idle, and stay alone with it.
+    gate: RwLock<()>,
+    streams: Mutex<Vec<Weak<StreamHandle>>>,
+    /// Calls that wait for the GPU.
+    deferred: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+    copier: Mutex<Option<Copier>>,
+    _owner: Option<Arc<CudaContext>>,
+}
+
+/// All contexts, by the number that the driver gave them.
+static CONTEXTS: Mutex<BTreeMap<u64, Arc<GpuContext>>> = Mutex::new(BTreeMap::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing of ours panics while it holds one of these; if it did, what they guard is consistent after each step.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl GpuContext {
+    /// That of a context of cudarc, which lives as long as the process from now on.
+    pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
+        super::driver()?;
+        Self::find_or_make(Raw(context.cu_ctx()), Some(context))
+    }
+
+    /// That of a raw context.
+    ///
+    /// # Safety
+    /// The context is alive, and stays so as long as anything that it is told of.
+    pub(crate) unsafe fn of_raw(context: sys::CUcontext) -> Result<Arc<Self>, CudaError> {
+        super::driver()?;
+        Self::find_or_make(Raw(context), None)
+    }
+
+    fn find_or_make(raw: Raw, owner: Option<&Arc<CudaContext>>) -> Result<Arc<Self>, CudaError> {
+        let mut id = 0;
+        // SAFETY: the context is alive (the caller's), `id` is a valid place.
+        check("cuCtxGetId", unsafe { sys::cuCtxGetId(raw.0, &mut id) })?;
+        let mut contexts = lock(&CONTEXTS);
+        if let Some(known) = contexts.get(&id) {
+            return Ok(known.clone());
+        }
+        let _entered = enter(raw)?;
+        let mut device = 0;
+        // SAFETY: `device` is a valid place; a context is current.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        keep_primary(raw, device)?;
+        let capabilities = GpuCapabilities::read(device)?;
+        let made = Arc::new_cyclic(|context: &Weak<GpuContext>| GpuContext {
+            raw,
+            ordinal: device,
+            capabilities,
+            map: PeerMap::new(Pages { raw, context: context.clone() }),
+            gate: RwLock::new(()),
+            streams: Mutex::default(),
+            deferred: Mutex::default(),
+            copier: Mutex::default(),
+            _owner: owner.cloned(),
+        });
+        tracing::debug!(device, ?capabilities, "a GPU");
+        contexts.insert(id, made.clone());
+        Ok(made)
+    }
+
+    pub(crate) fn capabilities(&self) -> GpuCapabilities {
+        self.capabilities
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    pub(crate) fn raw(&self) -> sys::CUcontext {
+        self.raw.0
+    }
+
+    /// Makes the context current for the calling thread.
+    pub(crate) fn enter(&self) -> Result<Entered, CudaError> {
+        enter(self.raw)
+    }
+
+    /// While operations are submitted.
+    pub(crate) fn submitting(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The GPU's address of host memory that lies within one page.
+    pub(crate) fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, CudaError> {
+        self.look_up(addr, len).map_err(|error| CudaError::Unreachable {
+            addr,
+            reason: match error {
+                MapError::Unknown => "it is no memory that gdsync knows".to_owned(),
+                MapError::Refused(reason) => reason,
+            },
+        })
+    }
+
+    /// As [`Self::translate`], with the map's own error.
+    pub(crate) fn look_up(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, MapError> {
+        self.map.translate(addr, len)
+    }
+
+    /// Remembers a stream, whose work must be done before the GPU counts as idle.
+    pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
+        let mut streams = lock(&self.streams);
+        streams.retain(|known| known.strong_count() > 0);
+        streams.push(Arc::downgrade(stream));
+    }
+
+    /// Copies between GPU memory and the caller's, on a stream of gdsync's own.
+    pub(crate) fn with_copier<T>(
+        self: &Arc<Self>,
+        copy: impl FnOnce(&mut Copier) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
+        let _entered = self.enter()?;
+        let mut place = lock(&self.copier);
+        let mut copier = match place.take() {
+            Some(copier) => copier,
+            None => Copier::new(self)?,
+        };
+        let result = copy(&mut copier);
+        *place = Some(copier);
+        result
+    }
+
+    /// Makes a call that waits for the GPU, some time when that is idle. Does not try now.
+    pub(crate) fn defer(&self, call: impl FnOnce() + Send + 'static) {
+        lock(&self.deferred).push(Box::new(call));
+    }
+
+    /// True where all streams of gdsync on this context are idle, and none that are gone have left work behind.
+    fn is_idle(&self) -> bool {
+        let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+        !flight::any_left_behind() && streams.iter().all(|stream| stream.is_idle())
+    }
+
+    /// Gives back what the GPU need not know any more, where that does not have to wait.
+    pub(crate) fn collect(&self) {
+        if lock(&self.deferred).is_empty() && !self.map.has_retired() {
+            return;
+        }
+        // Nobody can submit meanwhile. Never waits for it: who asks may be submitting.
+        let Ok(_alone) = self.gate.try_write() else { return };
+        let Ok(_entered) = self.enter() else { return };
+        if !self.is_idle() {
+            return;
+        }
+        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        deferred.into_iter().for_each(|call| call());
+        self.map.collect();
+    }
+}
+
+/// A primary context stays while we hold it; one that the program made itself stays by its promise.
+fn keep_primary(raw: Raw, device: sys::CUdevice) -> Result<(), CudaError> {
+    let (mut flags, mut active, mut primary) = (0, 0, std::ptr::null_mut());
+    // SAFETY: all are valid places.
+    check("cuDevicePrimaryCtxGetState", unsafe {
+        sys::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active)
+    })?;
+    if active == 0 {
+        return Ok(());
+    }
+    // SAFETY: as above; the count that this adds is given back unless it is ours to keep.
+    check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut primary, device) })?;
+    if primary != raw.0 {
+        // SAFETY: retained just now.
+        check("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) })?;
+    }
+    Ok(())
+}
+
+impl fmt::Debug for GpuContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuContext").field("ordinal", &self.ordinal).field("map", &self.map).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cards_write_is_ordered_flushed_or_refused() {
+        let caps = |flush_remote_writes, writes_ordering| GpuCapabilities {
+            ops_64_bit: true,
+            wait_nor: true,
+            flush_remote_writes,
+            writes_ordering,
+            dma_buf: true,
+        };
+        // An H200: no flush, ordered for its owner.
+        assert_eq!(caps(false, WritesOrdering::Owner).consistency(), Consistency::Ordered);
+        assert_eq!(caps(false, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);
+        assert_eq!(caps(true, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);
+        assert_eq!(caps(true, WritesOrdering::None).consistency(), Consistency::Flushed);
+        assert_eq!(caps(true, WritesOrdering::Owner).consistency(), Consistency::Flushed);
+        assert_eq!(caps(false, WritesOrdering::None).consistency(), Consistency::Impossible);
+        assert!(caps(true, WritesOrdering::None).mem_ops().flush_after_wait);
+        assert!(!caps(false, WritesOrdering::Owner).mem_ops().flush_after_wait);
+    }
+}

@@ -1,0 +1,89 @@
+//! Copies between GPU memory and the CPU, on a stream of gdsync's own.
+//!
+//! The stream is non-blocking, so that it never waits for the program's work, nor that for it; and what it copies passes
+//! through pinned memory, so that no copy waits for the driver to find a buffer of its own.
+
+use super::context::GpuContext;
+use super::error::{CudaError, check};
+use crate::memory::PinnedMemory;
+use cudarc::driver::sys;
+use std::sync::Arc;
+
+/// Bytes of the pinned buffer: one copy of the software card fits in.
+const STAGING: usize = 1 << 20;
+
+/// The stream and its buffer.
+pub(crate) struct Copier {
+    stream: sys::CUstream,
+    staging: PinnedMemory,
+}
+
+// SAFETY: a stream may be used from any thread; one at a time has it, under the context's lock.
+unsafe impl Send for Copier {}
+
+impl Copier {
+    /// Where the context is current.
+    pub(super) fn new(context: &Arc<GpuContext>) -> Result<Self, CudaError> {
+        let staging = PinnedMemory::allocate_whole(STAGING)
+            .map_err(|error| CudaError::NoHostMemory { len: STAGING, reason: error.to_string() })?;
+        context.translate(staging.addr(), 1)?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as long as the context.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Copier { stream, staging })
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is ours, and alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Copies out of GPU memory.
+    ///
+    /// # Safety
+    /// `from..from + into.len()` is memory of a GPU that this context reaches.
+    pub(super) unsafe fn read(&mut self, from: u64, into: &mut [u8]) -> Result<(), CudaError> {
+        for (i, chunk) in into.chunks_mut(STAGING).enumerate() {
+            let at = from + (i * STAGING) as u64;
+            let staging = self.staging.as_ptr();
+            // SAFETY: the GPU's side is the caller's; the buffer is pinned, long enough, and ours until we have waited.
+            check("cuMemcpyDtoHAsync", unsafe {
+                sys::cuMemcpyDtoHAsync_v2(staging.cast(), at, chunk.len(), self.stream)
+            })?;
+            self.synchronize()?;
+            // SAFETY: the copy is done: nobody else touches the buffer, which is as long as the chunk at least.
+            unsafe { staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
+        }
+        Ok(())
+    }
+
+    /// Copies into GPU memory.
+    ///
+    /// # Safety
+    /// `to..to + from.len()` is memory of a GPU that this context reaches.
+    pub(super) unsafe fn write(&mut self, to: u64, from: &[u8]) -> Result<(), CudaError> {
+        for (i, chunk) in from.chunks(STAGING).enumerate() {
+            let at = to + (i * STAGING) as u64;
+            let staging = self.staging.as_ptr();
+            // SAFETY: the last copy is done: nobody else touches the buffer, which is as long as the chunk at least.
+            unsafe { staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
+            // SAFETY: as in `read`.
+            check("cuMemcpyHtoDAsync", unsafe {
+                sys::cuMemcpyHtoDAsync_v2(at, staging.cast(), chunk.len(), self.stream)
+            })?;
+            self.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Fills GPU memory with zeroes.
+    ///
+    /// # Safety
+    /// `at..at + len` is memory of a GPU that this context reaches.
+    pub(super) unsafe fn zero(&mut self, at: u64, len: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, 0, len, self.stream) })?;
+        self.synchronize()
+    }
+}

@@ -1,0 +1,110 @@
+//! CUDA: devices, memory, and streams of a GPU as a backend.
+//!
+//! The driver is loaded at run time. Where there is none, or too old a one, every function here says so; nothing panics.
+//!
+//! # What may hang, and what does not
+//! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a context is blocked in a wait,
+//! `cuMemFree`, `cuMemHostUnregister`, loading a module and the first launch of a kernel that is loaded lazily wait for it,
+//! and kernel launches of *other* threads wait behind them. Posting batches, launching loaded kernels, allocating,
+//! registering and copying do not. So a program loads its modules, and launches each kernel once, before it waits for anything
+//! that needs its own help; and gdsync gives back memory that a GPU knows only while all its streams of that GPU are idle.
+
+mod context;
+mod copier;
+mod error;
+mod memory;
+mod region;
+
+pub use crate::stream::cuda::CudaStream;
+pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
+pub use context::{Consistency, GpuCapabilities, WritesOrdering};
+pub use error::CudaError;
+pub use memory::GpuMemory;
+pub use region::GpuMemoryRegion;
+
+pub(crate) use context::GpuContext;
+pub(crate) use error::check;
+
+use crate::memory::{HostAddr, PinnedMemory};
+use cudarc::driver::{CudaContext, sys};
+use std::sync::{Arc, OnceLock};
+
+/// The oldest driver that gdsync works with, as `cuDriverGetVersion` counts: CUDA 12.0.
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// Checks that there is a driver, of the right age, and initialises it. Before any other call of the driver.
+pub(crate) fn driver() -> Result<(), CudaError> {
+    static READY: OnceLock<()> = OnceLock::new();
+    if READY.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: loads the driver's library; its initialisers have no preconditions.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    let mut found = 0;
+    // SAFETY: `found` is a valid place; this function needs no initialisation.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
+    if found < OLDEST_DRIVER {
+        return Err(CudaError::TooOld { found, needed: OLDEST_DRIVER });
+    }
+    // SAFETY: no preconditions.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    READY.get_or_init(|| ());
+    Ok(())
+}
+
+/// Number of GPUs.
+///
+/// # Errors
+/// [`CudaError::NoDriver`], [`CudaError::TooOld`], or [`CudaError::Call`].
+pub fn device_count() -> Result<u32, CudaError> {
+    driver()?;
+    let mut count = 0;
+    // SAFETY: `count` is a valid place.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The primary context of a GPU.
+///
+/// # Errors
+/// As [`device_count`], and [`CudaError::NoDevice`].
+pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
+    let count = device_count()?;
+    if ordinal >= count {
+        return Err(CudaError::NoDevice { ordinal, count });
+    }
+    CudaContext::new(ordinal as usize).map_err(|error| CudaError::call("cuDevicePrimaryCtxRetain", error.0))
+}
+
+/// What a GPU can do.
+///
+/// # Errors
+/// [`CudaError::Call`].
+pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaError> {
+    Ok(GpuContext::of(context)?.capabilities())
+}
+
+/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory lives.
+///
+/// # Errors
+/// [`CudaError::Unreachable`] where the GPU refuses.
+pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, CudaError> {
+    let gpu = GpuContext::of(context)?;
+    let first = memory.addr();
+    let mut expected = gpu.translate(first, 1)?.get();
+    let page = crate::memory::page_size() as u64;
+    let base = expected;
+    // Page by page, as streams get to know them. A kernel needs them in a row.
+    let mut at = (first.get() & !(page - 1)) + page;
+    while at < first.get() + memory.len() as u64 {
+        expected = (expected & !(page - 1)) + page;
+        if gpu.translate(HostAddr(at), 1)?.get() != expected {
+            let reason = "the GPU has its pages in several places".to_owned();
+            return Err(CudaError::Unreachable { addr: HostAddr(at), reason });
+        }
+        at += page;
+    }
+    Ok(base)
+}

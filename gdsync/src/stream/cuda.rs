@@ -1,0 +1,354 @@
+//! A CUDA stream as a backend.
+
+use super::pause::Pause;
+use super::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
+use crate::cuda::{CudaError, GpuCapabilities, GpuContext, check};
+use crate::memory::peer_map::MapError;
+use crate::memory::{HostAddr, StreamAddr};
+use cudarc::driver::sys;
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+/// Memory operations that are put together on the stack.
+const FEW: usize = 8;
+
+/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end between kernels.
+///
+/// What is posted is ordered with everything else that the program enqueues on the stream. See [`crate::cuda`] for the calls
+/// of the driver that hang while a stream waits.
+#[derive(Debug)]
+pub struct CudaStream {
+    pub(super) handle: Arc<StreamHandle>,
+    pub(super) context: Arc<GpuContext>,
+}
+
+/// The stream itself.
+#[derive(Debug)]
+pub(crate) struct StreamHandle {
+    raw: sys::CUstream,
+    /// The per-thread default stream is another stream in every thread.
+    thread: Option<ThreadId>,
+    owner: Option<Arc<cudarc::driver::CudaStream>>,
+}
+
+// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
+unsafe impl Send for StreamHandle {}
+// SAFETY: as above.
+unsafe impl Sync for StreamHandle {}
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+impl CudaStream {
+    /// A stream of cudarc, which is kept alive.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
+        let context = GpuContext::of(stream.context())?;
+        Ok(Self::made(context, stream.cu_stream(), Some(stream)))
+    }
+
+    /// A raw stream, for example that of another library; `CU_STREAM_LEGACY` (or null) and `CU_STREAM_PER_THREAD`, too, for
+    /// the context that is current. The per-thread default stream can be posted to only by the thread that wraps it.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    ///
+    /// # Safety
+    /// The stream is alive, and stays so until the returned value is dropped (work that was posted may still be
+    /// outstanding then). Its context stays alive as long as the process uses memory that this library has told it of: pinned
+    /// memory, queues, GPU memory. A primary context does, as it is retained.
+    pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
+        crate::cuda::driver()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream is alive (the caller's), `context` a valid place.
+        check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
+        // SAFETY: the caller's.
+        let context = unsafe { GpuContext::of_raw(context) }?;
+        Ok(Self::made(context, stream, None))
+    }
+
+    fn made(
+        context: Arc<GpuContext>,
+        raw: sys::CUstream,
+        owner: Option<Arc<cudarc::driver::CudaStream>>,
+    ) -> Self {
+        let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
+        let handle = Arc::new(StreamHandle { raw, thread, owner });
+        context.add_stream(&handle);
+        context.collect();
+        CudaStream { handle, context }
+    }
+
+    /// The stream of cudarc that it was made of, if it was.
+    pub fn cudarc(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.handle.owner.as_ref()
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> sys::CUstream {
+        self.handle.raw
+    }
+
+    /// What the stream's GPU can do.
+    pub fn capabilities(&self) -> GpuCapabilities {
+        self.context.capabilities()
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        self.context.collect();
+    }
+}
+
+impl StreamHandle {
+    fn check_thread(&self) -> Result<(), CudaError> {
+        match self.thread {
+            Some(thread) if thread != thread::current().id() => Err(CudaError::OtherThread),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
+    fn check_not_capturing(&self) -> Result<(), CudaError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
+        match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
+            // The legacy stream, while another of the context is captured.
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Err(CudaError::Capturing),
+            result => {
+                check("cuStreamIsCapturing", result)?;
+                let capturing = status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                if capturing { Err(CudaError::Capturing) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Whether everything enqueued is done. With the stream's context current.
+    fn query(&self) -> Result<bool, CudaError> {
+        self.check_thread()?;
+        self.check_not_capturing()?;
+        // SAFETY: the stream is alive (`CudaStream`'s promise).
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuStreamQuery", result).map(|()| true),
+        }
+    }
+
+    /// True where nothing is enqueued that the GPU will still do.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.query().unwrap_or_else(|error| error.is_fatal())
+    }
+}
+
+impl From<CudaError> for StreamError {
+    fn from(error: CudaError) -> Self {
+        if error.is_fatal() {
+            StreamError::Failed { reason: error.to_string() }
+        } else {
+            StreamError::Cuda(error)
+        }
+    }
+}
+
+impl MemOpStream for CudaStream {
+    fn caps(&self) -> MemOpCaps {
+        self.context.capabilities().mem_ops()
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.context.look_up(addr, len).map_err(|error| match error {
+            MapError::Unknown => StreamError::Unregistered { addr, len },
+            MapError::Refused(reason) => StreamError::Unreachable { addr, reason },
+        })
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        self.handle.check_thread()?;
+        let _entered = self.context.enter()?;
+        self.handle.check_not_capturing()?;
+        let _submitting = self.context.submitting();
+        with_params(ops, |params| {
+            let (count, params) = (params.len() as u32, params.as_mut_ptr());
+            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries, and the driver copies it.
+            // The addresses are the caller's promise.
+            check("cuStreamBatchMemOp", unsafe {
+                sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
+            })
+        })?;
+        Ok(())
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let entered = self.context.enter()?;
+        let mut pause = Pause::new();
+        while !self.handle.query()? {
+            if pause.elapsed() >= timeout {
+                return Ok(false);
+            }
+            pause.pause();
+        }
+        drop(entered);
+        self.context.collect();
+        Ok(true)
+    }
+}
+
+/// Calls with the operations as CUDA wants them. Nothing for no operations.
+pub(super) fn with_params(
+    ops: &[MemOp],
+    call: impl FnOnce(&mut [sys::CUstreamBatchMemOpParams]) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    let empty = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    if ops.len() <= FEW {
+        let mut few = [empty; FEW];
+        let count = fill(ops, &mut few);
+        return if count == 0 { Ok(()) } else { call(&mut few[..count]) };
+    }
+    let mut many = vec![empty; ops.len()];
+    let count = fill(ops, &mut many);
+    call(&mut many[..count])
+}
+
+/// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of that wait.
+fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
+    let mut count = 0;
+    for (i, op) in ops.iter().enumerate() {
+        let flush = i + 1 < ops.len() && ops[i + 1] == MemOp::FlushRemote;
+        let folded = *op == MemOp::FlushRemote && i > 0 && ops[i - 1].is_wait();
+        if !folded {
+            params[count] = param(op, flush);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// One operation (`CUstreamBatchMemOpParams`, CUDA driver API). `flush`: a flush follows, which a wait does itself.
+fn param(op: &MemOp, flush: bool) -> sys::CUstreamBatchMemOpParams {
+    use sys::CUstreamBatchMemOpType as Type;
+    // Every bit is defined, also of the longer members of the union: the driver reads the one that `operation` names.
+    let mut params = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    match *op {
+        MemOp::Write32 { addr, value } => {
+            params.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: Type::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                address: addr.get(),
+                __bindgen_anon_1: WriteValue { value64: value.into() },
+                flags: 0,
+                alias: 0,
+            };
+        }
+        MemOp::Write64 { addr, value } => {
+            params.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: Type::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address: addr.get(),
+                __bindgen_anon_1: WriteValue { value64: value },
+                flags: 0,
+                alias: 0,
+            };
+        }
+        MemOp::Wait32 { addr, condition, value } => {
+            params.waitValue =
+                wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, condition, value.into(), flush);
+        }
+        MemOp::Wait64 { addr, condition, value } => {
+            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, condition, value, flush);
+        }
+        MemOp::Barrier => {
+            params.memoryBarrier = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpMemoryBarrierParams_st {
+                operation: Type::CU_STREAM_MEM_OP_BARRIER,
+                flags: sys::CUstreamMemoryBarrier_flags::CU_STREAM_MEMORY_BARRIER_TYPE_SYS as u32,
+            };
+        }
+        MemOp::FlushRemote => {
+            params.flushRemoteWrites =
+                sys::CUstreamBatchMemOpParams_union_CUstreamMemOpFlushRemoteWritesParams_st {
+                    operation: Type::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
+                    flags: 0,
+                };
+        }
+    }
+    params
+}
+
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams;
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue;
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue;
+
+/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and the GPU's hosts are little
+/// endian.
+fn wait(
+    operation: sys::CUstreamBatchMemOpType,
+    addr: StreamAddr,
+    condition: Condition,
+    value: u64,
+    flush: bool,
+) -> WaitParams {
+    use sys::CUstreamWaitValue_flags as Flags;
+    let condition = match condition {
+        Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
+        Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
+        Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
+        Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
+    };
+    let flush = if flush { Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32 } else { 0 };
+    WaitParams {
+        operation,
+        address: addr.get(),
+        __bindgen_anon_1: WaitValue { value64: value },
+        flags: condition as u32 | flush,
+        alias: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of an entry, as `cuda.h` lays them out: operation, padding, address, value, flags, padding, alias.
+    fn bytes(params: &sys::CUstreamBatchMemOpParams) -> Vec<u64> {
+        // SAFETY: all bits of the entry are defined.
+        unsafe { params.pad }.to_vec()
+    }
+
+    #[test]
+    fn operations_are_laid_out_as_cuda_h_says() {
+        let addr = StreamAddr::new(0x7000);
+        let low = |word: u64| word & 0xffff_ffff;
+        let entries = |ops: &[MemOp]| {
+            let mut params = vec![sys::CUstreamBatchMemOpParams { pad: [u64::MAX; 6] }; ops.len()];
+            let count = fill(ops, &mut params);
+            params[..count].iter().map(bytes).collect::<Vec<_>>()
+        };
+        let wait = MemOp::Wait32 { addr, condition: Condition::Nor, value: 0xfeff_ffff };
+        let found =
+            entries(&[MemOp::Write32 { addr, value: 5 }, MemOp::Write64 { addr, value: 1 << 40 }, wait]);
+        // CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2, WRITE_VALUE_64 = 5, WAIT_VALUE_32 = 1; NOR = 3.
+        assert_eq!((low(found[0][0]), found[0][1], low(found[0][2]), low(found[0][3])), (2, 0x7000, 5, 0));
+        assert_eq!((low(found[1][0]), found[1][2]), (5, 1 << 40));
+        assert_eq!((low(found[2][0]), low(found[2][2]), low(found[2][3])), (1, 0xfeff_ffff, 3));
+        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit 30 of its flags.
+        let wait = MemOp::Wait64 { addr, condition: Condition::And, value: 9 };
+        let found =
+            entries(&[MemOp::FlushRemote, MemOp::Barrier, wait, MemOp::FlushRemote, MemOp::FlushRemote]);
+        assert_eq!(found.iter().map(|entry| low(entry[0])).collect::<Vec<_>>(), [3, 6, 4, 3]);
+        assert_eq!(low(found[2][3]), 2 | 1 << 30);
+    }
+
+    #[test]
+    fn no_operations_are_no_call_and_many_are_one() {
+        with_params(&[], |_| Err(CudaError::NoDriver)).unwrap();
+        let ops = vec![MemOp::Barrier; 255];
+        let mut seen = 0;
+        with_params(&ops, |params| {
+            seen = params.len();
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, 255);
+    }
+}
