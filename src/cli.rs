@@ -12,6 +12,10 @@ pub(crate) const MAX_SIZE: u64 = 1 << 30;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
 pub(crate) const MAX_BATCH: u64 = 1024;
 
+/// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000 operations wait, and there are four to
+/// an exchange, and twice as many exchanges under way.
+pub(crate) const MAX_GPU_BATCH: u64 = 120;
+
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
 #[command(name = "gdsync", version, about, disable_help_subcommand = true, arg_required_else_help = false)]
@@ -53,6 +57,9 @@ pub(crate) struct PingpongOptions {
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
+    /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
+    #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: Option<u32>,
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
     pub(crate) doorbells: DoorbellChoice,
@@ -85,6 +92,15 @@ impl Cli {
 impl PingpongOptions {
     /// What does not go together.
     fn conflict(&self) -> Option<String> {
+        if self.gpu.is_some() && self.trigger == Trigger::Cpu {
+            return Some("--gpu is for streams: with --trigger cpu, no GPU has a part in it".to_owned());
+        }
+        if self.gpu.is_some() && self.batch > MAX_GPU_BATCH {
+            return Some(format!(
+                "--batch {} is more than the {MAX_GPU_BATCH} that --gpu allows",
+                self.batch
+            ));
+        }
         if self.trigger == Trigger::Cpu && self.doorbells == DoorbellChoice::Proxy {
             return Some(
                 "--doorbells proxy is for streams: with --trigger cpu, the CPU rings the card itself"
@@ -188,6 +204,10 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
+fn ordinal(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
+}
+
 fn procs(text: &str) -> Result<u64, String> {
     positive(text).ok().filter(|value| *value <= 2).ok_or_else(|| format!("{text} is neither 1 nor 2"))
 }
@@ -260,6 +280,9 @@ mod tests {
             ("--warmup", "x", "0 or more"),
             ("--procs", "3", "neither 1 nor 2"),
             ("--batch", "1025", "more than the 1024"),
+            ("--gpu", "-1", "-1 is not the number of a GPU"),
+            ("--gpu", "all", "all is not the number of a GPU"),
+            ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
             ("--op", "fetch", "[possible values: send, write, write-imm]"),
             ("--check=maybe", "", "maybe"),
         ] {
@@ -267,6 +290,21 @@ mod tests {
                 if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
             assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
         }
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_refused() {
+        for (arguments, said) in [
+            (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
+            (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
+            (&["--doorbells", "proxy", "--trigger", "cpu"], "--doorbells proxy is for streams"),
+        ] {
+            let message = parse(arguments).unwrap_err();
+            assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
+        }
+        let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
+        assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
+        assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
     }
 
     #[test]

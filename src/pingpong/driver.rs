@@ -1,7 +1,8 @@
-//! Who performs a side's work: a software stream, or the calling thread.
+//! Who performs a side's work: a software stream, the calling thread, or a GPU.
 
 use super::cpu::CpuDriver;
 use super::findings::Findings;
+use super::gpu::GpuDriver;
 use super::soft::SoftDriver;
 use crate::Failure;
 use crate::cli::{PingpongOptions, Trigger};
@@ -44,6 +45,10 @@ pub(super) trait Driver {
 
     /// How the doorbells of a queue pair reach the card.
     fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
+    /// The name of the GPU, where one does the work.
+    fn gpu(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// The driver that the options ask for, with everything allocated that it will need.
@@ -54,9 +59,10 @@ pub(super) fn new(
     findings: &Findings,
 ) -> Result<Box<dyn Driver>, Failure> {
     let findings = findings.clone();
-    Ok(match options.trigger {
-        Trigger::Stream => Box::new(SoftDriver::new(options, rank, pd, findings)?),
-        Trigger::Cpu => Box::new(CpuDriver::new(options, rank, pd, findings)?),
+    Ok(match (options.gpu, options.trigger) {
+        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
+        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
+        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
     })
 }
 

@@ -18,6 +18,7 @@ pub(super) struct Measured<'a> {
 /// Where it was measured.
 pub(super) struct Setting {
     pub(super) card: String,
+    pub(super) gpu: Option<String>,
     pub(super) doorbells: String,
 }
 
@@ -28,6 +29,8 @@ pub(super) struct Report {
     op: crate::cli::Operation,
     procs: u64,
     trigger: crate::cli::Trigger,
+    /// The GPU whose stream triggers, and whose memory the messages are in.
+    gpu: Option<String>,
     /// How doorbells reach the card.
     doorbells: String,
     batch: u64,
@@ -64,6 +67,7 @@ impl Report {
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
+            gpu: setting.gpu,
             doorbells: setting.doorbells,
             batch: options.batch,
             size: options.size,
@@ -85,11 +89,12 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} between {} on {}, triggered by the {}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
+            "{} between {} on {}, triggered by the {}{}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
             self.trigger,
+            self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
             self.doorbells,
             self.batch,
         );

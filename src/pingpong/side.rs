@@ -26,8 +26,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it goes first: its end wakes the other side's stream, and a GPU may not release what it
-    /// holds while a stream of the same context waits.
+    /// Before the driver, so that it goes first: its end wakes the other side's stream, for which a GPU that both sides use
+    /// might wait while it releases what the driver holds.
     channel: Channel,
     card: String,
     queue_pair: Arc<QueuePair>,
@@ -299,7 +299,9 @@ impl Side {
             operations: self.operations,
         };
         let doorbells = self.driver.doorbells(&self.queue_pair)?.to_string();
-        Ok(Report::new(&self.options, Setting { card: self.card.clone(), doorbells }, &measured))
+        let setting =
+            Setting { card: self.card.clone(), gpu: self.driver.gpu().map(str::to_owned), doorbells };
+        Ok(Report::new(&self.options, setting, &measured))
     }
 }
 
