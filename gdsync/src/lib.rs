@@ -66,7 +66,7 @@ mod request;
 mod stream;
 mod verbs_call;
 
-pub use batch::{Batch, BatchShape};
+pub use batch::{Batch, BatchShape, StreamWait};
 pub use cq::CompletionQueue;
 pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Gid, Mtu, PortAttributes, PortState};

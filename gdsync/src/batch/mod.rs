@@ -5,10 +5,12 @@
 
 mod plan;
 mod shape;
+mod stream_wait;
 
 pub(crate) use plan::{Lowering, Step};
 pub use shape::BatchShape;
 pub(crate) use shape::Kind;
+pub use stream_wait::StreamWait;
 
 use crate::error::QueueError;
 use crate::memory::{Word32, Word64};
@@ -70,6 +72,12 @@ impl Batch {
     /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream never goes on.
     pub fn wait_value64(mut self, word: &Word64, condition: Condition, value: u64) -> Self {
         self.push(Descriptor::Wait64(word.clone(), condition, value));
+        self
+    }
+
+    /// Adds: wait for a word, in a way that can be called off.
+    pub fn wait_for(mut self, wait: &StreamWait) -> Self {
+        self.push(wait.descriptor());
         self
     }
 

@@ -6,7 +6,7 @@ use crate::memory::StreamAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 impl Condition {
-    pub(super) fn holds32(self, word: u32, value: u32) -> bool {
+    pub(crate) fn holds32(self, word: u32, value: u32) -> bool {
         match self {
             Condition::Geq => word.wrapping_sub(value) as i32 >= 0,
             Condition::Eq => word == value,
@@ -15,7 +15,7 @@ impl Condition {
         }
     }
 
-    pub(super) fn holds64(self, word: u64, value: u64) -> bool {
+    pub(crate) fn holds64(self, word: u64, value: u64) -> bool {
         match self {
             Condition::Geq => word.wrapping_sub(value) as i64 >= 0,
             Condition::Eq => word == value,

@@ -1,0 +1,155 @@
+//! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went early.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod common;
+mod gpu_rig;
+
+use common::{LONG, poll};
+use gdsync::cuda::{CudaError, CudaStream};
+use gdsync::cudarc::driver::{LaunchConfig, sys};
+use gdsync::{
+    Batch, Condition, FailureCause, HostAddr, MemOp, MemOpStream, PinnedMemory, PostFailure, Stream,
+    StreamError, Word32, WorkRequest,
+};
+use gpu_rig::{Rig, synchronize};
+use std::time::{Duration, Instant};
+
+/// A stream that stands still until the word is set.
+fn hold(stream: &Stream<CudaStream>) -> Word32 {
+    let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+    word
+}
+
+#[test]
+fn an_address_nobody_knows_is_refused() {
+    let Some(rig) = Rig::new("an_address_nobody_knows_is_refused") else { return };
+    let stream = rig.stream();
+    let memory = PinnedMemory::allocate(64).unwrap();
+    let known: HostAddr = memory.addr();
+    assert!(stream.translate(known, 4).is_ok());
+    drop(memory);
+    assert!(matches!(stream.translate(known, 4), Err(StreamError::Unregistered { .. })));
+}
+
+#[test]
+fn operations_that_the_driver_refuses_are_not_lost() {
+    let Some(rig) = Rig::new("operations_that_the_driver_refuses_are_not_lost") else { return };
+    let stream = rig.stream();
+    let memory = PinnedMemory::allocate(64).unwrap();
+    let addr = stream.translate(memory.addr(), 4).unwrap();
+    let odd = gdsync::StreamAddr::new(addr.get() + 2);
+    // SAFETY: the address is misaligned, which the driver refuses before it does anything.
+    let error = unsafe { stream.submit(&[MemOp::Write32 { addr: odd, value: 1 }]) }.unwrap_err();
+    assert!(
+        matches!(error, StreamError::Cuda(CudaError::Call { call: "cuStreamBatchMemOp", .. })),
+        "{error}"
+    );
+    // SAFETY: a valid, aligned address; too many operations are refused as a whole.
+    let error = unsafe { stream.submit(&vec![MemOp::Write32 { addr, value: 1 }; 256]) }.unwrap_err();
+    assert!(error.to_string().contains("INVALID_VALUE"), "{error}");
+    assert_eq!(Word32::new(&memory, 0).unwrap().load(), 0);
+    let word = hold(&stream);
+    word.store(1);
+    synchronize(&stream);
+}
+
+#[test]
+fn a_queue_pair_that_fails_wakes_the_stream_that_waits_for_it() {
+    let Some(rig) = Rig::new("a_queue_pair_that_fails_wakes_the_stream_that_waits_for_it") else { return };
+    for stream in [rig.stream(), rig.proxied()] {
+        let pair = common::Pair::new();
+        pair.left.post_recv(&[], 5).unwrap();
+        let arrival = pair.left.recv_cq().prepare_wait().unwrap();
+        let send = pair.left.prepare(WorkRequest::send(&[])).unwrap();
+        stream.post(Batch::new().wait(arrival).send(send)).unwrap();
+        assert!(!stream.synchronize_timeout(Duration::from_millis(30)).unwrap());
+        let named = stream.oldest_wait().unwrap();
+        assert!(named.contains(&format!("{:#x}", pair.left.number())), "{named}");
+        pair.left.abort().unwrap();
+        synchronize(&stream);
+        assert!(poll(&pair.left.recv_cq()).status.unwrap_err().is_flush());
+        assert!(poll(&pair.left.send_cq()).status.unwrap_err().is_flush());
+        assert!(matches!(pair.left.failure(), Some(FailureCause::Aborted)));
+    }
+}
+
+#[test]
+fn everything_may_be_dropped_while_the_stream_waits() {
+    let Some(rig) = Rig::new("everything_may_be_dropped_while_the_stream_waits") else { return };
+    let (stream, other) = (rig.stream(), rig.stream());
+    let (source, target) = (rig.region(64), rig.region(64));
+    let pair = common::Pair::new();
+    let slices = [source.slice(..).unwrap()];
+    let word = hold(&stream);
+    let send = rig.pair.left.prepare(WorkRequest::write(&slices, target.remote())).unwrap();
+    let lost = pair.left.prepare(WorkRequest::send(&[])).unwrap();
+    stream.post(Batch::new().send(send).send(lost)).unwrap();
+    // Each of these would have to wait for the stream, if the driver were called at once.
+    let start = Instant::now();
+    drop((source, slices, target, pair));
+    let spare = PinnedMemory::allocate(4096).unwrap();
+    other.post(Batch::new().write_value32(&Word32::new(&spare, 0).unwrap(), 3)).unwrap();
+    synchronize(&other);
+    assert_eq!(Word32::new(&spare, 0).unwrap().load(), 3);
+    drop((spare, rig.memory(1 << 20), other));
+    drop(stream);
+    assert!(start.elapsed() < Duration::from_secs(5), "something waited for the stream");
+    word.store(1);
+    assert_eq!(poll(&rig.pair.left.send_cq()).status, Ok(()));
+}
+
+#[test]
+fn a_capture_is_not_posted_to() {
+    let Some(rig) = Rig::new("a_capture_is_not_posted_to") else { return };
+    let stream = rig.stream();
+    let raw = stream.cudarc().unwrap().clone();
+    raw.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let send = rig.pair.left.prepare(WorkRequest::send(&[])).unwrap();
+    let error = stream.post(Batch::new().send(send)).unwrap_err();
+    assert!(matches!(error.source, PostFailure::Stream(StreamError::Cuda(CudaError::Capturing))), "{error}");
+    assert!(stream.synchronize_timeout(Duration::ZERO).is_err());
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    drop(raw.end_capture(flags));
+    rig.pair.right.post_recv(&[], 0).unwrap();
+    stream.post(error.batch).unwrap();
+    synchronize(&stream);
+    assert_eq!(poll(&rig.pair.left.send_cq()).status, Ok(()));
+}
+
+/// In a process of its own: a context that is lost does not come back.
+#[test]
+fn a_lost_context_fails_the_stream_and_its_queue_pairs() {
+    const CHILD: &str = "GDSYNC_TEST_LOSES_ITS_CONTEXT";
+    if std::env::var_os(CHILD).is_none() {
+        let Some(rig) = Rig::new("a_lost_context_fails_the_stream_and_its_queue_pairs") else { return };
+        drop(rig);
+        let own = std::env::current_exe().unwrap();
+        let name = "a_lost_context_fails_the_stream_and_its_queue_pairs";
+        let output =
+            std::process::Command::new(own).args(["--exact", name]).env(CHILD, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let rig = Rig::new("a_lost_context").unwrap();
+    let (stream, other) = (rig.stream(), rig.stream());
+    rig.pair.left.post_recv(&[], 0).unwrap();
+    let arrival = rig.pair.left.recv_cq().prepare_wait().unwrap();
+    stream.post(Batch::new().wait(arrival)).unwrap();
+    let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the kernel takes no arguments.
+    unsafe { other.cudarc().unwrap().launch_builder(&rig.crash).launch(config) }.unwrap();
+    let error = other.synchronize_timeout(LONG).unwrap_err();
+    assert!(matches!(error, StreamError::Failed { .. }), "{error}");
+    let send = rig.pair.right.prepare(WorkRequest::send(&[])).unwrap();
+    let error = other.post(Batch::new().send(send)).unwrap_err();
+    assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
+    assert!(rig.pair.right.failure().is_some(), "nobody knows what was rung");
+    assert!(stream.synchronize_timeout(LONG).is_err());
+    assert!(rig.pair.left.failure().is_some());
+    assert!(poll(&rig.pair.left.recv_cq()).status.unwrap_err().is_flush());
+    let start = Instant::now();
+    drop((stream, other, error, rig));
+    assert!(start.elapsed() < LONG);
+}
