@@ -1,13 +1,20 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use gdsync::DoorbellPath;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fmt;
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
 pub(crate) const MAX_BATCH: u64 = 1024;
+
+/// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000 operations wait, and there are four to
+/// an exchange, and twice as many exchanges under way.
+pub(crate) const MAX_GPU_BATCH: u64 = 120;
 
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
@@ -50,6 +57,12 @@ pub(crate) struct PingpongOptions {
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
+    /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
+    #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: Option<u32>,
+    /// How a stream's doorbells reach the card
+    #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
+    pub(crate) doorbells: DoorbellChoice,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
@@ -60,6 +73,42 @@ pub(crate) struct PingpongOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Cli {
+    /// Parses a command line, and refuses options that do not go together.
+    pub(crate) fn parse_words<W: Into<OsString> + Clone>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(words)?;
+        let conflict = match &cli.command {
+            Command::Pingpong(options) => options.conflict(),
+            _ => None,
+        };
+        conflict.map_or(Ok(cli), |text| Err(Self::command().error(ErrorKind::ArgumentConflict, text)))
+    }
+}
+
+impl PingpongOptions {
+    /// What does not go together.
+    fn conflict(&self) -> Option<String> {
+        if self.gpu.is_some() && self.trigger == Trigger::Cpu {
+            return Some("--gpu is for streams: with --trigger cpu, no GPU has a part in it".to_owned());
+        }
+        if self.gpu.is_some() && self.batch > MAX_GPU_BATCH {
+            return Some(format!(
+                "--batch {} is more than the {MAX_GPU_BATCH} that --gpu allows",
+                self.batch
+            ));
+        }
+        if self.trigger == Trigger::Cpu && self.doorbells == DoorbellChoice::Proxy {
+            return Some(
+                "--doorbells proxy is for streams: with --trigger cpu, the CPU rings the card itself"
+                    .to_owned(),
+            );
+        }
+        None
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -114,6 +163,27 @@ pub(crate) enum Trigger {
     Cpu,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DoorbellChoice {
+    /// The stream stores to the card's register where it can reach it, else as with `proxy`
+    Auto,
+    /// The stream stores to the card's register
+    Direct,
+    /// The stream stores to a mailbox, and a thread forwards it
+    Proxy,
+}
+
+impl From<DoorbellChoice> for DoorbellPath {
+    fn from(choice: DoorbellChoice) -> Self {
+        match choice {
+            DoorbellChoice::Auto => DoorbellPath::Auto,
+            DoorbellChoice::Direct => DoorbellPath::Direct,
+            DoorbellChoice::Proxy => DoorbellPath::Proxy,
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -150,6 +220,10 @@ fn positive(text: &str) -> Result<u64, String> {
         Ok(0) | Err(_) => Err(format!("{text} is not a whole number of 1 or more")),
         Ok(value) => Ok(value),
     }
+}
+
+fn ordinal(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
 }
 
 fn procs(text: &str) -> Result<u64, String> {
@@ -190,7 +264,7 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
         let words = ["gdsync", "pingpong"].iter().chain(arguments);
-        match Cli::try_parse_from(words).map(|cli| cli.command) {
+        match Cli::parse_words(words).map(|cli| cli.command) {
             Ok(Command::Pingpong(options)) => Ok(options),
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(one_line(&error.to_string())),
@@ -224,6 +298,9 @@ mod tests {
             ("--warmup", "x", "0 or more"),
             ("--procs", "3", "neither 1 nor 2"),
             ("--batch", "1025", "more than the 1024"),
+            ("--gpu", "-1", "-1 is not the number of a GPU"),
+            ("--gpu", "all", "all is not the number of a GPU"),
+            ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
             ("--op", "fetch", "[possible values: send, write, write-imm]"),
             ("--check=maybe", "", "maybe"),
         ] {
@@ -231,6 +308,21 @@ mod tests {
                 if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
             assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
         }
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_refused() {
+        for (arguments, said) in [
+            (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
+            (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
+            (&["--doorbells", "proxy", "--trigger", "cpu"], "--doorbells proxy is for streams"),
+        ] {
+            let message = parse(arguments).unwrap_err();
+            assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
+        }
+        let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
+        assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
+        assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
     }
 
     #[test]

@@ -8,7 +8,6 @@ mod devices;
 mod pingpong;
 mod text;
 
-use clap::Parser;
 use cli::{Cli, Command};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -17,7 +16,7 @@ use std::process::ExitCode;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::parse_words(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use serde_json::Value;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,31 @@ fn batches_larger_and_smaller_than_the_number_of_exchanges() {
 }
 
 #[test]
+fn doorbells_go_the_way_that_is_asked_for() {
+    for (choice, reported) in [("auto", "direct"), ("direct", "direct"), ("proxy", "proxy (asked for)")] {
+        for (op, procs) in [("send", "1"), ("send", "2"), ("write", "2")] {
+            let arguments = ["pingpong", "--doorbells", choice, "--op", op, "--procs", procs];
+            let report = json(&[&arguments[..], &["--iters", "200", "--size", "100", "--json"]].concat());
+            assert_eq!(report["verified"], true, "{report}");
+            assert_eq!(report["doorbells"], reported, "{report}");
+            assert_eq!(report.get("gpu"), Some(&Value::Null), "{report}");
+        }
+    }
+    let table = succeeds(&["pingpong", "--doorbells", "proxy", "--iters", "50"]);
+    assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
+}
+
+#[test]
+fn cpu_time_is_told_beside_the_elapsed_time() {
+    for (trigger, warmup) in [("stream", "0"), ("stream", "5"), ("cpu", "0")] {
+        let arguments = ["pingpong", "--trigger", trigger, "--warmup", warmup, "--iters", "500", "--json"];
+        let report = json(&arguments);
+        assert!(report["wall_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(report["cpu_s"].as_f64().unwrap() > 0.0, "two threads at least are at work: {report}");
+    }
+}
+
+#[test]
 fn the_table_names_its_columns() {
     let table = succeeds(&["pingpong", "--iters", "50", "--size", "64"]);
     let lines: Vec<&str> = table.lines().collect();
@@ -91,6 +116,10 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--size", "2TiB"], "more than the 1 GiB"),
         (&["pingpong", "--iters", "0"], "0 is not a whole number of 1 or more"),
         (&["pingpong", "--op", "fetch"], "possible values: send, write, write-imm"),
+        (&["pingpong", "--gpu", "0", "--trigger", "cpu"], "--gpu is for streams"),
+        (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
+        (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
+        (&["pingpong", "--trigger", "cpu", "--doorbells", "proxy"], "--doorbells proxy is for streams"),
         (&["pingpong", "--nonsense"], "--nonsense"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
@@ -104,6 +133,51 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         );
         assert!(output.stdout.is_empty());
     }
+}
+
+/// Says why where a GPU cannot be used: a driver without GPUs, or none.
+fn no_gpu() -> Option<String> {
+    gdsync::cuda::context(0).err().map(|error| error.to_string())
+}
+
+#[test]
+fn a_missing_gpu_is_told_in_one_line() {
+    // A number that no machine has, and the first, which this one may lack.
+    let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
+    for ordinal in missing {
+        for procs in ["1", "2"] {
+            let output = run(&["pingpong", "--gpu", ordinal, "--procs", procs, "--json"]);
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{message}");
+            assert_eq!(message.trim_end().lines().count(), 1, "{message}");
+            assert!(message.contains("no CUDA driver") || message.contains("no GPU"), "{message}");
+            assert!(output.stdout.is_empty());
+        }
+    }
+}
+
+#[test]
+fn messages_in_gpu_memory_are_verified() {
+    if let Some(reason) = no_gpu() {
+        writeln!(std::io::stderr(), "SKIPPED messages_in_gpu_memory_are_verified: {reason}").unwrap();
+        return;
+    }
+    let play = |more: &[&str]| {
+        let arguments = ["pingpong", "--gpu", "0", "--iters", "100", "--warmup", "10", "--json"];
+        let report = json(&[&arguments[..], more].concat());
+        assert!(report["gpu"].is_string() && report["min_us"].as_f64().unwrap() > 0.0, "{report}");
+        report
+    };
+    for op in ["send", "write", "write-imm"] {
+        for (procs, size) in [("1", "8"), ("1", "1MiB"), ("2", "0"), ("2", "1003")] {
+            let report = play(&["--op", op, "--procs", procs, "--size", size]);
+            assert_eq!(report["verified"], true, "{report}");
+        }
+        let report = play(&["--op", op, "--doorbells", "proxy"]);
+        assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"proxy (asked for)".into()));
+    }
+    let report = play(&["--check=false", "--batch", "120"]);
+    assert_eq!(report["verified"], false, "{report}");
 }
 
 #[test]
@@ -166,35 +240,48 @@ fn is_running(pid: u32) -> bool {
     )
 }
 
+/// Kills the other process of a pingpong after a while; the first then has to end with an error soon.
+fn kill_peer(options: &[&str], after: Duration) {
+    let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
+    let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let peer = peer_of(parent.id());
+    std::thread::sleep(after);
+    kill(peer);
+    let killed = Instant::now();
+    let status = loop {
+        if let Some(status) = parent.try_wait().unwrap() {
+            break status;
+        }
+        if killed.elapsed() > Duration::from_secs(5) {
+            parent.kill().unwrap();
+            panic!("{options:?} hangs when its peer is killed");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut message = String::new();
+    parent.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!(status.code(), Some(1), "{message}");
+    assert!(message.contains("the other side is gone") || message.contains("retries exceeded"), "{message}");
+}
+
 #[test]
 fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
     for op in ["send", "write"] {
         for trigger in ["stream", "cpu"] {
-            let arguments = ["pingpong", "--iters", "100000000", "--op", op, "--trigger", trigger];
-            let mut parent =
-                gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            let peer = peer_of(parent.id());
-            std::thread::sleep(Duration::from_millis(300));
-            kill(peer);
-            let killed = Instant::now();
-            let status = loop {
-                if let Some(status) = parent.try_wait().unwrap() {
-                    break status;
-                }
-                if killed.elapsed() > Duration::from_secs(5) {
-                    parent.kill().unwrap();
-                    panic!("{op} by {trigger} hangs when its peer is killed");
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            };
-            let mut message = String::new();
-            parent.stderr.take().unwrap().read_to_string(&mut message).unwrap();
-            assert_eq!(status.code(), Some(1), "{message}");
-            assert!(
-                message.contains("the other side is gone") || message.contains("retries exceeded"),
-                "{message}"
-            );
+            kill_peer(&["--op", op, "--trigger", trigger], Duration::from_millis(300));
         }
+    }
+}
+
+#[test]
+fn a_killed_peer_leaves_no_gpu_waiting() {
+    if let Some(reason) = no_gpu() {
+        writeln!(std::io::stderr(), "SKIPPED a_killed_peer_leaves_no_gpu_waiting: {reason}").unwrap();
+        return;
+    }
+    for op in ["send", "write"] {
+        // Enough for both to have set up their contexts and to be at it.
+        kill_peer(&["--op", op, "--gpu", "0"], Duration::from_secs(4));
     }
 }
 

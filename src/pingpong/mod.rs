@@ -1,10 +1,17 @@
 //! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for them.
 
 mod channel;
+mod cpu;
+mod driver;
+mod findings;
+mod gpu;
+mod host;
 mod pattern;
+mod progress;
 mod report;
-mod runner;
 mod side;
+mod soft;
+mod timing;
 
 use crate::Failure;
 use crate::cli::PingpongOptions;
@@ -16,6 +23,8 @@ use std::process::{Child, Command, Stdio};
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
+    // Before the other process, so that a GPU that is not there is told of once. Kept: both sides of one process use it.
+    let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
     let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
     let mut out = io::stdout().lock();
     if options.json {

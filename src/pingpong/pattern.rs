@@ -1,4 +1,6 @@
 //! The content of messages: a sequence that differs with the message, its direction, and every word in it.
+//!
+//! `gpu/kernels.cu` makes the same.
 
 use gdsync::PinnedMemory;
 use std::sync::atomic::Ordering;
@@ -16,6 +18,11 @@ impl Pattern {
     /// Message `sequence` of side `rank`.
     pub(super) fn new(rank: u64, sequence: u64) -> Self {
         Pattern { seed: (sequence << 1 | rank).wrapping_mul(0xd129_0f53_2d1b_5d95) }
+    }
+
+    /// What the content is made of.
+    pub(super) fn seed(self) -> u64 {
+        self.seed
     }
 
     fn words(self) -> impl Iterator<Item = u64> {

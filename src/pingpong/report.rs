@@ -1,63 +1,25 @@
 //! What a pingpong measured.
 
+use super::timing::Timing;
 use crate::cli::PingpongOptions;
 use crate::text;
-use hdrhistogram::Histogram;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Times of exchanges, taken by the stream itself.
-pub(super) struct Timing {
-    warmup: u64,
-    seen: u64,
-    last: Instant,
-    started: Option<Instant>,
-    halves: Histogram<u64>,
-    shortest: u64,
-    longest: u64,
+/// What was measured.
+pub(super) struct Measured<'a> {
+    pub(super) timing: &'a Timing,
+    /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared, performed, collected.
+    pub(super) usage: (Duration, Duration),
+    /// Memory operations of the stream, warm-up included.
+    pub(super) operations: u64,
 }
 
-impl Timing {
-    pub(super) fn new(warmup: u64) -> Self {
-        // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be, too.
-        let halves = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
-            .or_else(|_| Histogram::new(3))
-            .expect("3 digits are between 0 and 5");
-        Timing {
-            warmup,
-            seen: 0,
-            last: Instant::now(),
-            started: None,
-            halves,
-            shortest: u64::MAX,
-            longest: 0,
-        }
-    }
-
-    /// The first exchange begins.
-    pub(super) fn begin(&mut self) {
-        self.last = Instant::now();
-        self.started = (self.warmup == 0).then_some(self.last);
-    }
-
-    /// An exchange has ended, and the next begins.
-    pub(super) fn exchanged(&mut self) {
-        let now = Instant::now();
-        self.seen += 1;
-        if self.seen == self.warmup {
-            self.started = Some(now);
-        } else if self.seen > self.warmup {
-            let half = u64::try_from(now.duration_since(self.last).as_nanos() / 2).unwrap_or(u64::MAX);
-            self.halves.saturating_record(half.max(1));
-            self.shortest = self.shortest.min(half);
-            self.longest = self.longest.max(half);
-        }
-        self.last = now;
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.started.map_or(Duration::ZERO, |started| self.last.duration_since(started))
-    }
+/// Where it was measured.
+pub(super) struct Setting {
+    pub(super) card: String,
+    pub(super) gpu: Option<String>,
+    pub(super) doorbells: String,
 }
 
 /// The result, in the words of the JSON form.
@@ -67,6 +29,10 @@ pub(super) struct Report {
     op: crate::cli::Operation,
     procs: u64,
     trigger: crate::cli::Trigger,
+    /// The GPU whose stream triggers, and whose memory the messages are in.
+    gpu: Option<String>,
+    /// How doorbells reach the card.
+    doorbells: String,
     batch: u64,
     /// Bytes of a message.
     size: u64,
@@ -80,6 +46,10 @@ pub(super) struct Report {
     /// Messages of both directions.
     messages_per_s: f64,
     bytes_per_s: f64,
+    /// Elapsed time from when the CPU prepares the first measured exchange until it has seen the last, and CPU time of this
+    /// process meanwhile: all threads, user and system.
+    wall_s: f64,
+    cpu_s: f64,
     /// Memory operations of this side's stream for one exchange.
     memory_operations_per_iteration: f64,
     /// Every byte of every message was checked.
@@ -87,15 +57,18 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(options: &PingpongOptions, card: String, timing: &Timing, operations: u64) -> Self {
+    pub(super) fn new(options: &PingpongOptions, setting: Setting, measured: &Measured<'_>) -> Self {
+        let timing = measured.timing;
         let us = |ns: u64| ns as f64 / 1000.0;
         let seconds = timing.elapsed().as_secs_f64();
         let messages = 2.0 * options.iters as f64 / seconds.max(1e-9);
         Report {
-            card,
+            card: setting.card,
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
+            gpu: setting.gpu,
+            doorbells: setting.doorbells,
             batch: options.batch,
             size: options.size,
             iterations: options.iters,
@@ -105,7 +78,10 @@ impl Report {
             max_us: us(timing.longest),
             messages_per_s: messages,
             bytes_per_s: messages * options.size as f64,
-            memory_operations_per_iteration: operations as f64 / (options.iters + options.warmup) as f64,
+            wall_s: measured.usage.0.as_secs_f64(),
+            cpu_s: measured.usage.1.as_secs_f64(),
+            memory_operations_per_iteration: measured.operations as f64
+                / (options.iters + options.warmup) as f64,
             verified: options.check,
         }
     }
@@ -113,15 +89,27 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} between {} on {}, triggered by the {}, {} exchanges enqueued at a time, {checked}\n",
+            "{} between {} on {}, triggered by the {}{}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
             self.trigger,
+            self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
+            self.doorbells,
             self.batch,
         );
-        let header =
-            ["SIZE", "ITERS", "MIN µs", "P50 µs", "P99 µs", "MAX µs", "MESSAGES", "BYTES", "MEMOPS/ITER"];
+        let header = [
+            "SIZE",
+            "ITERS",
+            "MIN µs",
+            "P50 µs",
+            "P99 µs",
+            "MAX µs",
+            "MESSAGES",
+            "BYTES",
+            "CPU",
+            "MEMOPS/ITER",
+        ];
         let row = vec![
             text::bytes(self.size),
             self.iterations.to_string(),
@@ -131,22 +119,9 @@ impl Report {
             format!("{:.2}", self.max_us),
             text::rate(self.messages_per_s, "msg"),
             text::rate(self.bytes_per_s, "B"),
+            format!("{:.0}%", 100.0 * self.cpu_s / self.wall_s.max(1e-9)),
             format!("{:.2}", self.memory_operations_per_iteration),
         ];
         heading + &text::table(&header, &[row])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_comes_after_the_warm_up_counts() {
-        let mut timing = Timing::new(2);
-        timing.begin();
-        (0..5).for_each(|_| timing.exchanged());
-        assert_eq!(timing.halves.len(), 3);
-        assert!(timing.shortest <= timing.longest && timing.elapsed() > Duration::ZERO);
     }
 }

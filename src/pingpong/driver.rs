@@ -1,0 +1,86 @@
+//! Who performs a side's work: a software stream, the calling thread, or a GPU.
+
+use super::cpu::CpuDriver;
+use super::findings::Findings;
+use super::gpu::GpuDriver;
+use super::soft::SoftDriver;
+use crate::Failure;
+use crate::cli::{PingpongOptions, Trigger};
+use gdsync::{
+    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, ProtectionDomain, QueueError, QueuePair,
+    RemoteMemory, Slice, Stream, StreamError, StreamOptions,
+};
+use std::time::Duration;
+
+/// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
+pub(super) const CHUNKS: u64 = 2;
+
+/// Holds a side's messages, and performs its work in the order in which it is told of it: at once, or later.
+///
+/// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
+pub(super) trait Driver {
+    /// The message that is sent, for a work request.
+    fn source(&self) -> Result<Slice, QueueError>;
+    /// Where messages arrive, for a work request.
+    fn target(&self) -> Result<Slice, QueueError>;
+    /// Where messages arrive, for the other side.
+    fn remote(&self) -> RemoteMemory;
+
+    /// The first exchange begins here.
+    fn begin(&mut self) -> Result<(), Failure>;
+    /// Fills the message that is sent, where messages are checked.
+    fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
+    /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the stream takes.
+    fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
+    /// Checks the message that has come, where messages are checked, and takes the time of the exchange on the first side.
+    fn consume(&mut self, sequence: u64) -> Result<(), Failure>;
+
+    /// The chunk ends here, after `count` exchanges.
+    fn mark(&mut self, count: u64) -> Result<(), Failure>;
+    /// Waits until the oldest chunk under way has been performed; what its kernels found is then in the findings. The CPU
+    /// sleeps meanwhile.
+    fn pass(&mut self) -> Result<(), Failure>;
+    /// Waits until everything has been performed.
+    fn synchronize(&mut self) -> Result<(), Failure>;
+
+    /// How the doorbells of a queue pair reach the card.
+    fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError>;
+    /// The name of the GPU, where one does the work.
+    fn gpu(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// The driver that the options ask for, with everything allocated that it will need.
+pub(super) fn new(
+    options: &PingpongOptions,
+    rank: u64,
+    pd: &ProtectionDomain,
+    findings: &Findings,
+) -> Result<Box<dyn Driver>, Failure> {
+    let findings = findings.clone();
+    Ok(match (options.gpu, options.trigger) {
+        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
+        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
+        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
+    })
+}
+
+/// A stream on a backend, with the options that concern it.
+pub(super) fn stream<B: MemOpStream>(backend: B, options: &PingpongOptions) -> Result<Stream<B>, Failure> {
+    Ok(Stream::with_options(backend, StreamOptions::default().doorbells(options.doorbells.into()))?)
+}
+
+/// Posts a batch; waits, where the stream has as many outstanding as it takes.
+pub(super) fn post<B: MemOpStream>(stream: &Stream<B>, batch: Batch) -> Result<Posted, Failure> {
+    let mut batch = batch;
+    loop {
+        match stream.post(batch) {
+            Ok(posted) => return Ok(posted),
+            // Each of these batches is one submission, so nothing of it was posted.
+            Err(PostError { batch: rest, source: PostFailure::WouldBlock { .. }, .. }) => batch = rest,
+            Err(error) => return Err(error.to_string().into()),
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,207 @@
+//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and take the times.
+
+mod kernels;
+mod words;
+
+use super::driver::{self, CHUNKS, Driver};
+use super::findings::Findings;
+use super::pattern::Pattern;
+use crate::Failure;
+use crate::cli::PingpongOptions;
+use gdsync::cuda::{CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::cudarc::driver::CudaEvent;
+use gdsync::{
+    Access, Batch, Doorbells, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream,
+    StreamError,
+};
+use kernels::{Kernels, failed};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use words::Words;
+
+/// The words that kernels write: what is wrong, when the first exchange began, and when the others ended.
+const MISMATCH: u64 = 0;
+const PLACE: u64 = 1;
+const BEGIN: u64 = 2;
+const ENDS: u64 = 3;
+
+/// How long the CPU sleeps between two looks at an event: short at first, for short chunks.
+const NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_micros(200);
+
+pub(super) struct GpuDriver {
+    name: String,
+    stream: Stream<CudaStream>,
+    kernels: Kernels,
+    source: GpuMemoryRegion,
+    target: GpuMemoryRegion,
+    words: Words,
+    /// As many as chunks can be under way; chunk `n` ends with event `n` modulo their number.
+    events: Vec<CudaEvent>,
+    /// The exchanges of chunks under way.
+    marks: VecDeque<u64>,
+    /// Chunks, and exchanges, that were passed.
+    passed: (u64, u64),
+    /// Exchanges that can be under way: as many ends are kept.
+    window: u64,
+    rank: u64,
+    checked: bool,
+    findings: Findings,
+}
+
+impl GpuDriver {
+    /// Allocates and loads everything: the driver does some of that only while no stream of the context waits.
+    pub(super) fn new(
+        ordinal: u32,
+        options: &PingpongOptions,
+        rank: u64,
+        pd: &ProtectionDomain,
+        findings: Findings,
+    ) -> Result<Self, Failure> {
+        let context = gdsync::cuda::context(ordinal)?;
+        let size = usize::try_from(options.size)?;
+        let window = CHUNKS * options.batch;
+        let queue = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        let memory = |access| {
+            Ok::<_, Failure>(GpuMemoryRegion::register(pd, GpuMemory::allocate(&context, size)?, access)?)
+        };
+        let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));
+        let driver = GpuDriver {
+            name: context.name().map_err(failed("cuDeviceGetName"))?,
+            stream: driver::stream(CudaStream::new(Arc::clone(&queue))?, options)?,
+            kernels: Kernels::load(queue)?,
+            source: memory(Access::empty())?,
+            target: memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            words: Words::new(&context, ENDS + window)?,
+            events: events.collect::<Result<_, _>>()?,
+            marks: VecDeque::new(),
+            passed: (0, 0),
+            window,
+            rank,
+            checked: options.check,
+            findings,
+        };
+        driver.rehearse()?;
+        Ok(driver)
+    }
+
+    /// Launches each kernel once, on no bytes: the first launch loads it.
+    fn rehearse(&self) -> Result<(), Failure> {
+        let (source, target) = (self.source.memory().address(), self.target.memory().address());
+        // SAFETY: as in `produce` and `consume`, and the stream is waited for below.
+        unsafe {
+            self.kernels.fill(source, 0, 0)?;
+            self.kernels.check(target, 0, 0, 0, self.words.address(MISMATCH), self.words.address(BEGIN))?;
+            self.kernels.stamp(self.words.address(BEGIN))?;
+        }
+        self.kernels.stream().synchronize().map_err(failed("a kernel"))?;
+        Ok(())
+    }
+
+    fn event(&self, chunk: u64) -> &CudaEvent {
+        &self.events[(chunk % CHUNKS) as usize]
+    }
+
+    /// The word for the time at which an exchange ended.
+    fn end(&self, sequence: u64) -> u64 {
+        ENDS + sequence % self.window
+    }
+}
+
+impl Driver for GpuDriver {
+    fn source(&self) -> Result<Slice, QueueError> {
+        self.source.slice(..)
+    }
+
+    fn target(&self) -> Result<Slice, QueueError> {
+        self.target.slice(..)
+    }
+
+    fn remote(&self) -> RemoteMemory {
+        self.target.remote()
+    }
+
+    fn begin(&mut self) -> Result<(), Failure> {
+        if self.rank > 0 {
+            return Ok(());
+        }
+        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited for; and gdsync gives memory
+        // that a GPU knows back only while the GPU's streams are idle.
+        unsafe { self.kernels.stamp(self.words.address(BEGIN)) }
+    }
+
+    fn produce(&mut self, sequence: u64) -> Result<(), Failure> {
+        if !self.checked {
+            return Ok(());
+        }
+        let memory = self.source.memory();
+        let seed = Pattern::new(self.rank, sequence).seed();
+        // SAFETY: as in `begin`, for the region's memory, too.
+        unsafe { self.kernels.fill(memory.address(), memory.len() as u64, seed) }
+    }
+
+    fn post(&mut self, batch: Batch) -> Result<Posted, Failure> {
+        driver::post(&self.stream, batch)
+    }
+
+    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
+        let time = if self.rank == 0 { self.words.address(self.end(sequence)) } else { 0 };
+        if self.checked {
+            let (memory, mismatch) = (self.target.memory(), self.words.address(MISMATCH));
+            let seed = Pattern::new(1 - self.rank, sequence).seed();
+            // SAFETY: as in `begin`, for the region's memory, too.
+            unsafe {
+                self.kernels.check(memory.address(), memory.len() as u64, seed, sequence, mismatch, time)
+            }
+        } else if time != 0 {
+            // SAFETY: as in `begin`.
+            unsafe { self.kernels.stamp(time) }
+        } else {
+            Ok(())
+        }
+    }
+
+    fn mark(&mut self, count: u64) -> Result<(), Failure> {
+        let event = self.event(self.passed.0 + self.marks.len() as u64);
+        event.record(self.kernels.stream()).map_err(failed("cuEventRecord"))?;
+        self.marks.push_back(count);
+        Ok(())
+    }
+
+    fn pass(&mut self) -> Result<(), Failure> {
+        let Some(count) = self.marks.pop_front() else { return Ok(()) };
+        let (chunk, first) = self.passed;
+        let mut nap = NAP;
+        while !self.event(chunk).try_is_complete().map_err(failed("the GPU's stream"))? {
+            std::thread::sleep(nap);
+            nap = LONGEST_NAP.min(2 * nap);
+        }
+        if let Some(sequence) = self.words.load(MISMATCH).checked_sub(1) {
+            self.findings.wrong(sequence, self.words.load(PLACE));
+        }
+        if self.rank == 0 {
+            let mut timing = self.findings.timing();
+            if first == 0 {
+                timing.begin_at(self.words.load(BEGIN));
+            }
+            for sequence in first..first + count {
+                timing.exchanged_at(self.words.load(self.end(sequence)));
+            }
+        }
+        self.passed = (chunk + 1, first + count);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
+        self.stream.doorbells(queue_pair)
+    }
+
+    fn gpu(&self) -> Option<&str> {
+        Some(&self.name)
+    }
+}

@@ -1,0 +1,138 @@
+//! Times of exchanges, and the CPU time that goes meanwhile.
+
+use hdrhistogram::Histogram;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Times of exchanges, taken by whoever performs them.
+pub(super) struct Timing {
+    warmup: u64,
+    seen: u64,
+    epoch: Instant,
+    /// Nanoseconds since the epoch, or on a clock of the caller's.
+    last: u64,
+    started: Option<u64>,
+    pub(super) halves: Histogram<u64>,
+    pub(super) shortest: u64,
+    pub(super) longest: u64,
+}
+
+impl Timing {
+    pub(super) fn new(warmup: u64) -> Self {
+        // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be, too.
+        let halves = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+            .or_else(|_| Histogram::new(3))
+            .expect("3 digits are between 0 and 5");
+        Timing {
+            warmup,
+            seen: 0,
+            epoch: Instant::now(),
+            last: 0,
+            started: None,
+            halves,
+            shortest: u64::MAX,
+            longest: 0,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The first exchange begins now.
+    pub(super) fn begin(&mut self) {
+        self.begin_at(self.now());
+    }
+
+    /// The first exchange began at `ns` on a clock of the caller's, which then gives all times.
+    pub(super) fn begin_at(&mut self, ns: u64) {
+        self.last = ns;
+        self.started = (self.warmup == 0).then_some(ns);
+    }
+
+    /// An exchange ends now, and the next begins.
+    pub(super) fn exchanged(&mut self) {
+        self.exchanged_at(self.now());
+    }
+
+    /// An exchange ended at `ns` on the clock of [`Self::begin_at`], and the next began.
+    pub(super) fn exchanged_at(&mut self, ns: u64) {
+        self.seen += 1;
+        if self.seen == self.warmup {
+            self.started = Some(ns);
+        } else if self.seen > self.warmup {
+            let half = ns.saturating_sub(self.last) / 2;
+            self.halves.saturating_record(half.max(1));
+            self.shortest = self.shortest.min(half);
+            self.longest = self.longest.max(half);
+        }
+        self.last = ns;
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.started.map_or(0, |started| self.last.saturating_sub(started)))
+    }
+}
+
+/// A look at the clock and at the CPU time, user and system, that all threads of the process have used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    at: Instant,
+    cpu: Duration,
+}
+
+impl Usage {
+    pub(super) fn now() -> io::Result<Self> {
+        // SAFETY: `rusage` is plain numbers, for which zeroes are valid.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: `usage` is writable for the length of the call, which keeps no pointer to it.
+        if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let time =
+            |t: libc::timeval| Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64);
+        Ok(Usage { at: Instant::now(), cpu: time(usage.ru_utime) + time(usage.ru_stime) })
+    }
+
+    /// Elapsed time, and CPU time, between two looks.
+    pub(super) fn since(&self, earlier: &Usage) -> (Duration, Duration) {
+        (self.at.duration_since(earlier.at), self.cpu.saturating_sub(earlier.cpu))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_comes_after_the_warm_up_counts() {
+        let mut timing = Timing::new(2);
+        timing.begin();
+        (0..5).for_each(|_| timing.exchanged());
+        assert_eq!(timing.halves.len(), 3);
+        assert!(timing.shortest <= timing.longest && timing.elapsed() > Duration::ZERO);
+    }
+
+    #[test]
+    fn times_of_another_clock_are_taken_as_they_are() {
+        let mut timing = Timing::new(1);
+        timing.begin_at(1 << 60);
+        [100, 300, 340].iter().for_each(|ns| timing.exchanged_at((1 << 60) + ns));
+        assert_eq!((timing.shortest, timing.longest), (20, 100));
+        assert_eq!((timing.halves.len(), timing.elapsed()), (2, Duration::from_nanos(240)));
+    }
+
+    #[test]
+    fn work_uses_cpu_time() {
+        let before = Usage::now().unwrap();
+        let mut looks = 0u64;
+        let (wall, cpu) = loop {
+            looks += 1;
+            let (wall, cpu) = Usage::now().unwrap().since(&before);
+            if cpu > Duration::ZERO || looks == 1 << 30 {
+                break (wall, cpu);
+            }
+        };
+        assert!(cpu > Duration::ZERO && wall > Duration::ZERO);
+    }
+}
