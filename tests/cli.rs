@@ -119,8 +119,8 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--trigger", "cpu"], "--gpu is for streams"),
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
-        (&["pingpong", "--trigger", "cpu", "--doorbells", "proxy"], "--doorbells proxy is for streams"),
         (&["pingpong", "--nonsense"], "--nonsense"),
+        (&["bench", "flood"], "possible values: card, memops, turnaround, graph, overlap"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {

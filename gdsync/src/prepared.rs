@@ -4,7 +4,7 @@ use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::peer::PeerOp;
 use crate::qp::QueuePairInner;
-use crate::queue::send::{LastPost, SendState};
+use crate::queue::send::{Before, SendState};
 use crate::request::WorkRequest;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct PreparedSend {
     queue_pair: Arc<QueuePairInner>,
     serial: u64,
     /// Set while posted: where the queue pair's sends were before.
-    posted: Option<LastPost>,
+    posted: Option<Before>,
 }
 
 impl PreparedSend {

@@ -6,8 +6,9 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, fill, poll, synchronize};
 use gdsync::{
-    Batch, ConnectOptions, DoorbellPath, Doorbells, HostAddr, MemOp, MemOpCaps, MemOpStream, PostFailure,
-    QueueError, QueuePairConfig, SoftStream, Stream, StreamAddr, StreamError, StreamOptions, WorkRequest,
+    Batch, ConnectOptions, Cpu, DoorbellPath, Doorbells, HostAddr, MemOp, MemOpCaps, MemOpStream,
+    PostFailure, QueueError, QueuePairConfig, SoftStream, Stream, StreamAddr, StreamError, StreamOptions,
+    WorkRequest,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -110,6 +111,33 @@ fn another_stream_may_not_overtake_a_mailbox() {
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
     cpu().post(refused.batch).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+}
+
+#[test]
+fn a_backend_that_performs_at_once_is_not_kept_waiting() {
+    let pair = Pair::new();
+    let options = StreamOptions::default().doorbells(DoorbellPath::Proxy);
+    let stream = Stream::with_options(Cpu::with_timeout(LONG), options).unwrap();
+    pair.right.post_recv(&[], 0).unwrap();
+    let send = pair.left.prepare(WorkRequest::send(&[])).unwrap();
+    let done = pair.left.send_cq().prepare_wait().unwrap();
+    stream.post(Batch::new().send(send).wait(done)).unwrap();
+    assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+}
+
+#[test]
+fn a_backend_that_fails_leaves_no_doorbell_behind() {
+    let pair = Pair::new();
+    let options = StreamOptions::default().doorbells(DoorbellPath::Proxy);
+    let stream = Stream::with_options(Cpu::with_timeout(Duration::from_millis(5)), options).unwrap();
+    let never = pair.region(8).word32(0).unwrap();
+    let send = pair.left.prepare(WorkRequest::send(&[])).unwrap();
+    let batch = Batch::new().wait_value32(&never, gdsync::Condition::Eq, 1).send(send);
+    let error = stream.post(batch).unwrap_err();
+    assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
+    assert!(pair.left.failure().is_some());
+    drop(error);
+    assert!(poll(&pair.left.send_cq()).status.unwrap_err().is_flush());
 }
 
 /// A stream whose device refuses the page of the first doorbell register that it sees.

@@ -113,6 +113,26 @@ int main() {
         double t = now(); for (int i = 0; i < N; i++) cuCtxGetCurrent(&c); double t1 = now(); for (int i = 0; i < N; i++) cuStreamIsCapturing(other, &st); double t2 = now();
         for (int i = 0; i < N; i++) cuStreamQuery(other); double t3 = now(); double sum = 0; for (int i = 0; i < 2000; i++) { double a = now(); cuStreamBatchMemOp(other, 2, q, 0); sum += now() - a; if (i % 16 == 15) cuStreamSynchronize(other); }
         printf("cuCtxGetCurrent %.1f ns, cuStreamIsCapturing %.1f ns, cuStreamQuery %.1f ns, pair of writes %.1f ns\n", (t1 - t) * 1e3 / N, (t2 - t1) * 1e3 / N, (t3 - t2) * 1e3 / N, sum * 1e3 / 2000); });
+    // Does a launch that is enqueued keep the parameters that its batch node had then?
+    for (int kernel = 0; kernel < 2; kernel++) for (int blocked_first = 0; blocked_first < 2; blocked_first++) {
+        static int with_kernel, hold; with_kernel = kernel; hold = blocked_first;
+        fact("graph parameters", [] {
+            setup(); const char *ptx = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n"; CUmodule m; CUfunction f;
+            cuModuleLoadData(&m, ptx); cuModuleGetFunction(&f, m, "k"); cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, other, 0, 0); cuStreamSynchronize(other);
+            CUgraph g; CUgraphExec e; CUgraphNode first, node; cuGraphCreate(&g, 0);
+            CUDA_KERNEL_NODE_PARAMS kp; memset(&kp, 0, sizeof kp); kp.func = f; kp.gridDimX = kp.gridDimY = kp.gridDimZ = kp.blockDimX = kp.blockDimY = kp.blockDimZ = 1;
+            if (with_kernel) cuGraphAddKernelNode(&first, g, 0, 0, &kp);
+            CUstreamBatchMemOpParams ops[2] = {write32((CUdeviceptr)(word + 512), 1), write32((CUdeviceptr)(word + 513), 1)};
+            CUDA_BATCH_MEM_OP_NODE_PARAMS bp; memset(&bp, 0, sizeof bp); bp.ctx = ctx; bp.count = 2; bp.paramArray = ops;
+            cuGraphAddBatchMemOpNode(&node, g, with_kernel ? &first : 0, with_kernel, &bp); cuGraphInstantiateWithFlags(&e, g, 0);
+            int lost = 0; const int ROUNDS = 200, N = 8;
+            for (int r = 0; r < ROUNDS; r++) {
+                for (int i = 0; i < 2 * N; i++) word[1024 + i] = 0; word[0] = 0; CUstreamBatchMemOpParams w = wait32((CUdeviceptr)word, 1); if (hold) cuStreamBatchMemOp(other, 1, &w, 0);
+                for (int i = 0; i < N; i++) { ops[0] = write32((CUdeviceptr)(word + 1024 + 2 * i), i + 1); ops[1] = write32((CUdeviceptr)(word + 1025 + 2 * i), i + 1); cuGraphExecBatchMemOpNodeSetParams(e, node, &bp); cuGraphLaunch(e, other); }
+                word[0] = 1; cuStreamSynchronize(other); for (int i = 0; i < 2 * N; i++) if (word[1024 + i] != i / 2 + 1) lost++;
+            }
+            printf("graph %s, stream %s: %d of %d writes of updated launches went elsewhere\n", with_kernel ? "kernel + batch node" : "batch node", hold ? "held" : "running", lost, ROUNDS * N * 2); });
+    }
     // Two processes on one GPU, each waking the other's stream.
     {
         volatile unsigned *shared = (volatile unsigned *)mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | MAP_SHARED, -1, 0);

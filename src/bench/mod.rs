@@ -4,6 +4,7 @@ mod card;
 mod gpu;
 mod graph;
 mod memops;
+mod overlap;
 mod turnaround;
 
 use crate::Failure;
@@ -18,6 +19,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Memops => memops::run(options),
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Graph => graph::run(options),
+        Benchmark::Overlap => overlap::run(options),
     }
 }
 

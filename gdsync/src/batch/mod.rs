@@ -7,7 +7,7 @@ mod plan;
 mod shape;
 mod stream_wait;
 
-pub(crate) use plan::{Lowering, Step};
+pub(crate) use plan::{Lowering, Owner, Step};
 pub use shape::BatchShape;
 pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;

@@ -24,16 +24,25 @@ pub(crate) enum Step {
     Progress(Ticket),
 }
 
+/// Whose memory an operation names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The library's: rings, records, registers, lanes. Nothing else shares their pages.
+    Library,
+    /// The program's: words.
+    Program,
+}
+
 /// Lowers steps for one backend.
 pub(crate) struct Lowering<'a, T> {
     pub(crate) caps: &'a MemOpCaps,
     /// The lane's progress word.
     pub(crate) lane: HostAddr,
-    /// From host to stream addresses: address and length in bytes.
+    /// From host to stream addresses: address, length in bytes, whose.
     pub(crate) translate: T,
 }
 
-impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> {
+impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<'_, T> {
     /// Appends the memory operations of a step.
     pub(crate) fn lower(&self, step: Step, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match step {
@@ -45,22 +54,22 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
             Step::WaitCq(op, ticket) => {
                 self.peer_op(op, ops)?;
                 self.flush(ops);
-                self.write32(self.lane, ticket.0, ops)?;
+                self.write32(self.lane, ticket.0, Owner::Library, ops)?;
             }
             Step::Wait32(addr, condition, value) => {
-                self.wait32(addr, condition, value, ops)?;
+                self.wait32(addr, condition, value, Owner::Program, ops)?;
                 self.flush(ops);
             }
             Step::Wait64(addr, condition, value) => {
                 self.check_condition(condition)?;
                 self.check_64_bit()?;
-                let addr = (self.translate)(addr, 8)?;
+                let addr = (self.translate)(addr, 8, Owner::Program)?;
                 ops.push(MemOp::Wait64 { addr, condition, value });
                 self.flush(ops);
             }
-            Step::Write32(addr, value) => self.write32(addr, value, ops)?,
-            Step::Write64(addr, value) => self.write64(addr, value, ops)?,
-            Step::Progress(ticket) => self.write32(self.lane, ticket.0, ops)?,
+            Step::Write32(addr, value) => self.write32(addr, value, Owner::Program, ops)?,
+            Step::Write64(addr, value) => self.write64(addr, value, Owner::Program, ops)?,
+            Step::Progress(ticket) => self.write32(self.lane, ticket.0, Owner::Library, ops)?,
         }
         Ok(())
     }
@@ -73,11 +82,11 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
                 ops.push(MemOp::Barrier);
                 Ok(())
             }
-            PeerOp::StoreDword { addr, value } => self.write32(addr, value, ops),
+            PeerOp::StoreDword { addr, value } => self.write32(addr, value, Owner::Library, ops),
             // Never two 32-bit stores: the card takes the doorbell when it sees the first.
-            PeerOp::StoreQword { addr, value } => self.write64(addr, value, ops),
-            PeerOp::PollAnd { addr, value } => self.wait32(addr, Condition::And, value, ops),
-            PeerOp::PollNor { addr, value } => self.wait32(addr, Condition::Nor, value, ops),
+            PeerOp::StoreQword { addr, value } => self.write64(addr, value, Owner::Library, ops),
+            PeerOp::PollAnd { addr, value } => self.wait32(addr, Condition::And, value, Owner::Library, ops),
+            PeerOp::PollNor { addr, value } => self.wait32(addr, Condition::Nor, value, Owner::Library, ops),
         }
     }
 
@@ -88,15 +97,27 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
         }
     }
 
-    fn write32(&self, addr: HostAddr, value: u32, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
-        let addr = (self.translate)(addr, 4)?;
+    fn write32(
+        &self,
+        addr: HostAddr,
+        value: u32,
+        owner: Owner,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
+        let addr = (self.translate)(addr, 4, owner)?;
         ops.push(MemOp::Write32 { addr, value });
         Ok(())
     }
 
-    fn write64(&self, addr: HostAddr, value: u64, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+    fn write64(
+        &self,
+        addr: HostAddr,
+        value: u64,
+        owner: Owner,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
         self.check_64_bit()?;
-        let addr = (self.translate)(addr, 8)?;
+        let addr = (self.translate)(addr, 8, owner)?;
         ops.push(MemOp::Write64 { addr, value });
         Ok(())
     }
@@ -106,10 +127,11 @@ impl<T: Fn(HostAddr, usize) -> Result<StreamAddr, StreamError>> Lowering<'_, T> 
         addr: HostAddr,
         condition: Condition,
         value: u32,
+        owner: Owner,
         ops: &mut Vec<MemOp>,
     ) -> Result<(), StreamError> {
         self.check_condition(condition)?;
-        let addr = (self.translate)(addr, 4)?;
+        let addr = (self.translate)(addr, 4, owner)?;
         ops.push(MemOp::Wait32 { addr, condition, value });
         Ok(())
     }
@@ -143,7 +165,7 @@ mod tests {
     ];
 
     /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
-    fn translate(addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+    fn translate(addr: HostAddr, len: usize, _owner: Owner) -> Result<StreamAddr, StreamError> {
         if addr.get() > 0x1000 {
             Err(StreamError::Unregistered { addr, len })
         } else {

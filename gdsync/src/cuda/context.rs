@@ -333,6 +333,11 @@ impl GpuContext {
         })
     }
 
+    /// See [`crate::MemOpStream::epoch`].
+    pub(crate) fn epoch(&self) -> u64 {
+        self.map.epoch()
+    }
+
     /// As [`Self::translate`], with the map's own error.
     pub(crate) fn look_up(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, MapError> {
         self.map.translate(addr, len)

@@ -9,6 +9,7 @@ use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// How a device's address space takes pages in.
@@ -43,6 +44,8 @@ pub(crate) enum MapError {
 pub(crate) struct PeerMap<R: Registrar> {
     registrar: R,
     runs: RwLock<Runs>,
+    /// Counts runs that went: what was translated before may not hold any more.
+    epoch: AtomicU64,
     this: Weak<PeerMap<R>>,
 }
 
@@ -83,7 +86,17 @@ impl Run {
 
 impl<R: Registrar> PeerMap<R> {
     pub(crate) fn new(registrar: R) -> Arc<Self> {
-        Arc::new_cyclic(|this| PeerMap { registrar, runs: RwLock::default(), this: this.clone() })
+        Arc::new_cyclic(|this| PeerMap {
+            registrar,
+            runs: RwLock::default(),
+            epoch: AtomicU64::new(0),
+            this: this.clone(),
+        })
+    }
+
+    /// Changes before memory goes that was translated.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Runs> {
@@ -162,6 +175,7 @@ impl<R: Registrar> PeerMap<R> {
 impl<R: Registrar> Watcher for PeerMap<R> {
     fn gone(&self, span: u64, gone: Option<Arc<Gone>>) {
         let mut runs = self.write();
+        self.epoch.fetch_add(1, Ordering::Release);
         for base in runs.held.remove(&span).unwrap_or_default() {
             if !Self::release(&mut runs, base) {
                 continue;

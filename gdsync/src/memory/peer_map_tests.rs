@@ -55,7 +55,9 @@ fn spans_are_registered_once_and_unregistered_when_they_go() {
         assert_eq!(map.translate(HostAddr(at + offset), 8), Ok(StreamAddr::new(at + SHIFT + offset)));
     }
     assert_eq!(*map.registrar.calls.lock().unwrap(), 1);
+    let epoch = map.epoch();
     drop(span);
+    assert_ne!(map.epoch(), epoch);
     assert_eq!(registered(&map), 0);
     assert_eq!(map.translate(HostAddr(at), 8), Err(MapError::Unknown));
 }

@@ -19,7 +19,16 @@ use zerocopy::IntoBytes;
 pub(crate) type Regions = Vec<Arc<MemoryRegionInner>>;
 
 /// Where the newest posted sends of a queue are.
-pub(crate) type LastPost = Option<(Arc<Lane>, Ticket)>;
+type LastPost = Option<(Arc<Lane>, Ticket)>;
+
+/// What posting a send has replaced, to undo it.
+#[derive(Debug)]
+pub(crate) enum Before {
+    /// An earlier ticket of the same lane.
+    SameLane(Ticket),
+    /// Another lane, or none.
+    Other(LastPost),
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -204,19 +213,20 @@ impl SendState {
 
     /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
     ///
-    /// Returns where the newest posted sends were before, for [`Self::undo_post`].
+    /// Returns what that has replaced, for [`Self::undo_post`].
     pub(crate) fn post(
         &mut self,
         serial: u64,
         lane: &Arc<Lane>,
         ticket: Ticket,
-    ) -> Result<LastPost, QueueError> {
+    ) -> Result<Before, QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
         if serial > expected {
             return Err(QueueError::OutOfOrder { qpn, serial, expected });
         }
+        let same = self.last_post.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, lane));
         if let Some((other, last)) = &self.last_post
-            && !Arc::ptr_eq(other, lane)
+            && !same
             && (!other.has_passed(*last) || self.proxied > 0)
         {
             return Err(QueueError::OtherStream { qpn, blocked: other.blocked_on(*last) });
@@ -225,7 +235,10 @@ impl SendState {
             self.entries[position].state = State::Posted;
             self.skip_unprepared();
         }
-        Ok(self.last_post.replace((lane.clone(), ticket)))
+        Ok(match &mut self.last_post {
+            Some((_, last)) if same => Before::SameLane(std::mem::replace(last, ticket)),
+            other => Before::Other(other.replace((lane.clone(), ticket))),
+        })
     }
 
     /// Moves on to the next send that is prepared.
@@ -240,12 +253,16 @@ impl SendState {
     }
 
     /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
-    pub(crate) fn undo_post(&mut self, serial: u64, before: LastPost) {
+    pub(crate) fn undo_post(&mut self, serial: u64, before: Before) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = State::Prepared;
             self.next_to_post = self.next_to_post.min(serial);
         }
-        self.last_post = before;
+        match (before, &mut self.last_post) {
+            (Before::SameLane(ticket), Some((_, last))) => *last = ticket,
+            (Before::SameLane(_), None) => {}
+            (Before::Other(before), now) => *now = before,
+        }
     }
 
     /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place otherwise.

@@ -113,7 +113,8 @@ fn sends_are_posted_in_the_order_of_preparation() {
     let error = queue.post(serials[1], &lane, Ticket(1)).unwrap_err();
     assert!(matches!(error, QueueError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 }));
     queue.cancel(serials[0], |_| false);
-    assert!(queue.post(serials[1], &lane, Ticket(1)).unwrap().is_none(), "a dropped one is passed over");
+    let before = queue.post(serials[1], &lane, Ticket(1)).unwrap();
+    assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
     let other = Lane::new().unwrap();
     let error = queue.post(serials[2], &other, Ticket(1)).unwrap_err();
     assert!(matches!(error, QueueError::OtherStream { .. }));
@@ -121,6 +122,10 @@ fn sends_are_posted_in_the_order_of_preparation() {
     let before = queue.post(serials[2], &other, Ticket(1)).unwrap();
     queue.undo_post(serials[2], before);
     assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().0, &lane));
+    let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
+    assert!(matches!(before, Before::SameLane(Ticket(1))));
+    queue.undo_post(serials[2], before);
+    assert_eq!(queue.last_post.as_ref().unwrap().1, Ticket(1));
     assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());
 }
 

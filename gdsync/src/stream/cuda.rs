@@ -166,6 +166,10 @@ impl MemOpStream for CudaStream {
         })
     }
 
+    fn epoch(&self) -> u64 {
+        self.context.epoch()
+    }
+
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
         let _entered = self.context.enter()?;

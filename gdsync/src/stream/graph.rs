@@ -289,15 +289,15 @@ impl Stream<CudaStream> {
         let mut rings = Vec::new();
         let mut operations = 0;
         let result =
-            self.fill_in(graph, &mut state, descriptors, counts, tickets, &mut rings).and_then(|count| {
+            self.fill_in(graph, &state, descriptors, counts, tickets, &mut rings).and_then(|count| {
                 operations = count;
-                self.launch_exec(graph)
+                Self::with_proxy(&state, std::mem::take(&mut rings), || self.launch_exec(graph))
             });
         // Every node that ends with no wait writes its ticket.
         tickets.open = false;
         match result {
             Ok(()) => {
-                self.accept(&mut state, tickets, std::mem::take(descriptors), rings);
+                self.accept(&mut state, tickets, std::mem::take(descriptors));
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
@@ -311,12 +311,13 @@ impl Stream<CudaStream> {
     fn fill_in(
         &self,
         graph: &CudaGraph,
-        state: &mut State,
+        state: &State,
         descriptors: &mut VecDeque<Descriptor>,
         counts: &[usize],
         tickets: Tickets,
         rings: &mut Vec<Ring>,
     ) -> Result<usize, GraphError> {
+        state.translations.refresh(&**self);
         let (mut ticket, mut first, mut ops, mut operations) = (tickets.before, 0, Vec::new(), 0);
         for (i, (node, count)) in graph.nodes.iter().zip(counts).enumerate() {
             ops.clear();
@@ -326,7 +327,7 @@ impl Stream<CudaStream> {
             if !node.shape.ends_with_wait() {
                 // In the last node, everything; in others, the stream says how far it has come.
                 let end = if i + 1 == counts.len() { tickets.end } else { ticket };
-                self.write_ticket(end, &mut ops)?;
+                self.write_ticket(state, end, &mut ops)?;
             }
             graph.set(node, &ops)?;
             operations += ops.len();

@@ -16,6 +16,7 @@ mod post;
 mod post_error;
 mod proxy;
 mod soft;
+mod translations;
 
 pub use cpu::Cpu;
 pub use doorbells::{DoorbellPath, Doorbells, StreamOptions};
@@ -147,6 +148,12 @@ pub trait MemOpStream: Send + Sync {
     /// # Errors
     /// [`StreamError::Unregistered`] where the stream cannot reach it.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+
+    /// A number that has changed whenever a translation given earlier may not hold any more, so that who remembers
+    /// translations can tell. Constant for a backend that reaches everything always.
+    fn epoch(&self) -> u64 {
+        0
+    }
 
     /// Submits operations, at most [`MemOpCaps::max_ops`].
     ///

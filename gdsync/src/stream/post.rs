@@ -5,13 +5,16 @@ use super::flight::{self, InFlight};
 use super::pause::Pause;
 use super::post_error::{PostError, PostFailure, Posted};
 use super::proxy::{self, Ring};
+use super::translations::Translations;
 use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::batch::{Batch, Descriptor, Lowering, Step};
+use crate::batch::{Batch, Descriptor, Lowering, Owner, Step};
 use crate::error::Error;
 use crate::lane::{Lane, Ticket};
+use crate::memory::{HostAddr, StreamAddr};
 use crate::peer::PeerOp;
 use crate::prepared::PreparedSend;
 use crate::qp::QueuePair;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
@@ -45,7 +48,8 @@ pub(super) struct State {
     /// Submissions since the last one whose end ticket the stream writes.
     unwritten: u32,
     in_flight: VecDeque<InFlight>,
-    doorbells: Doorbells,
+    doorbells: RefCell<Doorbells>,
+    pub(super) translations: Translations,
     /// Doorbells that the proxy has to ring for this stream.
     proxied: Arc<proxy::Queue>,
     /// Memory operations of the batch that is being posted; kept to be used again.
@@ -82,7 +86,8 @@ impl<B: MemOpStream> Stream<B> {
             issued: Ticket::default(),
             unwritten: 0,
             in_flight: VecDeque::new(),
-            doorbells: Doorbells::at_first(options.doorbells),
+            doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
+            translations: Translations::default(),
             proxied: Arc::default(),
             ops: Vec::new(),
         };
@@ -152,8 +157,8 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`StreamError`] where the stream cannot reach the doorbell register and was told to.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
-        let mut state = self.lock();
-        if state.doorbells == Doorbells::Direct {
+        let state = self.lock();
+        if state.rings_itself() {
             let register = queue_pair.inner.send().register();
             match self.backend.translate(register, size_of::<u64>()) {
                 Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
@@ -162,7 +167,8 @@ impl<B: MemOpStream> Stream<B> {
                 other => drop(other?),
             }
         }
-        Ok(state.doorbells.clone())
+        let doorbells = state.doorbells.borrow().clone();
+        Ok(doorbells)
     }
 
     /// Waits until the stream has performed everything.
@@ -265,8 +271,8 @@ impl<B: MemOpStream> Stream<B> {
         let count = ops.len();
         state.ops = ops;
         match result {
-            Ok((tickets, rings)) => {
-                self.accept(state, tickets, chunk, rings);
+            Ok(tickets) => {
+                self.accept(state, tickets, chunk);
                 Ok(count)
             }
             Err(failure) => {
@@ -282,14 +288,15 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         chunk: &mut VecDeque<Descriptor>,
         ops: &mut Vec<MemOp>,
-    ) -> Result<(Tickets, Vec<Ring>), PostFailure> {
+    ) -> Result<Tickets, PostFailure> {
         self.check_room(state)?;
+        state.translations.refresh(&self.backend);
         let mut tickets = state.tickets(chunk.iter());
         let mut rings = Vec::new();
         let mut ticket = tickets.before;
         self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, &mut rings)?;
         if tickets.open && state.unwritten + 1 >= PROGRESS_EVERY {
-            self.write_ticket(tickets.end, ops)?;
+            self.write_ticket(state, tickets.end, ops)?;
             tickets.open = false;
         }
         // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
@@ -297,23 +304,36 @@ impl<B: MemOpStream> Stream<B> {
         // written once it is idle) only after these operations; words belong to memory that it holds likewise; the lane's
         // own word goes with the lane, which `ORPHANS` holds for as long; mailboxes belong to the proxy until they were
         // written. The library computes aligned addresses.
-        unsafe { self.backend.submit(ops) }?;
-        Ok((tickets, rings))
+        Self::with_proxy(state, rings, || unsafe { self.backend.submit(ops) })?;
+        Ok(tickets)
+    }
+
+    /// Submits, with the proxy ready to ring: a backend may perform what it is given before it returns.
+    pub(super) fn with_proxy<E>(
+        state: &State,
+        rings: Vec<Ring>,
+        submit: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let count = rings.len();
+        if count == 0 {
+            return submit();
+        }
+        proxy::submit(&state.proxied, rings);
+        submit().inspect_err(|_| proxy::withdraw(&state.proxied, count))
     }
 
     /// Marks descriptors as posted and appends their memory operations. `ticket` is the last one before them, and after them;
     /// `end` the last one of the submission.
     pub(super) fn lower<'a>(
         &self,
-        state: &mut State,
+        state: &State,
         descriptors: impl Iterator<Item = &'a mut Descriptor>,
         end: Ticket,
         ticket: &mut Ticket,
         ops: &mut Vec<MemOp>,
         rings: &mut Vec<Ring>,
     ) -> Result<(), PostFailure> {
-        let translate = |addr, len| self.backend.translate(addr, len);
-        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
+        let lowering = self.lowering(state);
         for descriptor in descriptors {
             descriptor.check_satisfiable()?;
             let step = match descriptor {
@@ -337,18 +357,28 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
+    fn lowering<'a>(
+        &'a self,
+        state: &'a State,
+    ) -> Lowering<'a, impl Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> {
+        let translate = |addr, len, owner| match owner {
+            Owner::Library => state.translations.translate(&self.backend, addr, len),
+            Owner::Program => self.backend.translate(addr, len),
+        };
+        Lowering { caps: &self.caps, lane: self.lane.word(), translate }
+    }
+
     /// A doorbell: to the card's register, or through the proxy.
     fn lower_send(
         &self,
-        state: &mut State,
+        state: &State,
         send: &PreparedSend,
         doorbell: [PeerOp; 4],
         ops: &mut Vec<MemOp>,
         rings: &mut Vec<Ring>,
     ) -> Result<(), StreamError> {
-        let translate = |addr, len| self.backend.translate(addr, len);
-        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
-        if state.doorbells == Doorbells::Direct {
+        let lowering = self.lowering(state);
+        if state.rings_itself() {
             let before = ops.len();
             match lowering.lower(Step::Send(doorbell), ops) {
                 Err(StreamError::Unreachable { addr, reason })
@@ -368,26 +398,21 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Has the stream write a ticket.
-    pub(super) fn write_ticket(&self, ticket: Ticket, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
-        let translate = |addr, len| self.backend.translate(addr, len);
-        let lowering = Lowering { caps: &self.caps, lane: self.lane.word(), translate };
+    pub(super) fn write_ticket(
+        &self,
+        state: &State,
+        ticket: Ticket,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
+        let lowering = self.lowering(state);
         lowering.lower(Step::Progress(ticket), ops)
     }
 
     /// The backend has taken a submission.
-    pub(super) fn accept(
-        &self,
-        state: &mut State,
-        tickets: Tickets,
-        descriptors: VecDeque<Descriptor>,
-        rings: Vec<Ring>,
-    ) {
+    pub(super) fn accept(&self, state: &mut State, tickets: Tickets, descriptors: VecDeque<Descriptor>) {
         state.issued = tickets.end;
         state.unwritten = if tickets.open { state.unwritten + 1 } else { 0 };
         state.in_flight.push_back(InFlight { end: tickets.end, descriptors });
-        if !rings.is_empty() {
-            proxy::submit(&state.proxied, rings);
-        }
         tracing::trace!(ticket = tickets.end.0, "posted");
     }
 
@@ -449,9 +474,13 @@ impl State {
         Tickets { before: self.issued, end: if open { end.next() } else { end }, open }
     }
 
-    fn fall_back(&mut self, reason: String) {
+    fn rings_itself(&self) -> bool {
+        matches!(*self.doorbells.borrow(), Doorbells::Direct)
+    }
+
+    fn fall_back(&self, reason: String) {
         tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
-        self.doorbells = Doorbells::Proxy { reason };
+        *self.doorbells.borrow_mut() = Doorbells::Proxy { reason };
     }
 }
 
@@ -470,7 +499,8 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
             .field("issued", &state.issued.0)
             .field("progress", &self.lane.progress().0)
             .field("in_flight", &state.in_flight.len())
-            .field("doorbells", &state.doorbells)
+            .field("doorbells", &*state.doorbells.borrow())
+            .field("proxied", &state.proxied)
             .finish()
     }
 }
@@ -483,9 +513,9 @@ impl<B: MemOpStream> Drop for Stream<B> {
             return;
         }
         let in_flight = std::mem::take(&mut state.in_flight);
-        let end = state.issued;
+        let closed = self.write_closing_ticket(&state);
         drop(state);
-        match self.write_closing_ticket(end) {
+        match closed {
             // The backend has failed: it touches nothing any more.
             Err(StreamError::Failed { .. }) => self.lane.kill(),
             Err(error) => {
@@ -498,9 +528,10 @@ impl<B: MemOpStream> Drop for Stream<B> {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    fn write_closing_ticket(&self, end: Ticket) -> Result<(), StreamError> {
+    fn write_closing_ticket(&self, state: &State) -> Result<(), StreamError> {
         let mut ops = Vec::with_capacity(1);
-        self.write_ticket(end, &mut ops)?;
+        state.translations.refresh(&self.backend);
+        self.write_ticket(state, state.issued, &mut ops)?;
         // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it is written.
         unsafe { self.backend.submit(&ops) }
     }

@@ -12,6 +12,7 @@ use crate::memory::arena::Line;
 use crate::peer::PeerOp;
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 
@@ -60,9 +61,23 @@ impl Drop for Ring {
 }
 
 /// The doorbells of one stream that are not rung yet, oldest first.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Queue {
     rings: Mutex<VecDeque<Ring>>,
+}
+
+impl fmt::Debug for Queue {
+    /// How many, and what the mailbox of the oldest says.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rings = self.lock();
+        let mut tuple = f.debug_tuple("Doorbells");
+        tuple.field(&rings.len());
+        if let Some(Ring { mailbox, .. }) = rings.front() {
+            let (record, doorbell) = (mailbox.word32(), mailbox.word64());
+            tuple.field(&(record.load(Ordering::Relaxed), doorbell.load(Ordering::Relaxed)));
+        }
+        tuple.finish()
+    }
 }
 
 impl Queue {

@@ -1,0 +1,115 @@
+//! Translations that a stream remembers: it names the same few pages again and again.
+//!
+//! Only of the library's own pages. A page that several pieces of the program's memory share is held by each of them that was
+//! named, so a backend has to be asked for each.
+
+use super::{MemOpStream, StreamError};
+use crate::memory::{HostAddr, StreamAddr};
+use std::cell::Cell;
+
+/// Pages that are remembered. A power of two.
+const PLACES: usize = 16;
+/// The least that any system's page has; nothing here crosses one.
+const PAGE: u64 = 4096;
+
+/// A small cache in front of [`MemOpStream::translate`].
+#[derive(Debug, Default)]
+pub(super) struct Translations {
+    epoch: Cell<u64>,
+    /// Page of the host, and what is to be added to an address in it; a page of 0 is no page.
+    places: [Cell<(u64, u64)>; PLACES],
+}
+
+impl Translations {
+    /// Before a batch: forgets everything if something has changed meanwhile. What the batch itself names cannot change
+    /// while it is posted, as it is held.
+    pub(super) fn refresh(&self, backend: &impl MemOpStream) {
+        let epoch = backend.epoch();
+        if self.epoch.replace(epoch) != epoch {
+            self.places.iter().for_each(|place| place.set((0, 0)));
+        }
+    }
+
+    pub(super) fn translate(
+        &self,
+        backend: &impl MemOpStream,
+        addr: HostAddr,
+        len: usize,
+    ) -> Result<StreamAddr, StreamError> {
+        let page = addr.get() / PAGE;
+        let place = &self.places[page as usize % PLACES];
+        let (known, offset) = place.get();
+        if known == page && known != 0 {
+            return Ok(StreamAddr::new(addr.get().wrapping_add(offset)));
+        }
+        let found = backend.translate(addr, len)?;
+        place.set((page, found.get().wrapping_sub(addr.get())));
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{MemOp, MemOpCaps};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    /// Adds something to each address; counts how often it is asked.
+    #[derive(Default)]
+    struct Shifted {
+        by: AtomicU64,
+        asked: AtomicU64,
+    }
+
+    impl MemOpStream for Shifted {
+        fn caps(&self) -> MemOpCaps {
+            MemOpCaps::FULL
+        }
+
+        fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            if addr.get() >= 0x100_0000 {
+                return Err(StreamError::Unregistered { addr, len });
+            }
+            Ok(StreamAddr::new(addr.get() + self.by.load(Ordering::Relaxed)))
+        }
+
+        fn epoch(&self) -> u64 {
+            self.by.load(Ordering::Relaxed)
+        }
+
+        unsafe fn submit(&self, _ops: &[MemOp]) -> Result<(), StreamError> {
+            Ok(())
+        }
+
+        fn wait_idle(&self, _timeout: Duration) -> Result<bool, StreamError> {
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn a_page_is_asked_for_once_until_something_changes() {
+        let (backend, cache) = (Shifted::default(), Translations::default());
+        let translate = |addr| cache.translate(&backend, HostAddr(addr), 8).map(StreamAddr::get);
+        for by in [0, 0x10_0000] {
+            backend.by.store(by, Ordering::Relaxed);
+            cache.refresh(&backend);
+            for addr in [0x5000, 0x5ff8, 0x5008, 0x6000, 0x6010, 0x10] {
+                assert_eq!(translate(addr), Ok(addr + by));
+            }
+            assert!(translate(0x100_0000).is_err());
+            // Pages 5 and 6; page 0, which is never remembered; and the refusal.
+            assert_eq!(backend.asked.swap(0, Ordering::Relaxed), 4);
+        }
+    }
+
+    #[test]
+    fn pages_that_share_a_place_take_turns() {
+        let (backend, cache) = (Shifted::default(), Translations::default());
+        for page in [1u64, 17, 1, 33, 17] {
+            let addr = page * PAGE + 8;
+            assert_eq!(cache.translate(&backend, HostAddr(addr), 8), Ok(StreamAddr::new(addr)));
+        }
+    }
+}
