@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Turnarounds that are measured.
 const TURNS: u32 = 2000;
-/// Sends whose posting is measured, and how many between two synchronizations.
+/// Sends whose posting is measured, one after the other on an idle stream, and in bursts.
+const IDLE_POSTS: u32 = 4000;
 const POSTS: u32 = 20_000;
 const BURST: u32 = 16;
 
@@ -33,7 +34,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        rows: vec![bench.turnaround()?, bench.posting()?],
+        rows: vec![bench.turnaround()?, bench.posting(IDLE_POSTS, 1)?, bench.posting(POSTS, BURST)?],
     };
     if options.json {
         return print_json(&results);
@@ -116,29 +117,45 @@ impl Bench {
         Ok(time)
     }
 
-    /// What it costs the CPU to post one prepared send.
-    fn posting(&self) -> Result<Comparison, Failure> {
+    /// What it costs the CPU to post one prepared send: with `burst` of them between two synchronizations.
+    fn posting(&self, posts: u32, burst: u32) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
         let mut by_hand =
             [by_hand::write(gpu.addr(RECORD)?, 1, false), by_hand::write(gpu.addr(REGISTER)?, 1, true)];
         let mut pairs = Vec::new();
-        for post in 0..POSTS {
+        for post in 0..posts {
             let batch = Batch::new().send(self.prepare()?);
             // The second of two calls finds the driver's memory in the caches: they take turns at being the first.
+            let first_by_hand = post % 2 == 0;
             let mut reference = 0.0;
-            if post % 2 == 0 {
+            if first_by_hand {
                 reference = timed(|| gpu.submit_by_hand(&mut by_hand))?;
             }
+            if first_by_hand {
+                self.rest(burst)?;
+            }
             let ours = timed(|| gpu.stream.post(batch).map(drop).map_err(|error| error.to_string().into()))?;
-            if post % 2 == 1 {
+            if !first_by_hand {
+                self.rest(burst)?;
                 reference = timed(|| gpu.submit_by_hand(&mut by_hand))?;
             }
             pairs.push((ours, reference));
-            if post % BURST == BURST - 1 {
-                gpu.synchronize()?;
-                self.collect(BURST)?;
+            if post % burst == burst - 1 {
+                self.gpu.synchronize()?;
+                self.rest(burst)?;
+                self.collect(burst)?;
             }
         }
-        Ok(Comparison::new("the CPU posts one prepared send", pairs))
+        let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
+        Ok(Comparison::new(&format!("the CPU posts one prepared send, {what}"), pairs))
+    }
+
+    /// Where each post is to find an idle stream: waits until it is.
+    fn rest(&self, burst: u32) -> Result<(), Failure> {
+        if burst == 1 {
+            self.gpu.synchronize()?;
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
     }
 }

@@ -44,12 +44,15 @@ pub(crate) struct Lowering<'a, T> {
 
 impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<'_, T> {
     /// Appends the memory operations of a step.
+    #[inline]
     pub(crate) fn lower(&self, step: Step, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match step {
             Step::Send(peer_ops) => {
-                for op in peer_ops {
-                    self.peer_op(op, ops)?;
-                }
+                let [before, record, between, register] = peer_ops;
+                self.peer_op(before, ops)?;
+                self.peer_op(record, ops)?;
+                self.peer_op(between, ops)?;
+                self.peer_op(register, ops)?;
             }
             Step::WaitCq(op, ticket) => {
                 self.peer_op(op, ops)?;
@@ -74,6 +77,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         Ok(())
     }
 
+    #[inline]
     fn peer_op(&self, op: PeerOp, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match op {
             // A write that carries its own system fence needs none in front of it.
@@ -97,6 +101,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         }
     }
 
+    #[inline]
     fn write32(
         &self,
         addr: HostAddr,
@@ -109,6 +114,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         Ok(())
     }
 
+    #[inline]
     fn write64(
         &self,
         addr: HostAddr,

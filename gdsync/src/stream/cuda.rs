@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 /// Memory operations that are put together on the stack.
-const FEW: usize = 8;
+const FEW: usize = 4;
 
 /// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end between kernels.
 ///

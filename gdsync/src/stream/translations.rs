@@ -30,6 +30,7 @@ impl Translations {
         }
     }
 
+    #[inline]
     pub(super) fn translate(
         &self,
         backend: &impl MemOpStream,
@@ -37,13 +38,18 @@ impl Translations {
         len: usize,
     ) -> Result<StreamAddr, StreamError> {
         let page = addr.get() / PAGE;
-        let place = &self.places[page as usize % PLACES];
-        let (known, offset) = place.get();
+        let (known, offset) = self.places[page as usize % PLACES].get();
         if known == page && known != 0 {
             return Ok(StreamAddr::new(addr.get().wrapping_add(offset)));
         }
+        self.ask(backend, addr, len)
+    }
+
+    #[cold]
+    fn ask(&self, backend: &impl MemOpStream, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        let page = addr.get() / PAGE;
         let found = backend.translate(addr, len)?;
-        place.set((page, found.get().wrapping_sub(addr.get())));
+        self.places[page as usize % PLACES].set((page, found.get().wrapping_sub(addr.get())));
         Ok(found)
     }
 }
