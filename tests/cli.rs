@@ -8,7 +8,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn gdsync(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync"));
+    // A machine with a GPU may have the binaries somewhere else than where they were built.
+    let built = std::env::var_os("GDSYNC_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_gdsync").into());
+    let mut command = Command::new(built);
     command.args(arguments).env_remove("GDSYNC_LOG").env_remove("SOFTHCA_DEVICES");
     command
 }
