@@ -16,6 +16,7 @@ use crate::queue::send::SendState;
 use crate::request::{Limits, WorkRequest, data_segments};
 use crate::stream::cpu;
 use crate::verbs_call;
+use gdsync_sys::api::Provider;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
@@ -110,8 +111,8 @@ impl QueuePair {
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which goes when no stream's device knows the page any more.
         let keep = domain.clone();
-        let registers =
-            Span::announce(page, UAR_PAGE as u64, Kind::Registers, Some(Box::new(move || drop(keep))));
+        let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
+        let registers = Span::announce(page, UAR_PAGE as u64, kind, Some(Box::new(move || drop(keep))));
         std::mem::forget(guard);
         let inner = Arc::new(QueuePairInner {
             raw,

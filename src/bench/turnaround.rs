@@ -120,29 +120,30 @@ impl Bench {
     /// What it costs the CPU to post one prepared send: with `burst` of them between two synchronizations.
     fn posting(&self, posts: u32, burst: u32) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
-        let mut by_hand =
-            [by_hand::write(gpu.addr(RECORD)?, 1, false), by_hand::write(gpu.addr(REGISTER)?, 1, true)];
+        let (record, register) = (gpu.addr(RECORD)?, gpu.addr(REGISTER)?);
+        let by_hand = |value: u32| {
+            let mut ops =
+                [by_hand::write(record, value.into(), false), by_hand::write(register, value.into(), true)];
+            gpu.submit_by_hand(&mut ops)
+        };
         let mut pairs = Vec::new();
         for post in 0..posts {
-            let batch = Batch::new().send(self.prepare()?);
             // The second of two calls finds the driver's memory in the caches: they take turns at being the first.
             let first_by_hand = post % 2 == 0;
-            let mut reference = 0.0;
-            if first_by_hand {
-                reference = timed(|| gpu.submit_by_hand(&mut by_hand))?;
-            }
+            self.rest(burst)?;
+            let mut reference = if first_by_hand { timed(|| by_hand(post))? } else { 0.0 };
             if first_by_hand {
                 self.rest(burst)?;
             }
+            let batch = Batch::new().send(self.prepare()?);
             let ours = timed(|| gpu.stream.post(batch).map(drop).map_err(|error| error.to_string().into()))?;
             if !first_by_hand {
                 self.rest(burst)?;
-                reference = timed(|| gpu.submit_by_hand(&mut by_hand))?;
+                reference = timed(|| by_hand(post))?;
             }
             pairs.push((ours, reference));
             if post % burst == burst - 1 {
-                self.gpu.synchronize()?;
-                self.rest(burst)?;
+                gpu.synchronize()?;
                 self.collect(burst)?;
             }
         }
@@ -152,10 +153,6 @@ impl Bench {
 
     /// Where each post is to find an idle stream: waits until it is.
     fn rest(&self, burst: u32) -> Result<(), Failure> {
-        if burst == 1 {
-            self.gpu.synchronize()?;
-            std::thread::sleep(Duration::from_micros(20));
-        }
-        Ok(())
+        if burst == 1 { self.gpu.synchronize() } else { Ok(()) }
     }
 }

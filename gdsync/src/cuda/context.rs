@@ -3,6 +3,7 @@
 use super::copier::Copier;
 use super::error::{CudaError, check};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
+use crate::memory::spans::Kind;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::stream::MemOpCaps;
 use crate::stream::cuda::StreamHandle;
@@ -144,10 +145,11 @@ struct Pages {
 }
 
 impl Registrar for Pages {
-    fn register(&self, base: u64, len: u64, registers: bool) -> Result<Registered, String> {
+    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
         let _entered = enter(self.raw).map_err(|error| error.to_string())?;
         let _relaxed = Relaxed::enter();
-        let owned = register_pages(base, len, registers).map_err(|error| match error {
+        let registers = matches!(kind, Kind::Registers { .. });
+        let owned = register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
             CudaError::Call { call, code, name } if registers => format!(
                 "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
             ),
@@ -193,16 +195,16 @@ impl Registrar for Pages {
 }
 
 /// Registers pages. False where the program had done that before.
-fn register_pages(base: u64, len: u64, registers: bool) -> Result<bool, CudaError> {
+fn register_pages(base: u64, len: u64, mmio: bool) -> Result<bool, CudaError> {
     let ordinary = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     let register = |flags: u32| {
         // SAFETY: the pages are mapped: a span that is there holds them. They are unregistered before they are unmapped.
         unsafe { sys::cuMemHostRegister_v2(base as *mut libc::c_void, len as usize, flags) }
     };
     let mut result =
-        if registers { register(ordinary | sys::CU_MEMHOSTREGISTER_IOMEMORY) } else { register(ordinary) };
-    if registers && result == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
-        // Not MMIO: the registers of a software card are ordinary memory.
+        if mmio { register(ordinary | sys::CU_MEMHOSTREGISTER_IOMEMORY) } else { register(ordinary) };
+    if mmio && result == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+        // Not MMIO after all: the real libraries on a software card map ordinary memory.
         result = register(ordinary);
     }
     if result == sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED {

@@ -86,13 +86,17 @@ pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaE
     Ok(GpuContext::of(context)?.capabilities())
 }
 
-/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory lives.
+/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory lives. (Of memory with no
+/// bytes, an address that must not be used.)
 ///
 /// # Errors
 /// [`CudaError::Unreachable`] where the GPU refuses.
 pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, CudaError> {
     let gpu = GpuContext::of(context)?;
     let first = memory.addr();
+    if memory.is_empty() {
+        return Ok(first.get());
+    }
     let mut expected = gpu.translate(first, 1)?.get();
     let page = crate::memory::page_size() as u64;
     let base = expected;

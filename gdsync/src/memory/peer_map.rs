@@ -14,8 +14,8 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// How a device's address space takes pages in.
 pub(crate) trait Registrar: Send + Sync + 'static {
-    /// Maps whole pages. `registers`: they are a card's doorbell registers.
-    fn register(&self, base: u64, len: u64, registers: bool) -> Result<Registered, String>;
+    /// Maps whole pages.
+    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String>;
     /// Counterpart, for pages whose registration said `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
     /// Pages were retired: [`PeerMap::collect`] has something to do.
@@ -124,7 +124,7 @@ impl<R: Registrar> PeerMap<R> {
         let mut runs = self.write();
         if runs.around(addr, len).is_none() {
             let (base, granule) = span.granule(addr, page_size() as u64);
-            let answer = self.registrar.register(base, granule, span.kind() == Kind::Registers);
+            let answer = self.registrar.register(base, granule, span.kind());
             if let Err(reason) = &answer {
                 tracing::debug!(?span, reason, "a device cannot reach pages");
             }

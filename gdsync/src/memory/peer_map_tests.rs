@@ -16,10 +16,10 @@ struct Device {
 const SHIFT: u64 = 0x1_0000_0000;
 
 impl Registrar for Device {
-    fn register(&self, base: u64, len: u64, registers: bool) -> Result<Registered, String> {
+    fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
         *self.calls.lock().unwrap() += 1;
         assert!(base.is_multiple_of(page_size() as u64) && len.is_multiple_of(page_size() as u64));
-        if registers && self.refuses_registers {
+        if matches!(kind, Kind::Registers { .. }) && self.refuses_registers {
             return Err("not permitted".to_owned());
         }
         let owned = !self.foreign.contains(&base);
@@ -92,7 +92,7 @@ fn pages_of_the_program_are_left_alone() {
 fn a_refusal_is_remembered_as_long_as_the_span_is_there() {
     let map = PeerMap::new(Device { refuses_registers: true, ..Device::default() });
     let at = base(4);
-    let page = Span::announce(at, 4096, Kind::Registers, None);
+    let page = Span::announce(at, 4096, Kind::Registers { mmio: true }, None);
     for _ in 0..3 {
         assert_eq!(
             map.translate(HostAddr(at + 0x800), 8),

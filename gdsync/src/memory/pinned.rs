@@ -69,12 +69,9 @@ impl PinnedMemory {
             // SAFETY: we mapped exactly this range; the last handle to it is gone, and no stream knows it any more.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
-        Ok(Self::announced(base, len, kind, Some(unmap)))
-    }
-
-    fn announced(base: NonNull<u8>, len: usize, kind: Kind, release: Option<Release>) -> Self {
-        let span = Span::announce(base.as_ptr() as u64, len as u64, kind, release);
-        PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) }
+        // All of its pages, also those behind `len`: nobody else has them.
+        let span = Span::announce(address as u64, mapped as u64, kind, Some(unmap));
+        Ok(PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) })
     }
 
     /// Wraps memory that the caller owns.
@@ -84,7 +81,8 @@ impl PinnedMemory {
     /// until the last clone of the returned value and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
     /// access by a card and by streams (atomics, volatile or raw copies).
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        Self::announced(base, len, Kind::Pages, None)
+        let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, None);
+        PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) }
     }
 
     /// Length in bytes, as asked for.

@@ -15,8 +15,8 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
-    /// A page of a card's doorbell registers.
-    Registers,
+    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of a software card.
+    Registers { mmio: bool },
 }
 
 /// What to do when a span is gone and every device has forgotten it: unmap its memory, for example.
@@ -76,8 +76,9 @@ impl Span {
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Option<Release>) -> Arc<Span> {
         let mut spans = spans();
         let here = spans.entry(base).or_default();
-        let mut shared =
-            here.iter().filter(|known| kind == Kind::Registers && known.kind == kind && known.len == len);
+        let mut shared = here
+            .iter()
+            .filter(|known| matches!(kind, Kind::Registers { .. }) && known.kind == kind && known.len == len);
         let known = shared.find_map(|known| known.span.upgrade());
         let span = known.unwrap_or_else(|| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +114,7 @@ impl Span {
     pub(crate) fn granule(&self, addr: u64, page: u64) -> (u64, u64) {
         match self.kind {
             Kind::Pages => (addr & !(page - 1), page),
-            Kind::Whole | Kind::Registers => {
+            Kind::Whole | Kind::Registers { .. } => {
                 let base = self.base & !(page - 1);
                 (base, (self.base + self.len).next_multiple_of(page) - base)
             }
@@ -188,8 +189,8 @@ mod tests {
     fn register_pages_are_shared_and_memory_is_not() {
         let base = BASE + 0x10_0000;
         let (one, two) = (
-            Span::announce(base, 4096, Kind::Registers, None),
-            Span::announce(base, 4096, Kind::Registers, None),
+            Span::announce(base, 4096, Kind::Registers { mmio: true }, None),
+            Span::announce(base, 4096, Kind::Registers { mmio: true }, None),
         );
         assert_eq!(one.id(), two.id());
         let other = Span::announce(base, 4096, Kind::Pages, None);
@@ -237,7 +238,7 @@ mod tests {
             let release: Release = Box::new(move || {
                 count.fetch_add(1, Ordering::Relaxed);
             });
-            Span::announce(BASE + 0x60_0000, 4096, Kind::Registers, Some(release))
+            Span::announce(BASE + 0x60_0000, 4096, Kind::Registers { mmio: true }, Some(release))
         };
         let (one, two) = (share(), share());
         drop(one);
