@@ -49,6 +49,9 @@ impl CompletionQueue {
 
     /// Prepares a wait for the next completion that nobody waits for yet.
     ///
+    /// What follows the wait on a stream sees what the card wrote before the completion; for messages in GPU memory, see
+    /// [`crate::cuda`].
+    ///
     /// The work that completes must be prepared or posted already. The same completion can still be polled by the CPU,
     /// and has to be: polling is what frees its place in the queues.
     ///

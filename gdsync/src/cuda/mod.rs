@@ -9,6 +9,48 @@
 //! registering and copying do not. So a program loads its modules, and launches each kernel once, before it waits for anything
 //! that needs its own help; and gdsync gives back memory that a GPU knows only while all its streams of that GPU are idle.
 
+//! # What a stream sees of what a card wrote
+//! After a wait for a completion (or for a word that a card writes), whatever follows on the stream sees everything that the
+//! card wrote before it. For messages in host memory that always holds. For messages in GPU memory it depends on the GPU
+//! ([`GpuCapabilities::consistency`]): one that shows a card's writes in their order needs nothing (for memory of another GPU,
+//! the order must hold for all devices); else every wait is followed by a flush, where the GPU has that; where it has
+//! neither, [`GpuMemoryRegion::register`] refuses memory that a real card may write. The software card has finished its copies
+//! before it completes anything.
+//!
+//! # Example
+//! ```no_run
+//! use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion};
+//! use gdsync::{Access, Batch, BatchShape, ConnectOptions, Device, ProtectionDomain, QueuePair, QueuePairConfig};
+//! use gdsync::{Stream, WorkRequest};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = cuda::context(0)?;
+//! let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
+//! let pd = ProtectionDomain::new(&Device::software()?)?;
+//! let (left, right) =
+//!     (QueuePair::new(&pd, QueuePairConfig::default())?, QueuePair::new(&pd, QueuePairConfig::default())?);
+//! left.connect(&right.endpoint()?, ConnectOptions::default())?;
+//! right.connect(&left.endpoint()?, ConnectOptions::default())?;
+//! let region = |access| GpuMemoryRegion::register(&pd, GpuMemory::allocate(&context, 4096)?, access);
+//! let (source, target) = (region(Access::empty())?, region(Access::LOCAL_WRITE)?);
+//! let exchange = || -> Result<Batch, gdsync::QueueError> {
+//!     right.post_recv(&[target.slice(..)?], 0)?;
+//!     let send = left.prepare(WorkRequest::send(&[source.slice(..)?]))?;
+//!     Ok(Batch::new().send(send).wait(right.recv_cq().prepare_wait()?))
+//! };
+//!
+//! // Between the program's kernels on the same stream ...
+//! stream.post(exchange()?)?;
+//! // ... or as a node of a graph, with fresh work for each launch.
+//! let mut graph = stream.capture(|capture| Ok(capture.batch(&BatchShape::new().send().wait())?))?;
+//! for _ in 0..10 {
+//!     stream.launch(&mut graph, [exchange()?])?;
+//! }
+//! stream.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+
 mod context;
 mod copier;
 mod error;
