@@ -333,9 +333,38 @@ fn a_stream_takes_so_many_submissions_and_then_says_no() {
         "{error}"
     );
     assert_eq!(error.batch.len(), 1);
-    word.store(1);
+    let error = stream.post_timeout(error.batch, Duration::from_millis(10)).unwrap_err();
+    assert!(matches!(error.source, PostFailure::WouldBlock { .. }) && error.batch.len() == 1);
+    // Given time, the same call finds room.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            word.store(1);
+        });
+        assert_eq!(stream.post_timeout(error.batch, LONG).unwrap().submissions, 1);
+    });
     synchronize(&stream);
-    stream.post(error.batch).unwrap();
+}
+
+#[test]
+fn the_wait_that_a_stream_hangs_at_is_named() {
+    let pair = Pair::new();
+    let stream = soft();
+    assert_eq!(stream.oldest_wait(), None);
+    for wr_id in 0..2 {
+        pair.left.post_recv(&[], wr_id).unwrap();
+    }
+    let (first, second) =
+        (pair.left.recv_cq().prepare_wait().unwrap(), pair.left.recv_cq().prepare_wait().unwrap());
+    stream.post(Batch::new().wait(first).wait(second)).unwrap();
+    let named = stream.oldest_wait().unwrap();
+    assert!(
+        named.contains("completion 0") && named.contains(&format!("{:#x}", pair.left.number())),
+        "{named}"
+    );
+    pair.left.abort().unwrap();
+    synchronize(&stream);
+    assert_eq!(stream.oldest_wait(), None);
 }
 
 #[test]
