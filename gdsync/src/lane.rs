@@ -31,6 +31,8 @@ impl Ticket {
 #[derive(Debug)]
 pub(crate) struct Lane {
     id: u64,
+    /// Number of the device context whose stream it is.
+    device: u64,
     line: Line,
     /// Set when the stream will never touch memory again, whatever the word says.
     dead: AtomicBool,
@@ -39,9 +41,13 @@ pub(crate) struct Lane {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Lane {
-    pub(crate) fn new() -> io::Result<Arc<Lane>> {
+    pub(crate) fn new(device: u64) -> io::Result<Arc<Lane>> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Lane { id, line: Line::new()?, dead: AtomicBool::new(false) }))
+        Ok(Arc::new(Lane { id, device, line: Line::new()?, dead: AtomicBool::new(false) }))
+    }
+
+    pub(crate) fn device(&self) -> u64 {
+        self.device
     }
 
     pub(crate) fn word(&self) -> HostAddr {
@@ -103,7 +109,7 @@ mod tests {
 
     #[test]
     fn tickets_compare_cyclically() {
-        let lane = Lane::new().unwrap();
+        let lane = Lane::new(0).unwrap();
         assert!(lane.has_passed(Ticket(0)) && !lane.has_passed(Ticket(1)));
         lane.declare_passed(Ticket(u32::MAX));
         assert!(
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_dead_lane_has_passed_everything() {
-        let lane = Lane::new().unwrap();
+        let lane = Lane::new(0).unwrap();
         assert!(lane.blocked_on(Ticket(4)).to_string().contains("at ticket 0 and must reach 4"));
         lane.kill();
         assert!(lane.has_passed(Ticket(4)));

@@ -59,7 +59,7 @@ impl PreparedSend {
         self.queue_pair.check_connected()?;
         let mut send = self.queue_pair.send();
         self.posted = Some(send.post(self.serial, lane, ticket)?);
-        Ok(send.post_ops(self.serial))
+        Ok(if send.is_flushed() { None } else { send.post_ops(self.serial) })
     }
 
     pub(crate) fn undo(&mut self) {

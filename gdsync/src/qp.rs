@@ -112,7 +112,7 @@ impl QueuePair {
         // The page stays as long as the domain, which goes when no stream's device knows the page any more.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
-        let registers = Span::announce(page, UAR_PAGE as u64, kind, Some(Box::new(move || drop(keep))));
+        let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
         std::mem::forget(guard);
         let inner = Arc::new(QueuePairInner {
             raw,

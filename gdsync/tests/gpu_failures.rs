@@ -13,6 +13,9 @@ use gdsync::{
     StreamError, Word32, WorkRequest,
 };
 use gpu_rig::{Rig, synchronize};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A stream that stands still until the word is set.
@@ -100,6 +103,33 @@ fn everything_may_be_dropped_while_the_stream_waits() {
     word.store(1);
     assert_eq!(poll(&rig.pair.left.send_cq()).status, Ok(()));
     drop(remote);
+}
+
+#[test]
+fn memory_of_the_program_is_kept_until_the_gpu_has_forgotten_it() {
+    let Some(rig) = Rig::new("memory_of_the_program_is_kept_until_the_gpu_has_forgotten_it") else { return };
+    let (stream, waiting) = (rig.stream(), rig.stream());
+    let words: Arc<[AtomicU32]> = (0..4096).map(|_| AtomicU32::new(0)).collect();
+    let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+    // SAFETY: the owner keeps the words, which are atomic.
+    let memory = unsafe { PinnedMemory::from_raw(base, 4 * words.len(), words.clone()) };
+    // The same memory a second time, as another part of a program may do.
+    // SAFETY: as above.
+    let again = unsafe { PinnedMemory::from_raw(base, 64, words.clone()) };
+    let held = hold(&waiting);
+    for (i, memory) in [&memory, &again].into_iter().enumerate() {
+        let word = Word32::new(memory, 4 * i).unwrap();
+        stream.post(Batch::new().write_value32(&word, 7)).unwrap();
+    }
+    drop(memory);
+    synchronize(&stream);
+    assert_eq!((words[0].load(Ordering::Acquire), words[1].load(Ordering::Acquire)), (7, 7));
+    assert_eq!(Arc::strong_count(&words), 3, "another stream waits: to forget it would have to wait, too");
+    drop(again);
+    held.store(1);
+    synchronize(&waiting);
+    synchronize(&stream);
+    assert_eq!(Arc::strong_count(&words), 1);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::poll;
-use gdsync::cuda::{CudaGraph, CudaStream, GpuMemoryRegion, GraphError};
+use gdsync::cuda::{CudaError, CudaGraph, CudaStream, GpuMemoryRegion, GraphError};
 use gdsync::{
     Batch, BatchShape, Condition, PinnedMemory, PostFailure, QueueError, Stream, Word32, WorkRequest,
 };
@@ -165,6 +165,45 @@ fn graphs_are_built_node_by_node_too() {
         exchange.collect();
     }
     drop(exchange.stream.graph_builder().unwrap());
+}
+
+#[test]
+fn a_launch_is_not_captured() {
+    let Some(exchange) = Exchange::new("a_launch_is_not_captured", false) else { return };
+    let mut graph = exchange.capture();
+    let mut kept = Vec::new();
+    let outer = exchange.stream.capture(|_| {
+        let error = exchange.stream.launch(&mut graph, [exchange.batch()]).unwrap_err();
+        assert!(matches!(error.source, GraphError::Cuda(CudaError::Capturing)), "{error}");
+        kept = error.batches;
+        Ok(())
+    });
+    assert_eq!(outer.unwrap().batches(), 0);
+    exchange.stream.launch(&mut graph, kept).unwrap();
+    synchronize(&exchange.stream);
+    exchange.collect();
+}
+
+#[test]
+fn a_graph_without_batches_is_launched_as_often_as_one_likes() {
+    let Some(exchange) = Exchange::new("a_graph_without_batches_is_launched_as_often_as_one_likes", false)
+    else {
+        return;
+    };
+    let add =
+        |stream: &CudaStream| exchange.rig.launch(stream, &exchange.rig.add, exchange.source.memory(), 1);
+    let mut graph = exchange
+        .stream
+        .capture(|capture| {
+            add(capture.stream());
+            Ok(())
+        })
+        .unwrap();
+    for _ in 0..1500 {
+        exchange.stream.launch(&mut graph, []).unwrap();
+    }
+    synchronize(&exchange.stream);
+    assert_eq!(words(exchange.source.memory())[0], 1500);
 }
 
 #[test]

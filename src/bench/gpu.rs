@@ -44,10 +44,17 @@ impl Gpu {
     }
 
     /// Until the CPU sees a value.
-    pub(super) fn await_word(&self, line: usize, value: u32) {
+    pub(super) fn await_word(&self, line: usize, value: u32) -> Result<(), Failure> {
+        let mut looks = 0u32;
         while self.word(line).load(Ordering::Acquire) != value {
+            looks = looks.wrapping_add(1);
+            // A GPU that has failed writes nothing any more.
+            if looks.is_multiple_of(1 << 24) {
+                self.stream.query()?;
+            }
             std::hint::spin_loop();
         }
+        Ok(())
     }
 
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
@@ -55,10 +62,15 @@ impl Gpu {
     }
 
     /// Enqueues operations by a call of the driver, and nothing else.
-    pub(super) fn submit_by_hand(&self, params: &mut [sys::CUstreamBatchMemOpParams]) -> Result<(), Failure> {
+    ///
+    /// # Safety
+    /// The addresses in them are those of words of this struct, aligned.
+    pub(super) unsafe fn submit_by_hand(
+        &self,
+        params: &mut [sys::CUstreamBatchMemOpParams],
+    ) -> Result<(), Failure> {
         let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are words of this struct, or of
-        // queues that the caller holds until it has synchronized.
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the caller's promise.
         unsafe { sys::cuStreamBatchMemOp_v2(self.stream.raw(), count, at, 0) }.result()?;
         Ok(())
     }
@@ -114,7 +126,7 @@ impl Pair {
     pub(super) fn new() -> Result<Self, Failure> {
         let device = Device::software()?;
         let pd = ProtectionDomain::new(&device)?;
-        let config = QueuePairConfig::default().send_depth(256).recv_depth(256);
+        let config = QueuePairConfig::default().send_depth(512).recv_depth(512);
         let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
         left.connect(&right.endpoint()?, ConnectOptions::default())?;
         right.connect(&left.endpoint()?, ConnectOptions::default())?;

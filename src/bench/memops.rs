@@ -90,7 +90,7 @@ fn span(gpu: &Gpu, op: Option<MemOp>, count: usize) -> Result<f64, Failure> {
         std::thread::sleep(Duration::from_micros(200));
         let start = Instant::now();
         gpu.word(START).store(value, std::sync::atomic::Ordering::Release);
-        gpu.await_word(END, value);
+        gpu.await_word(END, value)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
         gpu.synchronize()?;
     }
@@ -123,7 +123,7 @@ fn visible(gpu: &Gpu) -> Result<f64, Failure> {
         std::thread::sleep(Duration::from_micros(50));
         let start = Instant::now();
         enqueue(gpu, &ops)?;
-        gpu.await_word(END, value);
+        gpu.await_word(END, value)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }
     gpu.synchronize()?;

@@ -101,7 +101,8 @@ impl Bench {
                 by_hand::write(gpu.addr(REGISTER)?, value.into(), true),
                 by_hand::write(gpu.addr(END)?, value.into(), false),
             ];
-            gpu.submit_by_hand(&mut ops)?;
+            // SAFETY: the addresses are words of `gpu`.
+            unsafe { gpu.submit_by_hand(&mut ops) }?;
             pairs.push((ours, self.turn(value)?));
         }
         Ok(Comparison::new("a word flips, the stream wakes, the doorbell is visible", pairs))
@@ -111,7 +112,7 @@ impl Bench {
         std::thread::sleep(Duration::from_micros(30));
         let start = Instant::now();
         self.gpu.word(START).store(value, Ordering::Release);
-        self.gpu.await_word(END, value);
+        self.gpu.await_word(END, value)?;
         let time = start.elapsed().as_secs_f64() * 1e6;
         self.gpu.synchronize()?;
         Ok(time)
@@ -124,7 +125,8 @@ impl Bench {
         let by_hand = |value: u32| {
             let mut ops =
                 [by_hand::write(record, value.into(), false), by_hand::write(register, value.into(), true)];
-            gpu.submit_by_hand(&mut ops)
+            // SAFETY: the addresses are words of `gpu`.
+            unsafe { gpu.submit_by_hand(&mut ops) }
         };
         let mut pairs = Vec::new();
         for post in 0..posts {

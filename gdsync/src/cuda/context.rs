@@ -141,20 +141,29 @@ fn enter(raw: Raw) -> Result<Entered, CudaError> {
 /// Host pages in a context's address space.
 struct Pages {
     raw: Raw,
-    context: Weak<GpuContext>,
 }
+
+/// How many contexts know pages that we registered. Registered pages are every context's (`PORTABLE`), so the first registers
+/// them and the last unregisters them.
+static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 impl Registrar for Pages {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
         let _entered = enter(self.raw).map_err(|error| error.to_string())?;
         let _relaxed = Relaxed::enter();
         let registers = matches!(kind, Kind::Registers { .. });
-        let owned = register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
-            CudaError::Call { call, code, name } if registers => format!(
-                "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
-            ),
-            other => other.to_string(),
-        })?;
+        let mut known = lock(&REGISTERED);
+        let owned = known.contains_key(&base)
+            || register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
+                CudaError::Call { call, code, name } if registers => format!(
+                    "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
+                ),
+                other => other.to_string(),
+            })?;
+        if owned {
+            *known.entry(base).or_default() += 1;
+        }
+        drop(known);
         let device = |at: u64| {
             let mut device = 0;
             // SAFETY: `device` is a valid place; the pages are registered.
@@ -176,6 +185,13 @@ impl Registrar for Pages {
     }
 
     fn unregister(&self, base: u64) {
+        let mut known = lock(&REGISTERED);
+        let Some(count) = known.get_mut(&base) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        known.remove(&base);
         let result = enter(self.raw).and_then(|_entered| {
             let _relaxed = Relaxed::enter();
             // SAFETY: registered by us, once.
@@ -184,12 +200,6 @@ impl Registrar for Pages {
         if let Err(error) = result {
             // A context that is lost has forgotten everything.
             tracing::debug!(%error, base, "pages were not unregistered");
-        }
-    }
-
-    fn retired(&self) {
-        if let Some(context) = self.context.upgrade() {
-            context.collect();
         }
     }
 }
@@ -214,10 +224,10 @@ fn register_pages(base: u64, len: u64, mmio: bool) -> Result<bool, CudaError> {
 }
 
 /// Lets the calling thread make calls that a capture elsewhere in the program would forbid it.
-struct Relaxed(sys::CUstreamCaptureMode);
+pub(crate) struct Relaxed(sys::CUstreamCaptureMode);
 
 impl Relaxed {
-    fn enter() -> Self {
+    pub(crate) fn enter() -> Self {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: `mode` is a valid place, which receives the mode before.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
@@ -234,6 +244,8 @@ impl Drop for Relaxed {
 
 /// What gdsync knows of one context. Kept for the life of the process, and the context with it.
 pub(crate) struct GpuContext {
+    /// The driver's number for it, never used again.
+    id: u64,
     raw: Raw,
     ordinal: i32,
     capabilities: GpuCapabilities,
@@ -286,11 +298,12 @@ impl GpuContext {
         check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
         keep_primary(raw, device)?;
         let capabilities = GpuCapabilities::read(device)?;
-        let made = Arc::new_cyclic(|context: &Weak<GpuContext>| GpuContext {
+        let made = Arc::new(GpuContext {
+            id,
             raw,
             ordinal: device,
             capabilities,
-            map: PeerMap::new(Pages { raw, context: context.clone() }),
+            map: PeerMap::new(Pages { raw }),
             gate: RwLock::new(()),
             streams: Mutex::default(),
             deferred: Mutex::default(),
@@ -300,6 +313,10 @@ impl GpuContext {
         tracing::debug!(device, ?capabilities, "a GPU");
         contexts.insert(id, made.clone());
         Ok(made)
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn capabilities(&self) -> GpuCapabilities {
@@ -358,6 +375,7 @@ impl GpuContext {
         copy: impl FnOnce(&mut Copier) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let _entered = self.enter()?;
+        let _relaxed = Relaxed::enter();
         let mut place = lock(&self.copier);
         let mut copier = match place.take() {
             Some(copier) => copier,
@@ -373,26 +391,42 @@ impl GpuContext {
         lock(&self.deferred).push(Box::new(call));
     }
 
-    /// True where all streams of gdsync on this context are idle, and none that are gone have left work behind.
-    fn is_idle(&self) -> bool {
-        let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        !flight::any_left_behind() && streams.iter().all(|stream| stream.is_idle())
+    /// A stream that may be destroyed from now on.
+    pub(crate) fn remove_stream(&self, stream: &Arc<StreamHandle>) {
+        let gone = Arc::downgrade(stream);
+        lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
     }
 
-    /// Gives back what the GPU need not know any more, where that does not have to wait.
+    /// True where all streams of gdsync on this context are idle, and none that are gone have left work behind.
+    fn is_idle(&self) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        // Under the lock: a stream that is removed may be destroyed.
+        let streams = lock(&self.streams);
+        let idle = streams.iter().filter_map(Weak::upgrade).all(|stream| stream.is_idle());
+        idle && !flight::any_left_behind(self.id)
+    }
+
+    /// Gives back what GPUs need not know any more, where that does not have to wait: while all streams of gdsync are idle, on
+    /// all of them, as registered pages are every context's.
+    ///
+    /// Not to be called with a lock held that dropping queues or memory takes.
     pub(crate) fn collect(&self) {
         if lock(&self.deferred).is_empty() && !self.map.has_retired() {
             return;
         }
+        let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
         // Nobody can submit meanwhile. Never waits for it: who asks may be submitting.
-        let Ok(_alone) = self.gate.try_write() else { return };
-        let Ok(_entered) = self.enter() else { return };
-        if !self.is_idle() {
+        let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_write().ok()).collect();
+        if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;
         }
-        let deferred = std::mem::take(&mut *lock(&self.deferred));
-        deferred.into_iter().for_each(|call| call());
-        self.map.collect();
+        for context in &contexts {
+            let Ok(_entered) = context.enter() else { continue };
+            let _relaxed = Relaxed::enter();
+            let deferred = std::mem::take(&mut *lock(&context.deferred));
+            deferred.into_iter().for_each(|call| call());
+            context.map.collect();
+        }
     }
 }
 

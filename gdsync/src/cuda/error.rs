@@ -99,7 +99,7 @@ impl CudaError {
     /// True where the context is lost: the GPU touches nothing any more for its sake.
     pub(crate) fn is_fatal(&self) -> bool {
         use sys::CUresult as R;
-        const FATAL: [R; 16] = [
+        const FATAL: [R; 18] = [
             R::CUDA_ERROR_DEINITIALIZED,
             R::CUDA_ERROR_DEVICE_UNAVAILABLE,
             R::CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -115,6 +115,8 @@ impl CudaError {
             R::CUDA_ERROR_INVALID_PC,
             R::CUDA_ERROR_LAUNCH_FAILED,
             R::CUDA_ERROR_EXTERNAL_DEVICE,
+            R::CUDA_ERROR_CONTAINED,
+            R::CUDA_ERROR_TENSOR_MEMORY_LEAK,
             R::CUDA_ERROR_MPS_CLIENT_TERMINATED,
         ];
         matches!(self, CudaError::Call { code, .. } if FATAL.iter().any(|fatal| *fatal as u32 == *code))

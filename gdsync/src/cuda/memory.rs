@@ -44,7 +44,10 @@ impl GpuMemory {
     /// [`CudaError::Call`] where the memory cannot be had.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, CudaError> {
         let context = GpuContext::of(context)?;
+        // What was dropped before may be free now.
+        context.collect();
         let entered = context.enter()?;
+        let _relaxed = super::Relaxed::enter();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
@@ -98,7 +101,7 @@ impl GpuMemory {
     pub(super) fn find(address: u64, len: u64) -> Option<Result<GpuMemory, String>> {
         let end = address.checked_add(len)?;
         let inner = known().range(..end).next_back().and_then(|(_, weak)| weak.upgrade())?;
-        let (first, last) = (inner.address, inner.address + inner.len as u64);
+        let (first, last) = (inner.address, inner.address + inner.len.max(1) as u64);
         if address >= last {
             return None;
         }

@@ -7,7 +7,9 @@
 //! `cuMemFree`, `cuMemHostUnregister`, loading a module and the first launch of a kernel that is loaded lazily wait for it,
 //! and kernel launches of *other* threads wait behind them. Posting batches, launching loaded kernels, allocating,
 //! registering and copying do not. So a program loads its modules, and launches each kernel once, before it waits for anything
-//! that needs its own help; and gdsync gives back memory that a GPU knows only while all its streams of that GPU are idle.
+//! that needs its own help; and gdsync gives back memory that a GPU knows only while all streams that gdsync knows are idle: when one is synchronized, made or
+//! dropped, or GPU memory is allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for even
+//! so.)
 
 //! # What a stream sees of what a card wrote
 //! After a wait for a completion (or for a word that a card writes), whatever follows on the stream sees everything that the
@@ -64,7 +66,7 @@ pub use error::CudaError;
 pub use memory::GpuMemory;
 pub use region::GpuMemoryRegion;
 
-pub(crate) use context::GpuContext;
+pub(crate) use context::{GpuContext, Relaxed};
 pub(crate) use error::check;
 
 use crate::memory::{HostAddr, PinnedMemory};

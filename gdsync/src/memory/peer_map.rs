@@ -7,7 +7,7 @@
 use super::page_size;
 use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -18,8 +18,6 @@ pub(crate) trait Registrar: Send + Sync + 'static {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String>;
     /// Counterpart, for pages whose registration said `owned`. May block while the device is busy.
     fn unregister(&self, base: u64);
-    /// Pages were retired: [`PeerMap::collect`] has something to do.
-    fn retired(&self);
 }
 
 /// Pages that a device can reach.
@@ -53,10 +51,10 @@ pub(crate) struct PeerMap<R: Registrar> {
 struct Runs {
     /// By first address; runs do not overlap.
     by_base: BTreeMap<u64, Run>,
-    /// Runs that no span holds any more, and what keeps their memory until the device has forgotten them.
-    retired: Vec<(u64, Arc<Gone>)>,
+    /// Runs that no span holds any more, and that are still registered. Their memory is kept until they are not.
+    retired: BTreeMap<u64, Run>,
     /// Which runs each span holds, by the span's number.
-    held: HashMap<u64, Vec<u64>>,
+    held: HashMap<u64, HashSet<u64>>,
 }
 
 struct Run {
@@ -66,6 +64,8 @@ struct Run {
     exclusive: bool,
     /// Spans that hold it.
     holders: u32,
+    /// What keeps the memory of spans that are gone and held it.
+    gone: Vec<Arc<Gone>>,
 }
 
 impl Runs {
@@ -116,40 +116,60 @@ impl<R: Registrar> PeerMap<R> {
         {
             return run.translate(base, addr);
         }
-        let span = Span::find(addr, len).ok_or(MapError::Unknown)?;
-        self.hold(&span, addr, len)
-    }
-
-    fn hold(&self, span: &Span, addr: u64, len: u64) -> Result<StreamAddr, MapError> {
+        let spans = Span::find(addr, len);
+        let Some(span) = spans.first() else { return Err(MapError::Unknown) };
         let mut runs = self.write();
         if runs.around(addr, len).is_none() {
-            let (base, granule) = span.granule(addr, page_size() as u64);
-            let answer = self.registrar.register(base, granule, span.kind());
-            if let Err(reason) = &answer {
-                tracing::debug!(?span, reason, "a device cannot reach pages");
-            }
-            let exclusive = span.kind() != Kind::Pages;
-            runs.by_base.insert(base, Run { len: granule, answer, exclusive, holders: 0 });
+            self.add_run(&mut runs, span, addr)?;
         }
         let Some((base, run)) = runs.around(addr, len) else { return Err(MapError::Unknown) };
         let translated = run.translate(base, addr);
-        let held = runs.held.entry(span.id()).or_default();
-        if !held.contains(&base) {
-            held.push(base);
-            if let Some(run) = runs.by_base.get_mut(&base) {
-                run.holders += 1;
+        // It is not known which of them the operation means, so each holds the run.
+        for span in &spans {
+            if runs.held.entry(span.id()).or_default().insert(base) {
+                if let Some(run) = runs.by_base.get_mut(&base) {
+                    run.holders += 1;
+                }
+                span.watch(self.this.clone() as Weak<dyn Watcher>);
             }
-            span.watch(self.this.clone() as Weak<dyn Watcher>);
         }
+        drop(runs);
         translated
+    }
+
+    /// Asks the device to take in the part of a span around an address.
+    fn add_run(&self, runs: &mut Runs, span: &Span, addr: u64) -> Result<(), MapError> {
+        let (base, len) = span.granule(addr, page_size() as u64);
+        if runs.retired.get(&base).is_some_and(|run| run.len == len) {
+            // Still registered: the last of its spans has just gone, and here is another.
+            let revived = runs.retired.remove(&base);
+            runs.by_base.extend(revived.map(|run| (base, run)));
+            return Ok(());
+        }
+        let answer = self.registrar.register(base, len, span.kind());
+        if let Err(reason) = &answer {
+            tracing::debug!(?span, reason, "a device cannot reach pages");
+            // Registers stay out of reach. Memory may be refused for the moment only.
+            if !matches!(span.kind(), Kind::Registers { .. }) {
+                return Err(MapError::Refused(reason.clone()));
+            }
+        }
+        let exclusive = span.kind() != Kind::Pages;
+        runs.by_base.insert(base, Run { len, answer, exclusive, holders: 0, gone: Vec::new() });
+        Ok(())
     }
 }
 
 impl<R: Registrar> PeerMap<R> {
     /// Unregisters what was retired. May block while the device is busy.
     pub(crate) fn collect(&self) {
-        let retired = std::mem::take(&mut self.write().retired);
-        retired.iter().for_each(|(base, _)| self.registrar.unregister(*base));
+        let retired = {
+            let mut runs = self.write();
+            let retired = std::mem::take(&mut runs.retired);
+            // Under the lock: who names the same pages now must find them unregistered.
+            retired.keys().for_each(|base| self.registrar.unregister(*base));
+            retired
+        };
         // Now the memory goes; outside the lock, as anything may hang on it.
         drop(retired);
     }
@@ -158,37 +178,30 @@ impl<R: Registrar> PeerMap<R> {
     pub(crate) fn has_retired(&self) -> bool {
         !self.read().retired.is_empty()
     }
-
-    /// Lets go of a run that a span held. True where it has to be unregistered.
-    fn release(runs: &mut Runs, base: u64) -> bool {
-        let Some(run) = runs.by_base.get_mut(&base) else { return false };
-        run.holders -= 1;
-        if run.holders > 0 {
-            return false;
-        }
-        let owned = run.answer.as_ref().is_ok_and(|registered| registered.owned);
-        runs.by_base.remove(&base);
-        owned
-    }
 }
 
 impl<R: Registrar> Watcher for PeerMap<R> {
-    fn gone(&self, span: u64, gone: Option<Arc<Gone>>) {
+    fn gone(&self, span: u64, gone: &Arc<Gone>) {
+        // What goes for good goes after the lock: anything may hang on it.
+        let mut forgotten = Vec::new();
         let mut runs = self.write();
         self.epoch.fetch_add(1, Ordering::Release);
         for base in runs.held.remove(&span).unwrap_or_default() {
-            if !Self::release(&mut runs, base) {
+            let Some(run) = runs.by_base.get_mut(&base) else { continue };
+            run.gone.push(gone.clone());
+            run.holders -= 1;
+            if run.holders > 0 {
                 continue;
             }
-            match &gone {
-                Some(gone) => runs.retired.push((base, gone.clone())),
-                // The program may unmap its memory at once, so this cannot wait.
-                None => self.registrar.unregister(base),
+            match runs.by_base.remove(&base) {
+                Some(run) if run.answer.as_ref().is_ok_and(|registered| registered.owned) => {
+                    runs.retired.insert(base, run);
+                }
+                other => forgotten.extend(other),
             }
         }
         drop(runs);
-        drop(gone);
-        self.registrar.retired();
+        drop(forgotten);
     }
 }
 

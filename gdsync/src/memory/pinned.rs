@@ -70,18 +70,21 @@ impl PinnedMemory {
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
         // All of its pages, also those behind `len`: nobody else has them.
-        let span = Span::announce(address as u64, mapped as u64, kind, Some(unmap));
+        let span = Span::announce(address as u64, mapped as u64, kind, unmap);
         Ok(PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) })
     }
 
-    /// Wraps memory that the caller owns.
+    /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
+    /// clone of the returned value and everything made from it, and, where a GPU was told of the memory, when that has
+    /// forgotten it, which it is asked to while its streams are idle. Its drop must not call this library.
     ///
     /// # Safety
     /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the program did that)
-    /// until the last clone of the returned value and everything made from it is gone, and must be accessed by others only in ways that tolerate concurrent
+    /// until `owner` is dropped, and must be accessed by others only in ways that tolerate concurrent
     /// access by a card and by streams (atomics, volatile or raw copies).
-    pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
-        let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, None);
+    pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
+        let release: Release = Box::new(move || drop(owner));
+        let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
         PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) }
     }
 
@@ -200,13 +203,15 @@ mod tests {
 
     #[test]
     fn foreign_memory_need_not_be_aligned() {
-        let mut bytes = vec![0u8; 64];
-        let base = bytes.as_mut_ptr().wrapping_add(1);
-        // SAFETY: the vector outlives the handle, and nobody else touches it meanwhile.
-        let memory = unsafe { PinnedMemory::from_raw(NonNull::new(base).unwrap(), 16) };
+        let bytes: Arc<[AtomicU8]> = (0..64).map(|_| AtomicU8::new(0)).collect();
+        let base = bytes.as_ptr().cast::<u8>().cast_mut().wrapping_add(1);
+        // SAFETY: the owner keeps the bytes, which are atomic.
+        let memory = unsafe { PinnedMemory::from_raw(NonNull::new(base).unwrap(), 16, bytes.clone()) };
         assert_eq!(memory.words64().len(), if (base as usize).is_multiple_of(8) { 2 } else { 0 });
         memory.write(0, b"abc");
+        assert_eq!(Arc::strong_count(&bytes), 2);
         drop(memory);
-        assert_eq!(&bytes[1..4], b"abc");
+        assert_eq!(Arc::strong_count(&bytes), 1, "the owner is dropped with the last handle");
+        assert_eq!(bytes[3].load(Ordering::Relaxed), b'c');
     }
 }

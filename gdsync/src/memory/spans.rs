@@ -35,9 +35,8 @@ impl Drop for Gone {
 
 /// Somebody who maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The span is gone; its memory may be unmapped as soon as everybody has dropped `gone`. `None` where it belongs to the
-    /// program, which may unmap it as soon as this returns.
-    fn gone(&self, span: u64, gone: Option<Arc<Gone>>);
+    /// The span is gone; its memory goes as soon as everybody has dropped `gone`. Called with any lock held.
+    fn gone(&self, span: u64, gone: &Arc<Gone>);
 }
 
 /// A span that is there. Goes with its last handle.
@@ -46,7 +45,6 @@ pub(crate) struct Span {
     base: u64,
     len: u64,
     kind: Kind,
-    /// Empty where the memory belongs to the program.
     releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
@@ -71,9 +69,8 @@ fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
 impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
     ///
-    /// `release` is called when the span is gone and no device has it any more; `None` says that the memory belongs to the
-    /// program, which unmaps it when it likes.
-    pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Option<Release>) -> Arc<Span> {
+    /// `release` is called when the span is gone and no device has it any more.
+    pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
         let mut spans = spans();
         let here = spans.entry(base).or_default();
         let mut shared = here
@@ -87,18 +84,20 @@ impl Span {
             here.push(Known { len, kind, span: Arc::downgrade(&span) });
             span
         });
-        span.releases.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(release);
+        span.releases.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(release);
         drop(spans);
         span
     }
 
-    /// A span that holds `len` bytes from `addr` on.
-    pub(crate) fn find(addr: u64, len: u64) -> Option<Arc<Span>> {
-        let end = addr.checked_add(len)?;
+    /// The spans that hold `len` bytes from `addr` on: several where the program has named its memory more than once.
+    pub(crate) fn find(addr: u64, len: u64) -> Vec<Arc<Span>> {
+        let Some(end) = addr.checked_add(len) else { return Vec::new() };
         let spans = spans();
-        let before =
-            spans.range(..=addr).rev().flat_map(|(base, here)| here.iter().map(move |known| (base, known)));
-        before.filter(|(base, known)| end <= *base + known.len).find_map(|(_, known)| known.span.upgrade())
+        let before = spans
+            .range(..=addr)
+            .flat_map(|(base, here)| here.iter().map(move |known| (base, known)))
+            .filter(|(base, known)| end <= *base + known.len);
+        before.filter_map(|(_, known)| known.span.upgrade()).collect()
     }
 
     /// Number of the span, unique in the process.
@@ -147,9 +146,9 @@ impl Drop for Span {
         drop(spans);
         let watchers = std::mem::take(self.watchers.get_mut().unwrap_or_else(|p| p.into_inner()));
         let releases = std::mem::take(self.releases.get_mut().unwrap_or_else(|p| p.into_inner()));
-        let gone = (!releases.is_empty()).then(|| Arc::new(Gone { releases }));
+        let gone = Arc::new(Gone { releases });
         for watcher in watchers.iter().filter_map(Weak::upgrade) {
-            watcher.gone(self.id, gone.clone());
+            watcher.gone(self.id, &gone);
         }
     }
 }
@@ -162,51 +161,62 @@ mod tests {
     const BASE: u64 = 0xffff_0000_0000_0000;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<(u64, Option<Arc<Gone>>)>>);
+    struct Told(Mutex<Vec<(u64, Arc<Gone>)>>);
 
     impl Watcher for Told {
-        fn gone(&self, span: u64, gone: Option<Arc<Gone>>) {
-            self.0.lock().unwrap().push((span, gone));
+        fn gone(&self, span: u64, gone: &Arc<Gone>) {
+            self.0.lock().unwrap().push((span, gone.clone()));
         }
     }
 
+    fn nothing() -> Release {
+        Box::new(|| ())
+    }
+
+    fn found(addr: u64, len: u64) -> Vec<u64> {
+        Span::find(addr, len).iter().map(|span| span.id()).collect()
+    }
+
     #[test]
-    fn the_span_around_an_address_is_found_even_behind_a_smaller_one() {
-        let outer = Span::announce(BASE, 0x4000, Kind::Pages, None);
-        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, None);
-        assert_eq!(Span::find(BASE + 0x1010, 8).unwrap().id(), inner.id());
-        assert_eq!(Span::find(BASE + 0x10fc, 8).unwrap().id(), outer.id());
-        assert_eq!(Span::find(BASE + 0x3ffc, 4).unwrap().id(), outer.id());
-        assert!(Span::find(BASE + 0x3ffc, 8).is_none() && Span::find(BASE - 4, 4).is_none());
-        assert!(Span::find(u64::MAX, 8).is_none());
+    fn all_spans_around_an_address_are_found() {
+        let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
+        let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id(), inner.id()]);
+        assert_eq!(found(BASE + 0x10fc, 8), [outer.id()]);
+        assert_eq!(found(BASE + 0x3ffc, 4), [outer.id()]);
+        assert!(found(BASE + 0x3ffc, 8).is_empty() && found(BASE - 4, 4).is_empty());
+        assert!(found(u64::MAX, 8).is_empty());
         drop(inner);
-        assert_eq!(Span::find(BASE + 0x1010, 8).unwrap().id(), outer.id());
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id()]);
         drop(outer);
-        assert!(Span::find(BASE + 0x1010, 8).is_none());
+        assert!(found(BASE + 0x1010, 8).is_empty());
     }
 
     #[test]
     fn register_pages_are_shared_and_memory_is_not() {
-        let base = BASE + 0x10_0000;
+        let (base, registers) = (BASE + 0x10_0000, Kind::Registers { mmio: true });
         let (one, two) = (
-            Span::announce(base, 4096, Kind::Registers { mmio: true }, None),
-            Span::announce(base, 4096, Kind::Registers { mmio: true }, None),
+            Span::announce(base, 4096, registers, nothing()),
+            Span::announce(base, 4096, registers, nothing()),
         );
         assert_eq!(one.id(), two.id());
-        let other = Span::announce(base, 4096, Kind::Pages, None);
+        let other = Span::announce(base, 4096, Kind::Pages, nothing());
         assert_ne!(one.id(), other.id());
-        assert_ne!(Span::announce(base, 4096, Kind::Pages, None).id(), other.id());
+        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id(), other.id());
+    }
+
+    fn counting(released: &Arc<AtomicU64>) -> Release {
+        let count = released.clone();
+        Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })
     }
 
     #[test]
     fn memory_is_released_when_the_last_device_has_forgotten_it() {
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
-        let count = released.clone();
-        let release: Release = Box::new(move || {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, Some(release));
+        let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
         let id = span.id();
         for told in [&one, &two, &one] {
             span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
@@ -222,23 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_program_is_not_held() {
-        let told: Arc<Told> = Arc::default();
-        let span = Span::announce(BASE + 0x50_0000, 4096, Kind::Pages, None);
-        span.watch(Arc::downgrade(&told) as Weak<dyn Watcher>);
-        drop(span);
-        assert!(told.0.lock().unwrap()[0].1.is_none());
-    }
-
-    #[test]
     fn who_shares_a_register_page_is_released_with_it() {
         let released = Arc::new(AtomicU64::new(0));
         let share = || {
-            let count = released.clone();
-            let release: Release = Box::new(move || {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-            Span::announce(BASE + 0x60_0000, 4096, Kind::Registers { mmio: true }, Some(release))
+            let registers = Kind::Registers { mmio: false };
+            Span::announce(BASE + 0x60_0000, 4096, registers, counting(&released))
         };
         let (one, two) = (share(), share());
         drop(one);
@@ -249,9 +247,9 @@ mod tests {
 
     #[test]
     fn granules_are_whole_pages() {
-        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages, None);
+        let pages = Span::announce(BASE + 0x30_0010, 0x5000, Kind::Pages, nothing());
         assert_eq!(pages.granule(BASE + 0x30_2abc, 0x1000), (BASE + 0x30_2000, 0x1000));
-        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole, None);
+        let whole = Span::announce(BASE + 0x40_0010, 0x5000, Kind::Whole, nothing());
         assert_eq!(whole.granule(BASE + 0x40_2abc, 0x1000), (BASE + 0x40_0000, 0x6000));
     }
 }

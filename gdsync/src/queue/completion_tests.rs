@@ -39,7 +39,7 @@ fn a_wait_is_satisfied_by_its_own_lap_only() {
         assert!(state.peek().is_none());
         card_writes(&mut state, index);
         assert!(satisfied(wait, &state, index), "entry {index} after it is written");
-        let lane = Lane::new().unwrap();
+        let lane = Lane::new(0).unwrap();
         state.post_wait(index, &lane, Ticket(1));
         assert_eq!(state.peek().unwrap().index, index);
         state.advance();
@@ -93,7 +93,7 @@ proptest! {
     /// The card is never given an entry that a wait still needs, never overruns, and every completion is polled once.
     #[test]
     fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
-        let (mut state, lane) = (queue(), Lane::new().unwrap());
+        let (mut state, lane) = (queue(), Lane::new(0).unwrap());
         let (mut outstanding, mut written, mut polled) = (0u32, 0u32, 0u32);
         let mut prepared: Vec<u32> = Vec::new();
         let mut posted: VecDeque<(u32, Ticket)> = VecDeque::new();

@@ -321,6 +321,11 @@ impl SendState {
         Some(retired)
     }
 
+    /// Everything was handed to the card after the queue pair failed: nothing older may follow.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed
+    }
+
     /// In the error state: hands everything prepared to the card, which flushes it, so that no wait stays unsatisfied.
     ///
     /// Returns the peer operations, or none where streams still have earlier sends to post (theirs would then run
@@ -330,7 +335,10 @@ impl SendState {
             return None;
         }
         let newest = self.first_serial + self.entries.len().checked_sub(1)? as u64;
-        if self.entries.iter().all(|entry| entry.state == State::Posted) {
+        // A stream that failed may not have rung what it was given.
+        let perhaps_not_rung = self.last_post.as_ref().is_some_and(|(lane, _)| lane.is_dead());
+        let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
+        if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
         }
         let ops = self.post_ops(newest);

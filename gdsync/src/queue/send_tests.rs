@@ -107,7 +107,7 @@ fn an_awaited_send_stays_as_a_nop() {
 
 #[test]
 fn sends_are_posted_in_the_order_of_preparation() {
-    let lane = Lane::new().unwrap();
+    let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
     let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(0, i))).collect();
     let error = queue.post(serials[1], &lane, Ticket(1)).unwrap_err();
@@ -115,7 +115,7 @@ fn sends_are_posted_in_the_order_of_preparation() {
     queue.cancel(serials[0], |_| false);
     let before = queue.post(serials[1], &lane, Ticket(1)).unwrap();
     assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
-    let other = Lane::new().unwrap();
+    let other = Lane::new(0).unwrap();
     let error = queue.post(serials[2], &other, Ticket(1)).unwrap_err();
     assert!(matches!(error, QueueError::OtherStream { .. }));
     lane.declare_passed(Ticket(1));
@@ -131,7 +131,7 @@ fn sends_are_posted_in_the_order_of_preparation() {
 
 #[test]
 fn unsignaled_requests_retire_with_the_next_signaled_one() {
-    let lane = Lane::new().unwrap();
+    let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
     for wr_id in 0..4 {
         let mut request = request(0, wr_id);
@@ -148,7 +148,7 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
 
 #[test]
 fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
-    let lane = Lane::new().unwrap();
+    let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
     let first = queue.prepare(request(0, 0));
     queue.post(first, &lane, Ticket(1)).unwrap();

@@ -2,7 +2,7 @@
 
 use super::pause::Pause;
 use super::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::cuda::{CudaError, GpuCapabilities, GpuContext, check};
+use crate::cuda::{CudaError, GpuCapabilities, GpuContext, Relaxed, check};
 use crate::memory::peer_map::MapError;
 use crate::memory::{HostAddr, StreamAddr};
 use cudarc::driver::sys;
@@ -92,6 +92,15 @@ impl CudaStream {
         self.handle.raw
     }
 
+    /// True where the GPU has done everything that was enqueued on the stream, by anybody.
+    ///
+    /// # Errors
+    /// [`CudaError`], for example where the GPU has failed.
+    pub fn query(&self) -> Result<bool, CudaError> {
+        let _entered = self.context.enter()?;
+        self.handle.query()
+    }
+
     /// What the stream's GPU can do.
     pub fn capabilities(&self) -> GpuCapabilities {
         self.context.capabilities()
@@ -100,12 +109,13 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        self.context.remove_stream(&self.handle);
         self.context.collect();
     }
 }
 
 impl StreamHandle {
-    fn check_thread(&self) -> Result<(), CudaError> {
+    pub(super) fn check_thread(&self) -> Result<(), CudaError> {
         match self.thread {
             Some(thread) if thread != thread::current().id() => Err(CudaError::OtherThread),
             _ => Ok(()),
@@ -113,7 +123,7 @@ impl StreamHandle {
     }
 
     /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
-    fn check_not_capturing(&self) -> Result<(), CudaError> {
+    pub(super) fn check_not_capturing(&self) -> Result<(), CudaError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
         match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
@@ -130,6 +140,7 @@ impl StreamHandle {
     /// Whether everything enqueued is done. With the stream's context current.
     fn query(&self) -> Result<bool, CudaError> {
         self.check_thread()?;
+        let _relaxed = Relaxed::enter();
         self.check_not_capturing()?;
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         match unsafe { sys::cuStreamQuery(self.raw) } {
@@ -168,6 +179,10 @@ impl MemOpStream for CudaStream {
 
     fn epoch(&self) -> u64 {
         self.context.epoch()
+    }
+
+    fn device(&self) -> u64 {
+        self.context.id()
     }
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: Ticket,
+    /// How many of the submissions that a stream takes it counts for.
+    pub(super) weight: usize,
     pub(super) descriptors: VecDeque<Descriptor>,
 }
 
@@ -69,10 +71,11 @@ pub(super) fn reap_orphans() {
     drop(past);
 }
 
-/// True where submissions of a stream that is gone are outstanding, or that cannot be told now.
-pub(crate) fn any_left_behind() -> bool {
-    reap_orphans();
-    ORPHANS.try_lock().map_or(true, |orphans| !orphans.is_empty())
+/// True where submissions of a stream of that device that is gone are outstanding, or that cannot be told now.
+pub(crate) fn any_left_behind(device: u64) -> bool {
+    ORPHANS.try_lock().map_or(true, |orphans| {
+        orphans.iter().any(|(lane, submission)| lane.device() == device && !lane.has_passed(submission.end))
+    })
 }
 
 fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Lane>, InFlight)>>) -> Vec<(Arc<Lane>, InFlight)> {

@@ -5,6 +5,7 @@
 //! of them and puts it in place.
 
 use super::cuda::{CudaStream, with_params};
+use super::flight;
 use super::post::{State, Tickets};
 use super::post_error::{PostFailure, Posted};
 use super::proxy::Ring;
@@ -16,7 +17,7 @@ use cudarc::driver::sys;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// An executable graph with batch nodes.
 ///
@@ -25,8 +26,6 @@ pub struct CudaGraph {
     raw: RawGraph,
     nodes: Vec<BatchNode>,
     context: Arc<GpuContext>,
-    /// Where operations of a node go that was never given a batch.
-    sink: PinnedMemory,
 }
 
 struct RawGraph {
@@ -137,21 +136,29 @@ pub struct GraphBuilder<'a> {
 }
 
 /// Batch nodes of a graph in the making.
+#[derive(Default)]
 struct Recorder {
     nodes: Vec<BatchNode>,
-    sink: PinnedMemory,
+}
+
+/// Where operations of nodes go that were never given a batch. Kept for ever: the program may keep a graph that it ended
+/// itself.
+static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
+
+fn sink() -> Result<HostAddr, CudaError> {
+    let mut sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let memory = match sink.take() {
+        Some(memory) => memory,
+        None => PinnedMemory::allocate_whole(16)
+            .map_err(|error| CudaError::NoHostMemory { len: 16, reason: error.to_string() })?,
+    };
+    Ok(sink.insert(memory).addr())
 }
 
 impl Recorder {
-    fn new() -> Result<Self, CudaError> {
-        let sink = PinnedMemory::allocate(16)
-            .map_err(|error| CudaError::NoHostMemory { len: 16, reason: error.to_string() })?;
-        Ok(Recorder { nodes: Vec::new(), sink })
-    }
-
     /// Operations of the shape that do nothing: they write zeroes where zeroes are, and wait for nothing.
-    fn idle_ops(&self, stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
-        let word = self.sink.addr();
+    fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
+        let word = sink()?;
         let low = stream.translate(word, 4)?;
         let high = stream.translate(HostAddr(word.get() + 8), 8)?;
         let caps = stream.caps();
@@ -197,7 +204,7 @@ impl Recorder {
             return Err(error.into());
         }
         let raw = RawGraph { graph, exec };
-        Ok(CudaGraph { raw, nodes: self.nodes, context: stream.context.clone(), sink: self.sink })
+        Ok(CudaGraph { raw, nodes: self.nodes, context: stream.context.clone() })
     }
 }
 
@@ -219,11 +226,15 @@ impl Stream<CudaStream> {
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     ) -> Result<CudaGraph, GraphError> {
-        let mut capture = Capture { stream: self, recorder: Recorder::new()? };
+        let mut capture = Capture { stream: self, recorder: Recorder::default() };
+        self.handle.check_thread()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Nobody posts on the stream meanwhile; from now on, posting finds that it is captured.
+        let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
+        drop(state);
         let ending = EndCapture(self.raw());
         let recorded = record(&mut capture);
         let graph = ending.end()?;
@@ -242,11 +253,10 @@ impl Stream<CudaStream> {
     /// # Errors
     /// [`GraphError::Cuda`].
     pub fn graph_builder(&self) -> Result<GraphBuilder<'_>, GraphError> {
-        let recorder = Recorder::new()?;
         let mut graph = std::ptr::null_mut();
         // SAFETY: `graph` is a valid place.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
-        Ok(GraphBuilder { graph, recorder, stream: self, _not_sync: PhantomData })
+        Ok(GraphBuilder { graph, recorder: Recorder::default(), stream: self, _not_sync: PhantomData })
     }
 
     /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order of their recording.
@@ -282,9 +292,15 @@ impl Stream<CudaStream> {
         descriptors: &mut VecDeque<Descriptor>,
         counts: &[usize],
     ) -> Result<Posted, GraphError> {
+        // Dropped after the lock: anything may hang on it.
+        let mut past = Vec::new();
         let mut state = self.lock();
-        drop(self.reap(&mut state));
-        self.check_room(&state)?;
+        past.extend(self.reap(&mut state));
+        if graph.nodes.is_empty() {
+            self.launch_exec(graph)?;
+            return Ok(Posted { operations: 0, submissions: 1 });
+        }
+        self.check_room(&mut state, graph.nodes.len())?;
         let mut tickets = state.tickets(descriptors.iter());
         let mut rings = Vec::new();
         let mut operations = 0;
@@ -297,11 +313,15 @@ impl Stream<CudaStream> {
         tickets.open = false;
         match result {
             Ok(()) => {
-                self.accept(&mut state, tickets, std::mem::take(descriptors));
+                state.accept(tickets, std::mem::take(descriptors), graph.nodes.len());
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
-                self.reject(descriptors, fatal(&error));
+                descriptors.iter_mut().rev().for_each(Descriptor::undo);
+                if fatal(&error) {
+                    self.abandon(state);
+                    flight::abort(descriptors);
+                }
                 Err(error)
             }
         }
@@ -336,7 +356,9 @@ impl Stream<CudaStream> {
     }
 
     fn launch_exec(&self, graph: &CudaGraph) -> Result<(), GraphError> {
+        self.handle.check_thread()?;
         let _entered = self.context.enter()?;
+        self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting();
         // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and what they name is kept
         // as for any submission.
@@ -419,7 +441,6 @@ impl fmt::Debug for CudaGraph {
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         let raw = RawGraph { graph: self.raw.graph, exec: self.raw.exec };
-        let sink = self.sink.clone();
         // Launches may be in flight.
         self.context.defer(move || {
             let raw = raw;
@@ -428,7 +449,6 @@ impl Drop for CudaGraph {
                 tracing::debug!(%error, "an executable graph was not destroyed");
             }
             destroy(raw.graph);
-            drop(sink);
         });
         self.context.collect();
     }
@@ -445,7 +465,7 @@ impl Capture<'_> {
     /// # Errors
     /// [`GraphError::Size`], [`GraphError::Cuda`].
     pub fn batch(&mut self, shape: &BatchShape) -> Result<(), GraphError> {
-        let ops = self.recorder.idle_ops(self.stream, shape)?;
+        let ops = Recorder::idle_ops(self.stream, shape)?;
         let raw = self.stream.raw();
         with_params(&ops, |params| {
             // SAFETY: the stream is alive; while it is captured, this only records. The sink lives as long as the graph.
@@ -529,7 +549,7 @@ impl GraphBuilder<'_> {
         shape: &BatchShape,
         after: &[sys::CUgraphNode],
     ) -> Result<sys::CUgraphNode, GraphError> {
-        let ops = self.recorder.idle_ops(self.stream, shape)?;
+        let ops = Recorder::idle_ops(self.stream, shape)?;
         // Progress is told in the order of batches, so that must be the graph's.
         let before = self.recorder.nodes.last().map(|batch| batch.node.0);
         let dependencies: Vec<_> = after.iter().copied().chain(before).collect();
@@ -552,11 +572,9 @@ impl GraphBuilder<'_> {
     /// # Errors
     /// [`GraphError::Cuda`].
     pub fn instantiate(mut self) -> Result<CudaGraph, GraphError> {
-        let graph = std::mem::replace(&mut self.graph, std::ptr::null_mut());
-        let recorder =
-            Recorder { nodes: std::mem::take(&mut self.recorder.nodes), sink: self.recorder.sink.clone() };
         let _entered = self.stream.context.enter()?;
-        recorder.instantiate(graph, self.stream)
+        let graph = std::mem::replace(&mut self.graph, std::ptr::null_mut());
+        std::mem::take(&mut self.recorder).instantiate(graph, self.stream)
     }
 }
 

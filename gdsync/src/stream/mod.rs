@@ -155,6 +155,11 @@ pub trait MemOpStream: Send + Sync {
         0
     }
 
+    /// Number of the device context that performs, 0 for the CPU.
+    fn device(&self) -> u64 {
+        0
+    }
+
     /// Submits operations, at most [`MemOpCaps::max_ops`].
     ///
     /// # Errors

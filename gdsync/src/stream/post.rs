@@ -48,6 +48,8 @@ pub(super) struct State {
     /// Submissions since the last one whose end ticket the stream writes.
     unwritten: u32,
     in_flight: VecDeque<InFlight>,
+    /// What they count for together.
+    weight: usize,
     doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
     /// Doorbells that the proxy has to ring for this stream.
@@ -81,11 +83,13 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        let lane = Lane::new().map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
+        let lane =
+            Lane::new(backend.device()).map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = State {
             issued: Ticket::default(),
             unwritten: 0,
             in_flight: VecDeque::new(),
+            weight: 0,
             doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
             translations: Translations::default(),
             proxied: Arc::default(),
@@ -132,9 +136,14 @@ impl<B: MemOpStream> Stream<B> {
 
     fn post_counting(&self, mut batch: Batch, done: &mut Posted) -> Result<(), PostError> {
         let _span = tracing::trace_span!("post", descriptors = batch.len()).entered();
+        // Dropped after the lock: anything may hang on it.
+        let mut past = Vec::new();
         let mut state = self.lock();
         let mut posted = 0;
         while !batch.is_empty() {
+            if state.in_flight.len() >= REAP_FROM {
+                past.extend(self.reap(&mut state));
+            }
             let chunk = self.take_chunk(&mut batch.descriptors);
             let count = chunk.len();
             match self.post_chunk(&mut state, chunk) {
@@ -144,6 +153,10 @@ impl<B: MemOpStream> Stream<B> {
                     done.submissions += 1;
                 }
                 Err((mut chunk, source)) => {
+                    if matches!(source, PostFailure::Stream(StreamError::Failed { .. })) {
+                        self.abandon(state);
+                        flight::abort(&chunk);
+                    }
                     chunk.extend(batch.descriptors);
                     return Err(PostError { batch: Batch { descriptors: chunk }, posted, source });
                 }
@@ -189,9 +202,9 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
             let mut state = self.lock();
             // Asked again under the lock: nothing of ours can be posted meanwhile.
@@ -222,11 +235,11 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Submissions that the stream is not known to have passed.
+    /// Submissions that the stream is not known to have passed. A graph counts for as many as it has batch nodes.
     pub fn outstanding(&self) -> usize {
         let mut state = self.lock();
         let past = self.reap(&mut state);
-        let outstanding = state.in_flight.len();
+        let outstanding = state.weight;
         drop(state);
         drop(past);
         outstanding
@@ -262,9 +275,6 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         mut chunk: VecDeque<Descriptor>,
     ) -> Result<usize, (VecDeque<Descriptor>, PostFailure)> {
-        if state.in_flight.len() >= REAP_FROM {
-            drop(self.reap(state));
-        }
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
         let result = self.try_post(state, &mut chunk, &mut ops);
@@ -272,12 +282,11 @@ impl<B: MemOpStream> Stream<B> {
         state.ops = ops;
         match result {
             Ok(tickets) => {
-                self.accept(state, tickets, chunk);
+                state.accept(tickets, chunk, 1);
                 Ok(count)
             }
             Err(failure) => {
-                let failed = matches!(failure, PostFailure::Stream(StreamError::Failed { .. }));
-                self.reject(&mut chunk, failed);
+                chunk.iter_mut().rev().for_each(Descriptor::undo);
                 Err((chunk, failure))
             }
         }
@@ -289,13 +298,15 @@ impl<B: MemOpStream> Stream<B> {
         chunk: &mut VecDeque<Descriptor>,
         ops: &mut Vec<MemOp>,
     ) -> Result<Tickets, PostFailure> {
-        self.check_room(state)?;
+        self.check_room(state, 1)?;
         state.translations.refresh(&self.backend);
         let mut tickets = state.tickets(chunk.iter());
         let mut rings = Vec::new();
         let mut ticket = tickets.before;
         self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, &mut rings)?;
-        if tickets.open && state.unwritten + 1 >= PROGRESS_EVERY {
+        // The last submission that there is room for always writes it, so that a full stream needs no other to be through.
+        let last = state.weight + 1 >= self.caps.max_outstanding;
+        if tickets.open && (state.unwritten + 1 >= PROGRESS_EVERY || last) {
             self.write_ticket(state, tickets.end, ops)?;
             tickets.open = false;
         }
@@ -392,6 +403,8 @@ impl<B: MemOpStream> Stream<B> {
         }
         proxy::start()?;
         let ring = Ring::new(send.queue_pair(), &self.lane)?;
+        // Its mailbox may be where something else was.
+        state.translations.refresh(&self.backend);
         lowering.lower(Step::Send(ring.to_mailbox(doorbell)), ops)?;
         rings.push(ring);
         Ok(())
@@ -408,23 +421,6 @@ impl<B: MemOpStream> Stream<B> {
         lowering.lower(Step::Progress(ticket), ops)
     }
 
-    /// The backend has taken a submission.
-    pub(super) fn accept(&self, state: &mut State, tickets: Tickets, descriptors: VecDeque<Descriptor>) {
-        state.issued = tickets.end;
-        state.unwritten = if tickets.open { state.unwritten + 1 } else { 0 };
-        state.in_flight.push_back(InFlight { end: tickets.end, descriptors });
-        tracing::trace!(ticket = tickets.end.0, "posted");
-    }
-
-    /// The backend has not taken a submission: sends and waits are only prepared again. `failed`: nor will it take another.
-    pub(super) fn reject(&self, descriptors: &mut VecDeque<Descriptor>, failed: bool) {
-        descriptors.iter_mut().rev().for_each(Descriptor::undo);
-        if failed {
-            self.lane.kill();
-            flight::abort(descriptors);
-        }
-    }
-
     /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
     /// have failed. Then does the same for streams that are gone.
     pub(super) fn reap(&self, state: &mut State) -> Vec<InFlight> {
@@ -433,7 +429,10 @@ impl<B: MemOpStream> Stream<B> {
             if !self.lane.has_passed(oldest.end) {
                 break;
             }
-            past.extend(state.in_flight.pop_front());
+            if let Some(passed) = state.in_flight.pop_front() {
+                state.weight -= passed.weight;
+                past.push(passed);
+            }
         }
         if let Some(oldest) = state.in_flight.front() {
             oldest.flush_failed();
@@ -442,20 +441,24 @@ impl<B: MemOpStream> Stream<B> {
         past
     }
 
-    pub(super) fn check_room(&self, state: &State) -> Result<(), PostFailure> {
-        let (outstanding, limit) = (state.in_flight.len(), self.caps.max_outstanding);
+    /// Whether there is room for a submission that counts for `weight`.
+    pub(super) fn check_room(&self, state: &mut State, weight: usize) -> Result<(), PostFailure> {
+        let limit = self.caps.max_outstanding;
         match state.in_flight.front() {
-            Some(oldest) if outstanding >= limit => {
-                Err(PostFailure::WouldBlock { outstanding, limit, blocked: self.lane.blocked_on(oldest.end) })
-            }
+            Some(oldest) if state.weight + weight > limit => Err(PostFailure::WouldBlock {
+                outstanding: state.weight,
+                limit,
+                blocked: self.lane.blocked_on(oldest.end),
+            }),
             _ => Ok(()),
         }
     }
 
     /// The backend has failed: it will touch nothing any more, and nobody knows what it rang.
-    fn abandon(&self, mut state: MutexGuard<'_, State>) {
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
         self.lane.kill();
         let lost = std::mem::take(&mut state.in_flight);
+        state.weight = 0;
         drop(state);
         lost.iter().for_each(InFlight::abort);
     }
@@ -472,6 +475,15 @@ impl State {
         }
         // A ticket is written right after its wait: whatever comes after the last wait needs another.
         Tickets { before: self.issued, end: if open { end.next() } else { end }, open }
+    }
+
+    /// The backend has taken a submission.
+    pub(super) fn accept(&mut self, tickets: Tickets, descriptors: VecDeque<Descriptor>, weight: usize) {
+        self.issued = tickets.end;
+        self.unwritten = if tickets.open { self.unwritten + 1 } else { 0 };
+        self.weight += weight;
+        self.in_flight.push_back(InFlight { end: tickets.end, weight, descriptors });
+        tracing::trace!(ticket = tickets.end.0, "posted");
     }
 
     fn rings_itself(&self) -> bool {
@@ -508,31 +520,38 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
 impl<B: MemOpStream> Drop for Stream<B> {
     fn drop(&mut self) {
         let mut state = self.lock();
-        drop(self.reap(&mut state));
+        let past = self.reap(&mut state);
         if state.in_flight.is_empty() {
-            return;
+            return drop((state, past));
+        }
+        let closed =
+            self.backend.wait_idle(Duration::ZERO).and_then(|_| self.write_closing_ticket(&mut state));
+        if let Err(StreamError::Failed { .. }) = closed {
+            return self.abandon(state);
         }
         let in_flight = std::mem::take(&mut state.in_flight);
-        let closed = self.write_closing_ticket(&state);
-        drop(state);
-        match closed {
-            // The backend has failed: it touches nothing any more.
-            Err(StreamError::Failed { .. }) => self.lane.kill(),
-            Err(error) => {
-                tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
-                flight::leave_behind(&self.lane, in_flight);
-            }
-            Ok(()) => flight::leave_behind(&self.lane, in_flight),
+        drop((state, past));
+        if let Err(error) = closed {
+            tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
         }
+        flight::leave_behind(&self.lane, in_flight);
     }
 }
 
 impl<B: MemOpStream> Stream<B> {
-    fn write_closing_ticket(&self, state: &State) -> Result<(), StreamError> {
+    /// Has the stream say when it is through, unless its last submission does.
+    fn write_closing_ticket(&self, state: &mut State) -> Result<(), StreamError> {
+        if state.unwritten == 0 {
+            return Ok(());
+        }
+        // A ticket of its own: the lane must stay until this very write is past.
+        let end = state.issued.next();
         let mut ops = Vec::with_capacity(1);
         state.translations.refresh(&self.backend);
-        self.write_ticket(state, state.issued, &mut ops)?;
-        // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it is written.
-        unsafe { self.backend.submit(&ops) }
+        self.write_ticket(state, end, &mut ops)?;
+        // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it says `end`.
+        unsafe { self.backend.submit(&ops) }?;
+        state.accept(Tickets { before: end, end, open: false }, VecDeque::new(), 1);
+        Ok(())
     }
 }
