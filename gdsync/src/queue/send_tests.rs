@@ -42,16 +42,16 @@ fn a_request_wraps_around_the_end_at_every_block() {
             assert!(queue.retire(i as u16).is_some());
         }
         // 5 blocks: 16 + 300 bytes.
-        let serial = queue.prepare(request(300, 7));
+        let (_, bell) = queue.prepare(request(300, 7));
         let bytes = read(&queue, start, 5);
         assert_eq!(bytes[16..316], (0..300).map(|i| i as u8 ^ 7).collect::<Vec<u8>>()[..]);
         assert_eq!(bytes[316..], [0; 4], "padding is zeroed");
         let ctrl = control(&queue, start);
         assert_eq!((ctrl.index(), ctrl.qpn(), ctrl.ds()), (start as u16, 0x42, 20));
-        let [_, record, _, bell] = queue.post_ops(serial).unwrap();
-        let addr = HostAddr(queue.ring.record().as_ptr() as u64);
-        assert_eq!(record, PeerOp::StoreDword { addr, value: doorbell::record(start + 5) });
-        assert_eq!(bell, PeerOp::StoreQword { addr: REGISTER, value: ctrl.doorbell() });
+        let record_at = HostAddr(queue.ring.record().as_ptr() as u64);
+        let record = doorbell::record(start + 5);
+        assert_eq!(bell, Doorbell { record_at, record, register: REGISTER, value: ctrl.doorbell() });
+        assert_eq!(queue.doorbell_of(queue.entries.back().unwrap()), bell);
     }
 }
 
@@ -79,7 +79,7 @@ fn a_full_queue_names_what_is_free() {
 #[test]
 fn the_newest_is_rolled_back_and_others_become_nops() {
     let mut queue = queue(8);
-    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(100, i))).collect();
+    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(100, i)).0).collect();
     assert_eq!(queue.cancel(serials[0], |_| false), Removed::default());
     let ctrl = control(&queue, 0);
     assert_eq!((ctrl.opcode(), ctrl.ds(), ctrl.index()), (Ok(Opcode::Nop), 8, 0));
@@ -97,7 +97,7 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
 #[test]
 fn an_awaited_send_stays_as_a_nop() {
     let mut queue = queue(8);
-    let serial = queue.prepare(request(0, 1));
+    let serial = queue.prepare(request(0, 1)).0;
     assert_eq!(queue.cancel(serial, |removed| removed == 0), Removed::default());
     assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Nop));
     assert_eq!(queue.cancel(serial, |_| false), Removed::default(), "only once");
@@ -109,7 +109,7 @@ fn an_awaited_send_stays_as_a_nop() {
 fn sends_are_posted_in_the_order_of_preparation() {
     let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
-    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(0, i))).collect();
+    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(0, i)).0).collect();
     let error = queue.post(serials[1], &lane, Ticket(1)).unwrap_err();
     assert!(matches!(error, QueueError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 }));
     queue.cancel(serials[0], |_| false);
@@ -121,11 +121,11 @@ fn sends_are_posted_in_the_order_of_preparation() {
     lane.declare_passed(Ticket(1));
     let before = queue.post(serials[2], &other, Ticket(1)).unwrap();
     queue.undo_post(serials[2], before);
-    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().0, &lane));
+    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().lane, &lane));
     let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Ticket(1))));
+    assert!(matches!(before, Before::SameLane(Ticket(1), false)));
     queue.undo_post(serials[2], before);
-    assert_eq!(queue.last_post.as_ref().unwrap().1, Ticket(1));
+    assert_eq!(queue.unsettled().unwrap().ticket, Ticket(1));
     assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());
 }
 
@@ -136,13 +136,13 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
     for wr_id in 0..4 {
         let mut request = request(0, wr_id);
         request.flags.set(CtrlFlags::CQ_UPDATE, wr_id == 3);
-        let serial = queue.prepare(request);
+        let serial = queue.prepare(request).0;
         queue.post(serial, &lane, Ticket(1)).unwrap();
     }
-    assert!(queue.in_flight() && queue.last_post.is_some());
+    assert!(queue.in_flight() && queue.unsettled().is_some());
     let retired = queue.retire(3).unwrap();
     assert_eq!((retired.wr_id, retired.entries, retired.signaled), (3, 4, 1));
-    assert!(!queue.in_flight() && queue.last_post.is_none() && queue.free() == 8);
+    assert!(!queue.in_flight() && queue.unsettled().is_none() && queue.free() == 8);
     assert!(queue.retire(3).is_none(), "nothing is outstanding");
 }
 
@@ -150,13 +150,12 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
 fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
-    let first = queue.prepare(request(0, 0));
+    let first = queue.prepare(request(0, 0)).0;
     queue.post(first, &lane, Ticket(1)).unwrap();
     queue.prepare(request(100, 1));
-    assert!(queue.flush_ops().is_none(), "a stream has still to post the first");
+    assert!(queue.flush().is_none(), "a stream has still to post the first");
     lane.declare_passed(Ticket(1));
-    let [_, record, _, bell] = queue.flush_ops().unwrap();
-    assert!(matches!(record, PeerOp::StoreDword { value, .. } if value == doorbell::record(3)));
-    assert!(matches!(bell, PeerOp::StoreQword { value, .. } if value == control(&queue, 1).doorbell()));
-    assert!(queue.flush_ops().is_none(), "nothing is left");
+    let bell = queue.flush().unwrap();
+    assert_eq!((bell.record, bell.value), (doorbell::record(3), control(&queue, 1).doorbell()));
+    assert!(queue.flush().is_none(), "nothing is left");
 }

@@ -53,7 +53,8 @@ pub fn synchronize(stream: &Stream<SoftStream>) {
 
 /// Rings the card at once.
 pub fn ring(send: PreparedSend) {
-    cpu().post(Batch::new().send(send)).unwrap();
+    let posted = cpu().post_send(send).unwrap();
+    assert_eq!((posted.submissions, posted.operations > 1), (1, true));
 }
 
 /// The next completion.
