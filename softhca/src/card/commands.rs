@@ -163,7 +163,8 @@ impl Card {
         })
     }
 
-    /// Creates a completion queue. Returns its number.
+    /// Creates a completion queue. Returns its number. The card writes to the second word of its record, to tell one arm from
+    /// the next.
     ///
     /// # Errors
     /// [`CardError::Invalid`], [`CardError::TooMany`].
@@ -181,7 +182,11 @@ impl Card {
             });
         }
         // SAFETY: the caller's.
-        let cq = unsafe { Cq::new(CqRing::new(ring, entries), Record::new(dbrec.add(doorbell::DBR_CQ_CI))) };
+        let cq = unsafe {
+            let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
+            let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
+            Cq::new(CqRing::new(ring, entries), consumer, arm)
+        };
         self.command(|engine| {
             within("completion queues", engine.cqs.len(), LIMITS.max_cq)?;
             let cqn = self.number(|number| engine.cqs.contains_key(&number));

@@ -66,7 +66,7 @@ pub struct CqConfig {
     pub ring: *mut u8,
     /// Entries of 64 bytes, a power of two.
     pub entries: u32,
-    /// Consumer index and arm word.
+    /// Consumer index and arm word; the card changes the latter.
     pub dbrec: *mut u32,
 }
 

@@ -30,6 +30,12 @@ impl Record {
         Record(word)
     }
 
+    /// Leaves another value there, and says what there was.
+    pub(super) fn exchange(self, value: u32) -> u32 {
+        // SAFETY: as in `load`.
+        unsafe { AtomicU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
+    }
+
     /// Acquire: entries announced by the record are visible.
     pub(super) fn load(self) -> u32 {
         // SAFETY: valid and aligned (`new`); the program changes it concurrently, which an atomic tolerates.

@@ -11,7 +11,7 @@ use super::qp::{Qp, QpState};
 use super::region::Regions;
 use super::sender::PEER_MEMORY;
 use crate::fabric::{Fabric, SendOutcome};
-use gdsync_sys::prm::doorbell::{self, Doorbell};
+use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -210,12 +210,37 @@ impl Engine {
             }
         }
         for (id, offset, bell) in &rung {
-            // Arming a completion queue: there are no completion channels, so nobody is told.
-            if *offset != doorbell::UAR_CQ_ARM {
+            if *offset == doorbell::UAR_CQ_ARM {
+                self.arm(*bell);
+            } else {
                 self.ring(*id, *bell, now);
             }
         }
         !rung.is_empty()
+    }
+
+    /// A completion queue is armed, and perhaps others whose doorbells this one has covered. They may be of any UAR:
+    /// libmlx5 rings on the page of the context.
+    fn arm(&mut self, bell: Doorbell) {
+        let (arm, rung) = CqArm::from_doorbell(bell.raw());
+        let mut problem = (!self.cqs.contains_key(&rung))
+            .then(|| format!("arms completion queue {rung:#x}, which does not exist"));
+        for (&cqn, cq) in &mut self.cqs {
+            let fires = if cqn != rung {
+                cq.look_at_arm_record()
+            } else if let Some(fires) = cq.rung(arm) {
+                fires
+            } else {
+                problem = Some(format!("arms completion queue {cqn:#x}, but its arm record does not say so"));
+                cq.arm(arm)
+            };
+            if fires.0 {
+                self.events.push(Event::Completion { cqn });
+            }
+        }
+        if let Some(message) = problem {
+            self.diagnostics.report(Diagnostic { qpn: None, index: None, field: "arm doorbell", message });
+        }
     }
 
     /// A doorbell rang: every queue pair of that page is served up to its record.

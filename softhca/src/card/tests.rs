@@ -9,6 +9,7 @@ use gdsync_sys::prm::wqe::{
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod arming;
 mod errors;
 mod peer;
 mod transfers;
