@@ -1,8 +1,9 @@
 //! What a queue pair needs of the card while it works.
 
-use super::cq::Cq;
+use super::cq::{Cq, Fires};
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
+use super::link::Port;
 use super::region::Regions;
 use crate::fabric::MAX_PAYLOAD;
 use gdsync_sys::prm::cqe::Cqe64;
@@ -15,6 +16,7 @@ pub(super) const MTU: u32 = MAX_PAYLOAD as u32;
 /// The rest of the card, borrowed for one step.
 pub(super) struct Context<'a> {
     pub(super) now: Instant,
+    pub(super) port: Port,
     pub(super) regions: &'a Regions,
     pub(super) cqs: &'a mut HashMap<u32, Cq>,
     pub(super) events: &'a mut Vec<Event>,
@@ -38,7 +40,12 @@ impl Context<'_> {
     pub(super) fn complete(&mut self, cqn: u32, cqe: Cqe64) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
         match cq.write(cqe) {
-            Ok(()) => true,
+            Ok(Fires(fires)) => {
+                if fires {
+                    self.emit(Event::Completion { cqn });
+                }
+                true
+            }
             Err(overrun) => {
                 if overrun.first {
                     self.report(

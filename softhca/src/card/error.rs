@@ -105,6 +105,11 @@ pub enum CardError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
+    /// An armed completion queue got an entry of the kind that it was armed for.
+    Completion {
+        /// Its number.
+        cqn: u32,
+    },
     /// A completion queue overran and is dead.
     CqError {
         /// Its number.

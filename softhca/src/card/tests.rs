@@ -2,13 +2,19 @@
 
 use super::*;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
+use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{
     BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
 };
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod arming;
+mod atomics;
+mod connections;
+mod datagrams;
 mod errors;
+mod interface;
 mod peer;
 mod transfers;
 
@@ -97,12 +103,18 @@ pub(super) const SIZES: Sizes = Sizes { blocks: 16, recv_segments: 4, cqes: 64 }
 
 impl TestQp {
     pub(super) fn new(card: &Card, pdn: u32, sizes: &Sizes) -> Self {
+        TestQp::with(card, pdn, sizes, |_| {})
+    }
+
+    /// One that is not as usual: `change` says how.
+    pub(super) fn with(card: &Card, pdn: u32, sizes: &Sizes, change: impl FnOnce(&mut QpConfig)) -> Self {
         let cq = TestCq::new(card, sizes.cqes);
         let uar = card.alloc_uar(&[0x800]).unwrap();
         let (blocks, entries, stride) = (sizes.blocks, 16, recv_stride(sizes.recv_segments));
         let (sq, rq) = (memory(blocks as usize * BASIC_BLOCK), memory((entries * stride) as usize));
         let dbrec = memory(8).cast::<u32>();
-        let config = QpConfig {
+        let mut config = QpConfig {
+            transport: Transport::Rc,
             pdn,
             send_cq: cq.cqn,
             recv_cq: cq.cqn,
@@ -114,7 +126,9 @@ impl TestQp {
             rq_stride: stride,
             dbrec,
             signal_all: false,
+            user_index: None,
         };
+        change(&mut config);
         // SAFETY: the memory is never freed.
         let qpn = unsafe { card.create_qp(&config) }.unwrap();
         TestQp { qpn, cq, sq, blocks, rq, entries, stride, dbrec, page: uar.page, head: 0, received: 0 }
@@ -261,7 +275,12 @@ pub(super) fn everything() -> Access {
 
 impl Pair {
     pub(super) fn with(sizes: &Sizes, len: usize, change: QpChange) -> Self {
-        Pair::on(Card::stopped(Box::new(|event| tracing::info!(?event))).unwrap(), sizes, len, change)
+        Pair::on(
+            Card::stopped(LinkLayer::InfiniBand, Box::new(|event| tracing::info!(?event))).unwrap(),
+            sizes,
+            len,
+            change,
+        )
     }
 
     pub(super) fn on(card: Card, sizes: &Sizes, len: usize, change: QpChange) -> Self {

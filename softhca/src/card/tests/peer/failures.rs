@@ -19,7 +19,7 @@ impl Setting {
     fn new() -> Self {
         let (sender, events) = mpsc::channel();
         let pair = Pair::on(
-            Card::stopped(Box::new(move |event| sender.send(event).unwrap())).unwrap(),
+            Card::stopped(LinkLayer::InfiniBand, Box::new(move |event| sender.send(event).unwrap())).unwrap(),
             &SIZES,
             1,
             QpChange::default(),
@@ -251,7 +251,7 @@ fn keys_bounds_and_rights_hold_and_the_client_is_not_asked() {
 
 #[test]
 fn what_a_client_does_not_give_is_not_registered() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let gpu = fake_gpu::allocate(4096);
     // SAFETY: never freed.
@@ -275,4 +275,18 @@ fn what_a_client_does_not_give_is_not_registered() {
     assert!(card.deregister_memory(keys[0]).is_err());
     drop(card);
     assert_eq!(gpu.regions.load(SeqCst), 0);
+}
+
+#[test]
+fn atomics_on_peer_memory_are_refused() {
+    use gdsync_sys::prm::wqe::AtomicSeg;
+    let rights = everything() | Access::REMOTE_ATOMIC;
+    let mut pair = Pair::with(&SIZES, 64, QpChange { access: Some(rights), ..QpChange::default() });
+    let gpu = Memory::peer(&pair.card, pair.pdn, 64, rights);
+    let (remote, operands, result) = (gpu.region.remote(0), AtomicSeg::new(1, 0), pair.source.data(0..8));
+    pair.left.post(Opcode::AtomicFa, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
+    pair.run();
+    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RemoteAccess);
+    assert!(pair.diagnosed("peer memory"));
+    assert_eq!(gpu.get(), [0; 64]);
 }
