@@ -108,6 +108,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, Loa
             query_device: verbs.symbol("ibv_query_device", CLASSIC)?,
             query_port: verbs.symbol("ibv_query_port", CLASSIC)?,
             query_gid: verbs.symbol("ibv_query_gid", CLASSIC)?,
+            query_gid_table: verbs.symbol("_ibv_query_gid_table", "rdma-core 32 (IBVERBS_1.11)").ok(),
             alloc_pd: verbs.symbol("ibv_alloc_pd", CLASSIC)?,
             dealloc_pd: verbs.symbol("ibv_dealloc_pd", CLASSIC)?,
             alloc_td: inline::alloc_td,

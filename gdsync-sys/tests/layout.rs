@@ -82,6 +82,7 @@ fn verbs_structs() -> Vec<Expectation> {
         max_mcast_grp max_mcast_qp_attach max_total_mcast_qp_attach max_ah max_fmr max_map_per_fmr max_srq max_srq_wr
         max_srq_sge max_pkeys local_ca_ack_delay phys_port_cnt
     });
+    whole!(out, ibv_gid_entry { gid gid_index port_num gid_type ndev_ifindex });
     whole!(out, ibv_async_event { element event_type });
     // Without its size: newer versions have a field at its end that older ones lack.
     fields!(out, ibv_port_attr {
@@ -98,7 +99,7 @@ fn constants() -> Vec<Expectation> {
         IBV_SYSFS_NAME_MAX IBV_SYSFS_PATH_MAX IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT IBV_CQ_INIT_ATTR_MASK_FLAGS IBV_CQ_INIT_ATTR_MASK_PD
         IBV_QP_INIT_ATTR_PD IBV_LINK_LAYER_UNSPECIFIED IBV_LINK_LAYER_INFINIBAND
-        IBV_LINK_LAYER_ETHERNET IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
+        IBV_LINK_LAYER_ETHERNET IBV_GID_TYPE_IB IBV_GID_TYPE_ROCE_V1 IBV_GID_TYPE_ROCE_V2 IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
         IBV_ACCESS_REMOTE_ATOMIC IBV_ACCESS_RELAXED_ORDERING IBV_QP_STATE IBV_QP_CUR_STATE
         IBV_QP_EN_SQD_ASYNC_NOTIFY IBV_QP_ACCESS_FLAGS IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_QKEY
         IBV_QP_AV IBV_QP_PATH_MTU IBV_QP_TIMEOUT IBV_QP_RETRY_CNT IBV_QP_RNR_RETRY IBV_QP_RQ_PSN
@@ -274,6 +275,7 @@ fn every_declaration_is_compared() {
     let source = concat!(
         include_str!("../src/verbs.rs"),
         include_str!("../src/verbs/constants.rs"),
+        include_str!("../src/verbs/device.rs"),
         include_str!("../src/mlx5dv.rs")
     );
     let mut count = 0;

@@ -3,6 +3,7 @@
 use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, FailureCause, QueueError};
+use crate::gid::GidEntry;
 use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
@@ -21,7 +22,7 @@ use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
-use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -37,27 +38,29 @@ pub struct QueuePair {
 
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
-    raw: NonNull<ibv_qp>,
+    pub(crate) raw: NonNull<ibv_qp>,
     number: u32,
-    psn: u32,
-    config: QueuePairConfig,
+    /// Its address: an entry of the port's table.
+    pub(crate) gid: GidEntry,
+    pub(crate) psn: u32,
+    pub(crate) config: QueuePairConfig,
     limits: Limits,
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<Status>,
     /// The same in short, to be read without the lock: connected, and not failed.
-    connected: AtomicBool,
+    pub(crate) connected: AtomicBool,
     send: Mutex<SendState>,
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
     recv_cq: Arc<CompletionQueueInner>,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
-    domain: Arc<QueueDomain>,
+    pub(crate) domain: Arc<QueueDomain>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Status {
+pub(crate) enum Status {
     Initialised,
     Connected,
     Failed(FailureCause),
@@ -76,10 +79,11 @@ impl QueuePair {
     /// Makes a queue pair, ready to take receives (INIT) and to be connected.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for sizes that no card has, [`Error::Verbs`] where the provider refuses.
+    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::Verbs`] where the provider refuses.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
         let device = pd.inner.device.clone();
-        let max_message = u64::from(device.port(config.port)?.max_message);
+        let port = device.active_port(config.port)?;
+        let gid = device.choose_gid(config.port, config.gid_index)?;
         let domain = QueueDomain::new(&pd.inner)?;
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
@@ -117,12 +121,13 @@ impl QueuePair {
         let inner = Arc::new(QueuePairInner {
             raw,
             number,
+            gid,
             psn: NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff,
             config,
             limits: Limits {
                 segments: attr.cap.max_send_sge,
                 inline: attr.cap.max_inline_data,
-                message: max_message,
+                message: port.max_message.into(),
             },
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
@@ -150,16 +155,14 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verbs`] where the port cannot be asked.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
-        let port = self.inner.domain.pd.device.port(self.inner.config.port)?;
-        let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
-        Ok(Endpoint { qpn: self.inner.number, psn: self.inner.psn, lid: port.lid, gid: port.gid, mtu })
+        self.inner.endpoint()
     }
 
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
     /// [`Error::State`] where it is connected already, [`Error::OutOfRange`] for options outside their ranges,
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -300,7 +303,7 @@ impl QueuePairInner {
         self.recv.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn status(&self) -> MutexGuard<'_, Status> {
+    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -329,83 +332,6 @@ impl QueuePairInner {
             Status::Initialised => Err(QueueError::NotConnected { qpn }),
             Status::Failed(cause) => Err(QueueError::Failed { qpn, cause }),
         }
-    }
-
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
-        // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
-        let rc =
-            unsafe { (self.domain.pd.device.api.modify_qp)(self.raw.as_ptr(), attr, mask as libc::c_int) };
-        verbs_call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
-    }
-
-    fn to_init(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_INIT,
-            pkey_index: 0,
-            port_num: self.config.port,
-            qp_access_flags: self.config.access.bits(),
-            ..Default::default()
-        };
-        let mask =
-            verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
-        self.modify(&mut attr, mask, "RESET to INIT")
-    }
-
-    fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
-        let mut status = self.status();
-        let (qpn, needed) = (self.number, "new (INIT)");
-        match *status {
-            Status::Initialised => {}
-            Status::Connected => return Err(Error::State { qpn, state: "connected", needed }),
-            Status::Failed(_) => return Err(Error::State { qpn, state: "failed", needed }),
-        }
-        options.check()?;
-        let port = self.domain.pd.device.port(self.config.port)?;
-        let own = port.mtu.unwrap_or(remote.mtu);
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_RTR,
-            path_mtu: options.mtu.unwrap_or(own.min(remote.mtu)) as i32,
-            dest_qp_num: remote.qpn,
-            rq_psn: remote.psn,
-            max_dest_rd_atomic: options.max_reads,
-            min_rnr_timer: options.min_rnr_timer,
-            ..Default::default()
-        };
-        attr.ah_attr.dlid = remote.lid;
-        attr.ah_attr.sl = options.service_level;
-        attr.ah_attr.port_num = self.config.port;
-        if port.ethernet {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh.dgid.raw = remote.gid.0;
-            attr.ah_attr.grh.hop_limit = 64;
-        }
-        let mask = verbs::IBV_QP_STATE
-            | verbs::IBV_QP_AV
-            | verbs::IBV_QP_PATH_MTU
-            | verbs::IBV_QP_DEST_QPN
-            | verbs::IBV_QP_RQ_PSN
-            | verbs::IBV_QP_MAX_DEST_RD_ATOMIC
-            | verbs::IBV_QP_MIN_RNR_TIMER;
-        self.modify(&mut attr, mask, "INIT to RTR")?;
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_RTS,
-            timeout: options.timeout,
-            retry_cnt: options.retry_count,
-            rnr_retry: options.rnr_retry,
-            sq_psn: self.psn,
-            max_rd_atomic: options.max_reads,
-            ..Default::default()
-        };
-        let mask = verbs::IBV_QP_STATE
-            | verbs::IBV_QP_TIMEOUT
-            | verbs::IBV_QP_RETRY_CNT
-            | verbs::IBV_QP_RNR_RETRY
-            | verbs::IBV_QP_SQ_PSN
-            | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(&mut attr, mask, "RTR to RTS")?;
-        *status = Status::Connected;
-        self.connected.store(true, Ordering::Release);
-        Ok(())
     }
 
     fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
@@ -496,8 +422,7 @@ impl QueuePairInner {
 
     pub(crate) fn abort(&self) -> Result<(), Error> {
         self.fail(FailureCause::Aborted);
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")?;
+        self.to_error()?;
         self.flush_unposted();
         Ok(())
     }

@@ -6,8 +6,10 @@ use super::events::EventQueue;
 use super::object::{self, Object};
 use super::uar::OwnUar;
 use crate::card::{Card, LIMITS};
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
-use libc::c_int;
+use gdsync_sys::verbs::{
+    self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
+};
+use libc::{c_int, size_t, ssize_t};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
@@ -201,4 +203,39 @@ pub(super) unsafe extern "C" fn query_gid(
         gid.raw = context.card().gid();
         Ok(())
     }))
+}
+
+/// `ibv_query_gid_table`, behind the inline function: how many entries were written, or a negative errno.
+///
+/// EINVAL: room for fewer entries than there are, flags, entries of another size.
+///
+/// # Safety
+/// `context` is null or open; `entries` is null or valid for `max_entries`.
+pub(super) unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: size_t,
+    flags: u32,
+    entry_size: size_t,
+) -> ssize_t {
+    // SAFETY: the caller's.
+    let table = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
+        let fits = max_entries >= 1 && flags == 0 && entry_size == size_of::<ibv_gid_entry>();
+        if !fits || entries.is_null() {
+            return Err(Errno::INVALID);
+        }
+        Ok([(context.card().gid(), verbs::IBV_GID_TYPE_IB)])
+    });
+    match table {
+        Ok(table) => {
+            for (index, (raw, gid_type)) in (0..).zip(table) {
+                let (gid, port_num) = (ibv_gid { raw }, PORT.into());
+                let entry = ibv_gid_entry { gid, gid_index: index, port_num, gid_type, ndev_ifindex: 0 };
+                // SAFETY: `entries` has room for the whole table, as checked.
+                unsafe { entries.add(index as usize).write(entry) };
+            }
+            table.len() as ssize_t
+        }
+        Err(errno) => -(errno::status(Err(errno)) as ssize_t),
+    }
 }

@@ -42,6 +42,7 @@ static API: VerbsApi = VerbsApi {
     query_device: context::query_device,
     query_port: context::query_port,
     query_gid: context::query_gid,
+    query_gid_table: Some(context::query_gid_table),
     alloc_pd: domain::alloc_pd,
     dealloc_pd: domain::dealloc_pd,
     alloc_td: domain::alloc_td,
