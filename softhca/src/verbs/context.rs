@@ -5,7 +5,7 @@ use super::errno::{self, Errno, Result};
 use super::events::EventQueue;
 use super::object::{self, Object};
 use super::uar::OwnUar;
-use crate::card::{Card, LIMITS};
+use crate::card::{Card, GidKind, LIMITS, LinkLayer};
 use gdsync_sys::verbs::{
     self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
 };
@@ -153,17 +153,21 @@ pub(super) unsafe extern "C" fn query_port(
     errno::status(arguments.and_then(|(context, attr)| {
         check_port(port)?;
         let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
-        *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card().lid()) };
+        *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card()) };
         Ok(())
     }))
 }
 
-fn port_attributes(lid: u16) -> ibv_port_attr {
+fn port_attributes(card: &Card) -> ibv_port_attr {
+    let (lid, link_layer) = match card.link_layer() {
+        LinkLayer::InfiniBand => (card.lid(), verbs::IBV_LINK_LAYER_INFINIBAND),
+        LinkLayer::Ethernet => (0, verbs::IBV_LINK_LAYER_ETHERNET),
+    };
     ibv_port_attr {
         state: verbs::IBV_PORT_ACTIVE,
         max_mtu: verbs::IBV_MTU_4096,
         active_mtu: verbs::IBV_MTU_4096,
-        gid_tbl_len: 1,
+        gid_tbl_len: c_int::try_from(card.gids().len()).unwrap_or(c_int::MAX),
         max_msg_sz: LIMITS.max_message,
         pkey_tbl_len: 1,
         lid,
@@ -171,7 +175,7 @@ fn port_attributes(lid: u16) -> ibv_port_attr {
         active_width: WIDTH_4X,
         active_speed: SPEED_HDR,
         phys_state: PHYS_LINK_UP,
-        link_layer: verbs::IBV_LINK_LAYER_INFINIBAND,
+        link_layer,
         ..ibv_port_attr::default()
     }
 }
@@ -180,7 +184,7 @@ fn check_port(port: u8) -> Result<()> {
     if port == PORT { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `ibv_query_gid`: 0, or -1 with `errno` set. The table has one entry, index 0.
+/// `ibv_query_gid`: 0, or -1 with `errno` set. [`Card::gids`] says what is in the table.
 ///
 /// # Safety
 /// `context` is null or open; `gid` is null or valid.
@@ -197,10 +201,8 @@ pub(super) unsafe extern "C" fn query_gid(
     });
     errno::minus_one(arguments.and_then(|(context, gid)| {
         check_port(port)?;
-        if index != 0 {
-            return Err(Errno::INVALID);
-        }
-        gid.raw = context.card().gid();
+        let entry = usize::try_from(index).ok().and_then(|index| context.card().gids().get(index));
+        gid.raw = entry.ok_or(Errno::INVALID)?.gid;
         Ok(())
     }))
 }
@@ -220,17 +222,24 @@ pub(super) unsafe extern "C" fn query_gid_table(
 ) -> ssize_t {
     // SAFETY: the caller's.
     let table = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
-        let fits = max_entries >= 1 && flags == 0 && entry_size == size_of::<ibv_gid_entry>();
-        if !fits || entries.is_null() {
-            return Err(Errno::INVALID);
-        }
-        Ok([(context.card().gid(), verbs::IBV_GID_TYPE_IB)])
+        let table = context.card().gids();
+        let fits = max_entries >= table.len() && flags == 0 && entry_size == size_of::<ibv_gid_entry>();
+        if fits && !entries.is_null() { Ok(table) } else { Err(Errno::INVALID) }
     });
     match table {
         Ok(table) => {
-            for (index, (raw, gid_type)) in (0..).zip(table) {
-                let (gid, port_num) = (ibv_gid { raw }, PORT.into());
-                let entry = ibv_gid_entry { gid, gid_index: index, port_num, gid_type, ndev_ifindex: 0 };
+            for (index, entry) in (0..).zip(table) {
+                let entry = ibv_gid_entry {
+                    gid: ibv_gid { raw: entry.gid },
+                    gid_index: index,
+                    port_num: PORT.into(),
+                    gid_type: match entry.kind {
+                        GidKind::InfiniBand => verbs::IBV_GID_TYPE_IB,
+                        GidKind::RoceV1 => verbs::IBV_GID_TYPE_ROCE_V1,
+                        GidKind::RoceV2 => verbs::IBV_GID_TYPE_ROCE_V2,
+                    },
+                    ndev_ifindex: 0,
+                };
                 // SAFETY: `entries` has room for the whole table, as checked.
                 unsafe { entries.add(index as usize).write(entry) };
             }
