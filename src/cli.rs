@@ -1,8 +1,9 @@
 //! The command line.
 
+use crate::hca::{self, Hca};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use gdsync::DoorbellPath;
+use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fmt;
@@ -57,6 +58,15 @@ pub(crate) struct PingpongOptions {
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
+    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices` tells]
+    #[arg(long, value_name = "N", value_parser = gid_index, allow_hyphen_values = true)]
+    pub(crate) gid_index: Option<u32>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
+    #[arg(long, value_name = "BYTES", value_parser = mtu, allow_hyphen_values = true)]
+    pub(crate) mtu: Option<u32>,
     /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
     #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: Option<u32>,
@@ -222,6 +232,15 @@ fn ordinal(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
 }
 
+fn gid_index(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not an index of a GID, counted from 0"))
+}
+
+fn mtu(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
+    bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
+}
+
 fn procs(text: &str) -> Result<u64, String> {
     positive(text).ok().filter(|value| *value <= 2).ok_or_else(|| format!("{text} is neither 1 nor 2"))
 }
@@ -296,6 +315,9 @@ mod tests {
             ("--batch", "1025", "more than the 1024"),
             ("--gpu", "-1", "-1 is not the number of a GPU"),
             ("--gpu", "all", "all is not the number of a GPU"),
+            ("--gid-index", "-1", "-1 is not an index of a GID"),
+            ("--mtu", "1500", "1500 is none of 256, 512"),
+            ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
             ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
             ("--op", "fetch", "[possible values: send, write, write-imm]"),
             ("--check=maybe", "", "maybe"),

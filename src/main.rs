@@ -5,6 +5,7 @@
 mod bench;
 mod cli;
 mod devices;
+mod hca;
 mod pingpong;
 mod text;
 
