@@ -27,6 +27,8 @@ pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     name: String,
+    /// The context is somebody else's, who closes it.
+    borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arena,
 }
@@ -124,7 +126,29 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = verbs_call::pointer("ibv_open_device", raw, || found.clone())?;
-        let inner = DeviceInner { raw, api, name: found.clone(), arena: Arena::default() };
+        let inner = DeviceInner { raw, api, name: found.clone(), borrowed: false, arena: Arena::default() };
+        Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
+    ///
+    /// # Errors
+    /// [`Error::NotMlx5`].
+    ///
+    /// # Safety
+    /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
+    /// clones and everything made on them are dropped; streams must have passed what they were given by then, too.
+    pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
+        // SAFETY: an open context, as the caller promises, names its device.
+        let device = unsafe { (*context.as_ptr()).device };
+        // SAFETY: the device of an open context is valid, and so is its zero-terminated name.
+        let (name, supported) =
+            unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
+        let name = name.to_string_lossy().into_owned();
+        if !supported {
+            return Err(Error::NotMlx5 { name });
+        }
+        let inner = DeviceInner { raw: context, api, name, borrowed: true, arena: Arena::default() };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -225,6 +249,9 @@ impl DeviceInner {
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         // SAFETY: opened by us; every object made on it holds an `Arc` of this, so none is left.
         verbs_call::on_drop("ibv_close_device", unsafe { (self.api.close_device)(self.raw.as_ptr()) });
     }

@@ -88,6 +88,18 @@ pub enum Error {
         /// What the remote side uses.
         remote: GidKind,
     },
+    /// A protection domain of another context.
+    #[error("the protection domain belongs to another context than device {device}: allocate one there")]
+    OtherContext {
+        /// Name of the device.
+        device: String,
+    },
+    /// A null pointer was given for a verbs object.
+    #[error("the {what} is a null pointer: did the call that made it fail?")]
+    Null {
+        /// The object's C type.
+        what: &'static str,
+    },
     /// A value is outside its limits.
     #[error("{what} is {value}, but {limit}: {remedy}")]
     OutOfRange {

@@ -54,6 +54,8 @@ mod device;
 mod endpoint;
 mod error;
 mod gid;
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 mod lane;
 mod memory;
 mod mr;
