@@ -8,6 +8,7 @@
 //! the front that libibverbs' callers see, a [`gdsync_sys::VerbsApi`].
 
 pub mod card;
+pub mod devices;
 pub mod fabric;
 mod peer_memory;
 pub mod verbs;

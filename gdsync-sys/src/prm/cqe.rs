@@ -183,6 +183,17 @@ impl Cqe64 {
         Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
     }
 
+    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used): what CQE version 1 finds a
+    /// queue pair by.
+    pub fn with_user_index(self, index: u32) -> Self {
+        Cqe64 { srqn_uidx: U32::new(index & 0xff_ffff), ..self }
+    }
+
+    /// The user's index of the queue pair (CQE version 1).
+    pub fn user_index(&self) -> u32 {
+        self.srqn_uidx.get() & 0xff_ffff
+    }
+
     /// The owner bit.
     pub fn owner(&self) -> bool {
         self.op_own & OWNER_BIT != 0
@@ -331,6 +342,19 @@ mod tests {
         assert_eq!(cqe.as_bytes(), bytes);
         assert!(cqe.is_error() && cqe.syndrome() == Ok(Syndrome::RemoteAccess));
         assert_eq!(cqe.to_string(), "RequesterError owner 0 qpn 0x11 counter 3 syndrome 0x13 vendor 0x88");
+    }
+
+    #[test]
+    fn the_user_index_is_in_every_kind_of_entry() {
+        // mlx5dv.h: srqn_uidx at 32, in struct mlx5_err_cqe, too.
+        let good = Cqe64::requester(Opcode::Send, 1, 2, 3);
+        let bad = Cqe64::error(CqeOpcode::ResponderError, 0, 1, 2, Syndrome::WrFlush, 0);
+        for cqe in [good, bad] {
+            let marked = cqe.with_user_index(0xff01_0203);
+            assert_eq!(marked.as_bytes()[32..36], [0, 1, 2, 3]);
+            assert_eq!((marked.user_index(), cqe.user_index()), (0x01_0203, 0));
+            assert_eq!(marked.with_user_index(0), cqe);
+        }
     }
 
     #[test]

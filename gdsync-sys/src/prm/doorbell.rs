@@ -82,6 +82,53 @@ impl Doorbell {
     }
 }
 
+/// What arms a completion queue: word [`DBR_CQ_ARM`] of its record, and then, with the queue's number, the doorbell at
+/// [`UAR_CQ_ARM`] (libmlx5, `mlx5_arm_cq`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CqArm(u32);
+
+/// Command bit: only solicited entries and errors count (`MLX5_CQ_DB_REQ_NOT_SOL`).
+const ARM_SOLICITED_ONLY: u32 = 1 << 24;
+
+impl CqArm {
+    /// Arms for entries from the consumer index on (24 bits are used). `sequence` counts the events of the queue, 2 bits.
+    pub fn new(sequence: u8, solicited_only: bool, consumer_index: u32) -> Self {
+        let command = if solicited_only { ARM_SOLICITED_ONLY } else { 0 };
+        CqArm(u32::from(sequence & 3) << 28 | command | consumer_index & 0xff_ffff)
+    }
+
+    /// From the memory word of the record.
+    pub fn from_record(word: u32) -> Self {
+        CqArm(u32::from_be(word))
+    }
+
+    /// From the native word that was stored into the register, with the queue's number (24 bits).
+    pub fn from_doorbell(raw: u64) -> (Self, u32) {
+        let big = u64::from_be(raw);
+        (CqArm((big >> 32) as u32), big as u32 & 0xff_ffff)
+    }
+
+    /// The memory word of the record.
+    pub fn record(self) -> u32 {
+        self.0.to_be()
+    }
+
+    /// What is stored into the register for a queue.
+    pub fn doorbell(self, cqn: u32) -> u64 {
+        (u64::from(self.0) << 32 | u64::from(cqn & 0xff_ffff)).to_be()
+    }
+
+    /// Only solicited entries and errors count.
+    pub fn is_solicited_only(self) -> bool {
+        self.0 & ARM_SOLICITED_ONLY != 0
+    }
+
+    /// Entries from this one on count, 24 bits.
+    pub fn consumer_index(self) -> u32 {
+        self.0 & 0xff_ffff
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +143,24 @@ mod tests {
         assert_eq!(ci_value(u32::from_ne_bytes([9, 1, 2, 3])), 0x01_0203);
     }
 
+    #[test]
+    fn arming_bytes() {
+        // libmlx5, mlx5_arm_cq: sn << 28 | command | consumer index; the doorbell is that and the queue's number.
+        let arm = CqArm::new(2, true, 0x0102_0304);
+        assert_eq!(arm.record().to_ne_bytes(), [0x21, 2, 3, 4]);
+        assert_eq!(arm.doorbell(0x0a_0b0c).to_ne_bytes(), [0x21, 2, 3, 4, 0, 0x0a, 0x0b, 0x0c]);
+        assert_eq!(CqArm::new(0, false, 0).record(), 0, "as a new record is");
+    }
+
     proptest! {
+        #[test]
+        fn arming_round_trips(sequence in 0u8..4, solicited: bool, index in 0u32..1 << 24, cqn in 0u32..1 << 24) {
+            let arm = CqArm::new(sequence, solicited, index);
+            prop_assert_eq!((arm.is_solicited_only(), arm.consumer_index()), (solicited, index));
+            prop_assert_eq!(CqArm::from_record(arm.record()), arm);
+            prop_assert_eq!(CqArm::from_doorbell(arm.doorbell(cqn)), (arm, cqn));
+        }
+
         #[test]
         fn a_doorbell_is_the_start_of_a_control_segment(index: u16, qpn in 0u32..1 << 24, ds in 0u8..64) {
             let ctrl = CtrlSeg::new(Opcode::RdmaWrite, index, qpn, ds, CtrlFlags::empty(), [0; 4]);

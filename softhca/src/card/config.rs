@@ -66,13 +66,27 @@ pub struct CqConfig {
     pub ring: *mut u8,
     /// Entries of 64 bytes, a power of two.
     pub entries: u32,
-    /// Consumer index and arm word.
+    /// Consumer index and arm word; the card changes the latter.
     pub dbrec: *mut u32,
+}
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Reliable connection.
+    #[default]
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagrams.
+    Ud,
 }
 
 /// A queue pair's memory and relations. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
+    /// Transport service.
+    pub transport: Transport,
     /// Protection domain.
     pub pdn: u32,
     /// Where sends complete.
@@ -81,13 +95,13 @@ pub struct QpConfig {
     pub recv_cq: u32,
     /// Whose doorbells ring it.
     pub uar: u32,
-    /// First byte of the send ring, aligned to 64.
+    /// First byte of the send ring, aligned to 64; not looked at where there is none.
     pub sq: *mut u8,
-    /// Its basic blocks, a power of two.
+    /// Its basic blocks, a power of two, or 0: then there is no send queue.
     pub sq_blocks: u32,
-    /// First byte of the receive ring.
+    /// First byte of the receive ring; not looked at where there is none.
     pub rq: *mut u8,
-    /// Its entries, a power of two.
+    /// Its entries, a power of two, or 0: then there is no receive queue.
     pub rq_entries: u32,
     /// Bytes from one entry to the next, a multiple of 16.
     pub rq_stride: u32,
@@ -95,6 +109,9 @@ pub struct QpConfig {
     pub dbrec: *mut u32,
     /// Every send completes with an entry.
     pub signal_all: bool,
+    /// What completion entries of the queue pair carry in `srqn_uidx`, 24 bits (CQE version 1: libmlx5 finds the queue pair
+    /// by it); without it that field is 0.
+    pub user_index: Option<u32>,
 }
 
 // SAFETY: addresses and numbers; only the engine uses the addresses, under its lock.
@@ -161,6 +178,8 @@ pub struct QpChange {
     pub retry_cnt: Option<u8>,
     /// RNR retries; 7 for ever.
     pub rnr_retry: Option<u8>,
+    /// Q_Key of datagrams.
+    pub qkey: Option<u32>,
     /// Path migration state: accepted and without effect.
     pub path_migration: bool,
     /// An alternate path is given: refused.
@@ -173,6 +192,12 @@ pub struct QpChange {
 pub struct QpAttributes {
     /// State.
     pub state: QpState,
+    /// Partition key index.
+    pub pkey_index: u16,
+    /// Port; 0 before INIT.
+    pub port: u8,
+    /// Q_Key of datagrams.
+    pub qkey: u32,
     /// Rights of the remote side.
     pub access: Access,
     /// Where packets go.
@@ -203,6 +228,9 @@ impl Default for QpAttributes {
     fn default() -> Self {
         QpAttributes {
             state: QpState::Reset,
+            pkey_index: 0,
+            port: 0,
+            qkey: 0,
             access: Access::empty(),
             address: Address::default(),
             path_mtu: 0,

@@ -1,6 +1,6 @@
 //! What a queue pair needs of the card while it works.
 
-use super::cq::Cq;
+use super::cq::{Cq, Fires};
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
 use super::region::Regions;
@@ -38,7 +38,12 @@ impl Context<'_> {
     pub(super) fn complete(&mut self, cqn: u32, cqe: Cqe64) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
         match cq.write(cqe) {
-            Ok(()) => true,
+            Ok(Fires(fires)) => {
+                if fires {
+                    self.emit(Event::Completion { cqn });
+                }
+                true
+            }
             Err(overrun) => {
                 if overrun.first {
                     self.report(

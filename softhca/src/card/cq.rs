@@ -1,8 +1,13 @@
 //! Completion queues, the card's side.
+//!
+//! Arming: a program writes what it wants into its record, and then rings the register at 0x20. All queues of a program share
+//! that register, so a second doorbell may come before the card has seen the first. So the card takes the *records* of all
+//! queues whenever the register rings: it leaves a value there that no arm has, so that every arm, even one that repeats the
+//! one before, is seen as new, and is seen once.
 
 use super::dma::{CqRing, Record};
 use gdsync_sys::prm::cqe::Cqe64;
-use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::doorbell::{self, CqArm};
 
 /// The queue was full: the program has not made room in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,24 +16,50 @@ pub(super) struct Overrun {
     pub(super) first: bool,
 }
 
+/// Whether the program that armed the queue is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) struct Fires(pub(super) bool);
+
+/// What the card leaves in an arm record that it has taken: sequence numbers have 2 bits of the highest 4.
+const TAKEN: u32 = u32::MAX;
+
 /// A completion queue.
 #[derive(Debug)]
 pub(super) struct Cq {
     ring: CqRing,
     consumer: Record,
+    arm_record: Record,
+    /// What it is armed for, until that happens.
+    armed: Option<CqArm>,
+    /// The arm that was taken from the record when another queue's doorbell rang: its own may still come.
+    taken_early: Option<CqArm>,
     produced: u32,
+    /// Where the last entry is that is solicited or an error.
+    last_solicited: Option<u32>,
     dead: bool,
     /// Queue pairs that complete here, counted once for each of their two queues.
     pub(super) users: u32,
 }
 
 impl Cq {
-    pub(super) fn new(ring: CqRing, consumer: Record) -> Self {
-        Cq { ring, consumer, produced: 0, dead: false, users: 0 }
+    pub(super) fn new(ring: CqRing, consumer: Record, arm_record: Record) -> Self {
+        arm_record.exchange(TAKEN);
+        Cq {
+            ring,
+            consumer,
+            arm_record,
+            armed: None,
+            taken_early: None,
+            produced: 0,
+            last_solicited: None,
+            dead: false,
+            users: 0,
+        }
     }
 
     /// Writes the next entry.
-    pub(super) fn write(&mut self, cqe: Cqe64) -> Result<(), Overrun> {
+    pub(super) fn write(&mut self, cqe: Cqe64) -> Result<Fires, Overrun> {
         let consumed = doorbell::ci_value(self.consumer.load());
         let used = self.produced.wrapping_sub(consumed) & 0xff_ffff;
         if self.dead || used >= self.ring.entries() {
@@ -38,25 +69,148 @@ impl Cq {
         }
         let owner = (self.produced >> self.ring.entries().trailing_zeros()) & 1 == 1;
         self.ring.write(self.produced, &cqe.with_owner(owner));
+        let solicited = cqe.is_solicited() || cqe.is_error();
+        if solicited {
+            self.last_solicited = Some(self.produced);
+        }
         self.produced = self.produced.wrapping_add(1);
-        Ok(())
+        let fires = self.armed.take_if(|arm| solicited || !arm.is_solicited_only()).is_some();
+        Ok(Fires(fires))
+    }
+
+    /// The doorbell of this queue rang with an arm. `None` where the record does not say the same, which the program should
+    /// have seen to; the doorbell counts then.
+    pub(super) fn rung(&mut self, arm: CqArm) -> Option<Fires> {
+        let early = self.taken_early.take();
+        match self.arm_record.exchange(TAKEN) {
+            TAKEN if early == Some(arm) => Some(Fires(false)),
+            TAKEN => None,
+            record => Some(self.arm(CqArm::from_record(record))),
+        }
+    }
+
+    /// Another queue's doorbell rang: perhaps this one's did, too, just before.
+    pub(super) fn look_at_arm_record(&mut self) -> Fires {
+        match self.arm_record.exchange(TAKEN) {
+            TAKEN => Fires(false),
+            record => {
+                let arm = CqArm::from_record(record);
+                self.taken_early = Some(arm);
+                self.arm(arm)
+            }
+        }
+    }
+
+    /// Arms the queue; fires at once where such an entry is there already.
+    pub(super) fn arm(&mut self, arm: CqArm) -> Fires {
+        let unseen = self.produced.wrapping_sub(arm.consumer_index()) & 0xff_ffff;
+        // An index that cannot be: from before a lap, or ahead of the card.
+        let is_there = 0 < unseen && unseen <= self.ring.entries();
+        let counts = if arm.is_solicited_only() {
+            self.last_solicited.is_some_and(|last| self.produced.wrapping_sub(last) <= unseen)
+        } else {
+            true
+        };
+        let fires = is_there && counts;
+        self.armed = (!fires).then_some(arm);
+        Fires(fires)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
     use gdsync_sys::prm::wqe::Opcode;
+
+    /// Memory of a queue that outlives it.
+    struct Memory {
+        ring: Vec<u64>,
+        record: [u32; 2],
+    }
+
+    impl Memory {
+        fn new(entries: usize) -> Box<Self> {
+            Box::new(Memory { ring: vec![0; entries * 8], record: [0; 2] })
+        }
+
+        fn queue(&mut self) -> Cq {
+            let entries = (self.ring.len() / 8) as u32;
+            let record = self.record.as_mut_ptr();
+            // SAFETY: the tests keep the memory longer than the queue, and use it through atomics or these pointers only.
+            unsafe {
+                let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries);
+                Cq::new(ring, Record::new(record), Record::new(record.add(1)))
+            }
+        }
+
+        fn write_arm(&mut self, arm: CqArm) {
+            // SAFETY: our own record.
+            unsafe { Record::new(self.record.as_mut_ptr().add(1)) }.exchange(arm.record());
+        }
+    }
+
+    fn good(solicited: bool) -> Cqe64 {
+        Cqe64::responder(CqeOpcode::RespSend, 5, 6, 0, 0, [0; 4], solicited)
+    }
+
+    #[test]
+    fn one_arm_fires_once() {
+        let mut memory = Memory::new(8);
+        let mut cq = memory.queue();
+        assert_eq!(cq.write(good(true)), Ok(Fires(false)), "not armed");
+        assert_eq!(cq.arm(CqArm::new(0, false, 1)), Fires(false));
+        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
+    }
+
+    #[test]
+    fn an_arm_for_entries_that_are_there_fires_at_once() {
+        let mut memory = Memory::new(8);
+        let mut cq = memory.queue();
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
+        assert_eq!(cq.arm(CqArm::new(0, false, 0)), Fires(true));
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)), "and only once");
+        assert_eq!(cq.arm(CqArm::new(1, false, 2)), Fires(false), "both have been seen");
+    }
+
+    #[test]
+    fn a_solicited_arm_waits_for_solicited_entries_and_errors() {
+        let mut memory = Memory::new(8);
+        let mut cq = memory.queue();
+        assert_eq!(cq.arm(CqArm::new(0, true, 0)), Fires(false));
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
+        assert_eq!(cq.write(good(true)), Ok(Fires(true)));
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
+        assert_eq!(cq.arm(CqArm::new(1, true, 2)), Fires(false), "the solicited one has been seen");
+        let error = Cqe64::error(CqeOpcode::RequesterError, 0, 5, 0, Syndrome::WrFlush, 0);
+        assert_eq!(cq.write(error), Ok(Fires(true)));
+        assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(true), "the error has not");
+        assert_eq!(cq.arm(CqArm::new(2, false, 0x80_0000)), Fires(false), "an index that cannot be");
+    }
+
+    #[test]
+    fn an_arm_whose_doorbell_is_lost_is_found_in_the_record() {
+        let mut memory = Memory::new(8);
+        let mut cq = memory.queue();
+        assert_eq!(cq.look_at_arm_record(), Fires(false));
+        let first = CqArm::new(0, false, 0);
+        memory.write_arm(first);
+        assert_eq!(cq.look_at_arm_record(), Fires(false), "armed, though its word is that of a new record");
+        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
+        assert_eq!(cq.rung(first), Some(Fires(false)), "its own doorbell, late: the arm has fired");
+        memory.write_arm(first);
+        assert_eq!(cq.rung(first), Some(Fires(true)), "the same words again are another arm");
+        assert_eq!(cq.rung(first), None, "a doorbell without a record");
+    }
 
     #[test]
     fn the_owner_bit_changes_with_every_lap_until_the_queue_overruns() {
-        let mut ring = vec![0u64; 4 * 8];
-        let mut record = [0u32; 2];
-        let (base, word) = (ring.as_mut_ptr().cast::<u8>(), record.as_mut_ptr());
-        // SAFETY: both arrays outlive the queue, and nobody else uses them meanwhile but through the same pointers.
-        let mut cq = unsafe { Cq::new(CqRing::new(base, 4), Record::new(word)) };
+        let mut memory = Memory::new(4);
+        let (base, word) = (memory.ring.as_mut_ptr().cast::<u8>(), memory.record.as_mut_ptr());
+        let mut cq = memory.queue();
         for n in 0..20u32 {
-            cq.write(Cqe64::requester(Opcode::Send, 5, n as u16, 0)).unwrap();
+            assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, n as u16, 0)), Ok(Fires(false)));
             // SAFETY: inside the ring.
             let op_own = unsafe { base.add((n as usize % 4) * 64 + 63).read() };
             assert_eq!(u32::from(op_own), n / 4 % 2, "entry {n}");
@@ -64,7 +218,7 @@ mod tests {
             unsafe { word.write(doorbell::ci_record(n + 1)) };
         }
         for _ in 0..4 {
-            cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)).unwrap();
+            assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Ok(Fires(false)));
         }
         assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Err(Overrun { first: true }));
         // SAFETY: our own record.

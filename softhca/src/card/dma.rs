@@ -5,12 +5,13 @@
 //! never trusted. Registered memory of a peer-memory client has addresses that are never dereferenced: its bytes go through a
 //! buffer of the card and the client's functions.
 
-use crate::fabric::MAX_PAYLOAD;
+use crate::fabric::{MAX_PAYLOAD, SharedMemory};
 use crate::peer_memory::{PeerFailure, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
@@ -27,6 +28,12 @@ impl Record {
     /// `word` is aligned and stays valid for as long as the record is used.
     pub(super) unsafe fn new(word: *mut u32) -> Self {
         Record(word)
+    }
+
+    /// Leaves another value there, and says what there was.
+    pub(super) fn exchange(self, value: u32) -> u32 {
+        // SAFETY: as in `load`.
+        unsafe { AtomicU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
     }
 
     /// Acquire: entries announced by the record are visible.
@@ -49,7 +56,8 @@ unsafe impl Send for ReadRing {}
 
 impl ReadRing {
     /// # Safety
-    /// `base..base + entries * stride` is readable for as long as the ring is used; `entries` is a power of two.
+    /// `base..base + entries * stride` is readable for as long as the ring is used; `entries` is a power of two, or 0: then
+    /// there is no queue.
     pub(super) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
         ReadRing { base, entries, stride }
     }
@@ -58,8 +66,11 @@ impl ReadRing {
         self.entries
     }
 
-    /// Copies entry `index` (modulo the ring's size) out.
+    /// Copies entry `index` (modulo the ring's size) out; of a queue that does not exist, nothing.
     pub(super) fn read(&self, index: u32, into: &mut Vec<u8>) {
+        if self.entries == 0 {
+            return;
+        }
         let offset = (index & (self.entries - 1)) as usize * self.stride;
         let start = into.len();
         into.resize(start + self.stride, 0);
@@ -114,30 +125,25 @@ impl CqRing {
     }
 }
 
-/// A page of doorbell registers.
-#[derive(Debug)]
+/// A page of doorbell registers, which programs may map a second time.
 pub(super) struct UarPage {
-    base: *mut u8,
+    memory: SharedMemory,
+    fd: OwnedFd,
 }
-
-// SAFETY: an address of our own mapping; accesses are atomic.
-unsafe impl Send for UarPage {}
 
 impl UarPage {
     pub(super) fn new() -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), UAR_PAGE, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(UarPage { base: base.cast() })
-        }
+        let (memory, fd) = SharedMemory::create(UAR_PAGE)?;
+        Ok(UarPage { memory, fd })
     }
 
     pub(super) fn base(&self) -> *mut u8 {
-        self.base
+        self.memory.base()
+    }
+
+    /// A descriptor that another mapping of the page is made by.
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
     }
 
     /// Takes what was stored into a register: exchanging it with 0 loses nothing between two looks.
@@ -146,20 +152,13 @@ impl UarPage {
     pub(super) fn take(&self, offset: usize) -> Option<u64> {
         debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
         // SAFETY: inside our mapping and aligned; programs and streams store to it concurrently.
-        let register = unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) };
+        let register = unsafe { AtomicU64::from_ptr(self.base().add(offset).cast()) };
         // A look is much cheaper than an exchange, and nearly always finds nothing.
         if register.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let value = register.swap(0, Ordering::Acquire);
         (value != 0).then_some(value)
-    }
-}
-
-impl Drop for UarPage {
-    fn drop(&mut self) {
-        // SAFETY: mapped by us; the front has told everybody who stores to it that it goes.
-        unsafe { libc::munmap(self.base.cast(), UAR_PAGE) };
     }
 }
 

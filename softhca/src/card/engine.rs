@@ -5,12 +5,13 @@ use super::cq::Cq;
 use super::dma::{Part, UarPage};
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
+use super::link::Port;
 use super::packet::{Header, Kind, NakCode};
 use super::qp::{Qp, QpState};
 use super::region::Regions;
 use super::sender::PEER_MEMORY;
 use crate::fabric::{Fabric, SendOutcome};
-use gdsync_sys::prm::doorbell::{self, Doorbell};
+use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -23,7 +24,6 @@ const SEND_BUDGET: usize = 16;
 const QP_BUDGET: usize = 16;
 
 /// A page of doorbell registers, and who is rung by it.
-#[derive(Debug)]
 pub(super) struct Uar {
     pub(super) page: UarPage,
     /// Registers that can be rung.
@@ -33,7 +33,7 @@ pub(super) struct Uar {
 
 /// All state of a card.
 pub(super) struct Engine {
-    pub(super) lid: u16,
+    pub(super) port: Port,
     pub(super) fabric: Fabric,
     /// Protection domains, and how many objects are in each.
     pub(super) pds: HashMap<u32, u32>,
@@ -92,9 +92,9 @@ macro_rules! context {
 }
 
 impl Engine {
-    pub(super) fn new(fabric: Fabric) -> Self {
+    pub(super) fn new(fabric: Fabric, port: Port) -> Self {
         Engine {
-            lid: fabric.lid(),
+            port,
             fabric,
             pds: HashMap::new(),
             regions: Regions::default(),
@@ -210,12 +210,37 @@ impl Engine {
             }
         }
         for (id, offset, bell) in &rung {
-            // Arming a completion queue: there are no completion channels, so nobody is told.
-            if *offset != doorbell::UAR_CQ_ARM {
+            if *offset == doorbell::UAR_CQ_ARM {
+                self.arm(*bell);
+            } else {
                 self.ring(*id, *bell, now);
             }
         }
         !rung.is_empty()
+    }
+
+    /// A completion queue is armed, and perhaps others whose doorbells this one has covered. They may be of any UAR:
+    /// libmlx5 rings on the page of the context.
+    fn arm(&mut self, bell: Doorbell) {
+        let (arm, rung) = CqArm::from_doorbell(bell.raw());
+        let mut problem = (!self.cqs.contains_key(&rung))
+            .then(|| format!("arms completion queue {rung:#x}, which does not exist"));
+        for (&cqn, cq) in &mut self.cqs {
+            let fires = if cqn != rung {
+                cq.look_at_arm_record()
+            } else if let Some(fires) = cq.rung(arm) {
+                fires
+            } else {
+                problem = Some(format!("arms completion queue {cqn:#x}, but its arm record does not say so"));
+                cq.arm(arm)
+            };
+            if fires.0 {
+                self.events.push(Event::Completion { cqn });
+            }
+        }
+        if let Some(message) = problem {
+            self.diagnostics.report(Diagnostic { qpn: None, index: None, field: "arm doorbell", message });
+        }
     }
 
     /// A doorbell rang: every queue pair of that page is served up to its record.
@@ -243,7 +268,7 @@ impl Engine {
 
     fn take_packets(&mut self, now: Instant) -> bool {
         // Handling a packet needs the whole engine, so the fabric steps out of it meanwhile.
-        let lid = self.lid;
+        let lid = self.port.lid;
         let Engine { fabric, qps, regions, cqs, events, diagnostics, payload: gather, bounce, .. } = self;
         let mut touched = Vec::new();
         let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
@@ -281,7 +306,7 @@ impl Engine {
             let expired = qp.sender.deadline.is_some_and(|deadline| deadline <= now);
             let ready = qp.take_rnr_over(now);
             if expired {
-                let alive = dlid == self.lid || self.fabric.is_alive(dlid);
+                let alive = dlid == self.port.lid || self.fabric.is_alive(dlid);
                 self.with_qp(qpn, now, |qp, context| qp.retry(alive, context));
             }
             self.after(qpn);
@@ -309,13 +334,14 @@ impl Engine {
                     Fetch::Full => return Turn::Blocked,
                 }
             }
-            if dlid == self.lid {
+            if dlid == self.port.lid {
                 // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair.
                 let parts = self.payload.take();
                 self.sent(qpn, &header, is_response, now);
                 let mut context = context!(self, now);
                 let bytes = header.as_bytes();
-                let touched = receive(&mut self.qps, self.lid, self.lid, bytes, &parts, &mut context);
+                let touched =
+                    receive(&mut self.qps, self.port.lid, self.port.lid, bytes, &parts, &mut context);
                 self.payload.give_back(parts);
                 if let Some(touched) = touched {
                     self.after(touched);
@@ -349,7 +375,7 @@ impl Engine {
         now: Instant,
     ) -> Fetch {
         // Clients take their time: they are not asked again and again for a packet that cannot leave.
-        if dlid != self.lid && self.fabric.is_full(dlid, size_of::<Header>(), self.payload.len()) {
+        if dlid != self.port.lid && self.fabric.is_full(dlid, size_of::<Header>(), self.payload.len()) {
             self.payload.clear();
             return Fetch::Full;
         }

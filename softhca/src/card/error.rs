@@ -51,6 +51,14 @@ pub enum CardError {
         /// What would be acceptable.
         limit: &'static str,
     },
+    /// Something that the card does not have.
+    #[error("{what} is not supported by the software card: {instead}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
     /// Memory to be registered is not mapped, or not with the right access.
     #[error("{len} bytes at {addr:#x} are not mapped with the access asked for")]
     Unmapped {
@@ -105,6 +113,11 @@ pub enum CardError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
+    /// An armed completion queue got an entry of the kind that it was armed for.
+    Completion {
+        /// Its number.
+        cqn: u32,
+    },
     /// A completion queue overran and is dead.
     CqError {
         /// Its number.

@@ -3,6 +3,7 @@
 //! No FFI types and no pointers to objects here: objects are numbers, as they are to hardware. The one thing taken on trust
 //! is that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
 
+mod commands;
 mod config;
 mod context;
 mod cq;
@@ -11,6 +12,7 @@ mod engine;
 mod error;
 mod fetch;
 mod gather;
+mod link;
 mod modify;
 mod packet;
 mod qp;
@@ -19,16 +21,17 @@ mod region;
 mod sender;
 mod wqe;
 
-pub use config::{Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState};
+pub use config::{
+    Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState, Transport,
+};
 pub use error::{CardError, Diagnostic, Event};
+pub use link::{GidEntry, GidKind, LinkLayer};
 
 use crate::fabric::{Fabric, Sleeper};
-use cq::Cq;
-use dma::{CqRing, Record, UarPage};
-use engine::{Engine, Uar};
-use gdsync_sys::prm::doorbell;
+use commands::FIRST_NUMBER;
+use engine::Engine;
+use link::Port;
 use parking_lot::{Mutex, MutexGuard};
-use region::Memory;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -52,6 +55,8 @@ pub struct Card {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     next_number: AtomicU32,
+    port: Port,
+    gids: Vec<GidEntry>,
 }
 
 struct Shared {
@@ -61,18 +66,13 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Object numbers start here: small numbers are special to hardware.
-const FIRST_NUMBER: u32 = 0x40;
-/// Queue pair numbers have 24 bits.
-const NUMBERS: u32 = 0xff_ffff;
-
 impl Card {
-    /// Claims a LID and starts the card.
+    /// Claims a LID and starts the card, its port on the given link layer.
     ///
     /// # Errors
     /// [`CardError::Fabric`] or [`CardError::System`].
-    pub fn start(sink: EventSink) -> Result<Card, CardError> {
-        let mut card = Card::stopped(sink)?;
+    pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
         let thread =
             std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
@@ -81,28 +81,35 @@ impl Card {
     }
 
     /// A card without a thread: it does something only when it is stepped.
-    fn stopped(sink: EventSink) -> Result<Card, CardError> {
+    fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let fabric = Fabric::bind()?;
         let sleeper = fabric.sleeper();
-        let engine = Mutex::new(Engine::new(fabric));
+        let port = Port { link, lid: fabric.lid() };
+        let engine = Mutex::new(Engine::new(fabric, port));
         let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
-        Ok(Card { shared, thread: None, next_number: AtomicU32::new(FIRST_NUMBER) })
+        let next_number = AtomicU32::new(FIRST_NUMBER);
+        Ok(Card { shared, thread: None, next_number, port, gids: port.gids() })
     }
 
-    /// Its LID, unique on the host while the card lives.
+    /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0.
     pub fn lid(&self) -> u16 {
-        self.shared.engine.lock().lid
+        self.port.lid
+    }
+
+    /// Link layer of its port.
+    pub fn link_layer(&self) -> LinkLayer {
+        self.port.link
     }
 
     /// Its GUID: an EUI-64 of the locally administered range that ends with the LID.
     pub fn guid(&self) -> u64 {
-        0x0200_00ff_fe00_0000 | u64::from(self.lid())
+        self.port.guid()
     }
 
-    /// Its GID at index 0: the link-local prefix and the GUID.
-    pub fn gid(&self) -> [u8; 16] {
-        let prefix = 0xfe80_0000_0000_0000_u64;
-        (u128::from(prefix) << 64 | u128::from(self.guid())).to_be_bytes()
+    /// Its table of GIDs. InfiniBand: the link-local prefix with the GUID. Ethernet: that as RoCE v1 and as RoCE v2, then the
+    /// IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID.
+    pub fn gids(&self) -> &[GidEntry] {
+        &self.gids
     }
 
     /// What it can do.
@@ -123,262 +130,6 @@ impl Card {
         self.shared.sleeper.wake();
         result
     }
-
-    /// A number that has not been used for a long time: a late packet or entry must not meet a new object.
-    fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
-        loop {
-            let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
-            if number >= FIRST_NUMBER && !taken(number) {
-                return number;
-            }
-        }
-    }
-
-    /// Allocates a protection domain.
-    ///
-    /// # Errors
-    /// [`CardError::TooMany`].
-    pub fn alloc_pd(&self) -> Result<u32, CardError> {
-        self.command(|engine| {
-            within("protection domains", engine.pds.len(), LIMITS.max_pd)?;
-            let pdn = self.number(|number| engine.pds.contains_key(&number));
-            engine.pds.insert(pdn, 0);
-            Ok(pdn)
-        })
-    }
-
-    /// Frees a protection domain.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`], or [`CardError::Busy`] while regions or queue pairs are in it.
-    pub fn dealloc_pd(&self, pdn: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.pds.get(&pdn) {
-            None => Err(CardError::NotFound { what: "protection domain", number: pdn }),
-            Some(0) => {
-                engine.pds.remove(&pdn);
-                Ok(())
-            }
-            Some(&users) => Err(CardError::Busy { what: "protection domain", number: pdn, users }),
-        })
-    }
-
-    /// Registers memory, of this process or of a peer-memory client. Returns its key, local and remote.
-    ///
-    /// # Errors
-    /// [`CardError::Unmapped`], [`CardError::PeerMemory`], [`CardError::Invalid`], [`CardError::NotFound`],
-    /// [`CardError::TooMany`].
-    ///
-    /// # Safety
-    /// Until it is deregistered, the range stays mapped (a client's: allocated), and is accessed otherwise only in ways that
-    /// tolerate a device's concurrent reads (and writes, where the access rights allow them).
-    pub unsafe fn register_memory(
-        &self,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<u32, CardError> {
-        // Not under the lock: pinning takes time.
-        let memory = Memory::acquire(addr, len, access)?;
-        self.command(|engine| {
-            let users = engine
-                .pds
-                .get_mut(&pdn)
-                .ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
-            let key = engine.regions.register(pdn, memory)?;
-            *users += 1;
-            Ok(key)
-        })
-    }
-
-    /// Deregisters memory: after this returns, the card does not touch it.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`].
-    pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
-        let memory = self.command(|engine| {
-            let (pdn, memory) = engine.regions.deregister(key)?;
-            leave(engine, pdn);
-            Ok::<_, CardError>(memory)
-        })?;
-        // Nor is this: a client gets it back.
-        drop(memory);
-        Ok(())
-    }
-
-    /// Allocates a page of doorbell registers, of which those at the offsets `registers` can be rung.
-    ///
-    /// # Errors
-    /// [`CardError::System`].
-    pub fn alloc_uar(&self, registers: &'static [usize]) -> Result<UarHandle, CardError> {
-        let page = UarPage::new()?;
-        let base = page.base();
-        self.command(|engine| {
-            let id = self.number(|number| engine.uars.contains_key(&number));
-            engine.uars.insert(id, Uar { page, registers, qps: Vec::new() });
-            Ok(UarHandle { id, page: base })
-        })
-    }
-
-    /// Frees a page of doorbell registers.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs use it.
-    pub fn free_uar(&self, id: u32) -> Result<(), CardError> {
-        self.command(|engine| {
-            let uar = engine.uars.get(&id).ok_or(CardError::NotFound { what: "UAR", number: id })?;
-            if !uar.qps.is_empty() {
-                return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
-            }
-            engine.uars.remove(&id);
-            Ok(())
-        })
-    }
-
-    /// Creates a completion queue. Returns its number.
-    ///
-    /// # Errors
-    /// [`CardError::Invalid`], [`CardError::TooMany`].
-    ///
-    /// # Safety
-    /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
-    pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec } = *config;
-        if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
-            let limit = "a power of two, at most 2^22";
-            return Err(CardError::Invalid {
-                what: "completion queue entries",
-                value: entries.into(),
-                limit,
-            });
-        }
-        // SAFETY: the caller's.
-        let cq = unsafe { Cq::new(CqRing::new(ring, entries), Record::new(dbrec.add(doorbell::DBR_CQ_CI))) };
-        self.command(|engine| {
-            within("completion queues", engine.cqs.len(), LIMITS.max_cq)?;
-            let cqn = self.number(|number| engine.cqs.contains_key(&number));
-            engine.cqs.insert(cqn, cq);
-            Ok(cqn)
-        })
-    }
-
-    /// Destroys a completion queue: after this returns, the card does not touch its memory.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs complete there.
-    pub fn destroy_cq(&self, cqn: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.cqs.get(&cqn).map(|cq| cq.users) {
-            None => Err(CardError::NotFound { what: "completion queue", number: cqn }),
-            Some(0) => {
-                engine.cqs.remove(&cqn);
-                Ok(())
-            }
-            Some(users) => Err(CardError::Busy { what: "completion queue", number: cqn, users }),
-        })
-    }
-
-    /// Creates a reliable-connected queue pair, in RESET. Returns its number.
-    ///
-    /// # Errors
-    /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
-    ///
-    /// # Safety
-    /// The addresses stay valid until the queue pair is destroyed.
-    pub unsafe fn create_qp(&self, config: &QpConfig) -> Result<u32, CardError> {
-        let power = |what, value: u32| {
-            let fits = value.is_power_of_two() && value <= 1 << 16;
-            let limit = "a power of two, at most 2^16";
-            if fits { Ok(()) } else { Err(CardError::Invalid { what, value: value.into(), limit }) }
-        };
-        power("send queue blocks", config.sq_blocks)?;
-        power("receive queue entries", config.rq_entries)?;
-        if config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16) {
-            let limit = "a multiple of 16";
-            return Err(CardError::Invalid {
-                what: "receive queue stride",
-                value: config.rq_stride.into(),
-                limit,
-            });
-        }
-        self.command(|engine| {
-            within("queue pairs", engine.qps.len(), LIMITS.max_qp)?;
-            let missing = |what, number| CardError::NotFound { what, number };
-            for cqn in [config.send_cq, config.recv_cq] {
-                engine.cqs.get(&cqn).ok_or(missing("completion queue", cqn))?;
-            }
-            engine.pds.get(&config.pdn).ok_or(missing("protection domain", config.pdn))?;
-            let qpn = self.number(|number| engine.qps.contains_key(&number));
-            engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?.qps.push(qpn);
-            for cqn in [config.send_cq, config.recv_cq] {
-                engine.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
-            }
-            engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
-            // SAFETY: the caller's.
-            engine.qps.insert(qpn, unsafe { qp::Qp::new(qpn, config) });
-            Ok(qpn)
-        })
-    }
-
-    /// Changes a queue pair.
-    ///
-    /// # Errors
-    /// [`CardError`]: a transition that is not there, a missing or superfluous attribute, a value out of range. Nothing has
-    /// changed then.
-    pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
-        self.command(|engine| {
-            let qp = engine.qps.get(&qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            let to = modify::check(qp.attributes.state, change)?;
-            engine.with_qp(qpn, Instant::now(), |qp, context| match to {
-                QpState::Reset => qp.reset(),
-                QpState::Err => {
-                    qp.ring(context);
-                    qp.go_to_error(context);
-                }
-                to => qp.apply(change, to),
-            });
-            if to != QpState::Err {
-                engine.recovered(qpn);
-            }
-            engine.schedule(qpn);
-            Ok(())
-        })
-    }
-
-    /// Attributes of a queue pair.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`].
-    pub fn query_qp(&self, qpn: u32) -> Result<QpAttributes, CardError> {
-        self.command(|engine| {
-            let qp = engine.qps.get(&qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            let (sq_psn, rq_psn) = (qp.sender.next_psn, qp.receiver.expected_psn);
-            Ok(QpAttributes { sq_psn, rq_psn, ..qp.attributes })
-        })
-    }
-
-    /// Destroys a queue pair: after this returns, the card touches neither its memory nor what its work requests name.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`].
-    pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
-        self.command(|engine| {
-            let qp = engine.remove_qp(qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            for cqn in [qp.send_cq, qp.recv_cq] {
-                engine.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
-            }
-            leave(engine, qp.pdn);
-            Ok(())
-        })
-    }
-}
-
-fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
-    if count < limit as usize { Ok(()) } else { Err(CardError::TooMany { what, limit }) }
-}
-
-/// An object has left a protection domain.
-fn leave(engine: &mut Engine, pdn: u32) {
-    engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }
 
 impl fmt::Debug for Card {

@@ -28,6 +28,7 @@ fn given(change: &QpChange) -> Vec<&'static str> {
         (change.timeout.is_some(), "IBV_QP_TIMEOUT"),
         (change.retry_cnt.is_some(), "IBV_QP_RETRY_CNT"),
         (change.rnr_retry.is_some(), "IBV_QP_RNR_RETRY"),
+        (change.qkey.is_some(), "IBV_QP_QKEY"),
         (change.path_migration, "IBV_QP_PATH_MIG_STATE"),
         (change.alternate_path, "IBV_QP_ALT_PATH"),
     ];
@@ -131,6 +132,9 @@ impl Qp {
                 *place = value;
             }
         }
+        set(&mut attributes.pkey_index, change.pkey_index);
+        set(&mut attributes.port, change.port);
+        set(&mut attributes.qkey, change.qkey);
         set(&mut attributes.access, change.access);
         set(&mut attributes.address, change.address);
         set(&mut attributes.path_mtu, change.path_mtu);

@@ -5,6 +5,7 @@ use super::config::{QpAttributes, QpConfig};
 use super::context::Context;
 use super::dma::{self, ReadRing, Record};
 use super::error::Event;
+use super::link::lid_of;
 use super::receiver::Receiver;
 use super::sender::Sender;
 use gdsync_sys::prm::cqe::Cqe64;
@@ -19,6 +20,7 @@ pub(super) struct Qp {
     pub(super) send_cq: u32,
     pub(super) recv_cq: u32,
     pub(super) signal_all: bool,
+    user_index: u32,
     pub(super) send_ring: ReadRing,
     pub(super) recv_ring: ReadRing,
     pub(super) send_record: Record,
@@ -49,6 +51,7 @@ impl Qp {
                 send_cq: config.send_cq,
                 recv_cq: config.recv_cq,
                 signal_all: config.signal_all,
+                user_index: config.user_index.unwrap_or(0),
                 send_ring: dma::send_ring(config.sq, config.sq_blocks),
                 recv_ring: ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize),
                 send_record: Record::new(config.dbrec.add(doorbell::DBR_SEND)),
@@ -76,7 +79,7 @@ impl Qp {
     /// The LID that its packets go to. Software cards' GIDs end with it.
     pub(super) fn dlid(&self) -> u16 {
         let address = &self.attributes.address;
-        address.gid.map_or(address.dlid, |gid| u16::from_be_bytes([gid[14], gid[15]]))
+        address.gid.map_or(address.dlid, |gid| lid_of(&gid))
     }
 
     /// The doorbell is the start of the last WQE's control segment, so the record must be past it.
@@ -90,7 +93,7 @@ impl Qp {
     }
 
     pub(super) fn complete(&mut self, cqn: u32, cqe: Cqe64, context: &mut Context<'_>) {
-        if !context.complete(cqn, cqe) && !self.overrun {
+        if !context.complete(cqn, cqe.with_user_index(self.user_index)) && !self.overrun {
             self.overrun = true;
             context.emit(Event::QpFatal { qpn: self.qpn });
             // Nothing can be reported any more; what is left is dropped.

@@ -105,6 +105,9 @@ impl Qp {
     }
 
     fn look_at_receives(&mut self) {
+        if self.recv_ring.entries() == 0 {
+            return;
+        }
         let record = doorbell::record_value(self.recv_record.load());
         let new = record.wrapping_sub(self.receiver.announced as u16);
         self.receiver.announced = self.receiver.announced.wrapping_add(new.into());

@@ -23,6 +23,8 @@ pub(super) enum Refusal {
 #[derive(Debug)]
 pub(super) struct Memory {
     addr: u64,
+    /// Address that requests know its beginning by.
+    iova: u64,
     len: u64,
     access: Access,
     /// The client that reaches it, where the CPU does not.
@@ -31,7 +33,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Looks at a range: peer-memory clients are asked first.
-    pub(super) fn acquire(addr: u64, len: u64, access: Access) -> Result<Self, CardError> {
+    pub(super) fn acquire(addr: u64, len: u64, iova: u64, access: Access) -> Result<Self, CardError> {
         if len == 0 {
             return Err(CardError::Invalid { what: "length", value: 0, limit: "at least one byte" });
         }
@@ -52,11 +54,14 @@ impl Memory {
             Some(_) => addr.checked_add(len).is_some(),
             None => dma::is_mapped(addr, len, writable),
         };
-        if is_there {
-            Ok(Memory { addr, len, access, peer: peer.map(Arc::new) })
-        } else {
-            Err(CardError::Unmapped { addr, len })
+        if !is_there {
+            return Err(CardError::Unmapped { addr, len });
         }
+        if iova.checked_add(len).is_none() {
+            let limit = "the region must end below 2^64";
+            return Err(CardError::Invalid { what: "I/O address", value: iova, limit });
+        }
+        Ok(Memory { addr, iova, len, access, peer: peer.map(Arc::new) })
     }
 }
 
@@ -131,13 +136,14 @@ impl Regions {
         }
         let memory = &region.memory;
         let inside =
-            addr >= memory.addr && addr.checked_add(len).is_some_and(|end| end <= memory.addr + memory.len);
+            addr >= memory.iova && addr.checked_add(len).is_some_and(|end| end <= memory.iova + memory.len);
         if !inside {
-            return Err(Refusal::Bounds { addr, len, region_addr: memory.addr, region_len: memory.len });
+            return Err(Refusal::Bounds { addr, len, region_addr: memory.iova, region_len: memory.len });
         }
         if !memory.access.contains(wanted) {
             return Err(Refusal::Access { allowed: memory.access, wanted });
         }
+        let addr = memory.addr + (addr - memory.iova);
         Ok(match &memory.peer {
             None => Place::Host(addr as *mut u8),
             Some(peer) => Place::Peer(peer, addr),
@@ -156,7 +162,7 @@ mod tests {
         len: u64,
         access: Access,
     ) -> Result<u32, CardError> {
-        regions.register(pdn, Memory::acquire(addr, len, access)?)
+        regions.register(pdn, Memory::acquire(addr, len, addr, access)?)
     }
 
     #[test]
@@ -187,6 +193,24 @@ mod tests {
         for stale in [0, 0x100, 0x200, u32::MAX] {
             assert!(regions.resolve(stale, 1, addr, 1, read).is_err());
         }
+    }
+
+    #[test]
+    fn a_region_is_known_by_the_address_that_it_was_given() {
+        let bytes = [0u8; 64];
+        let addr = bytes.as_ptr() as u64;
+        let mut regions = Regions::default();
+        let read = Access::REMOTE_READ;
+        for iova in [0, 0x1000, u64::MAX - 64] {
+            let memory = Memory::acquire(addr, 64, iova, read).unwrap();
+            let key = regions.register(1, memory).unwrap();
+            let place = regions.resolve(key, 1, iova + 60, 4, read).unwrap();
+            assert!(matches!(place, Place::Host(at) if at as u64 == addr + 60));
+            assert!(matches!(regions.resolve(key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));
+            assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Bounds { .. })));
+        }
+        let beyond = Memory::acquire(addr, 64, u64::MAX - 10, read);
+        assert!(matches!(beyond, Err(CardError::Invalid { what: "I/O address", .. })));
     }
 
     #[test]

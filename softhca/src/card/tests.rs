@@ -2,12 +2,14 @@
 
 use super::*;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
+use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{
     BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
 };
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod arming;
 mod errors;
 mod peer;
 mod transfers;
@@ -103,6 +105,7 @@ impl TestQp {
         let (sq, rq) = (memory(blocks as usize * BASIC_BLOCK), memory((entries * stride) as usize));
         let dbrec = memory(8).cast::<u32>();
         let config = QpConfig {
+            transport: Transport::Rc,
             pdn,
             send_cq: cq.cqn,
             recv_cq: cq.cqn,
@@ -114,6 +117,7 @@ impl TestQp {
             rq_stride: stride,
             dbrec,
             signal_all: false,
+            user_index: None,
         };
         // SAFETY: the memory is never freed.
         let qpn = unsafe { card.create_qp(&config) }.unwrap();
@@ -261,7 +265,12 @@ pub(super) fn everything() -> Access {
 
 impl Pair {
     pub(super) fn with(sizes: &Sizes, len: usize, change: QpChange) -> Self {
-        Pair::on(Card::stopped(Box::new(|event| tracing::info!(?event))).unwrap(), sizes, len, change)
+        Pair::on(
+            Card::stopped(LinkLayer::InfiniBand, Box::new(|event| tracing::info!(?event))).unwrap(),
+            sizes,
+            len,
+            change,
+        )
     }
 
     pub(super) fn on(card: Card, sizes: &Sizes, len: usize, change: QpChange) -> Self {

@@ -14,6 +14,7 @@ mod sys;
 
 pub use ring::{MAX_HEADER, MAX_PAYLOAD};
 pub use sleeper::Sleeper;
+pub(crate) use sys::SharedMemory;
 
 use link::{Incoming, Outgoing};
 use std::collections::HashMap;

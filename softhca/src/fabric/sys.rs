@@ -12,7 +12,7 @@ fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 /// Memory shared between processes, mapped for as long as the value lives.
-pub(super) struct SharedMemory {
+pub(crate) struct SharedMemory {
     base: *mut u8,
     len: usize,
 }
@@ -25,7 +25,7 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEA
 impl SharedMemory {
     /// Fresh zeroed memory, with the descriptor that another process maps it by. Sealed, so that nobody can shrink it
     /// under the other's feet (an access beyond the end is a signal).
-    pub(super) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a zero-terminated string.
         let fd = check(unsafe { libc::memfd_create(c"gdsync-softhca".as_ptr(), flags) })?;
@@ -66,7 +66,7 @@ impl SharedMemory {
         Ok(SharedMemory { base: base.cast(), len })
     }
 
-    pub(super) fn base(&self) -> *mut u8 {
+    pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 }

@@ -4,6 +4,7 @@ use super::context::PORT;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
 use super::object::{self, Object};
+use crate::card::{Address, Card};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
 use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_pd};
 use libc::c_int;
@@ -56,22 +57,29 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 unsafe fn new_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: the caller's.
     let (through, attr) = unsafe { (object::share::<Pd>(pd)?, object::attributes(attr)?) };
-    check(attr)?;
     let domain = Pd::protection(through);
+    address_of(domain.context.card(), attr)?;
     let ibv = ibv_ah { context: object::handle(&domain.context), pd, handle: 0 };
     let ah = Ah { ibv: UnsafeCell::new(ibv), vector: UnsafeCell::new(vector_of(attr)), _domain: domain };
     Ok(object::hand_out(Arc::new(ah)))
 }
 
-/// What an address vector may say on this port, for address handles and for the paths of queue pairs.
+/// The address that address handles and the paths of queue pairs name.
 ///
 /// # Errors
-/// EINVAL.
-pub(super) fn check(attr: &ibv_ah_attr) -> Result<()> {
+/// EINVAL: what an address vector may not say on this port.
+pub(super) fn address_of(card: &Card, attr: &ibv_ah_attr) -> Result<Address> {
     let route = &attr.grh;
-    let route_fits = attr.is_global == 0 || (route.sgid_index == 0 && route.flow_label < 1 << 20);
+    let has_source = usize::from(route.sgid_index) < card.gids().len();
+    let route_fits = attr.is_global == 0 || (has_source && route.flow_label < 1 << 20);
     let fits = attr.port_num == PORT && attr.sl < 1 << 4 && attr.src_path_bits < 1 << 7;
-    if fits && route_fits { Ok(()) } else { Err(Errno::INVALID) }
+    if !fits || !route_fits {
+        return Err(Errno::INVALID);
+    }
+    let gid = (attr.is_global != 0).then_some(route.dgid.raw);
+    let address = Address { dlid: attr.dlid, gid };
+    card.check_address(&address)?;
+    Ok(address)
 }
 
 fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {

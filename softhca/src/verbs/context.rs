@@ -5,7 +5,7 @@ use super::errno::{self, Errno, Result};
 use super::events::EventQueue;
 use super::object::{self, Object};
 use super::uar::OwnUar;
-use crate::card::{Card, LIMITS};
+use crate::card::{Card, LIMITS, LinkLayer};
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
 use libc::c_int;
 use std::cell::UnsafeCell;
@@ -151,17 +151,21 @@ pub(super) unsafe extern "C" fn query_port(
     errno::status(arguments.and_then(|(context, attr)| {
         check_port(port)?;
         let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
-        *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card().lid()) };
+        *attr = ibv_port_attr { port_cap_flags2, active_speed_ex, ..port_attributes(context.card()) };
         Ok(())
     }))
 }
 
-fn port_attributes(lid: u16) -> ibv_port_attr {
+fn port_attributes(card: &Card) -> ibv_port_attr {
+    let (lid, link_layer) = match card.link_layer() {
+        LinkLayer::InfiniBand => (card.lid(), verbs::IBV_LINK_LAYER_INFINIBAND),
+        LinkLayer::Ethernet => (0, verbs::IBV_LINK_LAYER_ETHERNET),
+    };
     ibv_port_attr {
         state: verbs::IBV_PORT_ACTIVE,
         max_mtu: verbs::IBV_MTU_4096,
         active_mtu: verbs::IBV_MTU_4096,
-        gid_tbl_len: 1,
+        gid_tbl_len: c_int::try_from(card.gids().len()).unwrap_or(c_int::MAX),
         max_msg_sz: LIMITS.max_message,
         pkey_tbl_len: 1,
         lid,
@@ -169,7 +173,7 @@ fn port_attributes(lid: u16) -> ibv_port_attr {
         active_width: WIDTH_4X,
         active_speed: SPEED_HDR,
         phys_state: PHYS_LINK_UP,
-        link_layer: verbs::IBV_LINK_LAYER_INFINIBAND,
+        link_layer,
         ..ibv_port_attr::default()
     }
 }
@@ -178,7 +182,7 @@ fn check_port(port: u8) -> Result<()> {
     if port == PORT { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `ibv_query_gid`: 0, or -1 with `errno` set. The table has one entry, index 0.
+/// `ibv_query_gid`: 0, or -1 with `errno` set. [`Card::gids`] says what is in the table.
 ///
 /// # Safety
 /// `context` is null or open; `gid` is null or valid.
@@ -195,10 +199,8 @@ pub(super) unsafe extern "C" fn query_gid(
     });
     errno::minus_one(arguments.and_then(|(context, gid)| {
         check_port(port)?;
-        if index != 0 {
-            return Err(Errno::INVALID);
-        }
-        gid.raw = context.card().gid();
+        let entry = usize::try_from(index).ok().and_then(|index| context.card().gids().get(index));
+        gid.raw = entry.ok_or(Errno::INVALID)?.gid;
         Ok(())
     }))
 }

@@ -7,17 +7,14 @@
 use super::errno::{self, Errno, Result};
 use super::events::Routes;
 use super::object::{self, Object};
-use crate::card::{Card, Diagnostic};
+use crate::card::{Card, Diagnostic, LinkLayer};
+use crate::devices::devices_from_environment;
 use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, OnceLock};
 
-/// Environment variable with the number of software devices of this process, 1 to 8; 1 without it.
-pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
-/// Most devices of one process.
-const MAX_DEVICES: usize = 8;
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
 /// `IBV_TRANSPORT_IB`.
@@ -33,6 +30,7 @@ pub(super) struct OpenCard {
 #[repr(C)]
 pub(super) struct Device {
     ibv: UnsafeCell<ibv_device>,
+    link: LinkLayer,
     state: Mutex<State>,
 }
 
@@ -55,13 +53,13 @@ struct State {
 }
 
 impl State {
-    fn card(&mut self) -> Result<Arc<OpenCard>> {
+    fn card(&mut self, link: LinkLayer) -> Result<Arc<OpenCard>> {
         if let Some(card) = &self.card {
             return Ok(card.clone());
         }
         let routes = Arc::new(Routes::default());
         let sink = routes.clone();
-        let card = Card::start(Box::new(move |event| sink.deliver(event)))?;
+        let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
         let card = Arc::new(OpenCard { card, routes });
         self.card = Some(card.clone());
         Ok(card)
@@ -74,7 +72,7 @@ impl State {
 }
 
 impl Device {
-    fn new(index: usize) -> Self {
+    fn new(index: usize, link: LinkLayer) -> Self {
         let ibv = ibv_device {
             _ops: [std::ptr::null_mut(); 2],
             node_type: NODE_CA,
@@ -85,7 +83,7 @@ impl Device {
             dev_path: [0; IBV_SYSFS_PATH_MAX],
             ibdev_path: [0; IBV_SYSFS_PATH_MAX],
         };
-        Device { ibv: UnsafeCell::new(ibv), state: Mutex::default() }
+        Device { ibv: UnsafeCell::new(ibv), link, state: Mutex::default() }
     }
 
     pub(super) fn handle(&self) -> *mut ibv_device {
@@ -97,7 +95,7 @@ impl Device {
         if state.lists == 0 && state.contexts == 0 {
             return 0;
         }
-        state.card().map_or(0, |open| open.card.guid())
+        state.card(self.link).map_or(0, |open| open.card.guid())
     }
 }
 
@@ -110,7 +108,7 @@ pub(super) struct Hold {
 impl Hold {
     pub(super) fn new(device: &'static Device) -> Result<Self> {
         let mut state = device.state.lock();
-        let card = state.card()?;
+        let card = state.card(device.link)?;
         state.contexts += 1;
         Ok(Hold { device, card })
     }
@@ -134,22 +132,11 @@ pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
-fn device_count(value: Option<&str>) -> usize {
-    let Some(value) = value else { return 1 };
-    match value.parse() {
-        Ok(count @ 1..=MAX_DEVICES) => count,
-        _ => {
-            tracing::warn!(value, "{DEVICES_VARIABLE} is not a number from 1 to {MAX_DEVICES}: 1 is used");
-            1
-        }
-    }
-}
-
 fn devices() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
-        (0..device_count(value.as_deref())).map(Device::new).collect()
+        let links = devices_from_environment();
+        links.into_iter().enumerate().map(|(index, link)| Device::new(index, link)).collect()
     })
 }
 
@@ -235,15 +222,6 @@ pub(super) unsafe extern "C" fn mlx5dv_is_supported(device: *mut ibv_device) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bad_device_count_means_one() {
-        assert_eq!(device_count(None), 1);
-        assert_eq!(["1", "8"].map(|value| device_count(Some(value))), [1, 8]);
-        for bad in ["", "0", "9", "-1", "two", "1.5", "99999999999999999999"] {
-            assert_eq!(device_count(Some(bad)), 1, "{bad:?}");
-        }
-    }
 
     #[test]
     fn text_is_cut_to_its_field() {

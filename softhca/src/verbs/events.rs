@@ -200,6 +200,8 @@ impl Routes {
             Event::QpRequestError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_REQ_ERR),
             Event::QpAccessError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_ACCESS_ERR),
             Event::CommunicationEstablished { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_COMM_EST),
+            // Nobody arms a queue here: there are no completion channels.
+            Event::Completion { .. } => return,
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {

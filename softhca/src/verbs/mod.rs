@@ -26,7 +26,8 @@ mod queue_memory;
 mod sizes;
 mod uar;
 
-pub use device::{DEVICES_VARIABLE, diagnostics};
+pub use crate::devices::DEVICES_VARIABLE;
+pub use device::diagnostics;
 
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;

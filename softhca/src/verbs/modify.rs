@@ -4,7 +4,7 @@ use super::ah;
 use super::errno::{self, Errno, Result};
 use super::object;
 use super::qp::{Path, Qp};
-use crate::card::{Access, Address, QpAttributes, QpChange, QpState};
+use crate::card::{Access, Card, QpAttributes, QpChange, QpState};
 use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use libc::c_int;
 
@@ -29,14 +29,11 @@ pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_att
 unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: u32) -> Result<()> {
     // SAFETY: the caller's.
     let (qp, attr) = unsafe { (object::borrow::<Qp>(qp)?, object::attributes(attr)?) };
-    let change = change_of(attr, mask)?;
+    let change = change_of(qp.context().card(), attr, mask)?;
     let mut path = qp.path.lock();
     qp.context().card().modify_qp(qp.number, &change)?;
     if change.address.is_some() {
         path.address = attr.ah_attr;
-    }
-    if let Some(port) = change.port {
-        path.port = port;
     }
     if change.state == Some(QpState::Reset) {
         *path = Path::default();
@@ -48,7 +45,7 @@ unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: u32) -> Result<(
     Ok(())
 }
 
-fn change_of(attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
+fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
     if mask & !KNOWN_MASK != 0 || mask & NOT_FOR_RC != 0 {
         tracing::warn!(mask, "attributes that a reliable connection does not have");
         return Err(Errno::INVALID);
@@ -59,7 +56,7 @@ fn change_of(attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
     let access = has(verbs::IBV_QP_ACCESS_FLAGS)
         .then(|| Access::from_bits(attr.qp_access_flags).ok_or(Errno::INVALID))
         .transpose()?;
-    let address = has(verbs::IBV_QP_AV).then(|| address_of(attr)).transpose()?;
+    let address = has(verbs::IBV_QP_AV).then(|| ah::address_of(card, &attr.ah_attr)).transpose()?;
     Ok(QpChange {
         state,
         current,
@@ -77,15 +74,10 @@ fn change_of(attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
         timeout: has(verbs::IBV_QP_TIMEOUT).then_some(attr.timeout),
         retry_cnt: has(verbs::IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
         rnr_retry: has(verbs::IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
+        qkey: None,
         path_migration: has(verbs::IBV_QP_PATH_MIG_STATE),
         alternate_path: has(verbs::IBV_QP_ALT_PATH),
     })
-}
-
-fn address_of(attr: &ibv_qp_attr) -> Result<Address> {
-    ah::check(&attr.ah_attr)?;
-    let gid = (attr.ah_attr.is_global != 0).then_some(attr.ah_attr.grh.dgid.raw);
-    Ok(Address { dlid: attr.ah_attr.dlid, gid })
 }
 
 fn state_of(code: c_int) -> Result<QpState> {
@@ -164,7 +156,9 @@ fn attributes_of(now: &QpAttributes, path: &Path, qp: &Qp) -> ibv_qp_attr {
         max_rd_atomic: now.max_rd_atomic,
         max_dest_rd_atomic: now.max_dest_rd_atomic,
         min_rnr_timer: now.min_rnr_timer,
-        port_num: path.port,
+        port_num: now.port,
+        pkey_index: now.pkey_index,
+        qkey: now.qkey,
         timeout: now.timeout,
         retry_cnt: now.retry_cnt,
         rnr_retry: now.rnr_retry,

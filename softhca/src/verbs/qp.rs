@@ -8,12 +8,12 @@ use super::events::{EventSource, ObjectNumber, ObjectPointer};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
-use crate::card::QpConfig;
+use crate::card::{QpConfig, Transport};
 use gdsync_sys::mlx5dv::{
     MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP,
     mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, SEGMENT};
+use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{
     self, IBV_QP_INIT_ATTR_PD, ibv_ah_attr, ibv_context, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
     ibv_qp_init_attr_ex,
@@ -56,15 +56,12 @@ pub(super) struct Qp {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Path {
     pub(super) address: ibv_ah_attr,
-    pub(super) port: u8,
 }
 
 /// Memory of a queue pair.
 struct Memory {
     rings: QueueMemory,
     dbrec: QueueMemory,
-    /// Stands in for a queue of no entries, which the card does not know.
-    spare: QueueMemory,
 }
 
 // SAFETY: of the C struct only `state` changes once the queue pair is handed out, and that atomically; rings and records
@@ -135,8 +132,7 @@ impl Memory {
             // libmlx5 leaves the content of custom records to their allocator.
             dbrec.clear_record();
         }
-        let block = Request { size: BASIC_BLOCK, alignment: BASIC_BLOCK, resource_type: MLX5DV_RES_TYPE_QP };
-        Ok(Memory { rings, dbrec, spare: QueueMemory::new(None, &block, BASIC_BLOCK)? })
+        Ok(Memory { rings, dbrec })
     }
 
     fn config(
@@ -147,27 +143,21 @@ impl Memory {
         sizes: &QueueSizes,
         signal_all: bool,
     ) -> QpConfig {
-        let (start, spare) = (self.rings.start(), self.spare.start());
-        let (sq, sq_blocks) = match sizes.sq_blocks {
-            0 => (spare, 1),
-            blocks => (start.wrapping_add(sizes.send_offset()), blocks),
-        };
-        let (rq, rq_entries, rq_stride) = match sizes.rq_entries {
-            0 => (spare, 1, SEGMENT as u32),
-            entries => (start, entries, sizes.rq_stride),
-        };
+        let start = self.rings.start();
         QpConfig {
+            transport: Transport::Rc,
             pdn: domain.number(),
             send_cq,
             recv_cq,
             uar: domain.uar().id(),
-            sq,
-            sq_blocks,
-            rq,
-            rq_entries,
-            rq_stride,
+            sq: start.wrapping_add(sizes.send_offset()),
+            sq_blocks: sizes.sq_blocks,
+            rq: start,
+            rq_entries: sizes.rq_entries,
+            rq_stride: sizes.rq_stride,
             dbrec: self.dbrec.start().cast(),
             signal_all,
+            user_index: None,
         }
     }
 }

@@ -121,7 +121,8 @@ fn wrong_remote_keys_bounds_and_rights_fail_on_both_sides() {
 #[test]
 fn a_queue_pair_that_allows_nothing_refuses_and_tells_by_an_event() {
     let (sender, events) = mpsc::channel();
-    let card = Card::stopped(Box::new(move |event| sender.send(event).unwrap())).unwrap();
+    let card =
+        Card::stopped(LinkLayer::InfiniBand, Box::new(move |event| sender.send(event).unwrap())).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let (mut left, right) = (TestQp::new(&card, pdn, &SIZES), TestQp::new(&card, pdn, &SIZES));
     let nothing = QpChange { access: Some(Access::empty()), ..QpChange::default() };
@@ -269,7 +270,7 @@ fn a_peer_that_does_not_listen_ends_the_retries() {
 
 #[test]
 fn a_card_that_is_not_there_ends_them_at_once() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &SIZES);
     let nobody = if card.lid() == 0xbfff { 1 } else { 0xbfff };
@@ -282,7 +283,8 @@ fn a_card_that_is_not_there_ends_them_at_once() {
 #[test]
 fn an_overrun_completion_queue_dies_and_takes_the_queue_pair_along() {
     let (sender, events) = mpsc::channel();
-    let card = Card::stopped(Box::new(move |event| sender.send(event).unwrap())).unwrap();
+    let card =
+        Card::stopped(LinkLayer::InfiniBand, Box::new(move |event| sender.send(event).unwrap())).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &Sizes { cqes: 2, ..SIZES });
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
@@ -326,7 +328,7 @@ fn doorbells_that_make_no_sense_are_diagnosed() {
 
 #[test]
 fn ringing_before_rts_is_diagnosed_and_lost() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &SIZES);
     qp.post(Opcode::Nop, &[]);
@@ -354,7 +356,7 @@ fn objects_in_use_stay() {
 
 #[test]
 fn impossible_sizes_are_refused() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let ring = memory(4096);
     for entries in [0, 3, 1 << 23] {
         // SAFETY: refused before the memory is used.

@@ -170,7 +170,7 @@ fn rings_and_counters_wrap_for_a_long_time() {
 
 #[test]
 fn a_queue_pair_may_be_connected_to_itself() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &SIZES);
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
@@ -220,7 +220,7 @@ fn a_fenced_request_waits_for_reads_and_reads_are_throttled() {
 #[test]
 fn two_cards_talk_over_the_fabric() {
     let mtu = MTU as usize;
-    let cards = [0, 1].map(|_| Card::start(Box::new(drop)).unwrap());
+    let cards = [0, 1].map(|_| Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap());
     let pdns = [0, 1].map(|i: usize| cards[i].alloc_pd().unwrap());
     let mut qps = [0, 1].map(|i: usize| TestQp::new(&cards[i], pdns[i], &SIZES));
     let regions = [0, 1].map(|i: usize| Region::new(&cards[i], pdns[i], 30 * mtu + 3, everything()));

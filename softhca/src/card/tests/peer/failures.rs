@@ -19,7 +19,7 @@ impl Setting {
     fn new() -> Self {
         let (sender, events) = mpsc::channel();
         let pair = Pair::on(
-            Card::stopped(Box::new(move |event| sender.send(event).unwrap())).unwrap(),
+            Card::stopped(LinkLayer::InfiniBand, Box::new(move |event| sender.send(event).unwrap())).unwrap(),
             &SIZES,
             1,
             QpChange::default(),
@@ -251,7 +251,7 @@ fn keys_bounds_and_rights_hold_and_the_client_is_not_asked() {
 
 #[test]
 fn what_a_client_does_not_give_is_not_registered() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let gpu = fake_gpu::allocate(4096);
     // SAFETY: never freed.

@@ -97,7 +97,7 @@ fn host_memory_and_inline_data_work_as_before() {
 
 #[test]
 fn a_message_to_oneself_may_overlap() {
-    let card = Card::stopped(Box::new(drop)).unwrap();
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &SIZES);
     qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
@@ -159,7 +159,7 @@ impl Cards {
 #[test]
 fn every_operation_over_the_fabric() {
     let mtu = MTU as usize;
-    let started = || Card::start(Box::new(drop)).unwrap();
+    let started = || Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let mut both = Cards::new(started);
     for (round, ((from_peer, to_peer), opcode)) in
         SIDES.into_iter().flat_map(|s| OPCODES.map(|o| (s, o))).enumerate()
@@ -204,7 +204,7 @@ fn wait(cq: &mut TestCq) -> Cqe64 {
 #[test]
 fn nothing_is_read_for_a_packet_that_cannot_leave() {
     let size = 40 * MTU as usize;
-    let mut both = Cards::new(|| Card::stopped(Box::new(drop)).unwrap());
+    let mut both = Cards::new(|| Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap());
     let (source, target) = (both.memory(0, size, true), both.memory(1, size, true));
     source.set(&pattern(size, 1));
     post(&mut both.qps[0], Opcode::RdmaWrite, Some(target.region.remote(0)), &source.all(size));
@@ -226,7 +226,7 @@ fn nothing_is_read_for_a_packet_that_cannot_leave() {
 #[test]
 fn a_region_is_given_back_when_it_is_deregistered() {
     let size = 40 * MTU as usize;
-    let mut both = Cards::new(|| Card::stopped(Box::new(drop)).unwrap());
+    let mut both = Cards::new(|| Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap());
     let (source, target) = (both.memory(0, size, true), both.memory(1, size, true));
     assert_eq!((source.gpu().regions.load(SeqCst), target.gpu().regions.load(SeqCst)), (1, 1));
     post(&mut both.qps[0], Opcode::RdmaWrite, Some(target.region.remote(0)), &source.all(size));

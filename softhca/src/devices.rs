@@ -1,0 +1,70 @@
+//! The devices that the environment asks for. Both fronts of the card offer these.
+
+use crate::card::LinkLayer;
+
+/// Environment variable with the software devices of this process: a number from 1 to 8, all of them InfiniBand, or a list of
+/// link layers such as `ib,roce,ib`. One InfiniBand device without it.
+pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
+/// Most devices of one process.
+pub const MAX_DEVICES: usize = 8;
+
+/// The link layer of each device that [`DEVICES_VARIABLE`] asks for: one InfiniBand device where it is not set, or makes no
+/// sense (then the log says so).
+pub fn devices_from_environment() -> Vec<LinkLayer> {
+    let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    devices(value.as_deref())
+}
+
+fn devices(value: Option<&str>) -> Vec<LinkLayer> {
+    let one = vec![LinkLayer::InfiniBand];
+    let Some(value) = value else { return one };
+    parse(value).unwrap_or_else(|| {
+        tracing::warn!(
+            value,
+            "{DEVICES_VARIABLE} is neither a number from 1 to {MAX_DEVICES} nor a list of as many `ib` and `roce`: \
+             one InfiniBand device is used"
+        );
+        one
+    })
+}
+
+fn parse(value: &str) -> Option<Vec<LinkLayer>> {
+    let devices = match value.parse::<usize>() {
+        Ok(count) if count <= MAX_DEVICES => vec![LinkLayer::InfiniBand; count],
+        Ok(_) => return None,
+        Err(_) => value.split(',').map(link_layer).collect::<Option<Vec<_>>>()?,
+    };
+    (1..=MAX_DEVICES).contains(&devices.len()).then_some(devices)
+}
+
+fn link_layer(name: &str) -> Option<LinkLayer> {
+    match name.trim() {
+        "ib" => Some(LinkLayer::InfiniBand),
+        "roce" => Some(LinkLayer::Ethernet),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use LinkLayer::{Ethernet, InfiniBand};
+
+    #[test]
+    fn numbers_and_lists_of_link_layers() {
+        assert_eq!(devices(None), [InfiniBand]);
+        assert_eq!(devices(Some("3")), [InfiniBand; 3]);
+        assert_eq!(devices(Some("ib,roce, ib")), [InfiniBand, Ethernet, InfiniBand]);
+        assert_eq!(devices(Some("roce")), [Ethernet]);
+        assert_eq!(devices(Some("8")).len(), 8);
+    }
+
+    #[test]
+    fn what_makes_no_sense_means_one() {
+        let long = ["ib"; 9].join(",");
+        for bad in ["", "0", "9", "-1", "two", "1.5", "ib,", "ib,iwarp", "IB", &long, "99999999999999999999"]
+        {
+            assert_eq!(devices(Some(bad)), [InfiniBand], "{bad:?}");
+        }
+    }
+}
