@@ -9,7 +9,8 @@ struct Command<const N: usize> {
 }
 
 fn command<const N: usize>(attrs: [(u16, u16, u64); N]) -> Command<N> {
-    let attrs = attrs.map(|(attr_id, len, data)| Attr { attr_id, len, flags: ATTR_MANDATORY, attr_data: 0, data });
+    let attrs =
+        attrs.map(|(attr_id, len, data)| Attr { attr_id, len, flags: ATTR_MANDATORY, attr_data: 0, data });
     let header = Header {
         length: (24 + 16 * N) as u16,
         object_id: 3,
@@ -47,7 +48,11 @@ fn structures_grow_and_shrink_with_the_program() {
     let mut made = command([(0, 12, value.as_ptr() as u64), (1, 4, 9)]);
     let request = read(&mut made).unwrap();
     assert_eq!(request.structure::<[u32; 4]>(0), Ok([1, 2, 3, 0]));
-    assert_eq!(request.structure::<[u32; 2]>(0), Err(Errno::NOT_SUPPORTED), "a field that is not known is set");
+    assert_eq!(
+        request.structure::<[u32; 2]>(0),
+        Err(Errno::NOT_SUPPORTED),
+        "a field that is not known is set"
+    );
     assert_eq!(request.structure::<[u32; 2]>(1), Ok([9, 0]));
     assert_eq!(request.structure::<[u32; 2]>(5), Ok([0, 0]), "optional");
 }

@@ -94,7 +94,8 @@ impl Objects {
 
     /// The UAR page of that number, if it is one of the context's.
     pub(crate) fn uar(&self, page_id: u32) -> Result<&uar::Uar> {
-        let mut uars = self.iter().filter_map(|object| if let Object::Uar(uar) = object { Some(uar) } else { None });
+        let mut uars =
+            self.iter().filter_map(|object| if let Object::Uar(uar) = object { Some(uar) } else { None });
         uars.find(|uar| uar.id == page_id).ok_or(Errno::INVALID)
     }
 }
@@ -181,7 +182,7 @@ impl Drop for Context {
         objects.sort_by_key(Object::rank);
         for object in objects {
             if let Err(errno) = object.destroy(&self.open) {
-                tracing::error!(?object, errno.0, "left in the card at the end of its context");
+                tracing::error!(?object, ?errno, "left in the card at the end of its context");
             }
         }
     }

@@ -9,7 +9,6 @@ pub(crate) struct Errno(pub(crate) i32);
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
 impl Errno {
-    pub(crate) const AGAIN: Errno = Errno(libc::EAGAIN);
     pub(crate) const BAD_FD: Errno = Errno(libc::EBADF);
     pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
     pub(crate) const FAULT: Errno = Errno(libc::EFAULT);

@@ -59,7 +59,11 @@ impl EventPipe {
         let mut event = vec![0; size];
         // Both sides write and read whole events, so they stay whole.
         while ends.read.read_exact(&mut event).is_ok() {
-            if event.starts_with(&element.to_ne_bytes()) { taken += 1 } else { others.extend_from_slice(&event) }
+            if event.starts_with(&element.to_ne_bytes()) {
+                taken += 1
+            } else {
+                others.extend_from_slice(&event)
+            }
         }
         if ends.write.write_all(&others).is_err() {
             tracing::error!("events are lost: they do not fit where they came from");

@@ -11,7 +11,6 @@
 //! Nothing happens when the library is loaded. A card starts with the first open device, and belongs to the process: the
 //! child of a fork has none until it opens a device itself.
 
-// Its interface is the C functions of `hooks`.
 mod ah;
 mod attributes;
 mod card;
@@ -22,7 +21,7 @@ mod device;
 mod errno;
 mod events;
 mod files;
-mod hooks;
+pub mod hooks;
 mod mr;
 mod pd;
 mod port;

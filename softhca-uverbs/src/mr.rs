@@ -45,7 +45,10 @@ impl Mapping {
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
-            tracing::warn!(errno.0, "memory of this file cannot be mapped by the CPU, so the software card cannot reach it");
+            tracing::warn!(
+                ?errno,
+                "memory of this file cannot be mapped by the CPU, so the software card cannot reach it"
+            );
             return Err(if errno == Errno::BAD_FD { errno } else { Errno::NOT_SUPPORTED });
         }
         Ok((Mapping { base: base as usize, len }, base as u64 + lead))
@@ -71,7 +74,13 @@ fn access_of(flags: u32) -> Result<Access> {
     Ok(known)
 }
 
-fn add(context: &Context, region: (u64, u64, u64), pd: u32, flags: u32, mapping: Option<Mapping>) -> Result<(u32, u32)> {
+fn add(
+    context: &Context,
+    region: (u64, u64, u64),
+    pd: u32,
+    flags: u32,
+    mapping: Option<Mapping>,
+) -> Result<(u32, u32)> {
     let (addr, length, iova) = region;
     let access = access_of(flags)?;
     let mut objects = context.objects.lock();

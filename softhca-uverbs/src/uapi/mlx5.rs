@@ -4,8 +4,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH`.
 pub(crate) const SUPPORTED_UHW: u8 = 3;
-/// `MLX5_IB_ALLOC_UCTX_DEVX`.
-pub(crate) const ALLOC_UCTX_DEVX: u32 = 1;
 /// `MLX5_USER_INLINE_MODE_NONE`.
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SIGNATURE`.

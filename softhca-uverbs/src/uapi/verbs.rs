@@ -13,8 +13,6 @@ pub(crate) mod command {
     pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
-    pub(crate) const ATTACH_MCAST: u32 = 30;
-    pub(crate) const DETACH_MCAST: u32 = 31;
 }
 /// `IB_UVERBS_QPT_*`.
 pub(crate) const QPT_RC: u64 = 2;
@@ -279,15 +277,6 @@ pub(crate) struct QpCap {
     pub(crate) max_inline_data: u32,
 }
 
-/// `struct ib_uverbs_attach_mcast`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Mcast {
-    pub(crate) gid: [u8; 16],
-    pub(crate) qp_handle: u32,
-    pub(crate) mlid: u16,
-    pub(crate) reserved: u16,
-}
 
 #[cfg(test)]
 mod tests {
@@ -303,6 +292,6 @@ mod tests {
         assert_eq!((size_of::<QueryQp>(), size_of::<QueryQpResp>()), (16, 128));
         assert_eq!((size_of::<ModifyQp>(), offset_of!(ModifyQp, qp_state)), (112, 96));
         assert_eq!(offset_of!(QueryQpResp, qp_state), 108);
-        assert_eq!((size_of::<GidEntry>(), size_of::<QpCap>(), size_of::<Mcast>()), (32, 20, 24));
+        assert_eq!((size_of::<GidEntry>(), size_of::<QpCap>()), (32, 20));
     }
 }
