@@ -5,13 +5,15 @@ use crate::card::OpenCard;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
-/// Registers that libmlx5 rings: two blue-flame registers of two buffers each.
-const REGISTERS: &[usize] = &[0x800, 0x900, 0xa00, 0xb00];
+/// Registers that libmlx5 rings: two blue-flame registers of two buffers each, and the one that arms completion queues.
+const REGISTERS: &[usize] =
+    &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
 /// Mapping offsets of pages are above this bit, away from the commands of `enum mlx5_ib_mmap_cmd`.
 const MAPPING: u64 = 1 << 47;
 /// Types 0 and 1 are blue flame and non-cached, 2 is non-cached and dedicated: the same here.
