@@ -1,5 +1,5 @@
 //! For programs that use the crate `ibverbs` (feature `ibverbs`): gdsync on a context and a protection domain that are the
-//! program's own, given as pointers of [`::ibverbs::ffi`].
+//! program's own, given as pointers of that crate's C types, [`ffi`].
 //!
 //! gdsync destroys what it makes on them, and never them. Both crates must have the same libibverbs: `ibverbs` links the
 //! system's, and gdsync loads it by its name, `libibverbs.so.1`.
@@ -8,8 +8,10 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::pd::ProtectionDomain;
 use crate::provider;
-use ::ibverbs::ffi;
 use std::ptr::NonNull;
+
+/// The C types of the crate `ibverbs` 0.9, which are those of `ibverbs-sys` 0.3.
+pub use ibverbs_sys as ffi;
 
 /// A device on an open context.
 ///

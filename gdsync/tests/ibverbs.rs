@@ -6,8 +6,8 @@
 mod common;
 
 use common::*;
+use gdsync::ibverbs::ffi;
 use gdsync::{Access, ConnectOptions, Error, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
-use ibverbs::ffi;
 use std::io::Write;
 
 /// The first mlx5 device of libibverbs, opened.
