@@ -14,7 +14,7 @@ use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
-use crate::request::{Limits, WorkRequest, data_segments};
+use crate::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::stream::cpu;
 use crate::verbs_call;
 use gdsync_sys::api::Provider;
@@ -175,6 +175,16 @@ impl QueuePair {
         PreparedSend::new(self.inner.clone(), request)
     }
 
+    /// Sends, writes or reads now: into the send queue, and the CPU rings the card. For programs that have no stream to order
+    /// it by; [`QueuePair::prepare`] and a stream do the rest.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
+    /// not posted, or still outstanding on a stream. Nothing was posted then.
+    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
+        self.inner.post_send(&request)
+    }
+
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
@@ -307,10 +317,6 @@ impl QueuePairInner {
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn limits(&self) -> Limits {
-        self.limits
-    }
-
     pub(crate) fn failure(&self) -> Option<FailureCause> {
         if self.connected.load(Ordering::Acquire) {
             return None;
@@ -334,12 +340,23 @@ impl QueuePairInner {
         }
     }
 
+    fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
+        self.check_connected()?;
+        let mut completions = self.send_cq.lock();
+        let mut send = self.send();
+        if send.is_flushed() {
+            self.check_connected()?;
+        }
+        // SAFETY: the register belongs to this queue pair, which is alive.
+        unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
+    }
+
     fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         if let Status::Failed(cause) = *self.status() {
             return Err(QueueError::Failed { qpn: self.number, cause });
         }
         for slice in slices {
-            self.check_slice(slice, true)?;
+            self.check(slice, true)?;
         }
         let segments = data_segments(slices, self.recv_segments)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
@@ -348,18 +365,6 @@ impl QueuePairInner {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
-        Ok(())
-    }
-
-    pub(crate) fn check_slice(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        let region = slice.region();
-        let lkey = region.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
-        }
-        if card_writes && !region.is_writable() {
-            return Err(QueueError::NotWritable { lkey });
-        }
         Ok(())
     }
 
@@ -450,6 +455,24 @@ impl QueuePairInner {
     fn in_flight(&self) -> bool {
         let waits = self.send_cq.lock().has_posted_waits() || self.recv_cq.lock().has_posted_waits();
         waits || self.send().in_flight() || !self.recv().is_empty()
+    }
+}
+
+impl Rules for QueuePairInner {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        let region = slice.region();
+        let lkey = region.lkey();
+        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
+        }
+        if card_writes && !region.is_writable() {
+            return Err(QueueError::NotWritable { lkey });
+        }
+        Ok(())
     }
 }
 

@@ -2,9 +2,11 @@
 
 pub(crate) mod completion;
 pub(crate) mod recv;
+pub(crate) mod regions;
 pub(crate) mod send;
 pub(crate) mod wait;
 
+use gdsync_sys::prm::wqe::SEGMENT;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
@@ -61,6 +63,14 @@ impl Ring {
         }
     }
 
+    /// Writes 16-byte segments from entry `index` on, wrapping at the ring's end. For rings whose size is a power of two.
+    pub(crate) fn segments(&mut self, index: u32) -> SegmentWriter<'_> {
+        let offset = self.offset(index);
+        let mask = self.entries as usize * self.stride - 1;
+        debug_assert!((mask + 1).is_power_of_two() && self.stride.is_multiple_of(SEGMENT));
+        SegmentWriter { ring: self, offset, mask }
+    }
+
     /// The 32-bit word at a byte offset of entry `index`.
     pub(crate) fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
@@ -76,6 +86,44 @@ impl Ring {
     /// Publishes entries to the card: everything written before is visible to whoever sees the record.
     pub(crate) fn publish(&self, record: u32) {
         self.record().store(record, Ordering::Release);
+    }
+}
+
+/// Takes the segments of a work request, one after the other.
+pub(crate) trait Segments {
+    /// Takes the next one.
+    fn put(&mut self, segment: [u8; SEGMENT]);
+}
+
+/// Writes segments into a ring.
+pub(crate) struct SegmentWriter<'a> {
+    ring: &'a mut Ring,
+    offset: usize,
+    /// Size of the ring less one.
+    mask: usize,
+}
+
+impl SegmentWriter<'_> {
+    /// Leaves the next segment as it is.
+    pub(crate) fn skip(&mut self) {
+        self.offset = (self.offset + SEGMENT) & self.mask;
+    }
+}
+
+impl Segments for SegmentWriter<'_> {
+    #[inline]
+    fn put(&mut self, segment: [u8; SEGMENT]) {
+        // SAFETY: the offset is a multiple of 16 within the ring, whose size is one, too (`Ring::new`, `Ring::segments`); the
+        // card does not read entries that no doorbell record has announced, which is when they are written.
+        unsafe { self.ring.base.add(self.offset).cast::<[u8; SEGMENT]>().write(segment) };
+        self.skip();
+    }
+}
+
+#[cfg(test)]
+impl Segments for Vec<u8> {
+    fn put(&mut self, segment: [u8; SEGMENT]) {
+        self.extend_from_slice(&segment);
     }
 }
 

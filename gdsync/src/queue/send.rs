@@ -3,20 +3,22 @@
 //! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
 //! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
 
-use super::Ring;
+use super::regions::Regions;
+use super::{Ring, Segments};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
-use crate::mr::MemoryRegionInner;
 use crate::peer::PeerOp;
+use crate::request::{Rules, WorkRequest};
+use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Regions that a work request names; most name one.
-pub(crate) type Regions = Vec<Arc<MemoryRegionInner>>;
+/// Segments of a basic block.
+const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 /// Where the newest posted sends of a queue are.
 type LastPost = Option<(Arc<Lane>, Ticket)>;
@@ -68,18 +70,6 @@ pub(crate) struct Removed {
     pub(crate) entries: u32,
     /// How many of them would have had a completion.
     pub(crate) signaled: u32,
-}
-
-/// An encoded work request, waiting for its place in the ring.
-#[derive(Debug)]
-pub(crate) struct Encoded {
-    /// The segments after the control segment.
-    pub(crate) body: Vec<u8>,
-    pub(crate) opcode: Opcode,
-    pub(crate) flags: CtrlFlags,
-    pub(crate) immediate: u32,
-    pub(crate) wr_id: u64,
-    pub(crate) regions: Regions,
 }
 
 /// The state of one send queue, under its lock.
@@ -151,11 +141,6 @@ impl SendState {
         self.ring.entries() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Blocks that a work request with a body of so many bytes takes.
-    pub(crate) fn blocks_for(body: usize) -> u32 {
-        (size_of::<CtrlSeg>() + body).div_ceil(BASIC_BLOCK) as u32
-    }
-
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
@@ -164,32 +149,87 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring. The caller has checked the room, and booked its completion entry.
+    /// Writes a work request into the ring, for a stream to post.
     ///
-    /// Returns the serial number.
-    pub(crate) fn prepare(&mut self, request: Encoded) -> u64 {
-        let bytes = size_of::<CtrlSeg>() + request.body.len();
-        let blocks = Self::blocks_for(request.body.len());
-        // A body is at most 62 segments long (checked when it is encoded), so this fits the 6 bits of `ds`.
-        let ds = bytes.div_ceil(gdsync_sys::prm::wqe::SEGMENT) as u8;
-        let imm = request.immediate.to_be_bytes();
-        let ctrl = CtrlSeg::new(request.opcode, self.head as u16, self.qpn, ds, request.flags, imm);
-        let mut wqe = Vec::with_capacity(blocks as usize * BASIC_BLOCK);
-        wqe.extend_from_slice(ctrl.as_bytes());
-        wqe.extend_from_slice(&request.body);
-        wqe.resize(blocks as usize * BASIC_BLOCK, 0);
-        self.ring.write(self.head, &wqe);
-        let serial = self.first_serial + self.entries.len() as u64;
+    /// Returns its serial number.
+    pub(crate) fn prepare(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<u64, QueueError> {
+        let serial = self.next_serial();
+        self.place(request, rules, book, State::Prepared)?;
+        Ok(serial)
+    }
+
+    /// Writes a work request into the ring and rings the card, at once.
+    ///
+    /// # Errors
+    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding on a stream.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn post_now(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<(), QueueError> {
+        let (qpn, serial) = (self.qpn, self.next_serial());
+        if self.next_to_post != serial {
+            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+        }
+        if let Some((lane, last)) = &self.last_post {
+            if !lane.has_passed(*last) || self.proxied > 0 {
+                return Err(QueueError::OtherStream { qpn, blocked: lane.blocked_on(*last) });
+            }
+            self.last_post = None;
+        }
+        let doorbell = self.place(request, rules, book, State::Posted)?;
+        self.next_to_post = serial + 1;
+        let record = doorbell::record(self.head);
+        // SAFETY: the record is the ring's; the caller's for the register.
+        unsafe { cpu::ring(self.ring.record(), record, self.register, doorbell) };
+        Ok(())
+    }
+
+    /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
+    ///
+    /// Returns what goes into the doorbell register.
+    #[inline]
+    fn place(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+        state: State,
+    ) -> Result<u64, QueueError> {
+        let units = request.units(rules.limits())?;
+        let blocks = u32::from(units).div_ceil(UNITS_PER_BLOCK);
+        self.check_room(blocks)?;
+        let mut writer = self.ring.segments(self.head);
+        writer.skip();
+        let regions = request.encode(rules, &mut writer)?;
+        let signaled = request.is_signaled();
+        book(signaled)?;
+        let ctrl = request.control(self.head as u16, self.qpn, units);
+        self.ring.segments(self.head).put(zerocopy::transmute!(ctrl));
         self.entries.push_back(Entry {
             first: self.head,
             blocks,
-            wr_id: request.wr_id,
-            signaled: request.flags.contains(CtrlFlags::CQ_UPDATE),
-            state: State::Prepared,
-            _regions: request.regions,
+            wr_id: request.number(),
+            signaled,
+            state,
+            _regions: regions,
         });
         self.head = self.head.wrapping_add(blocks);
-        serial
+        Ok(ctrl.doorbell())
+    }
+
+    /// The serial number of the next work request.
+    fn next_serial(&self) -> u64 {
+        self.first_serial + self.entries.len() as u64
     }
 
     fn position(&self, serial: u64) -> Option<usize> {
