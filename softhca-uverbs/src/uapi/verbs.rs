@@ -277,7 +277,6 @@ pub(crate) struct QpCap {
     pub(crate) max_inline_data: u32,
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
