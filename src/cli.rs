@@ -5,8 +5,11 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
+use softhca::card::LinkLayer;
+use softhca::devices::MAX_DEVICES;
 use std::ffi::OsString;
 use std::fmt;
+use std::path::PathBuf;
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
@@ -36,6 +39,14 @@ pub(crate) enum Command {
     Devices(DevicesOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
+    /// Run a command on the software card, through the machine's own libibverbs and libmlx5
+    Soft(SoftOptions),
+    /// Removes the folder of a `gdsync soft` that was killed; started by it
+    #[command(hide = true)]
+    SoftWatch {
+        /// The folder
+        folder: PathBuf,
+    },
 }
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -113,6 +124,26 @@ impl PingpongOptions {
         }
         None
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SoftOptions {
+    /// Devices: how many, or their link layers, such as `ib,roce`
+    #[arg(long, value_name = "LIST", default_value = "1", value_parser = soft_devices)]
+    pub(crate) devices: SoftDevices,
+    /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
+    #[arg(long)]
+    pub(crate) log: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Devices of the software card, as they were written, and what that means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SoftDevices {
+    pub(crate) text: String,
+    pub(crate) layers: Vec<LinkLayer>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -239,6 +270,15 @@ fn gid_index(text: &str) -> Result<u32, String> {
 fn mtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
     bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
+}
+
+fn soft_devices(text: &str) -> Result<SoftDevices, String> {
+    match softhca::devices::parse(text) {
+        Some(layers) => Ok(SoftDevices { text: text.to_owned(), layers }),
+        None => {
+            Err(format!("{text} is neither a number from 1 to {MAX_DEVICES} nor a list of `ib` and `roce`"))
+        }
+    }
 }
 
 fn procs(text: &str) -> Result<u64, String> {

@@ -4,7 +4,7 @@ use crate::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_obj, mlx5dv_qp_init_attr};
 use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_context, ibv_cq, ibv_cq_init_attr_ex, ibv_device,
     ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
-    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
+    ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
 };
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 
@@ -93,6 +93,9 @@ pub struct VerbsApi {
         attr: *mut ibv_qp_init_attr_ex,
         mlx5_attr: *mut mlx5dv_qp_init_attr,
     ) -> *mut ibv_qp,
+    /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system provider has them, from rdma-core
+    /// 24 on.
+    pub qp_to_qp_ex: Option<unsafe extern "C" fn(qp: *mut ibv_qp) -> *mut ibv_qp_ex>,
     /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
     pub modify_qp: unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
     pub query_qp: unsafe extern "C" fn(

@@ -120,6 +120,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, Loa
             mlx5dv_create_cq: mlx5.symbol("mlx5dv_create_cq", "rdma-core 14 (MLX5_1.1)")?,
             destroy_cq: verbs.symbol("ibv_destroy_cq", CLASSIC)?,
             mlx5dv_create_qp: mlx5.symbol("mlx5dv_create_qp", "rdma-core 16 (MLX5_1.3)")?,
+            qp_to_qp_ex: verbs.symbol("ibv_qp_to_qp_ex", "rdma-core 24 (IBVERBS_1.6)").ok(),
             modify_qp: verbs.symbol("ibv_modify_qp", CLASSIC)?,
             query_qp: verbs.symbol("ibv_query_qp", CLASSIC)?,
             destroy_qp: verbs.symbol("ibv_destroy_qp", CLASSIC)?,

@@ -10,9 +10,11 @@
 
 mod constants;
 mod device;
+mod post;
 
 pub use constants::*;
 pub use device::*;
+pub use post::*;
 
 use libc::{c_int, c_uint, c_void, pthread_cond_t, pthread_mutex_t, size_t};
 

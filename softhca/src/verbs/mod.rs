@@ -56,6 +56,8 @@ static API: VerbsApi = VerbsApi {
     mlx5dv_create_cq: cq::mlx5dv_create_cq,
     destroy_cq: cq::destroy_cq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,
+    // Programs post by writing to the rings themselves.
+    qp_to_qp_ex: None,
     modify_qp: modify::modify_qp,
     query_qp: modify::query_qp,
     destroy_qp: qp::destroy_qp,
