@@ -158,6 +158,12 @@ pub(crate) struct BenchOptions {
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub(crate) what: Benchmark,
+    /// The system's card to post to [default: its first]
+    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+    /// Posts of each kind
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) posts: u64,
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) gpu: u32,
@@ -170,6 +176,8 @@ pub(crate) struct BenchOptions {
 pub(crate) enum Benchmark {
     /// The software card against memcpy
     Card,
+    /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
+    Post,
     /// What each kind of stream memory operation costs a GPU
     Memops,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use gdsync::{DEFAULT_PORT, Device, provider};
+use gdsync_sys::VerbsApi;
 use serde::{Deserialize, Serialize};
 
 /// What the names of software cards begin with.
@@ -31,6 +32,17 @@ pub(crate) fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
     let Some(Hca { name, port }) = hca else { return Ok((Device::software()?, DEFAULT_PORT)) };
     let api = if name.starts_with(SOFTWARE) { provider::software() } else { provider::system()? };
     Ok((Device::open(api, Some(name))?, *port))
+}
+
+/// The system's libraries, and which of their cards: the first, where none is named.
+pub(crate) fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
+    if let Some(hca) = hca.filter(|hca| hca.name.starts_with(SOFTWARE)) {
+        return Err(
+            format!("{} is a software card: name one of the system's, such as mlx5_0", hca.name).into()
+        );
+    }
+    let port = hca.map_or(DEFAULT_PORT, |hca| hca.port);
+    Ok((provider::system()?, hca.map(|hca| hca.name.as_str()), port))
 }
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
-        (&["bench", "flood"], "possible values: card, memops, turnaround, graph, overlap"),
+        (&["bench", "flood"], "possible values: card, post, memops, turnaround, graph, overlap"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
