@@ -50,7 +50,7 @@ pub(crate) struct QueuePairInner {
     status: Mutex<Status>,
     /// The same in short, to be read without the lock: connected, and not failed.
     pub(crate) connected: AtomicBool,
-    send: Mutex<SendState>,
+    send: parking_lot::Mutex<SendState>,
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
     recv_cq: Arc<CompletionQueueInner>,
@@ -132,7 +132,7 @@ impl QueuePair {
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
             connected: AtomicBool::new(false),
-            send: Mutex::new(SendState::new(sq, number, register)),
+            send: parking_lot::Mutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
@@ -304,9 +304,9 @@ impl QueuePairInner {
     }
 
     /// The send queue. Lock order: completion queue first.
-    pub(crate) fn send(&self) -> MutexGuard<'_, SendState> {
-        // A panic while the lock was held left indices that are consistent after each single step.
-        self.send.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    #[inline(always)]
+    pub(crate) fn send(&self) -> parking_lot::MutexGuard<'_, SendState> {
+        self.send.lock()
     }
 
     fn recv(&self) -> MutexGuard<'_, RecvState> {
@@ -328,10 +328,14 @@ impl QueuePairInner {
     }
 
     /// Sends may be prepared: connected, and not failed.
+    #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.connected.load(Ordering::Acquire) {
-            return Ok(());
-        }
+        if self.connected.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn why_not_connected(&self) -> Result<(), QueueError> {
         let qpn = self.number;
         match *self.status() {
             Status::Connected => Ok(()),
@@ -341,12 +345,10 @@ impl QueuePairInner {
     }
 
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
-        self.check_connected()?;
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
-        if send.is_flushed() {
-            self.check_connected()?;
-        }
+        // Under the lock: whoever flushes the queue has failed the queue pair before.
+        self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }

@@ -5,6 +5,7 @@ use crate::mr::{RemoteMemory, Slice};
 use crate::queue::Segments;
 use crate::queue::regions::Regions;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT};
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// A send, an RDMA write or an RDMA read, for [`crate::QueuePair::prepare`].
@@ -36,37 +37,44 @@ pub(crate) struct Limits {
 }
 
 impl<'a> WorkRequest<'a> {
+    #[inline]
     fn new(opcode: Opcode, payload: Payload<'a>, remote: Option<RemoteMemory>) -> Self {
         WorkRequest { opcode, payload, remote, immediate: 0, flags: CtrlFlags::CQ_UPDATE, wr_id: 0 }
     }
 
     /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty message.
+    #[inline]
     pub fn send(slices: &'a [Slice]) -> Self {
         Self::new(Opcode::Send, Payload::Slices(slices), None)
     }
 
     /// Sends bytes that are copied into the work request now.
+    #[inline]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
     /// Writes the slices to remote memory, from its first address on. The remote CPU is not told.
+    #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
     }
 
     /// Writes bytes that are copied into the work request now.
+    #[inline]
     pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Inline(bytes), Some(remote))
     }
 
     /// Reads remote memory into the slices.
+    #[inline]
     pub fn read(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
     /// Adds immediate data, which the receiver finds in its completion. A write with immediate consumes a receive of the
     /// remote side. Ignored for reads, which carry none.
+    #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
         self.opcode = match self.opcode {
             Opcode::Send => Opcode::SendImm,
@@ -78,6 +86,7 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// The number that the completion will carry.
+    #[inline]
     pub fn wr_id(mut self, wr_id: u64) -> Self {
         self.wr_id = wr_id;
         self
@@ -85,28 +94,24 @@ impl<'a> WorkRequest<'a> {
 
     /// No completion on success. Its place in the send queue is freed by the next signaled request's completion, so
     /// every queue needs a signaled request now and then.
+    #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(CtrlFlags::CQ_UPDATE);
         self
     }
 
     /// Asks the receiver's card to raise an event, where the receiver asked for solicited ones.
+    #[inline]
     pub fn solicited(mut self) -> Self {
         self.flags.insert(CtrlFlags::SOLICITED);
         self
     }
 
     /// Starts only after every RDMA read posted before has finished.
+    #[inline]
     pub fn fence(mut self) -> Self {
         self.flags.insert(CtrlFlags::FENCE);
         self
-    }
-
-    fn slices(&self) -> &[Slice] {
-        match self.payload {
-            Payload::Slices(slices) => slices,
-            Payload::Inline(_) => &[],
-        }
     }
 
     /// The number that the completion will carry.
@@ -119,67 +124,111 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// The control segment, for block `index` of a queue pair's send queue, of a request of so many segments.
+    #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
     }
 
-    /// Segments that it takes, with the control segment: at most what a WQE can have.
-    pub(crate) fn units(&self, limits: Limits) -> Result<u8, QueueError> {
+    /// Segments that it takes at most, with the control segment; fewer where slices are empty.
+    #[inline(always)]
+    pub(crate) fn most_units(&self, limits: Limits) -> Result<u32, QueueError> {
         let fixed = 1 + usize::from(self.remote.is_some());
         let data = match self.payload {
+            Payload::Slices(slices) if slices.len() <= limits.segments as usize => slices.len(),
             Payload::Slices(slices) => count_segments(slices, limits.segments)?,
             Payload::Inline(bytes) if bytes.len() > limits.inline as usize => {
                 return Err(QueueError::InlineTooLong { given: bytes.len(), limit: limits.inline });
             }
-            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len()).div_ceil(SEGMENT),
+            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len() + SEGMENT - 1) / SEGMENT,
         };
-        let room = usize::from(MAX_DS) - fixed;
-        if data > room {
-            let given = self.slices().len().max(data * SEGMENT);
-            return Err(QueueError::InlineTooLong { given, limit: (room * SEGMENT) as u32 });
-        }
-        Ok((fixed + data) as u8)
+        if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
     }
 
-    /// Gives out the segments after the control segment, as many as [`Self::units`] says. Where it fails, some were given out.
+    /// It takes more segments than a WQE can have, of which `fixed` are not the payload's.
+    #[cold]
+    fn too_long(&self, fixed: usize) -> QueueError {
+        let room = usize::from(MAX_DS) - fixed;
+        match self.payload {
+            Payload::Slices(slices) => {
+                QueueError::TooManySegments { given: slices.len(), limit: room as u32 }
+            }
+            Payload::Inline(bytes) => {
+                QueueError::InlineTooLong { given: bytes.len(), limit: (room * SEGMENT) as u32 }
+            }
+        }
+    }
+
+    /// The regions that the card will reach; `several`, as [`Self::encode`] says.
+    #[inline(always)]
+    pub(crate) fn regions(&self, several: bool) -> Regions {
+        match self.payload {
+            Payload::Slices(slices) => Regions::of(slices, several),
+            Payload::Inline(_) => Regions::None,
+        }
+    }
+
+    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says. Where it fails, some were given
+    /// out.
     ///
-    /// Returns the regions that the card will reach.
-    #[inline]
-    pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<Regions, QueueError> {
-        if let Some(remote) = self.remote {
+    /// Returns whether the slices are of several regions.
+    #[inline(always)]
+    pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
+        if let Some(remote) = &self.remote {
             out.put(zerocopy::transmute!(RemoteAddrSeg::new(remote.addr, remote.rkey)));
         }
-        let mut regions = Regions::None;
-        let length = match self.payload {
+        let (length, several) = match self.payload {
             Payload::Inline(bytes) => {
                 encode_inline(bytes, out);
-                bytes.len() as u64
+                (bytes.len() as u64, false)
             }
-            Payload::Slices(slices) => {
-                let mut length = 0;
-                for slice in slices {
-                    rules.check(slice, self.opcode == Opcode::RdmaRead)?;
-                    if !slice.is_empty() {
-                        out.put(zerocopy::transmute!(data_segment(slice)?));
-                        length += slice.len() as u64;
-                        regions.add(slice.region());
-                    }
-                }
-                length
-            }
+            Payload::Slices(slices) => self.encode_slices(slices, rules, out)?,
         };
         let limit = rules.limits().message;
         if length > limit {
             return Err(QueueError::MessageTooLong { given: length, limit });
         }
-        match self.remote {
+        match &self.remote {
             Some(remote) if length > remote.len => {
                 Err(QueueError::OutOfBounds { start: 0, end: length, len: remote.len })
             }
-            _ => Ok(regions),
+            _ => Ok(several),
         }
     }
+
+    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at once.
+    #[inline(always)]
+    fn encode_slices(
+        &self,
+        slices: &[Slice],
+        rules: &impl Rules,
+        out: &mut impl Segments,
+    ) -> Result<(u64, bool), QueueError> {
+        let Some(first) = slices.first() else { return Ok((0, false)) };
+        let mut region = first.region();
+        rules.check(first, self.opcode == Opcode::RdmaRead)?;
+        let (mut length, mut all, mut several) = (0u64, 0, false);
+        for slice in slices {
+            if !Arc::ptr_eq(region, slice.region()) {
+                rules.check(slice, self.opcode == Opcode::RdmaRead)?;
+                region = slice.region();
+                several = true;
+            }
+            let len = slice.len() as u64;
+            length += len;
+            all |= len;
+            if len != 0 {
+                out.put(zerocopy::transmute!(DataSeg::new(len as u32, region.lkey(), slice.addr())));
+            }
+        }
+        if all > u64::from(MAX_COUNT) {
+            return Err(QueueError::MessageTooLong { given: length, limit: MAX_COUNT.into() });
+        }
+        Ok((length, several))
+    }
 }
+
+/// Most bytes of one data segment: 31 bits.
+const MAX_COUNT: u32 = (1 << 31) - 1;
 
 /// What a queue pair asks of the requests that it takes.
 pub(crate) trait Rules {
@@ -189,6 +238,7 @@ pub(crate) trait Rules {
 }
 
 /// Bytes behind a count of them, in as many segments as that takes.
+#[inline(always)]
 fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     let mut segment = [0; SEGMENT];
     let (header, rest) = segment.split_at_mut(size_of::<InlineSeg>());
@@ -213,8 +263,8 @@ fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
 /// The data segment of a slice that is not empty.
 fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     match u32::try_from(slice.len()) {
-        Ok(count) if count < 1 << 31 => Ok(DataSeg::new(count, slice.region().lkey(), slice.addr())),
-        _ => Err(QueueError::MessageTooLong { given: slice.len() as u64, limit: (1 << 31) - 1 }),
+        Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.region().lkey(), slice.addr())),
+        _ => Err(QueueError::MessageTooLong { given: slice.len() as u64, limit: MAX_COUNT.into() }),
     }
 }
 
@@ -243,11 +293,11 @@ mod tests {
 
     /// The whole request as the card reads it.
     fn encode(request: WorkRequest<'_>, limits: Limits) -> Result<(CtrlSeg, Vec<u8>), QueueError> {
-        let units = request.units(limits)?;
+        let units = request.most_units(limits)?;
         let mut body = Vec::new();
         request.encode(&limits, &mut body)?;
-        assert_eq!(body.len(), (usize::from(units) - 1) * SEGMENT, "as many segments as were announced");
-        Ok((request.control(0, 0, units), body))
+        assert_eq!(body.len(), (units as usize - 1) * SEGMENT, "as many segments as were announced");
+        Ok((request.control(0, 0, units as u8), body))
     }
 
     #[test]

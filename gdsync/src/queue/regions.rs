@@ -1,35 +1,37 @@
 //! The memory regions that a work request in flight keeps.
 
-use crate::mr::MemoryRegionInner;
+use crate::mr::{MemoryRegionInner, Slice};
 use std::sync::Arc;
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.
-#[derive(Debug, Default)]
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, not looked at")]
 pub(crate) enum Regions {
-    #[default]
     None,
     One(Arc<MemoryRegionInner>),
-    Several(Vec<Arc<MemoryRegionInner>>),
+    Several(Box<Vec<Arc<MemoryRegionInner>>>),
 }
 
 impl Regions {
-    /// Holds one more, unless it is the same as the last.
-    pub(crate) fn add(&mut self, region: &Arc<MemoryRegionInner>) {
-        let last = match self {
-            Regions::None => None,
-            Regions::One(only) => Some(&*only),
-            Regions::Several(all) => all.last(),
-        };
-        if last.is_some_and(|last| Arc::ptr_eq(last, region)) {
-            return;
+    /// Those of slices; `several`, where they are not all of the same.
+    #[inline(always)]
+    pub(crate) fn of(slices: &[Slice], several: bool) -> Self {
+        match slices.first() {
+            None => Regions::None,
+            Some(_) if several => Self::all_of(slices),
+            Some(first) => Regions::One(first.region().clone()),
         }
-        *self = match std::mem::take(self) {
-            Regions::None => Regions::One(region.clone()),
-            Regions::One(first) => Regions::Several(vec![first, region.clone()]),
-            Regions::Several(mut all) => {
-                all.push(region.clone());
-                Regions::Several(all)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn all_of(slices: &[Slice]) -> Self {
+        let mut all: Vec<Arc<MemoryRegionInner>> = Vec::new();
+        for slice in slices {
+            if !all.last().is_some_and(|last| Arc::ptr_eq(last, slice.region())) {
+                all.push(slice.region().clone());
             }
-        };
+        }
+        Regions::Several(Box::new(all))
     }
 }

@@ -4,7 +4,7 @@
 //! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
 
 use super::regions::Regions;
-use super::{Ring, Segments};
+use super::{Copy, Ring, SegmentWriter};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
@@ -70,6 +70,38 @@ pub(crate) struct Removed {
     pub(crate) entries: u32,
     /// How many of them would have had a completion.
     pub(crate) signaled: u32,
+}
+
+/// A work request that was written.
+struct Written {
+    /// What goes into the doorbell register: the first 8 bytes.
+    doorbell: u64,
+    /// Its slices are of several regions.
+    several: bool,
+    /// Its segments.
+    units: u32,
+}
+
+/// Writes a work request, whose first block is `head`.
+#[inline(always)]
+fn write(
+    writer: &mut SegmentWriter,
+    request: &WorkRequest<'_>,
+    rules: &impl Rules,
+    head: u32,
+    qpn: u32,
+) -> Result<Written, QueueError> {
+    writer.skip();
+    let several = request.encode(rules, writer)?;
+    let units = writer.written();
+    let words: [u64; 2] = zerocopy::transmute!(request.control(head as u16, qpn, units as u8));
+    writer.put_first(zerocopy::transmute!(words));
+    Ok(Written { doorbell: words[0], several, units })
+}
+
+/// Basic blocks of so many segments.
+fn blocks_of(units: u32) -> u32 {
+    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
 }
 
 /// The state of one send queue, under its lock.
@@ -141,6 +173,7 @@ impl SendState {
         self.ring.entries() - self.head.wrapping_sub(self.tail)
     }
 
+    #[inline(always)]
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
@@ -170,6 +203,7 @@ impl SendState {
     ///
     /// # Safety
     /// The register is valid.
+    #[inline(always)]
     pub(crate) unsafe fn post_now(
         &mut self,
         request: &WorkRequest<'_>,
@@ -197,7 +231,7 @@ impl SendState {
     /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
     ///
     /// Returns what goes into the doorbell register.
-    #[inline]
+    #[inline(always)]
     fn place(
         &mut self,
         request: &WorkRequest<'_>,
@@ -205,26 +239,43 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
-        let units = request.units(rules.limits())?;
-        let blocks = u32::from(units).div_ceil(UNITS_PER_BLOCK);
-        self.check_room(blocks)?;
-        let mut writer = self.ring.segments(self.head);
-        writer.skip();
-        let regions = request.encode(rules, &mut writer)?;
+        let most = request.most_units(rules.limits())?;
+        self.check_room(blocks_of(most))?;
+        let head = self.head;
+        // SAFETY: there is room for so many in the ring, and `write` writes no more.
+        let written = match unsafe { self.ring.writer(head, most) } {
+            Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
+            None => self.place_wrapped(request, rules)?,
+        };
         let signaled = request.is_signaled();
         book(signaled)?;
-        let ctrl = request.control(self.head as u16, self.qpn, units);
-        self.ring.segments(self.head).put(zerocopy::transmute!(ctrl));
+        let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            first: self.head,
+            first: head,
             blocks,
             wr_id: request.number(),
             signaled,
             state,
-            _regions: regions,
+            _regions: request.regions(written.several),
         });
-        self.head = self.head.wrapping_add(blocks);
-        Ok(ctrl.doorbell())
+        self.head = head.wrapping_add(blocks);
+        Ok(written.doorbell)
+    }
+
+    /// Writes a work request that wraps around the ring's end.
+    #[cold]
+    #[inline(never)]
+    fn place_wrapped(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+    ) -> Result<Written, QueueError> {
+        let mut copy = Copy::new();
+        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
+        let mut writer = unsafe { copy.writer() };
+        let written = write(&mut writer, request, rules, self.head, self.qpn)?;
+        self.ring.write(self.head, copy.bytes(written.units));
+        Ok(written)
     }
 
     /// The serial number of the next work request.
