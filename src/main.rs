@@ -1,11 +1,14 @@
 //! The `gdsync` command: it parses, calls the library, and prints.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable arguments.
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable arguments;
+//! `gdsync soft` answers with that of its command.
 
 mod bench;
 mod cli;
 mod devices;
+mod hca;
 mod pingpong;
+mod soft;
 mod text;
 
 use cli::{Cli, Command};
@@ -26,14 +29,17 @@ fn main() -> ExitCode {
         )
         .with_writer(io::stderr)
         .init();
+    let done = |result: Result<(), Failure>| result.map(|()| ExitCode::SUCCESS);
     let result = match cli.command {
-        Command::Pingpong(options) => pingpong::run(&options),
-        Command::PingpongPeer => pingpong::run_peer(),
-        Command::Devices(options) => devices::run(&options),
-        Command::Bench(options) => bench::run(&options),
+        Command::Pingpong(options) => done(pingpong::run(&options)),
+        Command::PingpongPeer => done(pingpong::run_peer()),
+        Command::Devices(options) => done(devices::run(&options)),
+        Command::Bench(options) => done(bench::run(&options)),
+        Command::Soft(options) => soft::run(&options),
+        Command::SoftWatch { folder } => done(soft::watch(&folder)),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // Nobody is left to tell where stderr itself fails.
             let _ = writeln!(io::stderr(), "gdsync: {error}");

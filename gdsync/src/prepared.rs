@@ -4,7 +4,7 @@ use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::peer::Doorbell;
 use crate::qp::QueuePairInner;
-use crate::queue::send::{Before, SendState};
+use crate::queue::send::Before;
 use crate::request::WorkRequest;
 use std::sync::Arc;
 
@@ -25,18 +25,10 @@ pub struct PreparedSend {
 impl PreparedSend {
     pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
         queue_pair.check_connected()?;
-        let card_writes = request.writes_locally();
-        for slice in request.slices() {
-            queue_pair.check_slice(slice, card_writes)?;
-        }
-        let encoded = request.encode(queue_pair.limits())?;
-        let signaled = encoded.flags.contains(gdsync_sys::prm::wqe::CtrlFlags::CQ_UPDATE);
         let (serial, doorbell) = {
             let mut completions = queue_pair.send_cq().lock();
             let mut send = queue_pair.send();
-            send.check_room(SendState::blocks_for(encoded.body.len()))?;
-            completions.reserve(signaled)?;
-            send.prepare(encoded)
+            send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?
         };
         Ok(PreparedSend { queue_pair, serial, doorbell, posted: None })
     }

@@ -28,7 +28,8 @@ fn devices(value: Option<&str>) -> Vec<LinkLayer> {
     })
 }
 
-fn parse(value: &str) -> Option<Vec<LinkLayer>> {
+/// What a value of [`DEVICES_VARIABLE`] means; `None` where it makes no sense.
+pub fn parse(value: &str) -> Option<Vec<LinkLayer>> {
     let devices = match value.parse::<usize>() {
         Ok(count) if count <= MAX_DEVICES => vec![LinkLayer::InfiniBand; count],
         Ok(_) => return None,

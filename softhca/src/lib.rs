@@ -11,6 +11,7 @@ pub mod card;
 pub mod devices;
 pub mod fabric;
 mod peer_memory;
+pub mod sysfs;
 pub mod verbs;
 
 pub use peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};

@@ -3,27 +3,29 @@
 //! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
 //! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
 
-use super::Ring;
+use super::regions::Regions;
+use super::{Copy, Ring, SegmentWriter};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
-use crate::mr::MemoryRegionInner;
 use crate::peer::Doorbell;
+use crate::request::{Rules, WorkRequest};
+use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Regions that a work request names; most name one.
-pub(crate) type Regions = Vec<Arc<MemoryRegionInner>>;
+/// Segments of a basic block.
+const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 /// Where the newest posted sends of a queue are.
 #[derive(Debug)]
 pub(crate) struct LastPost {
     lane: Arc<Lane>,
     ticket: Ticket,
-    /// The card has completed all that was posted: whatever stream rang it has passed that point.
+    /// The stream is known to have passed it, because the card has completed all that was posted, or the CPU has posted since.
     settled: bool,
 }
 
@@ -76,16 +78,36 @@ pub(crate) struct Removed {
     pub(crate) signaled: u32,
 }
 
-/// An encoded work request, waiting for its place in the ring.
-#[derive(Debug)]
-pub(crate) struct Encoded {
-    /// The segments after the control segment.
-    pub(crate) body: Vec<u8>,
-    pub(crate) opcode: Opcode,
-    pub(crate) flags: CtrlFlags,
-    pub(crate) immediate: u32,
-    pub(crate) wr_id: u64,
-    pub(crate) regions: Regions,
+/// A work request that was written.
+struct Written {
+    /// What goes into the doorbell register: the first 8 bytes.
+    doorbell: u64,
+    /// Its slices are of several regions.
+    several: bool,
+    /// Its segments.
+    units: u32,
+}
+
+/// Writes a work request, whose first block is `head`.
+#[inline(always)]
+fn write(
+    writer: &mut SegmentWriter,
+    request: &WorkRequest<'_>,
+    rules: &impl Rules,
+    head: u32,
+    qpn: u32,
+) -> Result<Written, QueueError> {
+    writer.skip();
+    let several = request.encode(rules, writer)?;
+    let units = writer.written();
+    let words: [u64; 2] = zerocopy::transmute!(request.control(head as u16, qpn, units as u8));
+    writer.put_first(zerocopy::transmute!(words));
+    Ok(Written { doorbell: words[0], several, units })
+}
+
+/// Basic blocks of so many segments.
+fn blocks_of(units: u32) -> u32 {
+    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
 }
 
 /// The state of one send queue, under its lock.
@@ -152,11 +174,7 @@ impl SendState {
         self.ring.entries() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Blocks that a work request with a body of so many bytes takes.
-    pub(crate) fn blocks_for(body: usize) -> u32 {
-        (size_of::<CtrlSeg>() + body).div_ceil(BASIC_BLOCK) as u32
-    }
-
+    #[inline(always)]
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
@@ -165,33 +183,105 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring. The caller has checked the room, and booked its completion entry.
+    /// Writes a work request into the ring, for a stream to post.
     ///
-    /// Returns the serial number, and the doorbell that hands the work request to the card.
-    pub(crate) fn prepare(&mut self, request: Encoded) -> (u64, Doorbell) {
-        let bytes = size_of::<CtrlSeg>() + request.body.len();
-        let blocks = Self::blocks_for(request.body.len());
-        // A body is at most 62 segments long (checked when it is encoded), so this fits the 6 bits of `ds`.
-        let ds = bytes.div_ceil(gdsync_sys::prm::wqe::SEGMENT) as u8;
-        let imm = request.immediate.to_be_bytes();
-        let ctrl = CtrlSeg::new(request.opcode, self.head as u16, self.qpn, ds, request.flags, imm);
-        let mut wqe = Vec::with_capacity(blocks as usize * BASIC_BLOCK);
-        wqe.extend_from_slice(ctrl.as_bytes());
-        wqe.extend_from_slice(&request.body);
-        wqe.resize(blocks as usize * BASIC_BLOCK, 0);
-        self.ring.write(self.head, &wqe);
-        let serial = self.first_serial + self.entries.len() as u64;
-        let doorbell = self.doorbell(doorbell::record(self.head.wrapping_add(blocks)), ctrl.doorbell());
+    /// Returns its serial number, and the doorbell that hands it to the card.
+    pub(crate) fn prepare(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<(u64, Doorbell), QueueError> {
+        let serial = self.next_serial();
+        let value = self.place(request, rules, book, State::Prepared)?;
+        Ok((serial, self.doorbell(doorbell::record(self.head), value)))
+    }
+
+    /// Writes a work request into the ring and rings the card, at once.
+    ///
+    /// # Errors
+    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding on a stream.
+    ///
+    /// # Safety
+    /// The register is valid.
+    #[inline(always)]
+    pub(crate) unsafe fn post_now(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<(), QueueError> {
+        let (qpn, serial) = (self.qpn, self.next_serial());
+        if self.next_to_post != serial {
+            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+        }
+        if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
+            if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
+                return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+            }
+            last.settled = true;
+        }
+        let doorbell = self.place(request, rules, book, State::Posted)?;
+        self.next_to_post = serial + 1;
+        let record = doorbell::record(self.head);
+        // SAFETY: the record is the ring's; the caller's for the register.
+        unsafe { cpu::ring(self.ring.record(), record, self.register, doorbell) };
+        Ok(())
+    }
+
+    /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
+    ///
+    /// Returns what goes into the doorbell register.
+    #[inline(always)]
+    fn place(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+        state: State,
+    ) -> Result<u64, QueueError> {
+        let most = request.most_units(rules.limits())?;
+        self.check_room(blocks_of(most))?;
+        let head = self.head;
+        // SAFETY: there is room for so many in the ring, and `write` writes no more.
+        let written = match unsafe { self.ring.writer(head, most) } {
+            Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
+            None => self.place_wrapped(request, rules)?,
+        };
+        let signaled = request.is_signaled();
+        book(signaled)?;
+        let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            first: self.head,
+            first: head,
             blocks,
-            wr_id: request.wr_id,
-            signaled: request.flags.contains(CtrlFlags::CQ_UPDATE),
-            state: State::Prepared,
-            _regions: request.regions,
+            wr_id: request.number(),
+            signaled,
+            state,
+            _regions: request.regions(written.several),
         });
-        self.head = self.head.wrapping_add(blocks);
-        (serial, doorbell)
+        self.head = head.wrapping_add(blocks);
+        Ok(written.doorbell)
+    }
+
+    /// Writes a work request that wraps around the ring's end.
+    #[cold]
+    #[inline(never)]
+    fn place_wrapped(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+    ) -> Result<Written, QueueError> {
+        let mut copy = Copy::new();
+        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
+        let mut writer = unsafe { copy.writer() };
+        let written = write(&mut writer, request, rules, self.head, self.qpn)?;
+        self.ring.write(self.head, copy.bytes(written.units));
+        Ok(written)
+    }
+
+    /// The serial number of the next work request.
+    fn next_serial(&self) -> u64 {
+        self.first_serial + self.entries.len() as u64
     }
 
     #[inline]

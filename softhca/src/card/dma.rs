@@ -280,7 +280,7 @@ pub(super) unsafe fn atomic(at: *mut u8, operation: AtomicOperation) -> u64 {
 }
 
 /// Whether a range is mapped with the access that a registration asks for. Brings its pages in, as pinning would.
-pub(super) fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
+pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let page = UAR_PAGE as u64;
     let start = addr & !(page - 1);
     let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else {

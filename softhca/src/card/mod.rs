@@ -30,6 +30,7 @@ mod wqe;
 pub use config::{
     Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState, Transport,
 };
+pub use dma::is_mapped;
 pub use error::{CardError, Diagnostic, Event};
 pub use link::{GidEntry, GidKind, LinkLayer};
 

@@ -1,0 +1,199 @@
+//! A command as it arrives: a header with attributes in the program's memory.
+//!
+//! The one place where memory named by a command's pointers is read and written. What is not mapped is EFAULT.
+
+use crate::errno::{Errno, Result};
+use crate::uapi::ioctl::{ATTR_MANDATORY, ATTR_VALID_OUTPUT, Attr, Header};
+use softhca::card::is_mapped;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Most attributes of one command; the largest of the kernel has 16.
+const MAX_ATTRIBUTES: usize = 64;
+/// Values up to this size travel in the attribute itself.
+const INLINE: usize = size_of::<u64>();
+
+/// A command.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) object: u16,
+    pub(crate) method: u16,
+    attributes: Vec<Attribute>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attribute {
+    attr: Attr,
+    /// Where the program has it.
+    place: u64,
+}
+
+/// Copies from the program's memory.
+fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if !is_mapped(addr, bytes.len() as u64, false) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the range was just found mapped; a program that unmaps memory of a command in flight breaks the interface's
+    // rules. The target is ours, so they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+    Ok(())
+}
+
+/// Copies to the program's memory.
+fn store(addr: u64, bytes: &[u8]) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    if !is_mapped(addr, bytes.len() as u64, true) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as in `load`; the program hands the range over for the answer.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
+    Ok(())
+}
+
+impl Request {
+    /// Reads a command at `addr`.
+    pub(crate) fn read(addr: u64) -> Result<Request> {
+        let mut header = [0; size_of::<Header>()];
+        load(addr, &mut header)?;
+        let header = Header::read_from_bytes(&header).map_err(|_| Errno::INVALID)?;
+        let count = usize::from(header.num_attrs);
+        let length = size_of::<Header>() + count * size_of::<Attr>();
+        if count > MAX_ATTRIBUTES || usize::from(header.length) != length || header.reserved1 != 0 {
+            return Err(Errno::INVALID);
+        }
+        let attributes = (0..count).map(|i| {
+            let place = addr.wrapping_add((size_of::<Header>() + i * size_of::<Attr>()) as u64);
+            let mut attr = [0; size_of::<Attr>()];
+            load(place, &mut attr)?;
+            Ok(Attribute { attr: Attr::read_from_bytes(&attr).map_err(|_| Errno::INVALID)?, place })
+        });
+        Ok(Request {
+            object: header.object_id,
+            method: header.method_id,
+            attributes: attributes.collect::<Result<_>>()?,
+        })
+    }
+
+    fn find(&self, id: u16) -> Option<&Attribute> {
+        self.attributes.iter().find(|attribute| attribute.attr.attr_id == id)
+    }
+
+    fn need(&self, id: u16) -> Result<&Attribute> {
+        self.find(id).ok_or(Errno::INVALID)
+    }
+
+    /// Refuses attributes that must be understood and are not among `known`.
+    pub(crate) fn knows(&self, known: &[u16]) -> Result<()> {
+        let stranger = self.attributes.iter().find(|attribute| {
+            attribute.attr.flags & ATTR_MANDATORY != 0 && !known.contains(&attribute.attr.attr_id)
+        });
+        match stranger {
+            None => Ok(()),
+            Some(attribute) => {
+                tracing::warn!(self.object, self.method, attribute.attr.attr_id, "unknown attribute");
+                Err(Errno::UNKNOWN_ATTRIBUTE)
+            }
+        }
+    }
+
+    /// Whether an attribute is there.
+    pub(crate) fn has(&self, id: u16) -> bool {
+        self.find(id).is_some()
+    }
+
+    /// Length in bytes of an attribute; 0 where it is missing.
+    pub(crate) fn len(&self, id: u16) -> usize {
+        self.find(id).map_or(0, |attribute| usize::from(attribute.attr.len))
+    }
+
+    /// The bytes of an input; none where it is missing.
+    pub(crate) fn bytes(&self, id: u16) -> Result<Vec<u8>> {
+        let Some(Attribute { attr, .. }) = self.find(id) else { return Ok(Vec::new()) };
+        let len = usize::from(attr.len);
+        if len <= INLINE {
+            return Ok(attr.data.as_bytes()[..len].to_vec());
+        }
+        let mut bytes = vec![0; len];
+        load(attr.data, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// An input structure. Programs older or newer than the structure give less or more: the rest is zero, or must be.
+    pub(crate) fn structure<T: FromBytes + IntoBytes>(&self, id: u16) -> Result<T> {
+        let bytes = self.bytes(id)?;
+        let mut value = T::new_zeroed();
+        let size = size_of::<T>().min(bytes.len());
+        value.as_mut_bytes()[..size].copy_from_slice(&bytes[..size]);
+        if bytes[size..].iter().any(|byte| *byte != 0) {
+            tracing::warn!(self.object, self.method, id, "a structure has more fields than the card knows");
+            return Err(Errno::NOT_SUPPORTED);
+        }
+        Ok(value)
+    }
+
+    /// A number of up to 64 bits.
+    pub(crate) fn number(&self, id: u16) -> Result<u64> {
+        self.need(id)?;
+        let bytes = self.bytes(id)?;
+        let mut value = [0; INLINE];
+        value.get_mut(..bytes.len()).ok_or(Errno::INVALID)?.copy_from_slice(&bytes);
+        Ok(u64::from_ne_bytes(value))
+    }
+
+    /// A number, where it is given.
+    pub(crate) fn optional_number(&self, id: u16) -> Result<Option<u64>> {
+        self.has(id).then(|| self.number(id)).transpose()
+    }
+
+    /// A number of 32 bits.
+    pub(crate) fn number32(&self, id: u16) -> Result<u32> {
+        u32::try_from(self.number(id)?).map_err(|_| Errno::INVALID)
+    }
+
+    /// The handle of an object.
+    pub(crate) fn handle(&self, id: u16) -> Result<u32> {
+        u32::try_from(self.need(id)?.attr.data).map_err(|_| Errno::INVALID)
+    }
+
+    /// A file descriptor.
+    pub(crate) fn fd(&self, id: u16) -> Result<i32> {
+        // Written as a signed 64-bit number.
+        i32::try_from(self.need(id)?.attr.data as i64).map_err(|_| Errno::BAD_FD)
+    }
+
+    /// Answers an output: cut to what the program has room for, the rest of its room zeroed. One that is not asked for is
+    /// left out.
+    pub(crate) fn answer(&self, id: u16, bytes: &[u8]) -> Result<()> {
+        let Some(attribute) = self.find(id) else { return Ok(()) };
+        let room = usize::from(attribute.attr.len);
+        let mut whole = bytes.to_vec();
+        whole.resize(room, 0);
+        store(attribute.attr.data, &whole)?;
+        self.mark(attribute)
+    }
+
+    /// Answers with a structure or number.
+    pub(crate) fn answer_with<T: IntoBytes + Immutable>(&self, id: u16, value: &T) -> Result<()> {
+        self.answer(id, value.as_bytes())
+    }
+
+    /// Answers with the handle or file descriptor of what was made: in the attribute itself.
+    pub(crate) fn answer_made(&self, id: u16, made: u32) -> Result<()> {
+        let attribute = self.need(id)?;
+        store(attribute.place + std::mem::offset_of!(Attr, data) as u64, &u64::from(made).to_ne_bytes())?;
+        self.mark(attribute)
+    }
+
+    fn mark(&self, attribute: &Attribute) -> Result<()> {
+        let flags = attribute.attr.flags | ATTR_VALID_OUTPUT;
+        store(attribute.place + std::mem::offset_of!(Attr, flags) as u64, &flags.to_ne_bytes())
+    }
+}
+
+#[cfg(test)]
+#[path = "attributes_tests.rs"]
+mod tests;

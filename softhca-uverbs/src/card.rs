@@ -1,0 +1,43 @@
+//! The cards of this process: one for each device that is open, shared by its contexts.
+
+use crate::errno::{Errno, Result};
+use crate::events::Routes;
+use parking_lot::Mutex;
+use softhca::card::{Card, LinkLayer};
+use softhca::devices::devices_from_environment;
+use std::sync::{Arc, Weak};
+
+/// A running card, and where the events of its objects go.
+#[derive(Debug)]
+pub(crate) struct OpenCard {
+    pub(crate) card: Card,
+    pub(crate) routes: Arc<Routes>,
+    /// Which device of the process it is.
+    pub(crate) index: usize,
+}
+
+/// The cards that run, by the device's index. They are not kept running from here.
+#[derive(Debug, Default)]
+pub(crate) struct Cards {
+    running: Mutex<Vec<Weak<OpenCard>>>,
+}
+
+impl Cards {
+    /// The card of a device; starts it if it does not run.
+    pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
+        let link: LinkLayer = *devices_from_environment().get(index).ok_or(Errno::NO_ENTRY)?;
+        let mut running = self.running.lock();
+        if running.len() <= index {
+            running.resize_with(index + 1, Weak::new);
+        }
+        if let Some(card) = running[index].upgrade() {
+            return Ok(card);
+        }
+        let routes = Arc::new(Routes::default());
+        let sink = routes.clone();
+        let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
+        let card = Arc::new(OpenCard { card, routes, index });
+        running[index] = Arc::downgrade(&card);
+        Ok(card)
+    }
+}

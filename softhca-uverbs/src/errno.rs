@@ -1,0 +1,56 @@
+//! Errors as the kernel would answer them.
+
+use softhca::card::CardError;
+
+/// An errno value; never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+impl Errno {
+    pub(crate) const BAD_FD: Errno = Errno(libc::EBADF);
+    pub(crate) const BUSY: Errno = Errno(libc::EBUSY);
+    pub(crate) const FAULT: Errno = Errno(libc::EFAULT);
+    pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
+    pub(crate) const NO_DATA: Errno = Errno(libc::ENODATA);
+    pub(crate) const NO_DEVICE: Errno = Errno(libc::ENODEV);
+    pub(crate) const NO_ENTRY: Errno = Errno(libc::ENOENT);
+    pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+    pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);
+    pub(crate) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
+    /// An attribute that must be understood and is not.
+    pub(crate) const UNKNOWN_ATTRIBUTE: Errno = Errno(libc::EPROTONOSUPPORT);
+
+    /// Of the system call that just failed.
+    pub(crate) fn last() -> Self {
+        std::io::Error::last_os_error().into()
+    }
+
+    pub(crate) fn set(self) {
+        // SAFETY: the location is the calling thread's own, valid as long as the thread.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Errno(error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO))
+    }
+}
+
+impl From<CardError> for Errno {
+    /// The words go to the log: there is no other place for them.
+    fn from(error: CardError) -> Self {
+        tracing::warn!(%error, "the card refused a command");
+        match error {
+            CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno::FAULT,
+            CardError::Busy { .. } => Errno::BUSY,
+            CardError::TooMany { .. } => Errno::NO_MEMORY,
+            CardError::Fabric(_) => Errno::NO_DEVICE,
+            CardError::System(error) => error.into(),
+            // NotFound, Invalid, Transition, Missing, Superfluous, and whatever a newer card refuses.
+            _ => Errno::INVALID,
+        }
+    }
+}

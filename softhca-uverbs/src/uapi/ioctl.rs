@@ -1,0 +1,164 @@
+//! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
+pub(crate) const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
+/// `UVERBS_ATTR_F_MANDATORY`: whoever does not know the attribute must refuse the command.
+pub(crate) const ATTR_MANDATORY: u16 = 1 << 0;
+/// `UVERBS_ATTR_F_VALID_OUTPUT`: the attribute has been filled.
+pub(crate) const ATTR_VALID_OUTPUT: u16 = 1 << 1;
+
+/// `struct ib_uverbs_attr`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Attr {
+    pub(crate) attr_id: u16,
+    pub(crate) len: u16,
+    pub(crate) flags: u16,
+    pub(crate) attr_data: u16,
+    pub(crate) data: u64,
+}
+
+/// `struct ib_uverbs_ioctl_hdr`, without the attributes that follow it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) length: u16,
+    pub(crate) object_id: u16,
+    pub(crate) method_id: u16,
+    pub(crate) num_attrs: u16,
+    pub(crate) reserved1: u64,
+    pub(crate) driver_id: u32,
+    pub(crate) reserved2: u32,
+}
+
+/// Where the numbers of a driver start (`UVERBS_ID_DRIVER_NS`).
+const DRIVER: u16 = 1 << 12;
+
+/// Kinds of objects (`enum uverbs_default_objects`, `enum mlx5_ib_objects`).
+pub(crate) mod object {
+    use super::DRIVER;
+    pub(crate) const DEVICE: u16 = 0;
+    pub(crate) const PD: u16 = 1;
+    pub(crate) const CQ: u16 = 3;
+    pub(crate) const QP: u16 = 4;
+    pub(crate) const AH: u16 = 6;
+    pub(crate) const MR: u16 = 7;
+    pub(crate) const ASYNC_EVENT: u16 = 16;
+    pub(crate) const UAR: u16 = DRIVER + 8;
+}
+
+/// Methods of each kind of object.
+pub(crate) mod method {
+    use super::DRIVER;
+    pub(crate) const INVOKE_WRITE: u16 = 0;
+    pub(crate) const QUERY_PORT: u16 = 2;
+    pub(crate) const GET_CONTEXT: u16 = 3;
+    pub(crate) const QUERY_CONTEXT: u16 = 4;
+    pub(crate) const QUERY_GID_TABLE: u16 = 5;
+    pub(crate) const QUERY_GID_ENTRY: u16 = 6;
+    /// Of PD and AH, which have no other.
+    pub(crate) const ONLY_DESTROY: u16 = 0;
+    /// Of CQ and QP.
+    pub(crate) const CREATE: u16 = 0;
+    pub(crate) const DESTROY: u16 = 1;
+    pub(crate) const MR_DESTROY: u16 = 1;
+    pub(crate) const MR_QUERY: u16 = 3;
+    pub(crate) const MR_REG_DMABUF: u16 = 4;
+    pub(crate) const ASYNC_EVENT_ALLOC: u16 = 0;
+    pub(crate) const UAR_ALLOC: u16 = DRIVER;
+    pub(crate) const UAR_DESTROY: u16 = DRIVER + 1;
+    pub(crate) const PD_QUERY: u16 = DRIVER;
+}
+
+/// Attributes of each method.
+pub(crate) mod attr {
+    use super::DRIVER;
+    pub(crate) const UHW_IN: u16 = DRIVER;
+    pub(crate) const UHW_OUT: u16 = DRIVER + 1;
+
+    pub(crate) const CORE_IN: u16 = 0;
+    pub(crate) const CORE_OUT: u16 = 1;
+    pub(crate) const WRITE_CMD: u16 = 2;
+
+    pub(crate) const QUERY_PORT_NUM: u16 = 0;
+    pub(crate) const QUERY_PORT_RESP: u16 = 1;
+
+    /// The same in GET_CONTEXT and QUERY_CONTEXT.
+    pub(crate) const NUM_COMP_VECTORS: u16 = 0;
+    pub(crate) const CORE_SUPPORT: u16 = 1;
+    /// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`.
+    pub(crate) const QUERY_CONTEXT_UCTX: u16 = DRIVER;
+
+    pub(crate) const GID_TABLE_ENTRY_SIZE: u16 = 0;
+    pub(crate) const GID_TABLE_FLAGS: u16 = 1;
+    pub(crate) const GID_TABLE_ENTRIES: u16 = 2;
+    pub(crate) const GID_TABLE_NUM_ENTRIES: u16 = 3;
+    pub(crate) const GID_ENTRY_PORT: u16 = 0;
+    pub(crate) const GID_ENTRY_INDEX: u16 = 1;
+    pub(crate) const GID_ENTRY_FLAGS: u16 = 2;
+    pub(crate) const GID_ENTRY_RESP: u16 = 3;
+
+    pub(crate) const ASYNC_EVENT_FD: u16 = 0;
+
+    /// The handle of the object, in every DESTROY and QUERY of the core.
+    pub(crate) const HANDLE: u16 = 0;
+    /// The answer, in those DESTROY methods of the core that have one.
+    pub(crate) const DESTROY_RESP: u16 = 1;
+
+    pub(crate) const CQ_CQE: u16 = 1;
+    pub(crate) const CQ_USER_HANDLE: u16 = 2;
+    pub(crate) const CQ_COMP_CHANNEL: u16 = 3;
+    pub(crate) const CQ_COMP_VECTOR: u16 = 4;
+    pub(crate) const CQ_FLAGS: u16 = 5;
+    pub(crate) const CQ_RESP_CQE: u16 = 6;
+    pub(crate) const CQ_EVENT_FD: u16 = 7;
+
+    pub(crate) const QP_PD: u16 = 2;
+    pub(crate) const QP_SEND_CQ: u16 = 4;
+    pub(crate) const QP_RECV_CQ: u16 = 5;
+    pub(crate) const QP_USER_HANDLE: u16 = 7;
+    pub(crate) const QP_CAP: u16 = 8;
+    pub(crate) const QP_TYPE: u16 = 9;
+    pub(crate) const QP_FLAGS: u16 = 10;
+    pub(crate) const QP_EVENT_FD: u16 = 12;
+    pub(crate) const QP_RESP_CAP: u16 = 13;
+    pub(crate) const QP_RESP_NUM: u16 = 14;
+
+    pub(crate) const MR_QUERY_LKEY: u16 = 1;
+    pub(crate) const MR_QUERY_RKEY: u16 = 2;
+    pub(crate) const MR_QUERY_LENGTH: u16 = 3;
+    pub(crate) const MR_QUERY_IOVA: u16 = 4;
+    pub(crate) const DMABUF_PD: u16 = 1;
+    pub(crate) const DMABUF_OFFSET: u16 = 2;
+    pub(crate) const DMABUF_LENGTH: u16 = 3;
+    pub(crate) const DMABUF_IOVA: u16 = 4;
+    pub(crate) const DMABUF_FD: u16 = 5;
+    pub(crate) const DMABUF_ACCESS: u16 = 6;
+    pub(crate) const DMABUF_LKEY: u16 = 7;
+    pub(crate) const DMABUF_RKEY: u16 = 8;
+
+    pub(crate) const UAR_HANDLE: u16 = DRIVER;
+    pub(crate) const UAR_TYPE: u16 = DRIVER + 1;
+    pub(crate) const UAR_MMAP_OFFSET: u16 = DRIVER + 2;
+    pub(crate) const UAR_MMAP_LENGTH: u16 = DRIVER + 3;
+    pub(crate) const UAR_PAGE_ID: u16 = DRIVER + 4;
+
+    pub(crate) const PD_QUERY_HANDLE: u16 = DRIVER;
+    pub(crate) const PD_QUERY_PDN: u16 = DRIVER + 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn layouts_are_those_of_the_headers() {
+        assert_eq!((size_of::<Attr>(), offset_of!(Attr, data)), (16, 8));
+        assert_eq!((size_of::<Header>(), offset_of!(Header, driver_id)), (24, 16));
+        let number = 3u64 << 30 | (size_of::<Header>() as u64) << 16 | 0x1b << 8 | 1;
+        assert_eq!(RDMA_VERBS_IOCTL, number, "the size of the header is part of the number");
+    }
+}

@@ -1,0 +1,133 @@
+//! libmlx5's private part of each command: `mlx5-abi.h`.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE | MLX5_USER_CMDS_SUPP_UHW_CREATE_AH`.
+pub(crate) const SUPPORTED_UHW: u8 = 3;
+/// `MLX5_USER_INLINE_MODE_NONE`.
+pub(crate) const INLINE_MODE_NONE: u8 = 1;
+/// `MLX5_QP_FLAG_SIGNATURE`.
+pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
+/// `MLX5_QP_FLAG_SCATTER_CQE`, `_ALLOW_SCATTER_CQE` and `_UAR_PAGE_INDEX`, and the flag that came before the last,
+/// `_BFREG_INDEX`: all that does not ask for more than a plain queue pair.
+pub(crate) const QP_PLAIN: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
+
+/// `struct mlx5_ib_alloc_ucontext_req_v2`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AllocUcontext {
+    pub(crate) total_num_bfregs: u32,
+    pub(crate) num_low_latency_bfregs: u32,
+    pub(crate) flags: u32,
+    pub(crate) comp_mask: u32,
+    pub(crate) max_cqe_version: u8,
+    pub(crate) reserved0: u8,
+    pub(crate) reserved1: u16,
+    pub(crate) reserved2: u32,
+    pub(crate) lib_caps: u64,
+}
+
+/// `struct mlx5_ib_alloc_ucontext_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AllocUcontextResp {
+    pub(crate) qp_tab_size: u32,
+    pub(crate) bf_reg_size: u32,
+    pub(crate) tot_bfregs: u32,
+    pub(crate) cache_line_size: u32,
+    pub(crate) max_sq_desc_sz: u16,
+    pub(crate) max_rq_desc_sz: u16,
+    pub(crate) max_send_wqebb: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_srq_recv_wr: u32,
+    pub(crate) num_ports: u16,
+    pub(crate) flow_action_flags: u16,
+    pub(crate) comp_mask: u32,
+    pub(crate) response_length: u32,
+    pub(crate) cqe_version: u8,
+    pub(crate) cmds_supp_uhw: u8,
+    pub(crate) eth_min_inline: u8,
+    pub(crate) clock_info_versions: u8,
+    pub(crate) hca_core_clock_offset: u64,
+    pub(crate) log_uar_size: u32,
+    pub(crate) num_uars_per_page: u32,
+    pub(crate) num_dyn_bfregs: u32,
+    pub(crate) dump_fill_mkey: u32,
+}
+
+/// `struct mlx5_ib_create_cq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateCq {
+    pub(crate) buf_addr: u64,
+    pub(crate) db_addr: u64,
+    pub(crate) cqe_size: u32,
+    pub(crate) cqe_comp_en: u8,
+    pub(crate) cqe_comp_res_format: u8,
+    pub(crate) flags: u16,
+    pub(crate) uar_page_index: u16,
+    pub(crate) reserved0: u16,
+    pub(crate) reserved1: u32,
+}
+
+/// `struct mlx5_ib_create_qp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateQp {
+    pub(crate) buf_addr: u64,
+    pub(crate) db_addr: u64,
+    pub(crate) sq_wqe_count: u32,
+    pub(crate) rq_wqe_count: u32,
+    pub(crate) rq_wqe_shift: u32,
+    pub(crate) flags: u32,
+    pub(crate) uidx: u32,
+    pub(crate) bfreg_index: u32,
+    pub(crate) sq_buf_addr: u64,
+    pub(crate) ece_options: u32,
+    pub(crate) dci_streams: u16,
+    pub(crate) reserved: u16,
+}
+
+/// `struct mlx5_ib_create_qp_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateQpResp {
+    pub(crate) bfreg_index: u32,
+    pub(crate) ece_options: u32,
+    pub(crate) comp_mask: u32,
+    pub(crate) tirn: u32,
+    pub(crate) tisn: u32,
+    pub(crate) rqn: u32,
+    pub(crate) sqn: u32,
+    pub(crate) reserved1: u32,
+    pub(crate) tir_icm_addr: u64,
+}
+
+/// `struct mlx5_ib_create_ah_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateAhResp {
+    pub(crate) response_length: u32,
+    pub(crate) dmac: [u8; 6],
+    pub(crate) reserved: [u8; 6],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn layouts_are_those_of_the_header() {
+        assert_eq!((size_of::<AllocUcontext>(), offset_of!(AllocUcontext, lib_caps)), (32, 24));
+        assert_eq!(size_of::<AllocUcontextResp>(), 72);
+        assert_eq!(offset_of!(AllocUcontextResp, cqe_version), 44);
+        assert_eq!(offset_of!(AllocUcontextResp, hca_core_clock_offset), 48);
+        assert_eq!((size_of::<CreateCq>(), offset_of!(CreateCq, uar_page_index)), (32, 24));
+        assert_eq!((size_of::<CreateQp>(), offset_of!(CreateQp, sq_buf_addr)), (56, 40));
+        assert_eq!((size_of::<CreateQpResp>(), offset_of!(CreateQpResp, tir_icm_addr)), (40, 32));
+        assert_eq!((size_of::<CreateAhResp>(), offset_of!(CreateAhResp, dmac)), (16, 4));
+    }
+}

@@ -1,0 +1,8 @@
+//! What the kernel's headers say: numbers of commands, objects and attributes, and the structures that travel.
+//!
+//! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`, `mlx5-abi.h`
+//! and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are theirs, without the common prefixes.
+
+pub(crate) mod ioctl;
+pub(crate) mod mlx5;
+pub(crate) mod verbs;

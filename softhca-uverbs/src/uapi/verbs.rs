@@ -1,0 +1,296 @@
+//! The core's structures: `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Set in the number of a write command that is an extended one.
+pub(crate) const EXTENDED: u32 = 0x8000_0000;
+/// Numbers of write commands (`enum ib_uverbs_write_cmds`).
+pub(crate) mod command {
+    pub(crate) const QUERY_DEVICE: u32 = 1;
+    pub(crate) const ALLOC_PD: u32 = 3;
+    pub(crate) const CREATE_AH: u32 = 5;
+    pub(crate) const REG_MR: u32 = 9;
+    pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
+    pub(crate) const QUERY_QP: u32 = 25;
+    pub(crate) const MODIFY_QP: u32 = 26;
+}
+/// `IB_UVERBS_QPT_*`.
+pub(crate) const QPT_RC: u64 = 2;
+pub(crate) const QPT_UC: u64 = 3;
+pub(crate) const QPT_UD: u64 = 4;
+/// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
+pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
+/// `IB_UVERBS_PCF_IP_BASED_GIDS`.
+pub(crate) const PORT_IP_BASED_GIDS: u32 = 1 << 26;
+/// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
+pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
+/// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: rights that may be ignored.
+pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
+
+/// `struct ib_uverbs_query_device_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QueryDeviceResp {
+    pub(crate) fw_ver: u64,
+    pub(crate) node_guid: u64,
+    pub(crate) sys_image_guid: u64,
+    pub(crate) max_mr_size: u64,
+    pub(crate) page_size_cap: u64,
+    pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
+    pub(crate) hw_ver: u32,
+    pub(crate) max_qp: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) device_cap_flags: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_sge_rd: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_pd: u32,
+    pub(crate) max_qp_rd_atom: u32,
+    pub(crate) max_ee_rd_atom: u32,
+    pub(crate) max_res_rd_atom: u32,
+    pub(crate) max_qp_init_rd_atom: u32,
+    pub(crate) max_ee_init_rd_atom: u32,
+    pub(crate) atomic_cap: u32,
+    pub(crate) max_ee: u32,
+    pub(crate) max_rdd: u32,
+    pub(crate) max_mw: u32,
+    pub(crate) max_raw_ipv6_qp: u32,
+    pub(crate) max_raw_ethy_qp: u32,
+    pub(crate) max_mcast_grp: u32,
+    pub(crate) max_mcast_qp_attach: u32,
+    pub(crate) max_total_mcast_qp_attach: u32,
+    pub(crate) max_ah: u32,
+    pub(crate) max_fmr: u32,
+    pub(crate) max_map_per_fmr: u32,
+    pub(crate) max_srq: u32,
+    pub(crate) max_srq_wr: u32,
+    pub(crate) max_srq_sge: u32,
+    pub(crate) max_pkeys: u16,
+    pub(crate) local_ca_ack_delay: u8,
+    pub(crate) phys_port_cnt: u8,
+    pub(crate) reserved: [u8; 4],
+}
+
+/// `struct ib_uverbs_query_port_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QueryPortResp {
+    pub(crate) port_cap_flags: u32,
+    pub(crate) max_msg_sz: u32,
+    pub(crate) bad_pkey_cntr: u32,
+    pub(crate) qkey_viol_cntr: u32,
+    pub(crate) gid_tbl_len: u32,
+    pub(crate) pkey_tbl_len: u16,
+    pub(crate) lid: u16,
+    pub(crate) sm_lid: u16,
+    pub(crate) state: u8,
+    pub(crate) max_mtu: u8,
+    pub(crate) active_mtu: u8,
+    pub(crate) lmc: u8,
+    pub(crate) max_vl_num: u8,
+    pub(crate) sm_sl: u8,
+    pub(crate) subnet_timeout: u8,
+    pub(crate) init_type_reply: u8,
+    pub(crate) active_width: u8,
+    pub(crate) active_speed: u8,
+    pub(crate) phys_state: u8,
+    pub(crate) link_layer: u8,
+    pub(crate) flags: u8,
+    pub(crate) reserved: u8,
+}
+
+/// `struct ib_uverbs_reg_mr`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct RegMr {
+    pub(crate) response: u64,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) hca_va: u64,
+    pub(crate) pd_handle: u32,
+    pub(crate) access_flags: u32,
+}
+
+/// `struct ib_uverbs_reg_mr_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct RegMrResp {
+    pub(crate) mr_handle: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+/// `struct ib_uverbs_global_route`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct GlobalRoute {
+    pub(crate) dgid: [u8; 16],
+    pub(crate) flow_label: u32,
+    pub(crate) sgid_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) reserved: u8,
+}
+
+/// `struct ib_uverbs_ah_attr`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AhAttr {
+    pub(crate) grh: GlobalRoute,
+    pub(crate) dlid: u16,
+    pub(crate) sl: u8,
+    pub(crate) src_path_bits: u8,
+    pub(crate) static_rate: u8,
+    pub(crate) is_global: u8,
+    pub(crate) port_num: u8,
+    pub(crate) reserved: u8,
+}
+
+/// `struct ib_uverbs_qp_dest`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QpDest {
+    pub(crate) dgid: [u8; 16],
+    pub(crate) flow_label: u32,
+    pub(crate) dlid: u16,
+    pub(crate) reserved: u16,
+    pub(crate) sgid_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) sl: u8,
+    pub(crate) src_path_bits: u8,
+    pub(crate) static_rate: u8,
+    pub(crate) is_global: u8,
+    pub(crate) port_num: u8,
+}
+
+/// `struct ib_uverbs_query_qp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QueryQp {
+    pub(crate) response: u64,
+    pub(crate) qp_handle: u32,
+    pub(crate) attr_mask: u32,
+}
+
+/// `struct ib_uverbs_query_qp_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QueryQpResp {
+    pub(crate) dest: QpDest,
+    pub(crate) alt_dest: QpDest,
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) max_inline_data: u32,
+    pub(crate) qkey: u32,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+    pub(crate) dest_qp_num: u32,
+    pub(crate) qp_access_flags: u32,
+    pub(crate) pkey_index: u16,
+    pub(crate) alt_pkey_index: u16,
+    pub(crate) qp_state: u8,
+    pub(crate) cur_qp_state: u8,
+    pub(crate) path_mtu: u8,
+    pub(crate) path_mig_state: u8,
+    pub(crate) sq_draining: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) port_num: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) alt_port_num: u8,
+    pub(crate) alt_timeout: u8,
+    pub(crate) sq_sig_all: u8,
+    pub(crate) reserved: [u8; 5],
+}
+
+/// `struct ib_uverbs_modify_qp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifyQp {
+    pub(crate) dest: QpDest,
+    pub(crate) alt_dest: QpDest,
+    pub(crate) qp_handle: u32,
+    pub(crate) attr_mask: u32,
+    pub(crate) qkey: u32,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+    pub(crate) dest_qp_num: u32,
+    pub(crate) qp_access_flags: u32,
+    pub(crate) pkey_index: u16,
+    pub(crate) alt_pkey_index: u16,
+    pub(crate) qp_state: u8,
+    pub(crate) cur_qp_state: u8,
+    pub(crate) path_mtu: u8,
+    pub(crate) path_mig_state: u8,
+    pub(crate) en_sqd_async_notify: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) port_num: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) alt_port_num: u8,
+    pub(crate) alt_timeout: u8,
+    pub(crate) reserved: [u8; 2],
+}
+
+/// `struct ib_uverbs_create_ah`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateAh {
+    pub(crate) response: u64,
+    pub(crate) user_handle: u64,
+    pub(crate) pd_handle: u32,
+    pub(crate) reserved: u32,
+    pub(crate) attr: AhAttr,
+}
+
+/// `struct ib_uverbs_gid_entry`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct GidEntry {
+    pub(crate) gid: [u64; 2],
+    pub(crate) gid_index: u32,
+    pub(crate) port_num: u32,
+    pub(crate) gid_type: u32,
+    pub(crate) netdev_ifindex: u32,
+}
+
+/// `struct ib_uverbs_qp_cap`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QpCap {
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) max_inline_data: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn layouts_are_those_of_the_headers() {
+        assert_eq!((size_of::<QueryDeviceResp>(), offset_of!(QueryDeviceResp, phys_port_cnt)), (176, 171));
+        assert_eq!((size_of::<QueryPortResp>(), offset_of!(QueryPortResp, link_layer)), (40, 37));
+        assert_eq!((size_of::<RegMr>(), size_of::<RegMrResp>()), (40, 12));
+        assert_eq!((size_of::<AhAttr>(), size_of::<QpDest>(), size_of::<CreateAh>()), (32, 32, 56));
+        assert_eq!((size_of::<QueryQp>(), size_of::<QueryQpResp>()), (16, 128));
+        assert_eq!((size_of::<ModifyQp>(), offset_of!(ModifyQp, qp_state)), (112, 96));
+        assert_eq!(offset_of!(QueryQpResp, qp_state), 108);
+        assert_eq!((size_of::<GidEntry>(), size_of::<QpCap>()), (32, 20));
+    }
+}

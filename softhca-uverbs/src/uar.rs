@@ -1,0 +1,79 @@
+//! Pages of doorbell registers.
+
+use crate::attributes::Request;
+use crate::card::OpenCard;
+use crate::context::{Context, Object};
+use crate::errno::{Errno, Result};
+use crate::uapi::ioctl::attr;
+use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Bytes of a page.
+const PAGE: u32 = 4096;
+/// Registers that libmlx5 rings: two blue-flame registers of two buffers each, and the one that arms completion queues.
+const REGISTERS: &[usize] =
+    &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
+/// Mapping offsets of pages are above this bit, away from the commands of `enum mlx5_ib_mmap_cmd`.
+const MAPPING: u64 = 1 << 47;
+/// Types 0 and 1 are blue flame and non-cached, 2 is non-cached and dedicated: the same here.
+const LAST_TYPE: u64 = 2;
+
+/// A page of doorbell registers.
+#[derive(Debug)]
+pub(crate) struct Uar {
+    pub(crate) id: u32,
+    /// The program maps it, as often as it likes.
+    pub(crate) memory: Arc<OwnedFd>,
+}
+
+impl Uar {
+    pub(crate) fn destroy(&self, card: &OpenCard) -> Result<()> {
+        Ok(card.card.free_uar(self.id)?)
+    }
+}
+
+/// The page that is mapped at an offset of the device.
+pub(crate) fn page_id_of(offset: u64) -> Option<u32> {
+    let number = (offset & !MAPPING) / u64::from(PAGE);
+    u32::try_from(number).ok().filter(|_| offset & MAPPING != 0 && offset % u64::from(PAGE) == 0)
+}
+
+/// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
+pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
+    if request.number(attr::UAR_TYPE)? > LAST_TYPE {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let id = context.card().alloc_uar(REGISTERS)?.id;
+    let memory = match context.card().uar_memory(id) {
+        Ok(memory) => Arc::new(memory),
+        Err(error) => {
+            context.card().free_uar(id)?;
+            return Err(error.into());
+        }
+    };
+    let handle = context.objects.lock().add(Object::Uar(Uar { id, memory }));
+    request.answer_made(attr::UAR_HANDLE, handle)?;
+    request.answer_with(attr::UAR_MMAP_OFFSET, &(MAPPING | u64::from(id) * u64::from(PAGE)))?;
+    request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
+    request.answer_with(attr::UAR_PAGE_ID, &id)
+}
+
+pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
+    context.destroy(request.handle(attr::UAR_HANDLE)?, |_, object, card| {
+        if let Object::Uar(uar) = object { uar.destroy(card) } else { Err(Errno::INVALID) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_offsets_that_were_given_out_name_a_page() {
+        assert_eq!(page_id_of(MAPPING | 0x40_000), Some(0x40));
+        for offset in [0, 0x40_000, MAPPING | 0x40_001, MAPPING | 1 << 48, u64::MAX] {
+            assert_eq!(page_id_of(offset), None, "{offset:#x}");
+        }
+    }
+}

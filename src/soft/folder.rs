@@ -1,0 +1,114 @@
+//! The private folder of a run, which goes with it, however it ends.
+
+use crate::Failure;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// How the folders' names begin: the watcher removes nothing else.
+const PREFIX: &str = "gdsync-soft-";
+
+/// A folder for this user alone. A process that watches removes it if this one is killed.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    watcher: Child,
+}
+
+impl Folder {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let path = make(&std::env::temp_dir())?;
+        // It has nothing open but the pipe, and a process group of its own: the terminal's signals do not reach it.
+        let watcher = Command::new(std::env::current_exe()?)
+            .arg("soft-watch")
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .current_dir("/")
+            .process_group(0)
+            .spawn();
+        match watcher {
+            Ok(watcher) => Ok(Folder { path, watcher }),
+            Err(error) => {
+                let _ = fs::remove_dir_all(&path);
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed here the watcher cannot remove either.
+        let _ = fs::remove_dir_all(&self.path);
+        drop(self.watcher.stdin.take());
+        let _ = self.watcher.wait();
+    }
+}
+
+fn make(parent: &Path) -> Result<PathBuf, Failure> {
+    let mut attempt = 0u32;
+    loop {
+        let path = parent.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            // Left by an earlier process of that number, or put there by somebody.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
+            Err(error) => return Err(format!("{} cannot be made: {error}", path.display()).into()),
+        }
+    }
+}
+
+/// `gdsync soft-watch`: removes a folder when nobody holds the other end of stdin any more.
+pub(crate) fn watch(folder: &Path) -> Result<(), Failure> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    if !name.starts_with(PREFIX) {
+        return Err(format!("{} is no folder of gdsync soft", folder.display()).into());
+    }
+    let mut stdin = io::stdin().lock();
+    let mut byte = [0];
+    loop {
+        match stdin.read(&mut byte) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn folders_are_private_and_never_shared() {
+        let parent = std::env::temp_dir();
+        let (one, two) = (make(&parent).unwrap(), make(&parent).unwrap());
+        assert_ne!(one, two);
+        assert_eq!(fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o700);
+        for folder in [one, two] {
+            fs::remove_dir(folder).unwrap();
+        }
+        assert!(make(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere/gdsync-soft-"));
+    }
+
+    #[test]
+    fn only_own_folders_are_removed() {
+        assert!(watch(Path::new("/home")).is_err());
+        assert!(watch(Path::new("/")).is_err());
+    }
+}

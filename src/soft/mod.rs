@@ -1,0 +1,82 @@
+//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and libmlx5.
+
+mod folder;
+mod library;
+mod signals;
+
+pub(crate) use folder::watch;
+
+use crate::Failure;
+use crate::cli::SoftOptions;
+use folder::Folder;
+use softhca::devices::DEVICES_VARIABLE;
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, ExitStatus};
+
+/// What a shell answers for a command that is not there, and for one that cannot be run.
+const NOT_FOUND: u8 = 127;
+const NOT_RUNNABLE: u8 = 126;
+
+/// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
+pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
+    let library = library::find()?;
+    // Before anything is there to be left behind: whoever wants to end this process ends the command, and is waited for.
+    let signals = signals::Held::new()?;
+    let folder = Folder::new()?;
+    softhca::sysfs::write(folder.path(), &options.devices.layers)?;
+    let Some((name, arguments)) = options.command.split_first() else {
+        return Err("no command is given: gdsync soft -- COMMAND".into());
+    };
+    let mut command = Command::new(name);
+    command
+        .args(arguments)
+        .env("SYSFS_PATH", folder.path())
+        .env(DEVICES_VARIABLE, &options.devices.text)
+        .env("LD_PRELOAD", preload(library.into_os_string()));
+    if options.log && std::env::var_os("SOFTHCA_LOG").is_none() {
+        command.env("SOFTHCA_LOG", "info");
+    }
+    signals.release_in(&mut command);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "gdsync: {}: {error}", name.to_string_lossy());
+            return Ok(ExitCode::from(if error.kind() == ErrorKind::NotFound {
+                NOT_FOUND
+            } else {
+                NOT_RUNNABLE
+            }));
+        }
+    };
+    let status = signals.pass_on_until_it_ends(&mut child)?;
+    Ok(ExitCode::from(code_of(status)))
+}
+
+/// Ours goes first, so that nothing that is preloaded already hides the card.
+fn preload(library: OsString) -> OsString {
+    let mut list = library;
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+fn code_of(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_told_as_a_shell_tells_them() {
+        assert_eq!(code_of(ExitStatus::from_raw(0)), 0);
+        assert_eq!(code_of(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(code_of(ExitStatus::from_raw(libc::SIGKILL)), 137);
+    }
+}

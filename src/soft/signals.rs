@@ -1,0 +1,64 @@
+//! Signals on their way to the command.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+
+/// What is passed on. Others keep what they do: SIGTSTP stops this process and the command together, as the terminal sends it.
+const PASSED_ON: [libc::c_int; 6] =
+    [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
+
+/// Signals are held back until somebody waits for them. There is one thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    set: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+impl Held {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: all-zero bytes are a valid value of this plain C structure.
+        let mut held: Held = unsafe { std::mem::zeroed() };
+        // SAFETY: valid places; the numbers are signals'.
+        let result = unsafe {
+            libc::sigemptyset(&mut held.set);
+            for signal in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
+                libc::sigaddset(&mut held.set, signal);
+            }
+            libc::sigprocmask(libc::SIG_BLOCK, &held.set, &mut held.before)
+        };
+        if result == 0 { Ok(held) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The command starts with the signals as they were.
+    pub(crate) fn release_in(&self, command: &mut Command) {
+        let before = self.before;
+        let restore = move || {
+            // SAFETY: a valid set.
+            match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: between fork and exec this only makes a system call.
+        unsafe { command.pre_exec(restore) };
+    }
+
+    /// Waits for the command, and sends it whatever is sent here.
+    pub(crate) fn pass_on_until_it_ends(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            // SAFETY: all-zero bytes are a valid value of this plain C structure.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // SAFETY: valid places.
+            let signal = unsafe { libc::sigwaitinfo(&self.set, &mut info) };
+            // What the terminal sends it sends to the command, too.
+            if PASSED_ON.contains(&signal) && info.si_code != libc::SI_KERNEL {
+                // SAFETY: no memory is involved; the child has not been waited for, so the number is its own.
+                unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+            }
+        }
+    }
+}
