@@ -1,0 +1,77 @@
+//! Killed processes, vanished folders, exhausted cards: errors, no hangs, nothing left behind.
+
+use crate::support::{Pair, Temporary, run, soft, tool};
+use std::path::Path;
+use std::time::Duration;
+
+/// Names in /dev/shm: the fabric's memory must never be there.
+fn shared_memory_files() -> Vec<std::ffi::OsString> {
+    let Ok(folder) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = folder.map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.filter(|name| name.to_string_lossy().contains("soft")).collect();
+    names.sort();
+    names
+}
+
+/// A pair that would run for a very long time.
+fn endless(test: &str, temporary: &Path) -> Option<Pair> {
+    let tool = tool(test, "ibv_rc_pingpong")?;
+    let pair = Pair::start(&tool, "ib", &["-n", "100000000"], temporary);
+    // Time to get going; whether it has makes no difference to what must follow.
+    std::thread::sleep(Duration::from_millis(400));
+    Some(pair)
+}
+
+#[test]
+fn a_killed_client_is_an_error_for_the_server() {
+    let temporary = Temporary::new("killed-client");
+    let Some(pair) = endless("a_killed_client_is_an_error_for_the_server", &temporary.0) else { return };
+    pair.client.kill();
+    assert_eq!(pair.client.end().code, Some(137));
+    let server = pair.server.end();
+    assert_ne!(server.code, Some(0), "{}", server.text);
+    temporary.becomes_empty();
+    assert_eq!(shared_memory_files(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_killed_server_is_an_error_for_the_client() {
+    let temporary = Temporary::new("killed-server");
+    let Some(pair) = endless("a_killed_server_is_an_error_for_the_client", &temporary.0) else { return };
+    pair.server.kill();
+    assert_eq!(pair.server.end().code, Some(137));
+    let client = pair.client.end();
+    assert_ne!(client.code, Some(0), "{}", client.text);
+    temporary.becomes_empty();
+    assert_eq!(shared_memory_files(), [] as [&str; 0]);
+}
+
+#[test]
+fn the_folder_may_vanish_under_running_programs() {
+    let test = "the_folder_may_vanish_under_running_programs";
+    let Some(tool) = tool(test, "ibv_rc_pingpong") else { return };
+    let temporary = Temporary::new("vanished");
+    let pair = Pair::start(&tool, "ib", &["-n", "2000"], &temporary.0);
+    for entry in std::fs::read_dir(&temporary.0).unwrap() {
+        // The client may be finished before it is its folder's turn.
+        let _ = std::fs::remove_dir_all(entry.unwrap().path());
+    }
+    for ended in pair.end() {
+        // Before it was opened the device may have vanished with it; that must be said, and no more.
+        let said =
+            ended.text.contains("No IB devices found") || ended.text.contains("Failed to get IB devices");
+        assert!(ended.code == Some(0) || said || ended.text.contains("Couldn't"), "{ended:?}");
+    }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn more_queue_entries_than_the_card_has_are_refused() {
+    let Some(tool) = tool("more_queue_entries_than_the_card_has_are_refused", "ib_send_bw") else { return };
+    let temporary = Temporary::new("exhausted");
+    let mut command = soft("ib", &tool, &temporary.0);
+    command.args(["-r", "1000000", "-n", "5"]);
+    let ended = run(command);
+    assert!(ended.code.is_some_and(|code| code != 0 && code < 128), "{ended:?}");
+    assert_eq!(temporary.content(), 0);
+}
