@@ -15,7 +15,7 @@ fn a_device_states_its_limits() {
     // SAFETY: zero terminated, as the whole struct was zero before.
     let version = unsafe { CStr::from_ptr(attr.fw_ver.as_ptr()) }.to_str().unwrap();
     assert_eq!(version, env!("CARGO_PKG_VERSION"));
-    assert_eq!((attr.phys_port_cnt, attr.max_pkeys), (1, 1));
+    assert_eq!((attr.phys_port_cnt, attr.max_pkeys, attr.atomic_cap), (1, 1, 1));
     assert_eq!((attr.max_qp_wr, attr.max_cqe), (1 << 15, (1 << 22) - 1));
     assert!(attr.max_qp >= 1000 && attr.max_cq >= 1000 && attr.max_mr >= 1000 && attr.max_pd >= 1000);
     assert_eq!(attr.node_guid, attr.sys_image_guid);

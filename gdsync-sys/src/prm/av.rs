@@ -85,16 +85,26 @@ impl AddressVector {
         }
     }
 
-    /// What it says.
-    pub fn fields(&self) -> AddressFields {
+    /// Whether it says that it has 48 bytes. Without that bit, only the first 16 are there.
+    pub fn is_extended(&self) -> bool {
+        self.dqp_dct.get() & EXTENDED_AV != 0
+    }
+
+    /// The fields of the global route, whether the bit says that there is one or not: on RoCE, where every packet has one,
+    /// libmlx5 leaves the bit 0.
+    pub fn route(&self) -> GrhFields {
         let word = self.grh_gid_fl.get();
-        let grh = GrhFields {
+        GrhFields {
             traffic_class: self.tclass,
             hop_limit: self.hop_limit,
             gid_index: (word >> 20) as u8,
             flow_label: word & 0xf_ffff,
             gid: self.rgid,
-        };
+        }
+    }
+
+    /// What it says.
+    pub fn fields(&self) -> AddressFields {
         AddressFields {
             qkey: self.qkey.get(),
             qpn: self.dqp_dct.get() & 0xff_ffff,
@@ -103,7 +113,7 @@ impl AddressVector {
             path_bits: self.fl_mlid & 0x7f,
             dlid: self.rlid.get(),
             mac: self.rmac,
-            grh: (word & GRH != 0).then_some(grh),
+            grh: (self.grh_gid_fl.get() & GRH != 0).then(|| self.route()),
         }
     }
 }
@@ -156,6 +166,13 @@ mod tests {
         bytes.extend([0xee; 16]);
         assert_eq!(vector.as_bytes(), bytes);
         assert_eq!(vector.fields(), fields);
+        assert!(vector.is_extended());
+        // On RoCE the bit of the route is 0, and its fields are there.
+        bytes[28] = 0;
+        let roce = AddressVector::read_from_bytes(&bytes).unwrap();
+        assert_eq!((roce.fields().grh, roce.route()), (None, grh));
+        bytes[8] = 0;
+        assert!(!AddressVector::read_from_bytes(&bytes).unwrap().is_extended());
         let local = AddressFields { grh: None, ..fields };
         assert_eq!(AddressVector::new(&local).fields(), local);
     }

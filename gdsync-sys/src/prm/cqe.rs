@@ -78,6 +78,24 @@ wire_codes! {
     }
 }
 
+/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
+pub const L3_GRH: u8 = 0;
+/// [`PathFields::level_or_l3_type`] on Ethernet: an IPv6 header, in 40 bytes.
+pub const L3_IPV6: u8 = 1;
+/// [`PathFields::level_or_l3_type`] on Ethernet: an IPv4 header, in the last 20 of 40 bytes.
+pub const L3_IPV4: u8 = 2;
+
+/// Where a datagram came from: what a responder entry says beside the remote queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathFields {
+    /// Source LID; 0 on Ethernet.
+    pub slid: u16,
+    /// InfiniBand: service level. Ethernet: type of the network header, such as [`L3_IPV4`].
+    pub level_or_l3_type: u8,
+    /// The first 40 bytes of the receive hold a network header.
+    pub has_grh: bool,
+}
+
 /// A completion entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -192,6 +210,23 @@ impl Cqe64 {
     /// The user's index of the queue pair (CQE version 1).
     pub fn user_index(&self) -> u32 {
         self.srqn_uidx.get() & 0xff_ffff
+    }
+
+    /// The same entry of a datagram that came with this path.
+    pub fn with_path(self, path: PathFields) -> Self {
+        let bits = u32::from(path.has_grh) << 28 | u32::from(path.level_or_l3_type & 0xf) << 24;
+        let flags_rqpn = U32::new(bits | self.flags_rqpn.get() & 0xff_ffff);
+        Cqe64 { flags_rqpn, slid: U16::new(path.slid), ..self }
+    }
+
+    /// The path that a datagram came with.
+    pub fn path(&self) -> PathFields {
+        let flags = self.flags_rqpn.get();
+        PathFields {
+            slid: self.slid.get(),
+            level_or_l3_type: (flags >> 24 & 0xf) as u8,
+            has_grh: flags >> 28 & 3 != 0,
+        }
     }
 
     /// The owner bit.
@@ -342,6 +377,17 @@ mod tests {
         assert_eq!(cqe.as_bytes(), bytes);
         assert!(cqe.is_error() && cqe.syndrome() == Ok(Syndrome::RemoteAccess));
         assert_eq!(cqe.to_string(), "RequesterError owner 0 qpn 0x11 counter 3 syndrome 0x13 vendor 0x88");
+    }
+
+    #[test]
+    fn path_bytes() {
+        // mlx5dv.h: slid at 22; flags_rqpn bits 29:28 GRH, 27:24 service level (libmlx5 cq.c), on RoCE the header's type.
+        let cqe = Cqe64::responder(CqeOpcode::RespSend, 1, 0x0a_0b0c, 0, 0, [0; 4], false);
+        let path = PathFields { slid: 0x0102, level_or_l3_type: 5, has_grh: true };
+        let with = cqe.with_path(path);
+        assert_eq!(with.as_bytes()[22..28], [1, 2, 0x15, 0x0a, 0x0b, 0x0c]);
+        assert_eq!((with.path(), with.remote_qpn()), (path, 0x0a_0b0c));
+        assert_eq!(with.with_path(PathFields::default()), cqe);
     }
 
     #[test]

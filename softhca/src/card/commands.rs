@@ -1,8 +1,6 @@
 //! Commands: making, changing and destroying a card's objects.
 
-use super::config::{
-    Access, Address, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState, Transport,
-};
+use super::config::{Access, Address, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState};
 use super::cq::Cq;
 use super::dma::{CqRing, Record, UarPage};
 use super::engine::{Engine, Uar};
@@ -213,15 +211,11 @@ impl Card {
     /// Creates a queue pair, in RESET. Returns its number.
     ///
     /// # Errors
-    /// [`CardError::Invalid`], [`CardError::Unsupported`], [`CardError::NotFound`], [`CardError::TooMany`].
+    /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
     ///
     /// # Safety
     /// The addresses of queues that exist stay valid until the queue pair is destroyed.
     pub unsafe fn create_qp(&self, config: &QpConfig) -> Result<u32, CardError> {
-        if config.transport != Transport::Rc {
-            let instead = "use a reliable connection";
-            return Err(CardError::Unsupported { what: "the transport", instead });
-        }
         let power = |what, value: u32| {
             let fits = value == 0 || value.is_power_of_two() && value <= 1 << 16;
             let limit = "0 or a power of two, at most 2^16";
@@ -276,7 +270,7 @@ impl Card {
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let qp = engine.qps.get(&qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            let to = modify::check(qp.attributes.state, change)?;
+            let to = modify::check(qp.transport, qp.attributes.state, change)?;
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }

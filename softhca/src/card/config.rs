@@ -1,5 +1,6 @@
 //! What a card is told: sizes, addresses of queues, attributes of queue pairs. Plain data.
 
+use std::fmt;
 use std::time::Duration;
 
 /// What a card can do.
@@ -22,10 +23,12 @@ pub struct Limits {
     pub max_send_sge: u32,
     /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// RDMA reads in flight of one queue pair.
+    /// RDMA reads and atomics in flight of one queue pair.
     pub max_rd_atomic: u8,
-    /// Bytes of a message.
+    /// Bytes of a message on a connection.
     pub max_message: u32,
+    /// Bytes of a datagram: the port's MTU.
+    pub max_datagram: u32,
 }
 
 /// The limits of every software card.
@@ -40,6 +43,7 @@ pub const LIMITS: Limits = Limits {
     max_recv_sge: 64,
     max_rd_atomic: 16,
     max_message: 1 << 30,
+    max_datagram: 4096,
 };
 
 bitflags::bitflags! {
@@ -80,6 +84,16 @@ pub enum Transport {
     Uc,
     /// Unreliable datagrams.
     Ud,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Rc => "RC",
+            Transport::Uc => "UC",
+            Transport::Ud => "UD",
+        })
+    }
 }
 
 /// A queue pair's memory and relations. The addresses stay valid until it is destroyed.

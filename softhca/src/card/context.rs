@@ -3,6 +3,7 @@
 use super::cq::{Cq, Fires};
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
+use super::link::Port;
 use super::region::Regions;
 use crate::fabric::MAX_PAYLOAD;
 use gdsync_sys::prm::cqe::Cqe64;
@@ -15,6 +16,7 @@ pub(super) const MTU: u32 = MAX_PAYLOAD as u32;
 /// The rest of the card, borrowed for one step.
 pub(super) struct Context<'a> {
     pub(super) now: Instant,
+    pub(super) port: Port,
     pub(super) regions: &'a Regions,
     pub(super) cqs: &'a mut HashMap<u32, Cq>,
     pub(super) events: &'a mut Vec<Event>,

@@ -256,6 +256,29 @@ unsafe fn copy_to_peer(
     Ok(())
 }
 
+/// What an atomic operation does to 8 bytes, in host order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AtomicOperation {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// Performs an atomic operation; all CPUs see it as one. Returns the original value.
+///
+/// # Safety
+/// `at` is aligned to 8 and 8 bytes there are mapped writable.
+pub(super) unsafe fn atomic(at: *mut u8, operation: AtomicOperation) -> u64 {
+    // SAFETY: the caller's; programs change it concurrently, which an atomic tolerates.
+    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    match operation {
+        AtomicOperation::CompareSwap { compare, swap } => {
+            let swapped = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+            swapped.unwrap_or_else(|found| found)
+        }
+        AtomicOperation::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+    }
+}
+
 /// Whether a range is mapped with the access that a registration asks for. Brings its pages in, as pinning would.
 pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     let page = UAR_PAGE as u64;
@@ -302,6 +325,18 @@ mod tests {
         let register = unsafe { AtomicU64::from_ptr(page.base().add(0x800).cast()) };
         register.store(7, Ordering::Release);
         assert_eq!((page.take(0x800), page.take(0x800), page.take(0x900)), (Some(7), None, None));
+    }
+
+    #[test]
+    fn atomics_return_the_original_and_wrap() {
+        use AtomicOperation::{CompareSwap, FetchAdd};
+        let word = AtomicU64::new(5);
+        // SAFETY: an aligned local.
+        let run = |operation| unsafe { atomic(word.as_ptr().cast(), operation) };
+        assert_eq!(run(CompareSwap { compare: 4, swap: 9 }), 5);
+        assert_eq!(run(CompareSwap { compare: 5, swap: 9 }), 5);
+        assert_eq!(run(FetchAdd { add: u64::MAX }), 9);
+        assert_eq!(word.load(Ordering::SeqCst), 8);
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use super::context::Context;
 use super::cq::Cq;
-use super::dma::{Part, UarPage};
+use super::deliver::receive;
+use super::dma::UarPage;
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
 use super::link::Port;
-use super::packet::{Header, Kind, NakCode};
+use super::packet::Header;
 use super::qp::{Qp, QpState};
 use super::region::Regions;
 use super::sender::PEER_MEMORY;
@@ -14,7 +15,7 @@ use crate::fabric::{Fabric, SendOutcome};
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Packets that one step takes from the fabric.
 const RECEIVE_BUDGET: usize = 32;
@@ -81,6 +82,7 @@ macro_rules! context {
     ($engine:expr, $now:expr) => {
         Context {
             now: $now,
+            port: $engine.port,
             regions: &$engine.regions,
             cqs: &mut $engine.cqs,
             events: &mut $engine.events,
@@ -268,12 +270,13 @@ impl Engine {
 
     fn take_packets(&mut self, now: Instant) -> bool {
         // Handling a packet needs the whole engine, so the fabric steps out of it meanwhile.
-        let lid = self.port.lid;
+        let port = self.port;
         let Engine { fabric, qps, regions, cqs, events, diagnostics, payload: gather, bounce, .. } = self;
         let mut touched = Vec::new();
         let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
-            let mut context = Context { now, regions, cqs, events, diagnostics, payload: gather, bounce };
-            touched.extend(receive(qps, source, lid, header, &payload, &mut context));
+            let mut context =
+                Context { now, port, regions, cqs, events, diagnostics, payload: gather, bounce };
+            touched.extend(receive(qps, source, header, &payload, &mut context));
         });
         for qpn in touched {
             self.after(qpn);
@@ -324,7 +327,7 @@ impl Engine {
             self.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| match qp.next_response(context) {
                 Some(header) => Some((header, true, qp.dlid())),
-                None => qp.next_request(context).map(|header| (header, false, qp.dlid())),
+                None => qp.next_request(context).map(|header| (header, false, qp.request_dlid(context.port))),
             });
             let Some(Some((header, is_response, dlid))) = made else { return Turn::Idle };
             if self.payload.is_waiting() {
@@ -335,17 +338,23 @@ impl Engine {
                 }
             }
             if dlid == self.port.lid {
-                // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair.
+                // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair. Not so
+                // where sending completes the request, which may hold the data.
                 let parts = self.payload.take();
-                self.sent(qpn, &header, is_response, now);
+                let is_reliable = header.is_reliable();
+                if is_reliable {
+                    self.sent(qpn, &header, is_response, now);
+                }
                 let mut context = context!(self, now);
                 let bytes = header.as_bytes();
-                let touched =
-                    receive(&mut self.qps, self.port.lid, self.port.lid, bytes, &parts, &mut context);
+                let touched = receive(&mut self.qps, self.port.lid, bytes, &parts, &mut context);
                 self.payload.give_back(parts);
                 if let Some(touched) = touched {
                     self.after(touched);
                     self.schedule(touched);
+                }
+                if !is_reliable {
+                    self.sent(qpn, &header, is_response, now);
                 }
                 continue;
             }
@@ -354,7 +363,9 @@ impl Engine {
             match unsafe { self.fabric.try_send(dlid, header.as_bytes(), self.payload.parts()) } {
                 SendOutcome::Sent => self.sent(qpn, &header, is_response, now),
                 SendOutcome::Full => return Turn::Blocked,
-                SendOutcome::Unreachable if is_response => self.sent(qpn, &header, is_response, now),
+                SendOutcome::Unreachable if is_response || !header.is_reliable() => {
+                    self.sent(qpn, &header, is_response, now)
+                }
                 SendOutcome::Unreachable => {
                     // The peer's process is gone or was never there: no time-out will bring it back.
                     self.sent(qpn, &header, is_response, now);
@@ -400,6 +411,16 @@ impl Engine {
         });
     }
 
+    /// Runs `work` on all queue pairs, with the rest of the card as its context.
+    #[cfg(test)]
+    pub(super) fn deliver_for_test<R>(
+        &mut self,
+        work: impl FnOnce(&mut HashMap<u32, Qp>, &mut Context<'_>) -> R,
+    ) -> R {
+        let mut context = context!(self, Instant::now());
+        work(&mut self.qps, &mut context)
+    }
+
     /// Before sleeping: false where there is work after all.
     pub(super) fn prepare_sleep(&mut self, now: Instant) -> bool {
         if !self.fabric.prepare_sleep() {
@@ -412,50 +433,6 @@ impl Engine {
         }
         true
     }
-}
-
-/// Handles a packet. Returns the queue pair that it concerned.
-fn receive(
-    qps: &mut HashMap<u32, Qp>,
-    source: u16,
-    own_lid: u16,
-    header: &[u8],
-    payload: &[Part],
-    context: &mut Context<'_>,
-) -> Option<u32> {
-    let header = Header::read_from_bytes(header).ok()?;
-    let Ok(kind) = Kind::try_from(header.kind) else {
-        tracing::debug!(source, kind = header.kind, "a packet of an unknown kind");
-        return None;
-    };
-    let qpn = header.dest_qpn.get();
-    let qp = qps.get_mut(&qpn)?;
-    let expected = (qp.dlid(), qp.attributes.dest_qpn);
-    if !qp.listens() || expected != (source, header.source_qpn.get()) {
-        tracing::debug!(
-            source,
-            qpn,
-            own_lid,
-            ?kind,
-            "a packet for a queue pair that does not listen to its sender"
-        );
-        return None;
-    }
-    match kind {
-        Kind::Send | Kind::Write | Kind::ReadRequest => {
-            if qp.attributes.state == QpState::Rtr && !std::mem::replace(&mut qp.established, true) {
-                context.emit(Event::CommunicationEstablished { qpn });
-            }
-            qp.request(kind, &header, payload, context);
-        }
-        Kind::ReadResponse => qp.read_response(&header, payload, context),
-        Kind::Ack => qp.acknowledge(header.psn.get(), context),
-        Kind::Nak => match NakCode::try_from(header.nak) {
-            Ok(code) => qp.refused(header.psn.get(), code, header.timer, context),
-            Err(error) => tracing::debug!(source, qpn, %error, "a packet makes no sense"),
-        },
-    }
-    Some(qpn)
 }
 
 /// How long an engine naps that has found nothing to do for so long.

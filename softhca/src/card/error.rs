@@ -51,14 +51,6 @@ pub enum CardError {
         /// What would be acceptable.
         limit: &'static str,
     },
-    /// Something that the card does not have.
-    #[error("{what} is not supported by the software card: {instead}")]
-    Unsupported {
-        /// What was asked for.
-        what: &'static str,
-        /// What to do instead.
-        instead: &'static str,
-    },
     /// Memory to be registered is not mapped, or not with the right access.
     #[error("{len} bytes at {addr:#x} are not mapped with the access asked for")]
     Unmapped {

@@ -3,6 +3,7 @@
 use super::context::{Context, MTU};
 use super::packet::{PSN_MASK, psn_distance};
 use super::qp::Qp;
+use super::ud;
 use super::wqe::{self, Work};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
@@ -29,8 +30,10 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn is_read(&self) -> bool {
-        matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead)
+    /// A read or an atomic: it is done when its result has come, not when it is acknowledged.
+    pub(super) fn awaits_result(&self) -> bool {
+        let has_result = |opcode| matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa);
+        matches!(&self.work, Ok(work) if has_result(work.opcode))
     }
 
     pub(super) fn contains(&self, psn: u32) -> bool {
@@ -115,7 +118,8 @@ impl Qp {
         } else {
             (1..blocks).for_each(|block| self.send_ring.read(first.wrapping_add(block), &mut bytes));
             let body = &bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
-            wqe::parse(&ctrl, body).map_err(|fault| {
+            let parsed = wqe::parse(&ctrl, body, self.transport);
+            parsed.and_then(|work| ud::check(work, context.port)).map_err(|fault| {
                 context.report(self.qpn, Some(index), fault.field, fault.message);
                 fault.syndrome
             })

@@ -25,6 +25,8 @@ pub(super) struct Gather {
     waiting: Vec<Waiting>,
     /// What was read from peer memory; made when it is needed first, and kept.
     bounce: Vec<u8>,
+    /// What the card itself puts before the program's data.
+    prefix: Vec<u8>,
 }
 
 impl Gather {
@@ -42,6 +44,13 @@ impl Gather {
                 self.parts.push((std::ptr::null(), len));
             }
         }
+    }
+
+    /// Bytes of the card's own, before the data: at most once for a packet.
+    pub(super) fn push_prefix(&mut self, bytes: &[u8]) {
+        self.prefix.clear();
+        self.prefix.extend_from_slice(bytes);
+        self.parts.push((self.prefix.as_ptr(), bytes.len()));
     }
 
     /// Whether pieces are still in peer memory.

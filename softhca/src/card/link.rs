@@ -55,22 +55,26 @@ impl Port {
 
     /// The table of GIDs.
     pub(super) fn gids(&self) -> Vec<GidEntry> {
+        (0..).map_while(|index| self.gid(index)).collect()
+    }
+
+    /// An entry of that table.
+    pub(super) fn gid(&self, index: u8) -> Option<GidEntry> {
         let prefix = 0xfe80_0000_0000_0000_u64;
         let local = (u128::from(prefix) << 64 | u128::from(self.guid())).to_be_bytes();
         let mut mapped = [0; 16];
         mapped[..12].copy_from_slice(&IPV4_MAPPED);
         mapped[12..14].copy_from_slice(&[10, 83]);
         mapped[14..].copy_from_slice(&self.lid.to_be_bytes());
-        let entry = |gid, kind| GidEntry { gid, kind };
-        match self.link {
-            LinkLayer::InfiniBand => vec![entry(local, GidKind::InfiniBand)],
-            LinkLayer::Ethernet => vec![
-                entry(local, GidKind::RoceV1),
-                entry(local, GidKind::RoceV2),
-                entry(mapped, GidKind::RoceV1),
-                entry(mapped, GidKind::RoceV2),
-            ],
-        }
+        let (gid, kind) = match (self.link, index) {
+            (LinkLayer::InfiniBand, 0) => (local, GidKind::InfiniBand),
+            (LinkLayer::Ethernet, 0) => (local, GidKind::RoceV1),
+            (LinkLayer::Ethernet, 1) => (local, GidKind::RoceV2),
+            (LinkLayer::Ethernet, 2) => (mapped, GidKind::RoceV1),
+            (LinkLayer::Ethernet, 3) => (mapped, GidKind::RoceV2),
+            _ => return None,
+        };
+        Some(GidEntry { gid, kind })
     }
 }
 

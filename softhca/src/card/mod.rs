@@ -3,10 +3,13 @@
 //! No FFI types and no pointers to objects here: objects are numbers, as they are to hardware. The one thing taken on trust
 //! is that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
 
+mod atomics;
 mod commands;
+mod completion;
 mod config;
 mod context;
 mod cq;
+mod deliver;
 mod dma;
 mod engine;
 mod error;
@@ -18,7 +21,10 @@ mod packet;
 mod qp;
 mod receiver;
 mod region;
+mod responses;
 mod sender;
+mod uc;
+mod ud;
 mod wqe;
 
 pub use config::{

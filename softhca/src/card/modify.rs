@@ -1,9 +1,9 @@
 //! The state machine of queue pairs: which transitions there are, and what each needs.
 //!
-//! Source: the kernel's `ib_modify_qp_is_ok` table for RC (`drivers/infiniband/core/verbs.c`), and the value ranges of the
+//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the value ranges of the
 //! InfiniBand specification.
 
-use super::config::{LIMITS, QpChange, QpState};
+use super::config::{LIMITS, QpChange, QpState, Transport};
 use super::error::CardError;
 use super::packet::PSN_MASK;
 use super::qp::Qp;
@@ -35,15 +35,30 @@ fn given(change: &QpChange) -> Vec<&'static str> {
     all.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
 }
 
+/// Names of attributes.
+type Names = &'static [&'static str];
+
 /// Attributes that a transition must have, and those that it may have. `None` where there is no such transition.
-fn rules(from: QpState, to: QpState) -> Option<(&'static [&'static str], &'static [&'static str])> {
+fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
     use QpState::{Err, Init, Reset, Rtr, Rts};
-    const BASIC: &[&str] = &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"];
+    let basic: Names = match transport {
+        Transport::Rc | Transport::Uc => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"],
+        Transport::Ud => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_QKEY"],
+    };
     Some(match (from, to) {
         (_, Reset | Err) => (&[], &["IBV_QP_CUR_STATE"]),
-        (Reset, Init) => (BASIC, &[]),
-        (Init, Init) => (&[], BASIC),
-        (Init, Rtr) => (
+        (Reset, Init) => (basic, &[]),
+        (Init, Init) => (&[], basic),
+        (Init, Rtr) => to_rtr(transport),
+        (Rtr, Rts) => (to_rts(transport), running(transport)),
+        (Rts, Rts) => (&[], running(transport)),
+        _ => return None,
+    })
+}
+
+fn to_rtr(transport: Transport) -> (Names, Names) {
+    match transport {
+        Transport::Rc => (
             &[
                 "IBV_QP_AV",
                 "IBV_QP_PATH_MTU",
@@ -54,22 +69,36 @@ fn rules(from: QpState, to: QpState) -> Option<(&'static [&'static str], &'stati
             ],
             &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
         ),
-        (Rtr, Rts) => (
-            &[
-                "IBV_QP_TIMEOUT",
-                "IBV_QP_RETRY_CNT",
-                "IBV_QP_RNR_RETRY",
-                "IBV_QP_SQ_PSN",
-                "IBV_QP_MAX_QP_RD_ATOMIC",
-            ],
-            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"],
+        Transport::Uc => (
+            &["IBV_QP_AV", "IBV_QP_PATH_MTU", "IBV_QP_DEST_QPN", "IBV_QP_RQ_PSN"],
+            &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
         ),
-        (Rts, Rts) => (
-            &[],
-            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"],
-        ),
-        _ => return None,
-    })
+        Transport::Ud => (&[], &["IBV_QP_PKEY_INDEX", "IBV_QP_QKEY"]),
+    }
+}
+
+fn to_rts(transport: Transport) -> Names {
+    match transport {
+        Transport::Rc => &[
+            "IBV_QP_TIMEOUT",
+            "IBV_QP_RETRY_CNT",
+            "IBV_QP_RNR_RETRY",
+            "IBV_QP_SQ_PSN",
+            "IBV_QP_MAX_QP_RD_ATOMIC",
+        ],
+        Transport::Uc | Transport::Ud => &["IBV_QP_SQ_PSN"],
+    }
+}
+
+/// What may change on the way to RTS and while in it.
+fn running(transport: Transport) -> Names {
+    match transport {
+        Transport::Rc => {
+            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"]
+        }
+        Transport::Uc => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],
+        Transport::Ud => &["IBV_QP_CUR_STATE", "IBV_QP_QKEY"],
+    }
 }
 
 fn check_values(change: &QpChange) -> Result<(), CardError> {
@@ -105,12 +134,12 @@ fn check_values(change: &QpChange) -> Result<(), CardError> {
 }
 
 /// Whether a change is allowed now, and the state after it.
-pub(super) fn check(from: QpState, change: &QpChange) -> Result<QpState, CardError> {
+pub(super) fn check(transport: Transport, from: QpState, change: &QpChange) -> Result<QpState, CardError> {
     let to = change.state.unwrap_or(from);
     if let Some(current) = change.current.filter(|current| *current != from) {
         return Err(CardError::Transition { from: current, to });
     }
-    let (required, optional) = rules(from, to).ok_or(CardError::Transition { from, to })?;
+    let (required, optional) = rules(transport, from, to).ok_or(CardError::Transition { from, to })?;
     let given = given(change);
     if let Some(attribute) = required.iter().find(|attribute| !given.contains(attribute)) {
         return Err(CardError::Missing { from, to, attribute });
@@ -163,6 +192,10 @@ impl Qp {
 mod tests {
     use super::*;
     use crate::card::config::{Access, Address};
+
+    fn check(from: QpState, change: &QpChange) -> Result<QpState, CardError> {
+        super::check(Transport::Rc, from, change)
+    }
 
     fn to_init() -> QpChange {
         QpChange {
@@ -232,6 +265,49 @@ mod tests {
         assert!(matches!(check(QpState::Init, &change), Err(CardError::Superfluous { .. })));
         let change = QpChange { current: Some(QpState::Init), ..to_rts() };
         assert!(matches!(check(QpState::Rtr, &change), Err(CardError::Transition { .. })));
+    }
+
+    #[test]
+    fn unreliable_transports_have_attributes_of_their_own() {
+        use QpState::{Init, Reset, Rtr, Rts};
+        let missing = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+            Err(CardError::Missing { attribute, .. }) => attribute,
+            other => panic!("{other:?}"),
+        };
+        let superfluous = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+            Err(CardError::Superfluous { attribute, .. }) => attribute,
+            other => panic!("{other:?}"),
+        };
+        let uc_rtr = QpChange { max_dest_rd_atomic: None, min_rnr_timer: None, ..to_rtr() };
+        let ud_init = QpChange { access: None, qkey: Some(0x11), ..to_init() };
+        let to = |state| QpChange { state: Some(state), ..QpChange::default() };
+        let rts = QpChange { sq_psn: Some(0), ..to(Rts) };
+        let good = [
+            (Transport::Uc, Reset, to_init(), Init),
+            (Transport::Uc, Init, uc_rtr, Rtr),
+            (Transport::Uc, Rtr, rts, Rts),
+            (Transport::Uc, Rts, QpChange { access: Some(Access::empty()), ..to(Rts) }, Rts),
+            (Transport::Ud, Reset, ud_init, Init),
+            (Transport::Ud, Init, QpChange { qkey: Some(1), ..to(Rtr) }, Rtr),
+            (Transport::Ud, Rtr, rts, Rts),
+            (Transport::Ud, Rts, QpChange { qkey: Some(1), ..to(Rts) }, Rts),
+        ];
+        for (transport, from, change, expected) in good {
+            let state = super::check(transport, from, &change);
+            assert!(matches!(state, Ok(state) if state == expected), "{transport} {from:?}: {state:?}");
+        }
+        assert_eq!(missing(Transport::Uc, Init, QpChange { rq_psn: None, ..uc_rtr }), "IBV_QP_RQ_PSN");
+        assert_eq!(superfluous(Transport::Uc, Init, to_rtr()), "IBV_QP_MAX_DEST_RD_ATOMIC");
+        assert_eq!(superfluous(Transport::Uc, Rtr, QpChange { timeout: Some(1), ..rts }), "IBV_QP_TIMEOUT");
+        assert_eq!(missing(Transport::Uc, Rtr, to(Rts)), "IBV_QP_SQ_PSN");
+        assert_eq!(missing(Transport::Ud, Reset, QpChange { qkey: None, ..ud_init }), "IBV_QP_QKEY");
+        assert_eq!(
+            superfluous(Transport::Ud, Reset, QpChange { access: Some(Access::empty()), ..ud_init }),
+            "IBV_QP_ACCESS_FLAGS"
+        );
+        assert_eq!(superfluous(Transport::Ud, Init, uc_rtr), "IBV_QP_AV");
+        assert_eq!(missing(Transport::Ud, Rtr, to(Rts)), "IBV_QP_SQ_PSN");
+        assert_eq!(superfluous(Transport::Rc, Rts, QpChange { qkey: Some(1), ..to(Rts) }), "IBV_QP_QKEY");
     }
 
     #[test]

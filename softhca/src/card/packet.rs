@@ -14,14 +14,35 @@ pub(super) enum Kind {
     ReadResponse = 4,
     Ack = 5,
     Nak = 6,
+    CompareSwap = 7,
+    FetchAdd = 8,
+    AtomicResponse = 9,
+    Datagram = 10,
+}
+
+impl Kind {
+    const ALL: [Kind; 10] = [
+        Kind::Send,
+        Kind::Write,
+        Kind::ReadRequest,
+        Kind::ReadResponse,
+        Kind::Ack,
+        Kind::Nak,
+        Kind::CompareSwap,
+        Kind::FetchAdd,
+        Kind::AtomicResponse,
+        Kind::Datagram,
+    ];
 }
 
 impl TryFrom<u8> for Kind {
     type Error = UnknownCode;
 
     fn try_from(code: u8) -> Result<Self, UnknownCode> {
-        let all = [Kind::Send, Kind::Write, Kind::ReadRequest, Kind::ReadResponse, Kind::Ack, Kind::Nak];
-        all.into_iter().find(|kind| *kind as u8 == code).ok_or(UnknownCode { what: "packet kind", code })
+        Kind::ALL
+            .into_iter()
+            .find(|kind| *kind as u8 == code)
+            .ok_or(UnknownCode { what: "packet kind", code })
     }
 }
 
@@ -55,6 +76,11 @@ pub(super) const IMMEDIATE: u8 = 4;
 /// The receiver is asked for an event.
 pub(super) const SOLICITED: u8 = 8;
 
+/// Of an unreliable connection.
+pub(super) const UNRELIABLE: u8 = 16;
+/// The payload begins with the network header, as the receiver of a datagram sees it.
+pub(super) const GLOBAL: u8 = 32;
+
 /// A packet's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -62,16 +88,20 @@ pub(super) struct Header {
     pub(super) kind: u8,
     pub(super) flags: u8,
     pub(super) nak: u8,
-    pub(super) timer: u8,
+    /// RNR timer of a NAK, service level of a datagram.
+    pub(super) timer_or_level: u8,
     pub(super) source_qpn: U32,
     pub(super) dest_qpn: U32,
     pub(super) psn: U32,
     /// Remote address of this packet's payload.
     pub(super) addr: U64,
+    /// Remote key, or a datagram's Q_Key.
     pub(super) rkey: U32,
     /// Bytes of the whole message.
     pub(super) length: U32,
     pub(super) imm: [u8; 4],
+    /// Of an atomic request: what is swapped in or added, and what is compared. Of its response: the original value.
+    pub(super) operands: [U64; 2],
 }
 
 impl Header {
@@ -80,7 +110,7 @@ impl Header {
             kind: kind as u8,
             flags: 0,
             nak: 0,
-            timer: 0,
+            timer_or_level: 0,
             source_qpn: U32::new(source_qpn),
             dest_qpn: U32::new(dest_qpn),
             psn: U32::new(psn & PSN_MASK),
@@ -88,7 +118,13 @@ impl Header {
             rkey: U32::ZERO,
             length: U32::ZERO,
             imm: [0; 4],
+            operands: [U64::ZERO; 2],
         }
+    }
+
+    /// Whether it is acknowledged, or an acknowledgement.
+    pub(super) fn is_reliable(&self) -> bool {
+        self.kind != Kind::Datagram as u8 && !self.has(UNRELIABLE)
     }
 
     pub(super) fn has(&self, flag: u8) -> bool {

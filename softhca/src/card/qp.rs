@@ -1,7 +1,7 @@
 //! A queue pair: its memory, its attributes, and the two halves that work for it.
 
 pub(super) use super::config::QpState;
-use super::config::{QpAttributes, QpConfig};
+use super::config::{QpAttributes, QpConfig, Transport};
 use super::context::Context;
 use super::dma::{self, ReadRing, Record};
 use super::error::Event;
@@ -15,6 +15,7 @@ use gdsync_sys::prm::doorbell::{self, Doorbell};
 #[derive(Debug)]
 pub(super) struct Qp {
     pub(super) qpn: u32,
+    pub(super) transport: Transport,
     pub(super) pdn: u32,
     pub(super) uar: u32,
     pub(super) send_cq: u32,
@@ -46,6 +47,7 @@ impl Qp {
         unsafe {
             Qp {
                 qpn,
+                transport: config.transport,
                 pdn: config.pdn,
                 uar: config.uar,
                 send_cq: config.send_cq,

@@ -1,56 +1,37 @@
 //! The responder half of a queue pair: taking requests, receives and responses.
 
-use super::config::Access;
-use super::context::{Context, MTU};
+use super::atomics::Results;
+use super::config::{Access, Transport};
+use super::context::Context;
 use super::dma::{self, Part, Place};
 use super::error::Event;
 use super::fetch::packets_of;
 use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
 use super::qp::{Qp, QpState};
+use super::responses::Response;
 use super::sender::{PEER_MEMORY, VENDOR_SYNDROME, each_piece};
-use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;
-use zerocopy::byteorder::big_endian::U32;
 
 /// Packets after which one is acknowledged although its message goes on.
 const ACK_EVERY: u32 = 16;
 
-/// Responses that may wait for room in the fabric; more are not needed for requests that come for the first time.
-const MAX_RESPONSES: usize = 256;
-
 /// A receive that a message is filling.
 #[derive(Debug)]
-struct Receive {
-    index: u16,
+pub(super) struct Receive {
+    pub(super) index: u16,
     segments: Vec<DataSeg>,
-    offset: u32,
+    pub(super) offset: u32,
 }
 
-/// Something to send back.
-#[derive(Debug)]
-enum Response {
-    /// Everything up to this packet has arrived. The completion of a receive becomes visible when this is on its way: a
-    /// peer that ends on that completion must not leave the sender without its acknowledgement.
-    Ack {
-        psn: u32,
-        completion: Option<Cqe64>,
-    },
-    Nak {
-        psn: u32,
-        code: NakCode,
-    },
-    /// Data of an RDMA read, of which `sent` packets are on their way.
-    Read {
-        psn: u32,
-        addr: u64,
-        rkey: u32,
-        length: u32,
-        sent: u32,
-    },
+impl Receive {
+    /// Bytes that it holds.
+    pub(super) fn room(&self) -> u64 {
+        self.segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
+    }
 }
 
 /// The state of the responder.
@@ -63,8 +44,11 @@ pub(super) struct Receiver {
     /// Next receive to use, counted for ever.
     next: u32,
     announced: u32,
-    current: Option<Receive>,
-    responses: VecDeque<Response>,
+    pub(super) current: Option<Receive>,
+    pub(super) responses: VecDeque<Response>,
+    pub(super) results: Results,
+    /// The rest of an unreliable connection's message is dropped.
+    pub(super) dropping: bool,
 }
 
 impl Receiver {
@@ -73,15 +57,18 @@ impl Receiver {
     }
 }
 
+/// A receive names memory that cannot be written to; which, is reported.
+pub(super) struct NoAccess;
+
 /// How handling a request ends when it does not go on.
-enum Stop {
+pub(super) enum Stop {
     /// Refused; the queue pair goes on.
     Nak(NakCode),
     /// Refused, and the queue pair fails: with a completion of the receive in use, or an event.
     Fatal(NakCode, Failure),
 }
 
-enum Failure {
+pub(super) enum Failure {
     Completion(u16, Syndrome),
     Event(Event),
 }
@@ -89,13 +76,16 @@ enum Failure {
 impl Qp {
     fn has_receive(&mut self) -> bool {
         self.look_at_receives();
-        self.receiver.next != self.receiver.announced
+        self.receiver.current.is_some() || self.receiver.next != self.receiver.announced
     }
 
-    /// Takes the next posted receive.
-    fn take_receive(&mut self) -> Option<Receive> {
+    /// Takes the next posted receive; on an unreliable connection first that of a message which broke off.
+    pub(super) fn take_receive(&mut self) -> Option<Receive> {
         if !self.has_receive() {
             return None;
+        }
+        if let Some(receive) = self.receiver.current.take() {
+            return Some(Receive { offset: 0, ..receive });
         }
         let index = self.receiver.next;
         self.receiver.next = index.wrapping_add(1);
@@ -138,6 +128,7 @@ impl Qp {
         let result = match kind {
             Kind::Send => self.take_send(header, payload, context),
             Kind::Write => self.take_write(header, payload, context),
+            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(kind, header, context),
             _ => self.take_read(header, context),
         };
         match result {
@@ -162,42 +153,7 @@ impl Qp {
         }
     }
 
-    /// The payload of the response that [`Self::next_response`] made, packet `psn` of a read, cannot be had.
-    pub(super) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, context: &mut Context<'_>) {
-        context.report(self.qpn, None, PEER_MEMORY, failure.to_string());
-        self.release_completions(context);
-        // It ends the conversation: whatever would come behind it is not heard.
-        self.receiver.responses.clear();
-        self.receiver.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
-        context.emit(Event::QpAccessError { qpn: self.qpn });
-        self.go_to_error(context);
-    }
-
-    /// A request that arrived before: acknowledged again, or, a read, answered again.
-    fn duplicate(&mut self, kind: Kind, header: &Header) {
-        if self.receiver.responses.len() >= MAX_RESPONSES {
-            // A peer that asks faster than it listens asks again later.
-            return;
-        }
-        if kind == Kind::ReadRequest {
-            self.push_read(header);
-        } else {
-            let psn = self.receiver.expected_psn.wrapping_sub(1) & PSN_MASK;
-            self.receiver.responses.push_back(Response::Ack { psn, completion: None });
-        }
-    }
-
-    fn push_read(&mut self, header: &Header) {
-        self.receiver.responses.push_back(Response::Read {
-            psn: header.psn.get(),
-            addr: header.addr.get(),
-            rkey: header.rkey.get(),
-            length: header.length.get(),
-            sent: 0,
-        });
-    }
-
-    fn take_send(
+    pub(super) fn take_send(
         &mut self,
         header: &Header,
         payload: &[Part],
@@ -205,7 +161,7 @@ impl Qp {
     ) -> Result<u32, Stop> {
         if header.has(FIRST) {
             let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
-            let room: u64 = receive.segments.iter().map(|segment| u64::from(segment.byte_count())).sum();
+            let room = receive.room();
             if u64::from(header.length.get()) > room {
                 let message = format!("{} bytes come into a receive of {room}", header.length.get());
                 context.report(self.qpn, Some(receive.index), "receive length", message);
@@ -214,13 +170,36 @@ impl Qp {
             }
             self.receiver.current = Some(receive);
         }
-        let Some(receive) = &mut self.receiver.current else {
+        let Some(mut receive) = self.receiver.current.take() else {
             context.report(self.qpn, None, "packet", "a message goes on that has not begun".to_owned());
             return Err(Stop::Fatal(
                 NakCode::InvalidRequest,
                 Failure::Event(Event::QpRequestError { qpn: self.qpn }),
             ));
         };
+        let index = receive.index;
+        if self.scatter(&mut receive, payload, context).is_err() {
+            let failure = Failure::Completion(index, Syndrome::LocalProtection);
+            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+        }
+        let mut completion = None;
+        if header.has(LAST) {
+            let opcode = if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
+            completion = Some(self.receive_completion(opcode, index, header));
+        } else {
+            self.receiver.current = Some(receive);
+        }
+        self.taken(header, completion, context);
+        Ok(1)
+    }
+
+    /// Copies what comes next into a receive.
+    pub(super) fn scatter(
+        &self,
+        receive: &mut Receive,
+        payload: &[Part],
+        context: &mut Context<'_>,
+    ) -> Result<(), NoAccess> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let mut places = Vec::new();
         let (pdn, regions) = (self.pdn, context.regions);
@@ -231,34 +210,22 @@ impl Qp {
                 Ok::<(), super::region::Refusal>(())
             });
         if let Err(refusal) = scattered {
-            let index = receive.index;
-            context.report(self.qpn, Some(index), "receive lkey", refusal.to_string());
-            let failure = Failure::Completion(index, Syndrome::LocalProtection);
-            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+            context.report(self.qpn, Some(receive.index), "receive lkey", refusal.to_string());
+            return Err(NoAccess);
         }
         // SAFETY: the parts are the sender's payload, readable while this packet is handled; the places were resolved just
         // now to registered memory with local write access, and regions do not go while the engine is locked. Only `copy`
         // itself uses the bounce buffer.
         let copied = unsafe { dma::copy(payload, &places, context.bounce) };
         if let Err(failure) = copied {
-            let index = receive.index;
-            context.report(self.qpn, Some(index), PEER_MEMORY, failure.to_string());
-            let failure = Failure::Completion(index, Syndrome::LocalProtection);
-            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+            context.report(self.qpn, Some(receive.index), PEER_MEMORY, failure.to_string());
+            return Err(NoAccess);
         }
         receive.offset = receive.offset.saturating_add(length as u32);
-        let index = receive.index;
-        let mut completion = None;
-        if header.has(LAST) {
-            self.receiver.current = None;
-            let opcode = if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
-            completion = Some(self.receive_completion(opcode, index, header));
-        }
-        self.acknowledge_later(header, completion);
-        Ok(1)
+        Ok(())
     }
 
-    fn take_write(
+    pub(super) fn take_write(
         &mut self,
         header: &Header,
         payload: &[Part],
@@ -284,25 +251,19 @@ impl Qp {
             let receive = self.take_receive().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             completion = Some(self.receive_completion(CqeOpcode::RespWriteImm, receive.index, header));
         }
-        self.acknowledge_later(header, completion);
+        self.taken(header, completion, context);
         Ok(1)
     }
 
     fn take_read(&mut self, header: &Header, context: &mut Context<'_>) -> Result<u32, Stop> {
-        let reads = self.receiver.responses.iter().filter(|r| matches!(r, Response::Read { .. })).count();
-        if reads >= usize::from(self.attributes.max_dest_rd_atomic) {
-            let message = format!("{} reads are in flight, which is the limit", reads);
-            context.report(self.qpn, None, "max_dest_rd_atomic", message);
-            let failure = Failure::Event(Event::QpRequestError { qpn: self.qpn });
-            return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
-        }
+        self.check_responses_in_flight(context)?;
         self.remote_access(header, header.length.get().into(), Access::REMOTE_READ, context)?;
         self.push_read(header);
         Ok(packets_of(header.length.get()))
     }
 
     /// The memory that a remote request names, if queue pair and key allow the access. An empty request names none.
-    fn remote_access<'a>(
+    pub(super) fn remote_access<'a>(
         &self,
         header: &Header,
         length: u64,
@@ -325,13 +286,22 @@ impl Qp {
     }
 
     /// A remote request does not get at the memory that it names.
-    fn no_access(&self) -> Stop {
+    pub(super) fn no_access(&self) -> Stop {
         Stop::Fatal(NakCode::RemoteAccess, Failure::Event(Event::QpAccessError { qpn: self.qpn }))
     }
 
     fn receive_completion(&self, opcode: CqeOpcode, index: u16, header: &Header) -> Cqe64 {
         let (remote, length) = (self.attributes.dest_qpn, header.length.get());
         Cqe64::responder(opcode, self.qpn, remote, index, length, header.imm, header.has(SOLICITED))
+    }
+
+    /// A packet was taken: on a reliable connection it is acknowledged, and what it completes waits for that.
+    fn taken(&mut self, header: &Header, completion: Option<Cqe64>, context: &mut Context<'_>) {
+        if self.transport == Transport::Rc {
+            self.acknowledge_later(header, completion);
+        } else if let Some(cqe) = completion {
+            self.complete(self.recv_cq, cqe, context);
+        }
     }
 
     fn acknowledge_later(&mut self, header: &Header, completion: Option<Cqe64>) {
@@ -347,72 +317,7 @@ impl Qp {
         }
     }
 
-    /// The next response packet, if there is one. Its payload's places go to `context.payload`.
-    pub(super) fn next_response(&mut self, context: &mut Context<'_>) -> Option<Header> {
-        let dest = self.attributes.dest_qpn;
-        match self.receiver.responses.front()? {
-            Response::Ack { psn, .. } => Some(Header::new(Kind::Ack, self.qpn, dest, *psn)),
-            Response::Nak { psn, code } => {
-                let mut header = Header::new(Kind::Nak, self.qpn, dest, *psn);
-                header.nak = *code as u8;
-                header.timer = self.attributes.min_rnr_timer;
-                Some(header)
-            }
-            Response::Read { psn, addr, rkey, length, sent } => {
-                let offset = sent * MTU;
-                let count = (length - offset).min(MTU);
-                let psn = psn.wrapping_add(*sent);
-                if count > 0 {
-                    let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
-                    match context.regions.resolve(*rkey, self.pdn, addr, count, Access::REMOTE_READ) {
-                        Ok(place) => context.payload.push(place, count as usize),
-                        // The region went while the read was under way.
-                        Err(refusal) => {
-                            context.report(self.qpn, None, "rkey", refusal.to_string());
-                            let mut header = Header::new(Kind::Nak, self.qpn, dest, psn);
-                            header.nak = NakCode::RemoteAccess as u8;
-                            return Some(header);
-                        }
-                    }
-                }
-                let mut header = Header::new(Kind::ReadResponse, self.qpn, dest, psn);
-                header.length = U32::new(*length);
-                Some(header)
-            }
-        }
-    }
-
-    /// The packet that [`Self::next_response`] made is on its way (or its receiver is gone).
-    pub(super) fn response_sent(&mut self, header: &Header, context: &mut Context<'_>) {
-        let refused = header.kind == Kind::Nak as u8;
-        match self.receiver.responses.front_mut() {
-            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => {
-                *sent += 1
-            }
-            Some(Response::Ack { completion, .. }) => {
-                let completion = completion.take();
-                self.receiver.responses.pop_front();
-                if let Some(cqe) = completion {
-                    self.complete(self.recv_cq, cqe, context);
-                }
-            }
-            _ => drop(self.receiver.responses.pop_front()),
-        }
-    }
-
-    /// Makes completions visible that wait for their acknowledgement to leave.
-    pub(super) fn release_completions(&mut self, context: &mut Context<'_>) {
-        let waiting = self.receiver.responses.iter_mut().filter_map(|response| match response {
-            Response::Ack { completion, .. } => completion.take(),
-            _ => None,
-        });
-        let waiting: Vec<Cqe64> = waiting.collect();
-        for cqe in waiting {
-            self.complete(self.recv_cq, cqe, context);
-        }
-    }
-
-    fn receive_error(&mut self, index: u16, syndrome: Syndrome, context: &mut Context<'_>) {
+    pub(super) fn receive_error(&mut self, index: u16, syndrome: Syndrome, context: &mut Context<'_>) {
         let cqe = Cqe64::error(CqeOpcode::ResponderError, 0, self.qpn, index, syndrome, VENDOR_SYNDROME);
         self.complete(self.recv_cq, cqe, context);
     }

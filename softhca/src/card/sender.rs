@@ -1,14 +1,18 @@
 //! The requester half of a queue pair: sending work requests, retrying, completing.
 
-use super::config::{Access, ack_timeout, rnr_timer};
+use super::config::{Access, Transport, ack_timeout, rnr_timer};
 use super::context::{Context, MTU};
 use super::dma::{self, Part, Place};
 use super::fetch::Request;
-use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, psn_distance};
+use super::link::Port;
+use super::packet::{
+    FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOLICITED, UNRELIABLE, psn_distance,
+};
 use super::qp::{Qp, QpState};
 use super::region::Refusal;
+use super::ud;
 use super::wqe::Payload;
-use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -27,17 +31,17 @@ pub(super) struct Sender {
     /// Next block to fetch.
     pub(super) fetched: u32,
     /// Blocks before this one are completed.
-    completed: u32,
-    requests: VecDeque<Request>,
+    pub(super) completed: u32,
+    pub(super) requests: VecDeque<Request>,
     /// The request that is being sent.
-    cursor: usize,
+    pub(super) cursor: usize,
     pub(super) next_psn: u32,
     retries_left: u8,
     rnr_left: u8,
     /// When to send again unless something is acknowledged.
     pub(super) deadline: Option<Instant>,
     /// Nothing is sent before.
-    rnr_until: Option<Instant>,
+    pub(super) rnr_until: Option<Instant>,
 }
 
 impl Sender {
@@ -78,7 +82,7 @@ impl Qp {
             let cursor = self.sender.cursor;
             let request = &self.sender.requests[cursor];
             let reads =
-                || self.sender.requests.iter().take(cursor).filter(|r| r.is_read() && !r.done).count();
+                || self.sender.requests.iter().take(cursor).filter(|r| r.awaits_result() && !r.done).count();
             match &request.work {
                 // It fails when its turn to complete has come, not before.
                 Err(syndrome) if cursor == 0 => {
@@ -96,11 +100,11 @@ impl Qp {
                         return None;
                     }
                 }
-                Ok(work) if work.opcode == Opcode::RdmaRead => {
+                Ok(_) if request.awaits_result() => {
                     if reads() >= usize::from(self.attributes.max_rd_atomic) {
                         return None;
                     }
-                    return self.read_packet(context);
+                    return self.result_packet(context);
                 }
                 Ok(_) => return self.data_packet(context),
             }
@@ -113,6 +117,17 @@ impl Qp {
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;
         let length = (work.length - offset).min(MTU);
+        let kind = match (&work.to, work.remote) {
+            (Some(_), _) => Kind::Datagram,
+            (None, Some(_)) => Kind::Write,
+            (None, None) => Kind::Send,
+        };
+        let psn = request.first_psn.wrapping_add(request.sent);
+        let mut header = Header::new(kind, self.qpn, self.attributes.dest_qpn, psn);
+        header.length = U32::new(work.length);
+        if let Some(vector) = &work.to {
+            ud::address(vector, &mut header, self.attributes.qkey, context);
+        }
         let gathered: Result<(), Refusal> = match &work.payload {
             Payload::Inline(bytes) => {
                 let at = bytes[offset as usize..].as_ptr();
@@ -133,11 +148,9 @@ impl Qp {
             self.refuse_locally("lkey", refusal.to_string(), context);
             return None;
         }
-        let is_write = work.remote.is_some();
-        let kind = if is_write { Kind::Write } else { Kind::Send };
-        let psn = request.first_psn.wrapping_add(request.sent);
-        let mut header = Header::new(kind, self.qpn, self.attributes.dest_qpn, psn);
-        header.length = U32::new(work.length);
+        if self.transport == Transport::Uc {
+            header.flags |= UNRELIABLE;
+        }
         if let Some((addr, rkey)) = work.remote {
             header.addr = U64::new(addr.wrapping_add(offset.into()));
             header.rkey = U32::new(rkey);
@@ -156,8 +169,18 @@ impl Qp {
         Some(header)
     }
 
-    /// The request packet of the RDMA read under the cursor, for what has not come yet.
-    fn read_packet(&mut self, context: &mut Context<'_>) -> Option<Header> {
+    /// The LID that the packet which [`Self::next_request`] made goes to.
+    pub(super) fn request_dlid(&self, port: Port) -> u16 {
+        let request = self.sender.requests.get(self.sender.cursor);
+        let work = request.and_then(|request| request.work.as_ref().ok());
+        match work.and_then(|work| work.to.as_deref()) {
+            Some(vector) => ud::destination(vector, port),
+            None => self.dlid(),
+        }
+    }
+
+    /// The request packet of the read or atomic under the cursor, for what has not come yet.
+    fn result_packet(&mut self, context: &mut Context<'_>) -> Option<Header> {
         let request = &self.sender.requests[self.sender.cursor];
         let work = request.work.as_ref().ok()?;
         if let Payload::Segments(segments) = &work.payload {
@@ -173,7 +196,15 @@ impl Qp {
         let (addr, rkey) = work.remote?;
         let offset = request.acked * MTU;
         let psn = request.first_psn.wrapping_add(request.acked);
-        let mut header = Header::new(Kind::ReadRequest, self.qpn, self.attributes.dest_qpn, psn);
+        let kind = match work.opcode {
+            Opcode::AtomicCs => Kind::CompareSwap,
+            Opcode::AtomicFa => Kind::FetchAdd,
+            _ => Kind::ReadRequest,
+        };
+        let mut header = Header::new(kind, self.qpn, self.attributes.dest_qpn, psn);
+        if let Some(operands) = work.operands {
+            header.operands = [operands.swap_add(), operands.compare()].map(U64::new);
+        }
         header.addr = U64::new(addr.wrapping_add(offset.into()));
         header.rkey = U32::new(rkey);
         header.length = U32::new(work.length - offset);
@@ -194,17 +225,24 @@ impl Qp {
     }
 
     /// The packet that [`Self::next_request`] made is on its way.
-    pub(super) fn request_sent(&mut self, context: &Context<'_>) {
+    pub(super) fn request_sent(&mut self, context: &mut Context<'_>) {
         let Some(request) = self.sender.requests.get_mut(self.sender.cursor) else { return };
-        if request.is_read() {
+        if request.awaits_result() {
             request.sent = request.packets;
         } else {
             request.sent += 1;
         }
-        if request.sent == request.packets {
+        let is_whole = request.sent == request.packets;
+        if is_whole {
             self.sender.cursor += 1;
         }
-        if self.sender.deadline.is_none() {
+        if self.transport != Transport::Rc {
+            // Nobody will acknowledge it.
+            if is_whole {
+                request.done = true;
+                self.complete_done(context);
+            }
+        } else if self.sender.deadline.is_none() {
             self.arm(context.now);
         }
     }
@@ -234,7 +272,7 @@ impl Qp {
     pub(super) fn acknowledge(&mut self, psn: u32, context: &mut Context<'_>) {
         let mut advanced = false;
         for request in &mut self.sender.requests {
-            if request.packets == 0 || request.is_read() {
+            if request.packets == 0 || request.awaits_result() {
                 continue;
             }
             let covered = psn_distance(psn, request.first_psn) + 1;
@@ -252,10 +290,18 @@ impl Qp {
         self.complete_done(context);
     }
 
-    /// A part of an RDMA read has come.
+    /// The original value of an atomic operation has come.
+    pub(super) fn atomic_response(&mut self, header: &Header, context: &mut Context<'_>) {
+        // Operands and results are in host order.
+        let original = header.operands[0].get().to_ne_bytes();
+        self.read_response(header, &[(original.as_ptr(), original.len())], context);
+    }
+
+    /// A part of an RDMA read has come, or the result of an atomic.
     pub(super) fn read_response(&mut self, header: &Header, payload: &[Part], context: &mut Context<'_>) {
         let psn = header.psn.get();
-        let Some(position) = self.sender.requests.iter().position(|r| r.is_read() && r.contains(psn)) else {
+        let Some(position) = self.sender.requests.iter().position(|r| r.awaits_result() && r.contains(psn))
+        else {
             return;
         };
         let request = &self.sender.requests[position];
@@ -368,62 +414,6 @@ impl Qp {
     /// Whether the pause that the peer asked for is over; then it is forgotten.
     pub(super) fn take_rnr_over(&mut self, now: Instant) -> bool {
         self.sender.rnr_until.take_if(|until| *until <= now).is_some()
-    }
-
-    /// Completes what is done, in order.
-    fn complete_done(&mut self, context: &mut Context<'_>) {
-        while self.sender.requests.front().is_some_and(|request| request.done) {
-            let Some(request) = self.sender.requests.pop_front() else { return };
-            self.sender.cursor = self.sender.cursor.saturating_sub(1);
-            self.sender.completed = request.first.wrapping_add(request.blocks);
-            if let Ok(work) = &request.work
-                && request.signaled
-            {
-                let count = if request.is_read() { request.length() } else { 0 };
-                let cqe = Cqe64::requester(work.opcode, self.qpn, request.first as u16, count);
-                self.complete(self.send_cq, cqe, context);
-            }
-        }
-    }
-
-    fn fail_at(&mut self, position: usize, syndrome: Syndrome, context: &mut Context<'_>) {
-        // What was sent before it has arrived, or the transport is broken: either way it is over.
-        for request in self.sender.requests.iter_mut().take(position) {
-            request.done = request.work.is_ok() && !request.is_read();
-        }
-        self.complete_done(context);
-        self.fail_front(syndrome, context);
-    }
-
-    /// The oldest work request fails; the queue pair with it.
-    fn fail_front(&mut self, syndrome: Syndrome, context: &mut Context<'_>) {
-        if let Some(request) = self.sender.requests.pop_front() {
-            self.sender.completed = request.first.wrapping_add(request.blocks);
-            // A malformed one has an error of its own.
-            let syndrome = request.work.as_ref().err().copied().unwrap_or(syndrome);
-            self.error_completion(&request, syndrome, context);
-        }
-        self.go_to_error(context);
-    }
-
-    fn error_completion(&mut self, request: &Request, syndrome: Syndrome, context: &mut Context<'_>) {
-        let counter = request.first as u16;
-        let error = CqeOpcode::RequesterError;
-        let cqe = Cqe64::error(error, request.opcode_byte, self.qpn, counter, syndrome, VENDOR_SYNDROME);
-        self.complete(self.send_cq, cqe, context);
-    }
-
-    /// In the error state: every work request that is announced completes as flushed.
-    pub(super) fn flush_sends(&mut self, context: &mut Context<'_>) {
-        self.sender.deadline = None;
-        self.sender.rnr_until = None;
-        loop {
-            let next = self.sender.requests.pop_front();
-            let Some(request) = next.or_else(|| self.fetch_to_flush()) else { break };
-            self.sender.completed = request.first.wrapping_add(request.blocks);
-            self.error_completion(&request, Syndrome::WrFlush, context);
-        }
-        self.sender.cursor = 0;
     }
 }
 

@@ -10,7 +10,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod arming;
+mod atomics;
+mod connections;
+mod datagrams;
 mod errors;
+mod interface;
 mod peer;
 mod transfers;
 
@@ -99,12 +103,17 @@ pub(super) const SIZES: Sizes = Sizes { blocks: 16, recv_segments: 4, cqes: 64 }
 
 impl TestQp {
     pub(super) fn new(card: &Card, pdn: u32, sizes: &Sizes) -> Self {
+        TestQp::with(card, pdn, sizes, |_| {})
+    }
+
+    /// One that is not as usual: `change` says how.
+    pub(super) fn with(card: &Card, pdn: u32, sizes: &Sizes, change: impl FnOnce(&mut QpConfig)) -> Self {
         let cq = TestCq::new(card, sizes.cqes);
         let uar = card.alloc_uar(&[0x800]).unwrap();
         let (blocks, entries, stride) = (sizes.blocks, 16, recv_stride(sizes.recv_segments));
         let (sq, rq) = (memory(blocks as usize * BASIC_BLOCK), memory((entries * stride) as usize));
         let dbrec = memory(8).cast::<u32>();
-        let config = QpConfig {
+        let mut config = QpConfig {
             transport: Transport::Rc,
             pdn,
             send_cq: cq.cqn,
@@ -119,6 +128,7 @@ impl TestQp {
             signal_all: false,
             user_index: None,
         };
+        change(&mut config);
         // SAFETY: the memory is never freed.
         let qpn = unsafe { card.create_qp(&config) }.unwrap();
         TestQp { qpn, cq, sq, blocks, rq, entries, stride, dbrec, page: uar.page, head: 0, received: 0 }

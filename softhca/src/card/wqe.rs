@@ -1,8 +1,10 @@
 //! Reading send work-queue entries, strictly.
 
-use super::config::LIMITS;
+use super::config::{LIMITS, Transport};
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::wqe::{CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT};
+use gdsync_sys::prm::wqe::{
+    AddressVector, AtomicSeg, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
+};
 use zerocopy::FromBytes;
 
 /// What a work request moves.
@@ -17,6 +19,10 @@ pub(super) enum Payload {
 pub(super) struct Work {
     pub(super) opcode: Opcode,
     pub(super) remote: Option<(u64, u32)>,
+    /// What an atomic operation swaps in or adds, and what it compares.
+    pub(super) operands: Option<AtomicSeg>,
+    /// Where a datagram goes.
+    pub(super) to: Option<Box<AddressVector>>,
     pub(super) payload: Payload,
     pub(super) length: u32,
 }
@@ -33,45 +39,78 @@ fn fault(syndrome: Syndrome, field: &'static str, message: String) -> Fault {
     Fault { syndrome, field, message }
 }
 
+/// Bytes of an atomic operation.
+pub(super) const ATOMIC_BYTES: u32 = 8;
+
 /// Reads the segments after the control segment. `body` is as long as `ds` says.
-pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8]) -> Result<Work, Fault> {
+pub(super) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result<Work, Fault> {
     let malformed = |field, message| fault(Syndrome::LocalQpOperation, field, message);
     let opcode = ctrl.opcode().map_err(|unknown| malformed("opcode", unknown.to_string()))?;
-    let nothing = Payload::Segments(Vec::new());
-    let (has_remote, may_be_inline) = match opcode {
-        Opcode::Nop => return Ok(Work { opcode, remote: None, payload: nothing, length: 0 }),
-        Opcode::Send | Opcode::SendImm => (false, true),
-        Opcode::RdmaWrite | Opcode::RdmaWriteImm => (true, true),
-        Opcode::RdmaRead => (true, false),
-        other => {
-            return Err(malformed(
-                "opcode",
-                format!("{other:?} is not supported on an RC queue pair of this card"),
-            ));
+    let mut work = Work {
+        opcode,
+        remote: None,
+        operands: None,
+        to: None,
+        payload: Payload::Segments(Vec::new()),
+        length: 0,
+    };
+    use Transport::{Rc, Uc, Ud};
+    let (has_remote, may_be_inline) = match (opcode, transport) {
+        (Opcode::Nop, _) => return Ok(work),
+        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud) => (false, true),
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc) => (true, true),
+        (Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa, Rc) => (true, false),
+        (other, transport) => {
+            let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
+            return Err(malformed("opcode", message));
         }
     };
-    let (remote, rest) = if has_remote {
-        let (segment, rest) = RemoteAddrSeg::read_from_prefix(body).map_err(|_| {
-            malformed("ds", format!("{opcode:?} with ds {} has no remote address segment", ctrl.ds()))
-        })?;
-        (Some((segment.addr(), segment.rkey())), rest)
-    } else {
-        (None, body)
-    };
+    let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
+    let mut rest = body;
+    if transport == Ud {
+        let (vector, behind) =
+            AddressVector::read_from_prefix(rest).map_err(|_| missing("datagram segment of 48 bytes"))?;
+        if !vector.is_extended() {
+            let message = "the address vector lacks the bit that says it has 48 bytes".to_owned();
+            return Err(malformed("dqp_dct", message));
+        }
+        (work.to, rest) = (Some(Box::new(vector)), behind);
+    }
+    if has_remote {
+        let (segment, behind) =
+            RemoteAddrSeg::read_from_prefix(rest).map_err(|_| missing("remote address segment"))?;
+        (work.remote, rest) = (Some((segment.addr(), segment.rkey())), behind);
+    }
+    let is_atomic = matches!(opcode, Opcode::AtomicCs | Opcode::AtomicFa);
+    if is_atomic {
+        if ctrl.opmod() != 0 {
+            let message =
+                format!("{opcode:?} with modifier {}: only 8 bytes, unmasked, are there", ctrl.opmod());
+            return Err(malformed("opmod", message));
+        }
+        let (segment, behind) = AtomicSeg::read_from_prefix(rest).map_err(|_| missing("atomic segment"))?;
+        (work.operands, rest) = (Some(segment), behind);
+    }
     let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));
-    let payload = match (is_inline, may_be_inline) {
+    work.payload = match (is_inline, may_be_inline) {
         (true, true) => Payload::Inline(parse_inline(rest)?),
         (true, false) => return Err(malformed("data segment", format!("{opcode:?} cannot be inline"))),
         (false, _) => Payload::Segments(parse_segments(rest)?),
     };
-    let length: u64 = match &payload {
+    let length: u64 = match &work.payload {
         Payload::Inline(bytes) => bytes.len() as u64,
         Payload::Segments(segments) => segments.iter().map(|segment| u64::from(segment.byte_count())).sum(),
     };
+    if is_atomic && length != u64::from(ATOMIC_BYTES) {
+        let message =
+            format!("{opcode:?} has a place of {length} bytes for its result, which has {ATOMIC_BYTES}");
+        return Err(fault(Syndrome::LocalLength, "byte_count", message));
+    }
+    let limit = if transport == Ud { LIMITS.max_datagram } else { LIMITS.max_message };
     match u32::try_from(length) {
-        Ok(length) if length <= LIMITS.max_message => Ok(Work { opcode, remote, payload, length }),
+        Ok(length) if length <= limit => Ok(Work { length, ..work }),
         _ => {
-            let message = format!("the message has {length} bytes, the port allows {}", LIMITS.max_message);
+            let message = format!("the message has {length} bytes, the port allows {limit} on {transport}");
             Err(fault(Syndrome::LocalLength, "byte_count", message))
         }
     }
@@ -119,7 +158,7 @@ fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync_sys::prm::wqe::CtrlFlags;
+    use gdsync_sys::prm::wqe::{AddressFields, CtrlFlags};
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
@@ -134,9 +173,17 @@ mod tests {
         bytes
     }
 
-    fn refused(opcode: Opcode, segments: &[&[u8]]) -> Fault {
+    fn refused_on(transport: Transport, opcode: Opcode, segments: &[&[u8]]) -> Fault {
         let body = body(segments);
-        parse(&ctrl(opcode, &body), &body).unwrap_err()
+        parse(&ctrl(opcode, &body), &body, transport).unwrap_err()
+    }
+
+    fn refused(opcode: Opcode, segments: &[&[u8]]) -> Fault {
+        refused_on(Transport::Rc, opcode, segments)
+    }
+
+    fn vector() -> AddressVector {
+        AddressVector::new(&AddressFields { qkey: 0x11, qpn: 0x22, dlid: 3, ..AddressFields::default() })
     }
 
     #[test]
@@ -144,13 +191,17 @@ mod tests {
         let raddr = RemoteAddrSeg::new(0x1000, 7);
         let data = [DataSeg::new(5, 1, 0x10), DataSeg::new(6, 2, 0x20)];
         let bytes = body(&[raddr.as_bytes(), data.as_bytes()]);
-        let work = parse(&ctrl(Opcode::RdmaRead, &bytes), &bytes).unwrap();
+        let work = parse(&ctrl(Opcode::RdmaRead, &bytes), &bytes, Transport::Rc).unwrap();
         assert_eq!((work.remote, work.length), (Some((0x1000, 7)), 11));
         assert_eq!(work.payload, Payload::Segments(data.to_vec()));
-        let work = parse(&ctrl(Opcode::Send, &[]), &[]).unwrap();
+        let work = parse(&ctrl(Opcode::Send, &[]), &[], Transport::Rc).unwrap();
         assert_eq!((work.remote, work.length), (None, 0));
         let junk = [0xff; 48];
-        assert_eq!(parse(&ctrl(Opcode::Nop, &junk), &junk).unwrap().length, 0, "a NOP may be of any size");
+        assert_eq!(
+            parse(&ctrl(Opcode::Nop, &junk), &junk, Transport::Rc).unwrap().length,
+            0,
+            "a NOP may be of any size"
+        );
     }
 
     #[test]
@@ -158,7 +209,7 @@ mod tests {
         let (one, two) = (InlineSeg::new(13), InlineSeg::new(3));
         let first = body(&[one.as_bytes(), b"thirteen byte"]);
         let bytes = body(&[&first, two.as_bytes(), b"end"]);
-        let work = parse(&ctrl(Opcode::Send, &bytes), &bytes).unwrap();
+        let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
         assert_eq!(work.payload, Payload::Inline(b"thirteen byteend".to_vec()));
     }
 
@@ -168,7 +219,8 @@ mod tests {
         let raddr = RemoteAddrSeg::new(0, 0);
         let inline = InlineSeg::new(4);
         assert_eq!(refused(Opcode::RdmaWrite, &[]).field, "ds");
-        assert_eq!(refused(Opcode::AtomicFa, &[]).field, "opcode");
+        assert_eq!(refused(Opcode::AtomicFa, &[]).field, "ds");
+        assert_eq!(refused(Opcode::Umr, &[]).field, "opcode");
         assert_eq!(
             refused(Opcode::RdmaRead, &[raddr.as_bytes(), inline.as_bytes(), b"abcd"]).field,
             "data segment"
@@ -186,12 +238,71 @@ mod tests {
         assert_eq!(fault.syndrome, Syndrome::LocalLength);
     }
 
+    #[test]
+    fn atomics_have_operands_and_a_place_of_8_bytes() {
+        let (raddr, operands) = (RemoteAddrSeg::new(0x1000, 7), AtomicSeg::new(1, 2));
+        let result = DataSeg::new(8, 1, 0x10);
+        let bytes = body(&[raddr.as_bytes(), operands.as_bytes(), result.as_bytes()]);
+        let work = parse(&ctrl(Opcode::AtomicCs, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!((work.remote, work.operands, work.length), (Some((0x1000, 7)), Some(operands), 8));
+        let with =
+            |result: &[u8]| refused(Opcode::AtomicFa, &[raddr.as_bytes(), operands.as_bytes(), result]);
+        for wrong in [DataSeg::new(7, 1, 0x10), DataSeg::new(16, 1, 0x10)] {
+            assert_eq!(with(wrong.as_bytes()).syndrome, Syndrome::LocalLength);
+        }
+        assert_eq!(with(&[]).syndrome, Syndrome::LocalLength);
+        assert_eq!(with(InlineSeg::new(8).as_bytes()).field, "data segment");
+        assert_eq!(refused(Opcode::AtomicCs, &[raddr.as_bytes()]).field, "ds");
+        let mut first = ctrl(Opcode::AtomicCs, &bytes).as_bytes().to_vec();
+        first[0] = 8;
+        let masked = CtrlSeg::read_from_bytes(&first).unwrap();
+        assert_eq!(parse(&masked, &bytes, Transport::Rc).unwrap_err().field, "opmod");
+    }
+
+    #[test]
+    fn datagrams_have_an_address_and_at_most_the_mtu() {
+        let data = DataSeg::new(4096, 1, 0x10);
+        let bytes = body(&[vector().as_bytes(), data.as_bytes()]);
+        let work = parse(&ctrl(Opcode::SendImm, &bytes), &bytes, Transport::Ud).unwrap();
+        assert_eq!((work.to.as_deref(), work.length), (Some(&vector()), 4096));
+        let refused = |segments: &[&[u8]]| refused_on(Transport::Ud, Opcode::Send, segments);
+        let long = refused(&[vector().as_bytes(), DataSeg::new(4097, 1, 0x10).as_bytes()]);
+        assert_eq!((long.syndrome, long.field), (Syndrome::LocalLength, "byte_count"));
+        assert_eq!(refused(&[&vector().as_bytes()[..32]]).field, "ds");
+        let mut short = vector().as_bytes().to_vec();
+        short[8] = 0;
+        assert_eq!(refused(&[&short, data.as_bytes()]).field, "dqp_dct");
+    }
+
+    #[test]
+    fn every_transport_has_its_opcodes() {
+        use Opcode::{AtomicCs, AtomicFa, Nop, RdmaRead, RdmaWrite, RdmaWriteImm, Send, SendImm};
+        let allowed: [(Transport, &[Opcode]); 3] = [
+            (Transport::Rc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa]),
+            (Transport::Uc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm]),
+            (Transport::Ud, &[Nop, Send, SendImm]),
+        ];
+        for (transport, allowed) in allowed {
+            for &opcode in Opcode::ALL {
+                let parsed = parse(&ctrl(opcode, &[]), &[], transport);
+                let is_refused = parsed.is_err_and(|fault| fault.field == "opcode");
+                assert_eq!(is_refused, !allowed.contains(&opcode), "{opcode:?} on {transport}");
+            }
+        }
+    }
+
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(first: [u8; 16], body in proptest::collection::vec(any::<u8>(), 0..1000)) {
-            let ctrl = CtrlSeg::read_from_bytes(&first).unwrap();
-            if let Ok(work) = parse(&ctrl, &body) {
-                prop_assert!(work.length <= LIMITS.max_message);
+        fn no_bytes_make_it_panic(first: [u8; 16], opcode in proptest::sample::select(Opcode::ALL),
+                                  body in proptest::collection::vec(any::<u8>(), 0..1000)) {
+            let known = CtrlSeg::new(opcode, 0, 1, 1, CtrlFlags::empty(), [0; 4]);
+            for ctrl in [CtrlSeg::read_from_bytes(&first).unwrap(), known] {
+                for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+                    if let Ok(work) = parse(&ctrl, &body, transport) {
+                        prop_assert!(work.length <= LIMITS.max_message);
+                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop);
+                    }
+                }
             }
         }
     }

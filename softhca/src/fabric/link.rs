@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 /// First bytes on a link's socket: who sends. The ring's descriptor comes with them.
-const GREETING: [u8; 6] = *b"gdsft1";
+const GREETING: [u8; 6] = *b"gdsft2";
 /// Greeting and source LID, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;
 

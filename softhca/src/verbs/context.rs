@@ -17,6 +17,8 @@ pub(super) const PORT: u8 = 1;
 pub(super) const COMPLETION_VECTORS: c_int = 1;
 /// The PCI vendor id of the cards whose interface this is.
 const VENDOR_MELLANOX: u32 = 0x15b3;
+/// `IBV_ATOMIC_HCA`: atomic among the operations of a card. They are among those of CPUs, too, but mlx5 does not say so.
+const ATOMIC_HCA: c_int = 1;
 /// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.
 const PHYS_LINK_UP: u8 = 5;
 /// Width code of 4 lanes (`enum ib_port_width`).
@@ -127,6 +129,7 @@ fn device_attributes(guid: u64) -> ibv_device_attr {
         max_qp_rd_atom: reads,
         max_res_rd_atom: reads.saturating_mul(count(LIMITS.max_qp)),
         max_qp_init_rd_atom: reads,
+        atomic_cap: ATOMIC_HCA,
         max_ah: c_int::MAX,
         max_pkeys: 1,
         phys_port_cnt: PORT,

@@ -32,7 +32,6 @@ impl From<CardError> for Errno {
         match error {
             CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno(libc::EFAULT),
             CardError::Busy { .. } => Errno::BUSY,
-            CardError::Unsupported { .. } => Errno::NOT_SUPPORTED,
             CardError::TooMany { .. } => Errno::NO_MEMORY,
             CardError::Fabric(_) => Errno(libc::ENODEV),
             CardError::System(error) => Errno(error.raw_os_error().unwrap_or(libc::EIO)),

@@ -276,3 +276,17 @@ fn what_a_client_does_not_give_is_not_registered() {
     drop(card);
     assert_eq!(gpu.regions.load(SeqCst), 0);
 }
+
+#[test]
+fn atomics_on_peer_memory_are_refused() {
+    use gdsync_sys::prm::wqe::AtomicSeg;
+    let rights = everything() | Access::REMOTE_ATOMIC;
+    let mut pair = Pair::with(&SIZES, 64, QpChange { access: Some(rights), ..QpChange::default() });
+    let gpu = Memory::peer(&pair.card, pair.pdn, 64, rights);
+    let (remote, operands, result) = (gpu.region.remote(0), AtomicSeg::new(1, 0), pair.source.data(0..8));
+    pair.left.post(Opcode::AtomicFa, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
+    pair.run();
+    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RemoteAccess);
+    assert!(pair.diagnosed("peer memory"));
+    assert_eq!(gpu.get(), [0; 64]);
+}

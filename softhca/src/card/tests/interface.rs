@@ -1,0 +1,179 @@
+//! What fronts rely on: addressing, shared pages, queues of no entries, user indices, attributes.
+
+use super::*;
+use std::os::fd::AsRawFd;
+
+fn card(link: LinkLayer) -> Card {
+    Card::stopped(link, Box::new(drop)).unwrap()
+}
+
+#[test]
+fn an_ethernet_port_is_addressed_by_gid() {
+    let ethernet = card(LinkLayer::Ethernet);
+    let by_lid = Address { dlid: ethernet.lid(), gid: None };
+    let by_gid = Address { dlid: 0, gid: Some(ethernet.gids()[3].gid) };
+    assert!(matches!(ethernet.check_address(&by_lid), Err(CardError::Invalid { what: "is_global", .. })));
+    assert_eq!(ethernet.diagnostics()[0].field, "is_global");
+    assert!(ethernet.check_address(&by_gid).is_ok());
+    assert!(card(LinkLayer::InfiniBand).check_address(&by_lid).is_ok());
+
+    let qp = TestQp::new(&ethernet, ethernet.alloc_pd().unwrap(), &SIZES);
+    let init = QpChange {
+        state: Some(QpState::Init),
+        pkey_index: Some(0),
+        port: Some(1),
+        access: Some(Access::empty()),
+        ..QpChange::default()
+    };
+    ethernet.modify_qp(qp.qpn, &init).unwrap();
+    let rtr = QpChange {
+        state: Some(QpState::Rtr),
+        address: Some(by_lid),
+        path_mtu: Some(3),
+        dest_qpn: Some(qp.qpn),
+        rq_psn: Some(0),
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(1),
+        ..QpChange::default()
+    };
+    assert!(ethernet.modify_qp(qp.qpn, &rtr).is_err());
+    assert_eq!(ethernet.query_qp(qp.qpn).unwrap().state, QpState::Init, "nothing has changed");
+    ethernet.modify_qp(qp.qpn, &QpChange { address: Some(by_gid), ..rtr }).unwrap();
+    let now = ethernet.query_qp(qp.qpn).unwrap();
+    assert_eq!((now.state, now.address, now.path_mtu), (QpState::Rtr, by_gid, 3));
+    assert_eq!((now.pkey_index, now.port), (0, 1));
+}
+
+#[test]
+fn the_q_key_can_be_asked_for() {
+    let card = card(LinkLayer::InfiniBand);
+    let qp = TestQp::with(&card, card.alloc_pd().unwrap(), &SIZES, |config| config.transport = Transport::Ud);
+    let init = QpChange {
+        state: Some(QpState::Init),
+        pkey_index: Some(0),
+        port: Some(1),
+        qkey: Some(0x1234),
+        ..QpChange::default()
+    };
+    card.modify_qp(qp.qpn, &init).unwrap();
+    assert_eq!(card.query_qp(qp.qpn).unwrap().qkey, 0x1234);
+    card.modify_qp(qp.qpn, &QpChange { qkey: Some(5), ..QpChange::default() }).unwrap();
+    assert_eq!(card.query_qp(qp.qpn).unwrap().qkey, 5);
+}
+
+#[test]
+fn a_page_of_registers_can_be_mapped_again() {
+    let mut pair = Pair::new(64);
+    assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
+    let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].uar;
+    let memory = pair.card.uar_memory(uar).unwrap();
+    // SAFETY: a new mapping of the page, write only, as libmlx5 maps it.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, memory.as_raw_fd(), 0)
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    drop(memory);
+    pair.left.page = page.cast();
+    pair.left.post(Opcode::Nop, &[]);
+    pair.run();
+    success(pair.left.cq.poll());
+    assert!(pair.card.diagnostics().is_empty());
+    // SAFETY: mapped above, not used any more.
+    unsafe { libc::munmap(page, 4096) };
+}
+
+#[test]
+fn queues_of_no_entries_do_not_exist() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let mut sender = TestQp::with(&card, pdn, &SIZES, |config| {
+        (config.rq, config.rq_entries, config.rq_stride) = (std::ptr::null_mut(), 0, 0);
+    });
+    let mut receiver = TestQp::with(&card, pdn, &SIZES, |config| {
+        (config.sq, config.sq_blocks) = (std::ptr::null_mut(), 0);
+    });
+    sender.connect(&card, receiver.qpn, card.lid(), QpChange::default());
+    receiver.connect(&card, sender.qpn, card.lid(), QpChange::default());
+    let target = Region::new(&card, pdn, 64, everything());
+    receiver.post_recv(&[target.data(0..64)]);
+    sender.post(Opcode::Send, &[&inline(b"one way")]);
+    run(&card);
+    success(sender.cq.poll());
+    assert_eq!(receiver.cq.poll().unwrap().byte_count(), 7);
+    // Records that announce what does not exist.
+    sender.received = 5;
+    word(sender.dbrec, doorbell::DBR_RECV).store(doorbell::record(5), Ordering::Release);
+    let failed = QpChange { state: Some(QpState::Err), ..QpChange::default() };
+    card.modify_qp(sender.qpn, &failed).unwrap();
+    run(&card);
+    assert!(sender.cq.poll().is_none(), "there is nothing to flush");
+    receiver.head = 3;
+    word(receiver.dbrec, doorbell::DBR_SEND).store(doorbell::record(3), Ordering::Release);
+    receiver
+        .store_doorbell(CtrlSeg::new(Opcode::Nop, 2, receiver.qpn, 1, CtrlFlags::empty(), [0; 4]).doorbell());
+    run(&card);
+    assert!(receiver.cq.poll().is_none());
+    assert_eq!(card.query_qp(receiver.qpn).unwrap().state, QpState::Err);
+    assert!(card.diagnostics().iter().any(|diagnostic| diagnostic.field == "send doorbell record"));
+}
+
+#[test]
+fn a_queue_pair_without_a_receive_queue_is_never_ready() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let without = |config: &mut QpConfig| (config.rq, config.rq_entries) = (std::ptr::null_mut(), 0);
+    let mut left = TestQp::new(&card, pdn, &SIZES);
+    let right = TestQp::with(&card, pdn, &SIZES, without);
+    left.connect(&card, right.qpn, card.lid(), QpChange { rnr_retry: Some(0), ..QpChange::default() });
+    right.connect(&card, left.qpn, card.lid(), QpChange::default());
+    word(right.dbrec, doorbell::DBR_RECV).store(doorbell::record(1), Ordering::Release);
+    left.post(Opcode::Send, &[&inline(b"hello")]);
+    run(&card);
+    assert_eq!(error(left.cq.poll()).1, Syndrome::RnrRetryExceeded);
+}
+
+#[test]
+fn every_entry_carries_the_user_index() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let qp = |index| TestQp::with(&card, pdn, &SIZES, |config| config.user_index = index);
+    let (mut left, mut right) = (qp(Some(0xab_cdef)), qp(Some(2)));
+    left.connect(&card, right.qpn, card.lid(), QpChange::default());
+    right.connect(&card, left.qpn, card.lid(), QpChange::default());
+    let target = Region::new(&card, pdn, 64, everything());
+    right.post_recv(&[target.data(0..64)]);
+    left.post(Opcode::Send, &[&inline(b"good")]);
+    left.post(Opcode::Umr, &[]);
+    run(&card);
+    let index = |cqe: Option<Cqe64>| cqe.map(|cqe| (cqe.user_index(), cqe.is_error()));
+    assert_eq!(index(left.cq.poll()), Some((0xab_cdef, false)));
+    assert_eq!(index(left.cq.poll()), Some((0xab_cdef, true)));
+    assert_eq!(index(right.cq.poll()), Some((2, false)));
+
+    let mut without = qp(None);
+    without.connect(&card, without.qpn, card.lid(), QpChange::default());
+    without.post(Opcode::Nop, &[]);
+    run(&card);
+    assert_eq!(index(without.cq.poll()), Some((0, false)));
+}
+
+#[test]
+fn configurations_that_cannot_be_are_refused() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let refused = |change: fn(&mut QpConfig)| {
+        let mut kept = None;
+        TestQp::with(&card, pdn, &SIZES, |config| kept = Some(*config));
+        let mut config = kept.unwrap();
+        change(&mut config);
+        // SAFETY: the memory is never freed, and nothing is made of a refused configuration.
+        match unsafe { card.create_qp(&config) } {
+            Err(CardError::Invalid { what, .. }) => what,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(|config| config.sq_blocks = 3), "send queue blocks");
+    assert_eq!(refused(|config| config.rq_entries = 1 << 17), "receive queue entries");
+    assert_eq!(refused(|config| config.rq_stride = 8), "receive queue stride");
+    assert_eq!(refused(|config| config.user_index = Some(1 << 24)), "user index");
+}

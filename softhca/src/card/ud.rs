@@ -1,0 +1,232 @@
+//! Datagrams: where they go, what the receiver sees of the network, and whether it takes them.
+
+use super::config::LIMITS;
+use super::context::Context;
+use super::dma::Part;
+use super::link::{GidEntry, GidKind, LinkLayer, Port, lid_of};
+use super::packet::{GLOBAL, Header, IMMEDIATE, SOLICITED};
+use super::qp::Qp;
+use super::wqe::{Fault, Work};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, L3_GRH, L3_IPV4, L3_IPV6, PathFields, Syndrome};
+use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
+use zerocopy::byteorder::big_endian::U32;
+
+/// Bytes that a receive has before the datagram, for the network header.
+const GRH_BYTES: u32 = 40;
+/// Top bit of a Q_Key in a work request: the queue pair's own is used (IB specification, 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+/// Bytes of an IPv4 header: the last of the 40.
+const IPV4_BYTES: usize = 20;
+/// Next header of a GRH: InfiniBand's transport (IB specification, 8.3.5).
+const NEXT_TRANSPORT: u8 = 0x1b;
+/// Protocol number of UDP.
+const NEXT_UDP: u8 = 17;
+/// Bytes around a datagram's data: base and datagram transport headers, and the invariant checksum.
+const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
+/// Bytes of a UDP header.
+const UDP_BYTES: u16 = 8;
+
+/// The LID that the fabric delivers a datagram at: on InfiniBand the vector's, on Ethernet that of the GID.
+pub(super) fn destination(vector: &AddressVector, port: Port) -> u16 {
+    match port.link {
+        LinkLayer::InfiniBand => vector.fields().dlid,
+        LinkLayer::Ethernet => lid_of(&vector.route().gid),
+    }
+}
+
+/// The route of a datagram and its source: on InfiniBand where the vector says so, on Ethernet always.
+///
+/// # Errors
+/// In words, where the source is not in the port's table.
+fn route(vector: &AddressVector, port: Port) -> Result<Option<(GrhFields, GidEntry)>, String> {
+    if port.link == LinkLayer::InfiniBand && vector.fields().grh.is_none() {
+        return Ok(None);
+    }
+    let route = vector.route();
+    match port.gid(route.gid_index) {
+        Some(source) => Ok(Some((route, source))),
+        None => Err(format!("the port's table has no GID {}", route.gid_index)),
+    }
+}
+
+/// Checks that a datagram can leave from the source that it names.
+pub(super) fn check(work: Work, port: Port) -> Result<Work, Fault> {
+    let routed = work.to.as_ref().map_or(Ok(None), |vector| route(vector, port));
+    let unroutable = |message| Fault { syndrome: Syndrome::LocalQpOperation, field: "grh_gid_fl", message };
+    routed.map_err(unroutable)?;
+    Ok(work)
+}
+
+/// The network header as the receiver gets it: 40 bytes, an IPv4 header in the last 20 of them.
+fn network_header(route: &GrhFields, source: &GidEntry, length: u32) -> [u8; GRH_BYTES as usize] {
+    let mut header = [0; GRH_BYTES as usize];
+    // A datagram has at most 4096 bytes.
+    let inside = length.next_multiple_of(4) as u16 + TRANSPORT_BYTES;
+    if source.is_ipv4() {
+        ipv4_header(route, source, inside + UDP_BYTES, &mut header);
+        return header;
+    }
+    let (inside, next) = match source.kind {
+        GidKind::RoceV2 => (inside + UDP_BYTES, NEXT_UDP),
+        GidKind::InfiniBand | GidKind::RoceV1 => (inside, NEXT_TRANSPORT),
+    };
+    let first = 6 << 28 | u32::from(route.traffic_class) << 20 | route.flow_label & 0xf_ffff;
+    header[..4].copy_from_slice(&first.to_be_bytes());
+    header[4..6].copy_from_slice(&inside.to_be_bytes());
+    header[6] = next;
+    header[7] = route.hop_limit;
+    header[8..24].copy_from_slice(&source.gid);
+    header[24..].copy_from_slice(&route.gid);
+    header
+}
+
+fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [u8; GRH_BYTES as usize]) {
+    let ip = &mut header[GRH_BYTES as usize - IPV4_BYTES..];
+    let total = inside + IPV4_BYTES as u16;
+    ip[0] = 4 << 4 | (IPV4_BYTES / 4) as u8;
+    ip[1] = route.traffic_class;
+    ip[2..4].copy_from_slice(&total.to_be_bytes());
+    // Do not fragment.
+    ip[6] = 0x40;
+    ip[8] = route.hop_limit;
+    ip[9] = NEXT_UDP;
+    ip[12..16].copy_from_slice(&source.gid[12..]);
+    ip[16..20].copy_from_slice(&route.gid[12..]);
+    let words = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// What a completion entry says of the network header: its type on Ethernet, the service level on InfiniBand.
+fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
+    match source {
+        Some(source) if source.is_ipv4() => L3_IPV4,
+        Some(GidEntry { kind: GidKind::RoceV2, .. }) => L3_IPV6,
+        Some(GidEntry { kind: GidKind::RoceV1, .. }) => L3_GRH,
+        Some(GidEntry { kind: GidKind::InfiniBand, .. }) | None => vector.fields().service_level,
+    }
+}
+
+/// Addresses a datagram: fills in the header, and puts the network header before its payload.
+pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32, context: &mut Context<'_>) {
+    let fields = vector.fields();
+    header.dest_qpn = U32::new(fields.qpn);
+    let qkey = if fields.qkey & OWN_QKEY != 0 { own_qkey } else { fields.qkey };
+    header.rkey = U32::new(qkey);
+    // A source that is not there was refused when the request was fetched.
+    let route = route(vector, context.port).ok().flatten();
+    header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
+    if let Some((route, source)) = route {
+        header.flags |= GLOBAL;
+        context.payload.push_prefix(&network_header(&route, &source, header.length.get()));
+    }
+}
+
+impl Qp {
+    /// A datagram from a LID. It is dropped where its Q_Key is not the queue pair's, and where no receive is posted.
+    pub(super) fn take_datagram(
+        &mut self,
+        source: u16,
+        header: &Header,
+        payload: &[Part],
+        context: &mut Context<'_>,
+    ) {
+        let qkey = header.rkey.get();
+        if qkey != self.attributes.qkey {
+            let message = format!(
+                "a datagram from queue pair {:#x} of LID {source} has {qkey:#x}, not {:#x}: dropped",
+                header.source_qpn.get(),
+                self.attributes.qkey
+            );
+            return context.report(self.qpn, None, "Q_Key", message);
+        }
+        let has_grh = header.has(GLOBAL);
+        let length = header.length.get();
+        let sent: usize = payload.iter().map(|part| part.1).sum();
+        let expected = if has_grh { length.saturating_add(GRH_BYTES) } else { length };
+        if length > LIMITS.max_datagram || sent != expected as usize {
+            tracing::debug!(source, length, sent, "a datagram that is not as long as it says");
+            return;
+        }
+        let Some(mut receive) = self.take_receive() else {
+            tracing::debug!(qpn = self.qpn, source, "a datagram finds no receive and is dropped");
+            return;
+        };
+        let (index, total) = (receive.index, length + GRH_BYTES);
+        if u64::from(total) > receive.room() {
+            let message =
+                format!("{length} bytes and {GRH_BYTES} of header come into a receive of {}", receive.room());
+            context.report(self.qpn, Some(index), "receive length", message);
+            return self.fail_receive(index, Syndrome::LocalLength, context);
+        }
+        if !has_grh {
+            // What is in its place then says nothing, and is left as it is.
+            receive.offset = GRH_BYTES;
+        }
+        if self.scatter(&mut receive, payload, context).is_err() {
+            return self.fail_receive(index, Syndrome::LocalProtection, context);
+        }
+        let opcode = if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
+        let remote = header.source_qpn.get();
+        let cqe = Cqe64::responder(opcode, self.qpn, remote, index, total, header.imm, header.has(SOLICITED));
+        let slid = if context.port.link == LinkLayer::Ethernet { 0 } else { source };
+        let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
+        self.complete(self.recv_cq, cqe, context);
+    }
+
+    fn fail_receive(&mut self, index: u16, syndrome: Syndrome, context: &mut Context<'_>) {
+        self.receive_error(index, syndrome, context);
+        self.go_to_error(context);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync_sys::prm::wqe::AddressFields;
+
+    fn vector(gid_index: u8, has_bit: bool) -> AddressVector {
+        let grh = GrhFields { traffic_class: 3, hop_limit: 64, gid_index, flow_label: 0x12345, gid: [9; 16] };
+        let fields = AddressFields { dlid: 0x77, grh: Some(grh), ..AddressFields::default() };
+        let mut bytes: [u8; 48] = zerocopy::transmute!(AddressVector::new(&fields));
+        bytes[28] &= if has_bit { 0xff } else { 0xbf };
+        zerocopy::transmute!(bytes)
+    }
+
+    #[test]
+    fn the_route_follows_the_bit_on_infiniband_and_is_always_there_on_ethernet() {
+        let port = |link| Port { link, lid: 0x1234 };
+        let (infiniband, ethernet) = (port(LinkLayer::InfiniBand), port(LinkLayer::Ethernet));
+        assert_eq!(route(&vector(0, false), infiniband), Ok(None));
+        assert!(route(&vector(0, true), infiniband).is_ok_and(|route| route.is_some()));
+        assert!(route(&vector(3, false), ethernet).is_ok_and(|route| route.is_some()));
+        assert!(route(&vector(1, true), infiniband).is_err());
+        assert!(route(&vector(4, false), ethernet).is_err());
+        assert_eq!(destination(&vector(0, false), infiniband), 0x77);
+        assert_eq!(destination(&vector(0, false), ethernet), 0x0909);
+    }
+
+    #[test]
+    fn network_headers_of_every_kind() {
+        let port = Port { link: LinkLayer::Ethernet, lid: 0x1234 };
+        let header = |index| {
+            let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
+            (network_header(&route, &source, 5), source)
+        };
+        // IB specification, 8.3: version, class, flow; length behind this header; next header; hops; source; destination.
+        let (grh, source) = header(0);
+        assert_eq!(grh[..8], [0x60, 0x31, 0x23, 0x45, 0, 32, 0x1b, 64]);
+        assert_eq!((&grh[8..24], &grh[24..]), (&source.gid[..], &[9; 16][..]));
+        // RoCE v2: UDP inside.
+        assert_eq!(header(1).0[4..8], [0, 40, 17, 64]);
+        let (ipv4, source) = header(3);
+        assert_eq!(ipv4[..20], [0; 20]);
+        assert_eq!(ipv4[20..30], [0x45, 3, 0, 60, 0, 0, 0x40, 0, 64, 17]);
+        assert_eq!((&ipv4[32..36], &ipv4[36..]), (&source.gid[12..], &[9; 4][..]));
+        let words = ipv4[20..].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+        let sum = words.sum::<u32>();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum of RFC 791");
+    }
+}
