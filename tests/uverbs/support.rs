@@ -176,6 +176,17 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn start(tool: &Path, devices: &str, arguments: &[&str], temporary: &Path) -> Self {
+        Pair::start_after(tool, devices, arguments, temporary, || {})
+    }
+
+    /// Does something between the server's start and the client's.
+    pub(crate) fn start_after(
+        tool: &Path,
+        devices: &str,
+        arguments: &[&str],
+        temporary: &Path,
+        between: impl FnOnce(),
+    ) -> Self {
         let port = free_port();
         let command = || {
             let mut command = soft(devices, tool, temporary);
@@ -184,6 +195,7 @@ impl Pair {
         };
         let mut server = Running::start(command());
         wait_for_listener(port, &mut server);
+        between();
         let mut client = command();
         client.arg("localhost");
         Pair { server, client: Running::start(client) }
