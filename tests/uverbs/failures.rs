@@ -73,3 +73,16 @@ fn more_queue_entries_than_the_card_has_are_refused() {
     assert!(ended.code.is_some_and(|code| code != 0 && code < 128), "{ended:?}");
     assert_eq!(temporary.content(), 0);
 }
+
+#[test]
+fn more_queue_pairs_than_there_are_files_for_are_refused() {
+    let test = "more_queue_pairs_than_there_are_files_for_are_refused";
+    let Some(tool) = tool(test, "ib_write_bw") else { return };
+    let temporary = Temporary::new("files");
+    // Each of libmlx5's doorbell pages is a file.
+    let mut command = soft("ib", Path::new("/bin/sh"), &temporary.0);
+    command.args(["-c", "ulimit -n 24; exec \"$0\" -q 500 -n 5", &tool.display().to_string()]);
+    let ended = run(command);
+    assert!(ended.code.is_some_and(|code| code != 0 && code < 128), "{ended:?}");
+    assert_eq!(temporary.content(), 0);
+}

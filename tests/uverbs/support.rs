@@ -20,7 +20,8 @@ pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
             std::env::var_os("GDSYNC_REQUIRE_RDMA").is_none_or(|value| value != "1"),
             "{name} is not there, and GDSYNC_REQUIRE_RDMA=1: install the package {package}"
         );
-        writeln!(std::io::stderr(), "SKIPPED {test}: {name} is not there (package {package})").unwrap();
+        let said = format!("SKIPPED {test}: {name} is not there (package {package})\n");
+        std::io::stderr().write_all(said.as_bytes()).unwrap();
     }
     found
 }
