@@ -149,8 +149,9 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Waits until somebody listens on a TCP port, without connecting to it: the tools take the first who connects for their client.
-pub(crate) fn wait_for_listener(port: u16, server: &mut Running) {
+/// Waits until somebody listens on a TCP port, or nobody does any more. Nothing connects to it for that: the tools take the first
+/// who connects for their client. A server that has ended changes nothing any more, so that is an end, too.
+pub(crate) fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
     let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
     let listens = |table: &str| {
         std::fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
@@ -160,8 +161,8 @@ pub(crate) fn wait_for_listener(port: u16, server: &mut Running) {
             local && words.nth(1) == Some("0A")
         })
     };
-    while !listens("/proc/net/tcp") && !listens("/proc/net/tcp6") {
-        assert!(Instant::now() < end, "nobody listens on port {port}");
+    while (listens("/proc/net/tcp") || listens("/proc/net/tcp6")) != wanted {
+        assert!(Instant::now() < end, "port {port}: somebody listens is not {wanted}");
         if server.child.try_wait().unwrap().is_some() {
             return;
         }
@@ -173,16 +174,17 @@ pub(crate) fn wait_for_listener(port: u16, server: &mut Running) {
 pub(crate) struct Pair {
     pub(crate) server: Running,
     pub(crate) client: Running,
+    port: u16,
 }
 
 impl Pair {
     pub(crate) fn start(tool: &Path, devices: &str, arguments: &[&str], temporary: &Path) -> Self {
-        Pair::start_after(tool, devices, arguments, temporary, || {})
+        Pair::start_after(&[tool], devices, arguments, temporary, || {})
     }
 
-    /// Does something between the server's start and the client's.
+    /// The tool may stand behind a command that starts it. Does something between the server's start and the client's.
     pub(crate) fn start_after(
-        tool: &Path,
+        program: &[&Path],
         devices: &str,
         arguments: &[&str],
         temporary: &Path,
@@ -190,16 +192,21 @@ impl Pair {
     ) -> Self {
         let port = free_port();
         let command = || {
-            let mut command = soft(devices, tool, temporary);
-            command.args(["-p", &port.to_string()]).args(arguments);
+            let mut command = soft(devices, program[0], temporary);
+            command.args(&program[1..]).args(["-p", &port.to_string()]).args(arguments);
             command
         };
         let mut server = Running::start(command());
-        wait_for_listener(port, &mut server);
+        wait_for_listener(port, &mut server, true);
         between();
         let mut client = command();
         client.arg("localhost");
-        Pair { server, client: Running::start(client) }
+        Pair { server, client: Running::start(client), port }
+    }
+
+    /// Waits until the client is there: the tools close their port then.
+    pub(crate) fn has_met(&mut self) {
+        wait_for_listener(self.port, &mut self.server, false);
     }
 
     pub(crate) fn end(self) -> [Ended; 2] {
