@@ -65,11 +65,12 @@ impl Request {
         if count > MAX_ATTRIBUTES || usize::from(header.length) != length || header.reserved1 != 0 {
             return Err(Errno::INVALID);
         }
-        let attributes = (0..count).map(|i| {
-            let place = addr.wrapping_add((size_of::<Header>() + i * size_of::<Attr>()) as u64);
-            let mut attr = [0; size_of::<Attr>()];
-            load(place, &mut attr)?;
-            Ok(Attribute { attr: Attr::read_from_bytes(&attr).map_err(|_| Errno::INVALID)?, place })
+        let place = |i: usize| addr.wrapping_add((size_of::<Header>() + i * size_of::<Attr>()) as u64);
+        let mut bytes = vec![0; count * size_of::<Attr>()];
+        load(place(0), &mut bytes)?;
+        let attributes = bytes.chunks_exact(size_of::<Attr>()).enumerate().map(|(i, bytes)| {
+            let attr = Attr::read_from_bytes(bytes).map_err(|_| Errno::INVALID)?;
+            Ok(Attribute { attr, place: place(i) })
         });
         Ok(Request {
             object: header.object_id,

@@ -190,10 +190,14 @@ fn alloc_uar(device: &Device) -> (u32, u32) {
     let answer = command.run(device).unwrap();
     let (offset, length): (u64, u32) =
         (answer.output(attr::UAR_MMAP_OFFSET), answer.output(attr::UAR_MMAP_LENGTH));
-    let write = libc::PROT_WRITE;
-    // SAFETY: a new mapping.
-    let page =
-        unsafe { hooks::mmap(std::ptr::null_mut(), 4096, write, libc::MAP_SHARED, device.0, offset as i64) };
+    let map = |len| {
+        let (write, shared) = (libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping.
+        unsafe { hooks::mmap(std::ptr::null_mut(), len, write, shared, device.0, offset as i64) }
+    };
+    assert_eq!(map(8192), libc::MAP_FAILED, "the next page is another's");
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+    let page = map(4096);
     assert!(length == 4096 && page != libc::MAP_FAILED, "a program can map it");
     // SAFETY: the mapping of above.
     unsafe { libc::munmap(page, 4096) };

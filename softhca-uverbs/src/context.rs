@@ -9,7 +9,7 @@ use crate::uapi::ioctl::{method, object};
 use crate::{ah, channel, cq, device, mr, pd, port, qp, uar, write};
 use parking_lot::Mutex;
 use softhca::card::Card;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -55,6 +55,8 @@ impl Object {
 pub(crate) struct Objects {
     last: u32,
     by_handle: BTreeMap<u32, Object>,
+    /// Handles of UARs, by the number of their page.
+    pages: HashMap<u32, u32>,
 }
 
 impl Objects {
@@ -62,6 +64,9 @@ impl Objects {
         loop {
             self.last = self.last.wrapping_add(1);
             if let std::collections::btree_map::Entry::Vacant(place) = self.by_handle.entry(self.last) {
+                if let Object::Uar(uar) = &object {
+                    self.pages.insert(uar.id, self.last);
+                }
                 place.insert(object);
                 return self.last;
             }
@@ -81,7 +86,11 @@ impl Objects {
     }
 
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
-        self.by_handle.remove(&handle)
+        let removed = self.by_handle.remove(&handle);
+        if let Some(Object::Uar(uar)) = &removed {
+            self.pages.remove(&uar.id);
+        }
+        removed
     }
 
     pub(crate) fn pd(&self, handle: u32) -> Result<&pd::Pd> {
@@ -94,9 +103,8 @@ impl Objects {
 
     /// The UAR page of that number, if it is one of the context's.
     pub(crate) fn uar(&self, page_id: u32) -> Result<&uar::Uar> {
-        let mut uars =
-            self.iter().filter_map(|object| if let Object::Uar(uar) = object { Some(uar) } else { None });
-        uars.find(|uar| uar.id == page_id).ok_or(Errno::INVALID)
+        let handle = self.pages.get(&page_id).ok_or(Errno::INVALID)?;
+        if let Object::Uar(uar) = self.get(*handle)? { Ok(uar) } else { Err(Errno::INVALID) }
     }
 }
 
@@ -165,13 +173,6 @@ impl Context {
         // Only now: what goes with it may close files, and that is a hook of ours.
         drop(removed);
         Ok(result)
-    }
-
-    /// Where a page that a program maps from the device is: its memory, if the offset is one that the context gave out.
-    pub(crate) fn mapping(&self, offset: u64) -> Option<Arc<OwnedFd>> {
-        let objects = self.objects.lock();
-        let page_id = uar::page_id_of(offset)?;
-        objects.uar(page_id).ok().map(|uar| uar.memory.clone())
     }
 }
 

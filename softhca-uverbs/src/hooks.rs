@@ -8,6 +8,7 @@ use crate::attributes::Request;
 use crate::errno::{Errno, Result};
 use crate::files;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
+use crate::uar;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -215,8 +216,16 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let page = files::context(fd).and_then(|context| context.mapping(offset as u64));
-    let (fd, offset) = page.as_ref().map_or((fd, offset), |page| (page.as_raw_fd(), 0));
+    let page = match files::context(fd).map(|context| uar::mapping(&context, offset as u64, len)) {
+        Some(Ok(page)) => page,
+        Some(Err(errno)) => {
+            errno.set();
+            return libc::MAP_FAILED;
+        }
+        None => None,
+    };
+    let (fd, offset) =
+        page.as_ref().map_or((fd, offset), |(file, place)| (file.as_raw_fd(), *place as off_t));
     // SAFETY: the caller's.
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     mapped as *mut c_void

@@ -7,7 +7,6 @@ use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
@@ -23,8 +22,6 @@ const LAST_TYPE: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct Uar {
     pub(crate) id: u32,
-    /// The program maps it, as often as it likes.
-    pub(crate) memory: Arc<OwnedFd>,
 }
 
 impl Uar {
@@ -39,20 +36,27 @@ pub(crate) fn page_id_of(offset: u64) -> Option<u32> {
     u32::try_from(number).ok().filter(|_| offset & MAPPING != 0 && offset.is_multiple_of(u64::from(PAGE)))
 }
 
+/// The memory of the page that a program maps at an offset of the device: a file, and a place in it. `None` where the offset is
+/// not one that the context gave out.
+///
+/// # Errors
+/// EINVAL for more than the page: others lie behind it.
+pub(crate) fn mapping(context: &Context, offset: u64, len: usize) -> Result<Option<(OwnedFd, u64)>> {
+    let Some(page_id) = page_id_of(offset) else { return Ok(None) };
+    let Ok(id) = context.objects.lock().uar(page_id).map(|uar| uar.id) else { return Ok(None) };
+    if len > PAGE as usize {
+        return Err(Errno::INVALID);
+    }
+    Ok(Some(context.card().uar_memory(id)?))
+}
+
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
 pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     if request.number(attr::UAR_TYPE)? > LAST_TYPE {
         return Err(Errno::NOT_SUPPORTED);
     }
     let id = context.card().alloc_uar(REGISTERS)?.id;
-    let memory = match context.card().uar_memory(id) {
-        Ok(memory) => Arc::new(memory),
-        Err(error) => {
-            context.card().free_uar(id)?;
-            return Err(error.into());
-        }
-    };
-    let handle = context.objects.lock().add(Object::Uar(Uar { id, memory }));
+    let handle = context.objects.lock().add(Object::Uar(Uar { id }));
     request.answer_made(attr::UAR_HANDLE, handle)?;
     request.answer_with(attr::UAR_MMAP_OFFSET, &(MAPPING | (u64::from(id) * u64::from(PAGE))))?;
     request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;

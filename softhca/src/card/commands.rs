@@ -2,13 +2,14 @@
 
 use super::config::{Access, Address, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState};
 use super::cq::Cq;
-use super::dma::{CqRing, Record, UarPage};
+use super::dma::{CqRing, Record};
 use super::engine::{Engine, Uar};
 use super::error::{CardError, Diagnostic};
 use super::link::LinkLayer;
 use super::region::Memory;
 use super::{Card, UarHandle, modify, qp};
 use gdsync_sys::prm::doorbell;
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -124,26 +125,28 @@ impl Card {
     /// Allocates a page of doorbell registers, of which those at the offsets `registers` can be rung.
     ///
     /// # Errors
-    /// [`CardError::System`].
+    /// [`CardError::TooMany`], [`CardError::System`].
     pub fn alloc_uar(&self, registers: &'static [usize]) -> Result<UarHandle, CardError> {
-        let page = UarPage::new()?;
-        let base = page.base();
         self.command(|engine| {
-            let id = self.number(|number| engine.uars.contains_key(&number));
-            engine.uars.insert(id, Uar { page, registers, qps: Vec::new() });
-            Ok(UarHandle { id, page: base })
+            // A queue pair needs no more than one.
+            within("UARs", engine.uars.len(), LIMITS.max_qp)?;
+            let page = engine.uar_pages.take()?;
+            let handle =
+                UarHandle { id: self.number(|number| engine.uars.contains_key(&number)), page: page.base() };
+            engine.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
+            Ok(handle)
         })
     }
 
-    /// A descriptor of the memory behind a page of doorbell registers: by it a program makes another mapping of the page
-    /// (shared, of 4096 bytes from offset 0). What is stored through either is seen.
+    /// A descriptor of the file that all of the card's pages of doorbell registers are in, and the place of this one: by them
+    /// a program makes another mapping of the page (shared, of 4096 bytes). What is stored through either is seen.
     ///
     /// # Errors
     /// [`CardError::NotFound`], [`CardError::System`].
-    pub fn uar_memory(&self, id: u32) -> Result<OwnedFd, CardError> {
+    pub fn uar_memory(&self, id: u32) -> Result<(OwnedFd, u64), CardError> {
         let engine = self.shared.engine.lock();
         let uar = engine.uars.get(&id).ok_or(CardError::NotFound { what: "UAR", number: id })?;
-        Ok(uar.page.descriptor()?)
+        Ok(engine.uar_pages.descriptor(&uar.page)?)
     }
 
     /// Frees a page of doorbell registers.
@@ -156,7 +159,9 @@ impl Card {
             if !uar.qps.is_empty() {
                 return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
             }
-            engine.uars.remove(&id);
+            if let Some(uar) = engine.uars.remove(&id) {
+                engine.uar_pages.give_back(uar.page);
+            }
             Ok(())
         })
     }
@@ -243,7 +248,7 @@ impl Card {
             }
             engine.pds.get(&config.pdn).ok_or(missing("protection domain", config.pdn))?;
             let qpn = self.number(|number| engine.qps.contains_key(&number));
-            engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?.qps.push(qpn);
+            engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?.qps.insert(qpn);
             for cqn in [config.send_cq, config.recv_cq] {
                 engine.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
             }

@@ -1,17 +1,16 @@
-//! Every access of the card to a program's memory: rings, records, registers, payloads.
+//! Every access of the card to a program's memory: rings, records, payloads. (Registers are the card's own: `uar.rs`.)
 //!
 //! Nothing else in this crate's device model dereferences an address. Validity of addresses is the front's promise (rings
 //! and records live until their object is destroyed) or the memory regions' (registered memory is mapped); *contents* are
 //! never trusted. Registered memory of a peer-memory client has addresses that are never dereferenced: its bytes go through a
 //! buffer of the card and the client's functions.
 
-use crate::fabric::{MAX_PAYLOAD, SharedMemory};
+use crate::fabric::MAX_PAYLOAD;
 use crate::peer_memory::{PeerFailure, PeerMapping};
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use zerocopy::IntoBytes;
@@ -122,43 +121,6 @@ impl CqRing {
             let last = i == CQE_SIZE / 4 - 1;
             word.store(value, if last { Ordering::Release } else { Ordering::Relaxed });
         }
-    }
-}
-
-/// A page of doorbell registers, which programs may map a second time.
-pub(super) struct UarPage {
-    memory: SharedMemory,
-    fd: OwnedFd,
-}
-
-impl UarPage {
-    pub(super) fn new() -> io::Result<Self> {
-        let (memory, fd) = SharedMemory::create(UAR_PAGE)?;
-        Ok(UarPage { memory, fd })
-    }
-
-    pub(super) fn base(&self) -> *mut u8 {
-        self.memory.base()
-    }
-
-    /// A descriptor that another mapping of the page is made by.
-    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.fd.try_clone()
-    }
-
-    /// Takes what was stored into a register: exchanging it with 0 loses nothing between two looks.
-    ///
-    /// Acquire: the records and entries that the doorbell announces are visible.
-    pub(super) fn take(&self, offset: usize) -> Option<u64> {
-        debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
-        // SAFETY: inside our mapping and aligned; programs and streams store to it concurrently.
-        let register = unsafe { AtomicU64::from_ptr(self.base().add(offset).cast()) };
-        // A look is much cheaper than an exchange, and nearly always finds nothing.
-        if register.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        let value = register.swap(0, Ordering::Acquire);
-        (value != 0).then_some(value)
     }
 }
 
@@ -332,6 +294,7 @@ fn has_rights(maps: &str, range: std::ops::Range<u64>, writable: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::SharedMemory;
     use proptest::prelude::*;
 
     #[test]
@@ -360,16 +323,6 @@ mod tests {
     }
 
     #[test]
-    fn a_doorbell_is_taken_once() {
-        let page = UarPage::new().unwrap();
-        assert_eq!(page.take(0x800), None);
-        // SAFETY: the register is inside the page and aligned.
-        let register = unsafe { AtomicU64::from_ptr(page.base().add(0x800).cast()) };
-        register.store(7, Ordering::Release);
-        assert_eq!((page.take(0x800), page.take(0x800), page.take(0x900)), (Some(7), None, None));
-    }
-
-    #[test]
     fn atomics_return_the_original_and_wrap() {
         use AtomicOperation::{CompareSwap, FetchAdd};
         let word = AtomicU64::new(5);
@@ -383,7 +336,7 @@ mod tests {
 
     #[test]
     fn only_mapped_memory_is_mapped() {
-        let page = UarPage::new().unwrap();
+        let (page, _file) = SharedMemory::create(UAR_PAGE).unwrap();
         let addr = page.base() as u64;
         assert!(is_mapped(addr, 4096, true) && is_mapped(addr + 100, 1, false));
         assert!(!is_mapped(u64::MAX - 10, 20, false) && !is_mapped(0, 4096, false));

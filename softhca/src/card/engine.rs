@@ -3,7 +3,6 @@
 use super::context::Context;
 use super::cq::Cq;
 use super::deliver::receive;
-use super::dma::UarPage;
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
 use super::link::Port;
@@ -11,6 +10,7 @@ use super::packet::Header;
 use super::qp::{Qp, QpState};
 use super::region::Regions;
 use super::sender::PEER_MEMORY;
+use super::uar::{UarPage, UarPages};
 use crate::fabric::{Fabric, SendOutcome};
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -29,7 +29,7 @@ pub(super) struct Uar {
     pub(super) page: UarPage,
     /// Registers that can be rung.
     pub(super) registers: &'static [usize],
-    pub(super) qps: Vec<u32>,
+    pub(super) qps: BTreeSet<u32>,
 }
 
 /// All state of a card.
@@ -40,6 +40,8 @@ pub(super) struct Engine {
     pub(super) pds: HashMap<u32, u32>,
     pub(super) regions: Regions,
     pub(super) uars: HashMap<u32, Uar>,
+    /// Behind those that use it: they are dropped first.
+    pub(super) uar_pages: UarPages,
     pub(super) cqs: HashMap<u32, Cq>,
     pub(super) qps: HashMap<u32, Qp>,
     pub(super) events: Vec<Event>,
@@ -101,6 +103,7 @@ impl Engine {
             pds: HashMap::new(),
             regions: Regions::default(),
             uars: HashMap::new(),
+            uar_pages: UarPages::default(),
             cqs: HashMap::new(),
             qps: HashMap::new(),
             events: Vec::new(),
@@ -161,7 +164,7 @@ impl Engine {
             self.timers.remove(&(timer, qpn));
         }
         if let Some(uar) = self.uars.get_mut(&qp.uar) {
-            uar.qps.retain(|other| *other != qpn);
+            uar.qps.remove(&qpn);
         }
         Some(qp)
     }
@@ -247,8 +250,10 @@ impl Engine {
 
     /// A doorbell rang: every queue pair of that page is served up to its record.
     fn ring(&mut self, uar: u32, bell: Doorbell, now: Instant) {
-        let Some(qps) = self.uars.get(&uar).map(|uar| uar.qps.clone()) else { return };
-        if !qps.contains(&bell.qpn()) {
+        let Some(rung) = self.uars.get(&uar) else { return };
+        let is_known = rung.qps.contains(&bell.qpn());
+        let qps: Vec<u32> = rung.qps.iter().copied().collect();
+        if !is_known {
             let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
             self.diagnostics.report(Diagnostic {
                 qpn: None,

@@ -23,6 +23,7 @@ mod receiver;
 mod region;
 mod responses;
 mod sender;
+mod uar;
 mod uc;
 mod ud;
 mod wqe;
@@ -53,7 +54,7 @@ pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 pub struct UarHandle {
     /// Its number.
     pub id: u32,
-    /// Its first byte; the page is mapped until the UAR is freed.
+    /// Its first byte; the page is the UAR's until that is freed.
     pub page: *mut u8,
 }
 

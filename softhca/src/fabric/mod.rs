@@ -14,7 +14,7 @@ mod sys;
 
 pub use ring::{MAX_HEADER, MAX_PAYLOAD};
 pub use sleeper::Sleeper;
-pub(crate) use sys::SharedMemory;
+pub(crate) use sys::{MemoryFile, SharedMemory};
 
 use link::{Incoming, Outgoing};
 use std::collections::HashMap;

@@ -11,6 +11,15 @@ fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
 }
 
+/// A new file in memory, without a name in any file system.
+fn memory_file() -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a zero-terminated string.
+    let fd = check(unsafe { libc::memfd_create(c"gdsync-softhca".as_ptr(), flags) })?;
+    // SAFETY: a descriptor just opened, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Memory shared between processes, mapped for as long as the value lives.
 pub(crate) struct SharedMemory {
     base: *mut u8,
@@ -26,18 +35,14 @@ impl SharedMemory {
     /// Fresh zeroed memory, with the descriptor that another process maps it by. Sealed, so that nobody can shrink it
     /// under the other's feet (an access beyond the end is a signal).
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name is a zero-terminated string.
-        let fd = check(unsafe { libc::memfd_create(c"gdsync-softhca".as_ptr(), flags) })?;
-        // SAFETY: a descriptor just opened, owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = memory_file()?;
         let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: plain system calls on our own descriptor.
         unsafe {
             check(libc::ftruncate(fd.as_raw_fd(), size))?;
             check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
         }
-        Ok((Self::map(fd.as_fd(), len)?, fd))
+        Ok((Self::map(fd.as_fd(), 0, len)?, fd))
     }
 
     /// Maps what another process sent. Refused where it has not the expected size, or can still be shrunk.
@@ -52,14 +57,13 @@ impl SharedMemory {
         if seals & libc::F_SEAL_SHRINK == 0 || usize::try_from(size) != Ok(len) {
             return Err(io::Error::other(format!("shared memory of {size} bytes with seals {seals:#x}")));
         }
-        Self::map(fd, len)
+        Self::map(fd, 0, len)
     }
 
-    fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
+    fn map(fd: BorrowedFd<'_>, offset: libc::off_t, len: usize) -> io::Result<Self> {
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, fd.as_raw_fd());
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -75,6 +79,35 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving it.
         unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A file in memory that grows, and never shrinks: what is mapped of it stays there.
+pub(crate) struct MemoryFile(OwnedFd);
+
+impl MemoryFile {
+    /// An empty one.
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = memory_file()?;
+        // SAFETY: a plain system call on our own descriptor.
+        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) })?;
+        Ok(MemoryFile(fd))
+    }
+
+    /// Makes it end `len` bytes behind `offset`, where it ended, and maps what is new: zeroes. Both are multiples of a page.
+    pub(crate) fn extend(&self, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        let position = |at: Option<usize>| at.and_then(|at| libc::off_t::try_from(at).ok());
+        let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        // SAFETY: a plain system call on our own descriptor.
+        check(unsafe { libc::ftruncate(self.0.as_raw_fd(), end) })?;
+        SharedMemory::map(self.0.as_fd(), start, len)
+    }
+
+    /// Another descriptor of it.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
     }
 }
 

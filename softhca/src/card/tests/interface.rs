@@ -66,11 +66,11 @@ fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
     let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].uar;
-    let memory = pair.card.uar_memory(uar).unwrap();
+    let (memory, offset) = pair.card.uar_memory(uar).unwrap();
+    let (file, place) = (memory.as_raw_fd(), offset as libc::off_t);
     // SAFETY: a new mapping of the page, write only, as libmlx5 maps it.
-    let page = unsafe {
-        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, memory.as_raw_fd(), 0)
-    };
+    let page =
+        unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, file, place) };
     assert_ne!(page, libc::MAP_FAILED);
     drop(memory);
     pair.left.page = page.cast();
