@@ -9,6 +9,8 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod processes;
+
 /// All tests of this process share a card. One of them takes all of something, and must be alone with it.
 static CARD: RwLock<()> = RwLock::new(());
 
@@ -465,30 +467,4 @@ fn memory_of_a_file_is_registered_and_a_device_without_memory_is_not() {
     }
     assert_eq!(destroy(&device, object::MR, method::MR_DESTROY, mr), Ok(()));
     assert_eq!(destroy(&device, object::PD, method::ONLY_DESTROY, pd), Ok(()));
-}
-
-#[test]
-fn the_child_of_a_fork_has_a_card_of_its_own() {
-    let device = Device::open();
-    let lid = |device: &Device| {
-        let command = new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, 1);
-        let answer: [u8; 48] = command.output(attr::QUERY_PORT_RESP, 48).run(device).unwrap().output(1);
-        u16::from_ne_bytes([answer[22], answer[23]])
-    };
-    let parents = lid(&device);
-    // SAFETY: the child does what a program does that forks to serve, and leaves without unwinding.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let inherited =
-            new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, 1).run(&device).err();
-        let own = Device::open();
-        let fine = inherited == Some(libc::ENOTTY) && ![0, parents].contains(&lid(&own));
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(if fine { 0 } else { 1 }) };
-    }
-    let mut status = 0;
-    // SAFETY: a valid place; the child is ours.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
-    assert_eq!(lid(&device), parents, "nothing has changed for the parent");
 }

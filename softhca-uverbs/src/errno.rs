@@ -33,6 +33,18 @@ impl Errno {
     }
 }
 
+/// Does work that leaves `errno` as it was, as system calls do that succeed.
+pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the location is the calling thread's own, valid as long as the thread.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: as above; nobody else uses it.
+    let before = unsafe { *place };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { *place = before };
+    result
+}
+
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
         Errno(error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO))

@@ -127,6 +127,8 @@ impl Routes {
     pub(crate) fn remove(&self, source: Source) -> Reported {
         let mut routes = self.routes.lock();
         let Some(route) = routes.remove(&source) else { return Reported::default() };
+        // From here on nobody adds an event: both sides of a channel may be used without this lock, and be closed.
+        drop(routes);
         let channel = route.completions.as_ref();
         let completions = channel.map_or(0, |pipe| pipe.take_back(COMPLETION_EVENT, route.user_handle));
         let asynchronous = route.asynchronous.take_back(ASYNC_EVENT, route.user_handle);

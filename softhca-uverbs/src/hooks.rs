@@ -5,7 +5,7 @@
 //! passes without a lock.
 
 use crate::attributes::Request;
-use crate::errno::{Errno, Result};
+use crate::errno::{Errno, Result, preserving};
 use crate::files;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::uar;
@@ -23,7 +23,7 @@ const NETLINK_RDMA: c_int = 20;
 /// The device that a path names.
 ///
 /// # Safety
-/// `path` is null, not mapped at all, or a C string.
+/// `path` is null, or a C string. (A system call would answer EFAULT to what is not mapped; here it is a signal.)
 unsafe fn device_of(path: *const c_char) -> Option<usize> {
     if path.is_null() {
         return None;
@@ -65,7 +65,7 @@ fn open_device(index: usize, flags: c_int) -> Result<c_int> {
 unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's.
     match unsafe { device_of(path) } {
-        Some(index) => returned(open_device(index, flags)),
+        Some(index) => returned(preserving(|| open_device(index, flags))),
         // SAFETY: the caller's.
         None => unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int },
     }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn fstatat(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn close(fd: c_int) -> c_int {
     if files::is_ours(fd) {
-        files::forget(fd);
+        preserving(|| files::forget(fd));
     }
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
@@ -199,8 +199,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void
     if number == RDMA_VERBS_IOCTL
         && let Some(context) = files::context(fd)
     {
-        let performed = Request::read(argument as u64).and_then(|request| context.perform(&request));
-        return returned(performed.map(|()| 0));
+        let perform = || Request::read(argument as u64).and_then(|request| context.perform(&request));
+        return returned(preserving(perform).map(|()| 0));
     }
     // SAFETY: the caller's.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }
@@ -216,7 +216,8 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let page = match files::context(fd).map(|context| uar::mapping(&context, offset as u64, len)) {
+    let found = preserving(|| files::context(fd).map(|context| uar::mapping(&context, offset as u64, len)));
+    let page = match found {
         Some(Ok(page)) => page,
         Some(Err(errno)) => {
             errno.set();
