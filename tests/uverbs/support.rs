@@ -10,6 +10,16 @@ use std::time::{Duration, Instant};
 /// Longest that one program may take: much longer than any does, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// Whether what is not installed is a failure.
+pub(crate) fn is_required() -> bool {
+    std::env::var_os("GDSYNC_REQUIRE_RDMA").is_some_and(|value| value == "1")
+}
+
+/// Says on stderr itself, which the test harness does not capture, that a test does not run.
+pub(crate) fn skipped(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
+}
+
 /// The tool's path; `None`, told on stderr, where it is not installed. With `GDSYNC_REQUIRE_RDMA=1` that is a failure.
 pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
     let package = if name.starts_with("ibv_") { "ibverbs-utils" } else { "perftest" };
@@ -17,11 +27,10 @@ pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
     if found.is_none() {
         assert!(
-            std::env::var_os("GDSYNC_REQUIRE_RDMA").is_none_or(|value| value != "1"),
+            !is_required(),
             "{name} is not there, and GDSYNC_REQUIRE_RDMA=1: install the package {package}"
         );
-        let said = format!("SKIPPED {test}: {name} is not there (package {package})\n");
-        std::io::stderr().write_all(said.as_bytes()).unwrap();
+        skipped(test, &format!("{name} is not there (package {package})"));
     }
     found
 }
