@@ -2,6 +2,12 @@
 //!
 //! No FFI types and no pointers to objects here: objects are numbers, as they are to hardware. The one thing taken on trust
 //! is that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
+//!
+//! What a queue pair learns of the death of its peer's process is what hardware would tell it. A reliable connection with
+//! something to send, or with something that is not acknowledged, fails with *retry exceeded*: at once where the fabric knows
+//! that the process is gone, else after the time-out (never, with time-out 0). One that only waits for messages is not told, as
+//! nobody asks whether the other side lives: programs that must know send something now and then. Unreliable connections and
+//! datagrams to the dead complete, and go nowhere.
 
 mod atomics;
 mod commands;

@@ -258,7 +258,7 @@ impl Qp {
     fn take_read(&mut self, header: &Header, context: &mut Context<'_>) -> Result<u32, Stop> {
         self.check_responses_in_flight(context)?;
         self.remote_access(header, header.length.get().into(), Access::REMOTE_READ, context)?;
-        self.push_read(header);
+        self.push_read(header, false);
         Ok(packets_of(header.length.get()))
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, PathFields};
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector, GrhFields};
 
-const QKEY: u32 = 0x1111_1111;
+pub(super) const QKEY: u32 = 0x1111_1111;
 
 fn ready(card: &Card, qp: &TestQp, qkey: u32) {
     let change = |state| QpChange { state: Some(state), ..QpChange::default() };
@@ -14,7 +14,7 @@ fn ready(card: &Card, qp: &TestQp, qkey: u32) {
     card.modify_qp(qp.qpn, &QpChange { sq_psn: Some(0), ..change(QpState::Rts) }).unwrap();
 }
 
-fn datagram_qp(card: &Card, pdn: u32) -> TestQp {
+pub(super) fn datagram_qp(card: &Card, pdn: u32) -> TestQp {
     let qp = TestQp::with(card, pdn, &SIZES, |config| config.transport = Transport::Ud);
     ready(card, &qp, QKEY);
     qp

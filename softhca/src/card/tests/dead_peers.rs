@@ -1,0 +1,64 @@
+//! Peers that die: what a queue pair learns of it, and what it does not.
+
+use super::datagrams::{QKEY, datagram_qp};
+use super::*;
+use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
+
+fn card() -> Card {
+    Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap()
+}
+
+/// Steps both cards until `done`, or until a minute is over.
+fn run_both(one: &Card, other: Option<&Card>, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "nothing happens");
+        run(one);
+        other.into_iter().for_each(run);
+    }
+}
+
+#[test]
+fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
+    let (alive, dies) = (card(), card());
+    let pdn = alive.alloc_pd().unwrap();
+    let [mut sender, mut receiver] = [(), ()].map(|()| TestQp::new(&alive, pdn, &SIZES));
+    let other_pdn = dies.alloc_pd().unwrap();
+    let [to, from] = [(), ()].map(|()| TestQp::new(&dies, other_pdn, &SIZES));
+    // Without a death this would take more than a minute.
+    let patient = QpChange { timeout: Some(21), ..QpChange::default() };
+    sender.connect(&alive, to.qpn, dies.lid(), patient);
+    to.connect(&dies, sender.qpn, alive.lid(), patient);
+    receiver.connect(&alive, from.qpn, dies.lid(), patient);
+    from.connect(&dies, receiver.qpn, alive.lid(), patient);
+    let target = Region::new(&alive, pdn, 64, everything());
+    receiver.post_recv(&[target.data(0..64)]);
+    let source = Region::new(&dies, other_pdn, 64, everything());
+    sender.post(Opcode::RdmaWrite, &[source.remote(0).as_bytes(), &inline(b"before")]);
+    run_both(&alive, Some(&dies), || sender.cq.peek().is_some());
+    success(sender.cq.poll());
+    drop(dies);
+    sender.post(Opcode::RdmaWrite, &[source.remote(0).as_bytes(), &inline(b"after")]);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+    assert!(receiver.cq.poll().is_none(), "as on hardware: who only waits is not told");
+    assert_eq!(alive.query_qp(receiver.qpn).unwrap().state, QpState::Rts);
+}
+
+#[test]
+fn datagrams_to_the_dead_are_sent() {
+    let (alive, dies) = (card(), card());
+    let pdn = alive.alloc_pd().unwrap();
+    let mut sender = datagram_qp(&alive, pdn);
+    let to = datagram_qp(&dies, dies.alloc_pd().unwrap());
+    let fields = AddressFields { qkey: QKEY, qpn: to.qpn, dlid: dies.lid(), ..AddressFields::default() };
+    let vector = AddressVector::new(&fields);
+    let mut dies = Some(dies);
+    for _ in 0..40 {
+        sender.post(Opcode::Send, &[vector.as_bytes(), &inline(b"are you there?")]);
+        run_both(&alive, dies.as_ref(), || sender.cq.peek().is_some());
+        success(sender.cq.poll());
+        dies = None;
+    }
+    assert!(alive.diagnostics().is_empty());
+}

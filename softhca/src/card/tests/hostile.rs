@@ -1,0 +1,180 @@
+//! Programs and peers that write whatever they like: the card may refuse all of it, and must stay as it is.
+
+use super::*;
+use crate::card::deliver::receive;
+use crate::card::packet::Header;
+use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
+use proptest::prelude::*;
+use zerocopy::byteorder::big_endian::U32;
+
+/// A queue pair of that transport in RTS, connected to itself.
+fn qp_to_itself(card: &Card, pdn: u32, transport: Transport) -> TestQp {
+    let qp = TestQp::with(card, pdn, &SIZES, |config| config.transport = transport);
+    let change = |state| QpChange { state: Some(state), ..QpChange::default() };
+    let (is_rc, is_ud) = (transport == Transport::Rc, transport == Transport::Ud);
+    let access = everything() | Access::REMOTE_ATOMIC;
+    let init = QpChange {
+        pkey_index: Some(0),
+        port: Some(1),
+        access: (!is_ud).then_some(access),
+        qkey: is_ud.then_some(7),
+        ..change(QpState::Init)
+    };
+    let rtr = QpChange {
+        address: (!is_ud).then_some(Address { dlid: card.lid(), gid: None }),
+        path_mtu: (!is_ud).then_some(5),
+        dest_qpn: (!is_ud).then_some(qp.qpn),
+        rq_psn: (!is_ud).then_some(0),
+        max_dest_rd_atomic: is_rc.then_some(4),
+        min_rnr_timer: is_rc.then_some(1),
+        ..change(QpState::Rtr)
+    };
+    let rts = QpChange {
+        // For ever: what is not acknowledged stays so, and no test waits.
+        timeout: is_rc.then_some(0),
+        retry_cnt: is_rc.then_some(7),
+        rnr_retry: is_rc.then_some(0),
+        sq_psn: Some(0),
+        max_rd_atomic: is_rc.then_some(4),
+        ..change(QpState::Rts)
+    };
+    [init, rtr, rts].iter().for_each(|change| card.modify_qp(qp.qpn, change).unwrap());
+    qp
+}
+
+fn transports() -> impl Strategy<Value = Transport> {
+    prop_oneof![Just(Transport::Rc), Just(Transport::Uc), Just(Transport::Ud)]
+}
+
+/// A control segment that is right, in front of a body that need not be.
+#[derive(Clone, Debug)]
+struct Entry {
+    opcode: Opcode,
+    vector: bool,
+    addr_in_region: bool,
+    body: Vec<u8>,
+}
+
+fn entries() -> impl Strategy<Value = Entry> {
+    let body = proptest::collection::vec(any::<u8>(), 0..120);
+    (proptest::sample::select(Opcode::ALL), any::<bool>(), any::<bool>(), body)
+        .prop_map(|(opcode, vector, addr_in_region, body)| Entry { opcode, vector, addr_in_region, body })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn whatever_is_posted_the_card_comes_to_rest(
+        transport in transports(),
+        posted in proptest::collection::vec(entries(), 1..12),
+        receives in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 64), 0..4),
+        records in any::<(u32, u32)>(),
+    ) {
+        let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+        let pdn = card.alloc_pd().unwrap();
+        let mut qp = qp_to_itself(&card, pdn, transport);
+        let region = Region::new(&card, pdn, 256, everything() | Access::REMOTE_ATOMIC);
+        qp.post_recv(&[region.data(0..200)]);
+        for entry in &receives {
+            let offset = ((qp.received & (qp.entries - 1)) * qp.stride) as usize;
+            let len = entry.len().min(qp.stride as usize);
+            bytes(qp.rq, (qp.entries * qp.stride) as usize)[offset..][..len].copy_from_slice(&entry[..len]);
+            qp.received += 1;
+            word(qp.dbrec, doorbell::DBR_RECV).store(doorbell::record(qp.received), Ordering::Release);
+        }
+        let fields = AddressFields { qkey: 7, qpn: qp.qpn, dlid: card.lid(), ..AddressFields::default() };
+        for entry in posted {
+            let vector = AddressVector::new(&fields);
+            let (remote, data) = (region.remote(0), region.data(0..8));
+            let mut segments: Vec<&[u8]> = Vec::new();
+            if entry.vector {
+                segments.push(vector.as_bytes());
+            }
+            if entry.addr_in_region {
+                segments.extend([remote.as_bytes(), data.as_bytes()]);
+            }
+            segments.push(&entry.body);
+            qp.post(entry.opcode, &segments);
+            run(&card);
+        }
+        // And then records that make no sense at all.
+        word(qp.dbrec, doorbell::DBR_RECV).store(records.0, Ordering::Release);
+        word(qp.dbrec, doorbell::DBR_SEND).store(records.1, Ordering::Release);
+        qp.store_doorbell(u64::from(qp.qpn).swap_bytes() | 1);
+        run(&card);
+        card.destroy_qp(qp.qpn).unwrap();
+        card.destroy_cq(qp.cq.cqn).unwrap();
+    }
+
+    #[test]
+    fn whatever_a_peer_sends_the_card_comes_to_rest(
+        transport in transports(),
+        packets in proptest::collection::vec(
+            (any::<[u8; size_of::<Header>()]>(), 0u8..12, 0u32..4, any::<bool>(), 0usize..256),
+            1..24,
+        ),
+    ) {
+        let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+        let pdn = card.alloc_pd().unwrap();
+        let mut qp = qp_to_itself(&card, pdn, transport);
+        let region = Region::new(&card, pdn, 256, everything() | Access::REMOTE_ATOMIC);
+        (0..8).for_each(|_| qp.post_recv(&[region.data(0..100)]));
+        let payload = [0x55u8; 256];
+        for (header, kind, psn, is_in_region, len) in packets {
+            let mut header = Header::read_from_bytes(&header).unwrap();
+            (header.kind, header.psn) = (kind, U32::new(psn));
+            (header.source_qpn, header.dest_qpn) = (U32::new(qp.qpn), U32::new(qp.qpn));
+            if is_in_region {
+                let remote = region.remote(0);
+                (header.addr, header.rkey) = (remote.addr().into(), remote.rkey().into());
+                header.length = U32::new(header.length.get() % 300);
+            }
+            let (engine, lid) = (&mut card.shared.engine.lock(), card.lid());
+            let parts = [(payload.as_ptr(), len)];
+            let touched = engine.deliver_for_test(|qps, context| {
+                receive(qps, lid, header.as_bytes(), &parts, context)
+            });
+            touched.into_iter().for_each(|qpn| engine.schedule(qpn));
+        }
+        run(&card);
+        card.destroy_qp(qp.qpn).unwrap();
+        card.destroy_cq(qp.cq.cqn).unwrap();
+    }
+}
+
+#[test]
+fn reads_that_come_again_are_not_too_many() {
+    let mut pair = Pair::new(4096);
+    pair.source.fill(3);
+    let header = |psn| {
+        let mut header =
+            Header::new(crate::card::packet::Kind::ReadRequest, pair.left.qpn, pair.right.qpn, psn);
+        let remote = pair.source.remote(0);
+        (header.addr, header.rkey, header.length) = (remote.addr().into(), remote.rkey().into(), U32::new(8));
+        header
+    };
+    {
+        let mut engine = pair.card.shared.engine.lock();
+        let lid = pair.card.lid();
+        // Four are allowed at once. The requester loses its patience with them, and asks again; then the first answers come, and
+        // it has a place for the next.
+        for psn in [0, 1, 2, 3, 0, 1, 2, 3] {
+            engine.deliver_for_test(|qps, context| receive(qps, lid, header(psn).as_bytes(), &[], context));
+        }
+        let now = Instant::now();
+        let answered = engine.with_qp(pair.right.qpn, now, |qp, context| {
+            (0..4).for_each(|_| {
+                let header = qp.next_response(context).unwrap();
+                context.payload.clear();
+                qp.response_sent(&header, context);
+            })
+        });
+        assert!(answered.is_some());
+        engine.deliver_for_test(|qps, context| receive(qps, lid, header(4).as_bytes(), &[], context));
+    }
+    assert_eq!(pair.state(&pair.right), QpState::Rts, "{:?}", pair.card.diagnostics());
+    pair.right.post(Opcode::Nop, &[]);
+    pair.run();
+    success(pair.right.cq.poll());
+}
