@@ -82,7 +82,7 @@ fn queue_pairs_need_no_files() {
     let Some(tool) = tool(test, "ib_write_bw") else { return };
     let temporary = Temporary::new("files");
     // libmlx5 takes many doorbell pages for so many queue pairs: all of them are in one file.
-    let program = [Path::new("prlimit"), Path::new("--nofile=40:40"), &tool];
+    let program = [Path::new("prlimit"), Path::new("--nofile=24:24"), &tool];
     for ended in Pair::start_after(&program, "ib", &["-q", "500", "-n", "5"], &temporary.0, || {}).end() {
         assert_eq!(ended.code, Some(0), "{}", ended.text);
     }

@@ -4,8 +4,8 @@
 //! is that the addresses in [`CqConfig`] and [`QpConfig`] are valid.
 //!
 //! What a queue pair learns of the death of its peer's process is what hardware would tell it. A reliable connection with
-//! something to send, or with something that is not acknowledged, fails with *retry exceeded*: at once where the fabric knows
-//! that the process is gone, else after the time-out (never, with time-out 0). One that only waits for messages is not told, as
+//! something to send, or with something that is not acknowledged, fails with *retry exceeded*: at once where nothing can be sent
+//! to that LID any more, else when one time-out is over, without further retries (never, with time-out 0). One that only waits for messages is not told, as
 //! nobody asks whether the other side lives: programs that must know send something now and then. Unreliable connections and
 //! datagrams to the dead complete, and go nowhere.
 

@@ -25,8 +25,8 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     let [mut sender, mut receiver] = [(), ()].map(|()| TestQp::new(&alive, pdn, &SIZES));
     let other_pdn = dies.alloc_pd().unwrap();
     let [to, from] = [(), ()].map(|()| TestQp::new(&dies, other_pdn, &SIZES));
-    // Without a death this would take more than a minute.
-    let patient = QpChange { timeout: Some(21), ..QpChange::default() };
+    // A quarter of a second; the death is noticed when the first is over.
+    let patient = QpChange { timeout: Some(16), ..QpChange::default() };
     sender.connect(&alive, to.qpn, dies.lid(), patient);
     to.connect(&dies, sender.qpn, alive.lid(), patient);
     receiver.connect(&alive, from.qpn, dies.lid(), patient);
