@@ -27,14 +27,14 @@ impl Mr {
 
 /// A mapping of our own; unmapped with it.
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     base: usize,
     len: usize,
 }
 
 impl Mapping {
     /// Maps `len` bytes of a file from `offset` on. Returns the first byte's address, too.
-    fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
+    pub(crate) fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
         const PAGE: u64 = 4096;
         let lead = offset % PAGE;
         let start = libc::off_t::try_from(offset - lead).map_err(|_| Errno::INVALID)?;
@@ -65,7 +65,7 @@ impl Drop for Mapping {
 }
 
 /// Rights, without those that may be ignored. On-demand paging, windows and huge pages' hints are not there.
-fn access_of(flags: u32) -> Result<Access> {
+pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
         tracing::warn!(flags, "access flags that the software card does not have");
