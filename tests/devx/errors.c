@@ -1,5 +1,6 @@
 /* What is refused: with a status and a syndrome where the device refuses, with an errno where the kernel does. */
 #include "devx.h"
+#include <unistd.h>
 
 static void refused(struct ibv_context *context, const void *in, size_t size, unsigned status)
 {
@@ -51,6 +52,18 @@ int main(void)
     CHECK(mlx5dv_devx_umem_reg(context, memory, 0, IBV_ACCESS_LOCAL_WRITE) == NULL && errno == EINVAL);
     CHECK(mlx5dv_devx_umem_reg(context, memory, PAGE, IBV_ACCESS_REMOTE_WRITE) == NULL && errno == EINVAL);
     CHECK(mlx5dv_devx_umem_reg(context, (void *)64, 64, 0) == NULL && errno == EFAULT);
+    {
+        struct mlx5dv_devx_umem_in of_file = {.size = PAGE, .pgsz_bitmap = PAGE, .comp_mask = MLX5DV_UMEM_MASK_DMABUF};
+        int ends[2];
+        CHECK(pipe(ends) == 0);
+        of_file.dmabuf_fd = ends[0]; /* no memory that anybody could map */
+        CHECK(mlx5dv_devx_umem_reg_ex(context, &of_file) == NULL && errno == EOPNOTSUPP);
+        CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
+        of_file.comp_mask = 0;
+        of_file.addr = memory;
+        of_file.pgsz_bitmap = 0;
+        CHECK(mlx5dv_devx_umem_reg_ex(context, &of_file) == NULL && errno == EINVAL);
+    }
     CHECK(mlx5dv_devx_create_event_channel(context, 0) == NULL && errno == EOPNOTSUPP);
 
     put(in, 0, 16, 0x904); /* CREATE_SQ */

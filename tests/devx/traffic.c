@@ -1,13 +1,19 @@
 /* Everything by commands: a domain, a memory key, two connected queue pairs with queues of their own, and 1,000 writes. */
+#define _GNU_SOURCE
 #include "devx.h"
+#include <unistd.h>
 
 enum { WRITES = 1000, WINDOW = 32 };
 
-static void run(struct ibv_context *context, unsigned uar_type)
+/* The target of the writes is in private memory, or in that of a file, which the device reaches by itself. */
+static void run(struct ibv_context *context, unsigned uar_type, int file)
 {
     struct mlx5dv_devx_uar *uar = mlx5dv_devx_alloc_uar(context, uar_type);
     uint8_t in[COMMAND] = {0}, out[COMMAND] = {0};
-    uint64_t *target = pages(2 * PAGE);
+    uint64_t *target = file < 0 ? pages(2 * PAGE) : mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, 0);
+    struct mlx5dv_devx_umem_in umem_in = {.size = 2 * PAGE, .access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+                                          .pgsz_bitmap = UINT64_MAX & ~(uint64_t)(PAGE - 1),
+                                          .comp_mask = file < 0 ? 0 : MLX5DV_UMEM_MASK_DMABUF, .dmabuf_fd = file};
     const uint64_t iova = 0x7000000000;
     struct mlx5dv_devx_umem *umem;
     struct mlx5dv_devx_obj *pd, *mkey;
@@ -15,11 +21,12 @@ static void run(struct ibv_context *context, unsigned uar_type)
     struct qp sender, receiver;
     uint32_t pdn, key;
 
-    CHECK(uar);
+    CHECK(uar && target != MAP_FAILED);
     put(in, 0, 16, 0x800); /* ALLOC_PD */
     CHECK(pd = mlx5dv_devx_obj_create(context, in, 16, out, 16));
     pdn = number_of(out);
-    CHECK(umem = mlx5dv_devx_umem_reg(context, target, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+    umem_in.addr = file < 0 ? target : NULL; /* the offset, in a file */
+    CHECK(umem = mlx5dv_devx_umem_reg_ex(context, &umem_in));
     memset(in, 0, sizeof(in));
     put(in, 0, 16, 0x200); /* CREATE_MKEY */
     put(in, 0x80 + 0x12, 1, 1); /* rw */
@@ -86,10 +93,12 @@ static void run(struct ibv_context *context, unsigned uar_type)
 int main(void)
 {
     struct ibv_context *context = open_device();
-    run(context, MLX5DV_UAR_ALLOC_TYPE_BF);
-    run(context, MLX5DV_UAR_ALLOC_TYPE_NC);
+    int file = memfd_create("target", 0);
+    CHECK(file >= 0 && ftruncate(file, 2 * PAGE) == 0);
+    run(context, MLX5DV_UAR_ALLOC_TYPE_BF, -1);
+    run(context, MLX5DV_UAR_ALLOC_TYPE_NC, file);
 #ifdef NC_DEDICATED
-    run(context, MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED);
+    run(context, MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED, -1);
 #endif
     CHECK(ibv_close_device(context) == 0);
     return 0;

@@ -10,7 +10,7 @@ pub(super) struct Field {
 impl Field {
     /// Fields lie within a word of 32 bits, or are two whole words.
     pub(super) const fn new(at: usize, width: usize) -> Self {
-        assert!(width >= 1 && (at % 32 + width <= 32 || at % 32 == 0 && width == 64));
+        assert!(width >= 1 && (at % 32 + width <= 32 || at.is_multiple_of(32) && width == 64));
         Field { at, width }
     }
 
