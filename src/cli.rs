@@ -1,8 +1,9 @@
 //! The command line.
 
+use crate::hca::{self, Hca};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use gdsync::DoorbellPath;
+use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
 use softhca::card::LinkLayer;
 use softhca::devices::MAX_DEVICES;
@@ -68,6 +69,15 @@ pub(crate) struct PingpongOptions {
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
+    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices` tells]
+    #[arg(long, value_name = "N", value_parser = gid_index, allow_hyphen_values = true)]
+    pub(crate) gid_index: Option<u32>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
+    #[arg(long, value_name = "BYTES", value_parser = mtu, allow_hyphen_values = true)]
+    pub(crate) mtu: Option<u32>,
     /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
     #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: Option<u32>,
@@ -148,6 +158,12 @@ pub(crate) struct BenchOptions {
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub(crate) what: Benchmark,
+    /// The card: softhca0 is software, others the system's [default: the software one; for `post`, the system's first]
+    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+    /// Posts of each kind
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = positive, allow_hyphen_values = true)]
+    pub(crate) posts: u64,
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) gpu: u32,
@@ -160,6 +176,8 @@ pub(crate) struct BenchOptions {
 pub(crate) enum Benchmark {
     /// The software card against memcpy
     Card,
+    /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
+    Post,
     /// What each kind of stream memory operation costs a GPU
     Memops,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
@@ -253,6 +271,15 @@ fn ordinal(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
 }
 
+fn gid_index(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not an index of a GID, counted from 0"))
+}
+
+fn mtu(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
+    bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
+}
+
 fn soft_devices(text: &str) -> Result<SoftDevices, String> {
     match softhca::devices::parse(text) {
         Some(layers) => Ok(SoftDevices { text: text.to_owned(), layers }),
@@ -336,6 +363,9 @@ mod tests {
             ("--batch", "1025", "more than the 1024"),
             ("--gpu", "-1", "-1 is not the number of a GPU"),
             ("--gpu", "all", "all is not the number of a GPU"),
+            ("--gid-index", "-1", "-1 is not an index of a GID"),
+            ("--mtu", "1500", "1500 is none of 256, 512"),
+            ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
             ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
             ("--op", "fetch", "[possible values: send, write, write-imm]"),
             ("--check=maybe", "", "maybe"),

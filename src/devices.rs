@@ -2,7 +2,7 @@
 
 use crate::cli::DevicesOptions;
 use crate::{Failure, text};
-use gdsync::{Device, provider};
+use gdsync::{Device, GidEntry, provider};
 use gdsync_sys::VerbsApi;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -13,10 +13,19 @@ struct Row {
     provider: &'static str,
     port: u8,
     state: String,
-    link: &'static str,
+    link: String,
     lid: u16,
-    gid: String,
+    gids: Vec<Identifier>,
     firmware: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Identifier {
+    index: u32,
+    gid: String,
+    kind: String,
+    /// The one that connections use unless told otherwise.
+    chosen: bool,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -57,17 +66,32 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
                 row.state.clone(),
                 row.link.to_owned(),
                 format!("{:#06x}", row.lid),
-                row.gid.clone(),
                 row.firmware.clone(),
             ]
         })
         .collect();
-    let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "GID", "FIRMWARE"];
+    let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "FIRMWARE"];
     write!(out, "{}", text::table(&header, &rows))?;
+    write!(out, "\n{}", text::table(&["DEVICE", "PORT", "INDEX", "KIND", "GID", ""], &gid_rows(&listing)))?;
     for note in &listing.notes {
         writeln!(out, "{note}")?;
     }
     Ok(())
+}
+
+fn gid_rows(listing: &Listing) -> Vec<Vec<String>> {
+    let rows = listing.devices.iter().flat_map(|row| row.gids.iter().map(move |gid| (row, gid)));
+    rows.map(|(row, gid)| {
+        vec![
+            row.device.clone(),
+            row.port.to_string(),
+            gid.index.to_string(),
+            gid.kind.clone(),
+            gid.gid.clone(),
+            if gid.chosen { "default".to_owned() } else { String::new() },
+        ]
+    })
+    .collect()
 }
 
 /// Adds a provider's devices; one that cannot be asked becomes a note.
@@ -94,14 +118,22 @@ fn describe(
     let attributes = device.attributes()?;
     for port in 1..=attributes.ports {
         let port = device.port(port)?;
+        let gids = device.gids(port.port)?;
+        let chosen = device.choose_gid(port.port, None).ok();
+        let identifier = |entry: &GidEntry| Identifier {
+            index: entry.index,
+            gid: entry.gid.to_string(),
+            kind: entry.kind.to_string(),
+            chosen: Some(entry) == chosen.as_ref(),
+        };
         listing.devices.push(Row {
             device: name.to_owned(),
             provider,
             port: port.port,
             state: port.state.to_string(),
-            link: if port.ethernet { "Ethernet" } else { "InfiniBand" },
+            link: port.link.to_string(),
             lid: port.lid,
-            gid: port.gid.to_string(),
+            gids: gids.iter().map(identifier).collect(),
             firmware: attributes.firmware.clone(),
         });
     }

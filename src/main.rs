@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod devices;
+mod hca;
 mod pingpong;
 mod soft;
 mod text;

@@ -7,11 +7,20 @@ use std::io::{Read, Write};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// `GDSYNC_TEST_PROVIDER=system`: pingpongs are played on the system's first mlx5 card.
+fn on_system() -> bool {
+    std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|provider| provider == "system")
+}
+
 fn gdsync(arguments: &[&str]) -> Command {
     // A machine with a GPU may have the binaries somewhere else than where they were built.
     let built = std::env::var_os("GDSYNC_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_gdsync").into());
     let mut command = Command::new(built);
-    command.args(arguments).env_remove("GDSYNC_LOG").env_remove("SOFTHCA_DEVICES");
+    command.args(arguments);
+    if arguments.first() == Some(&"pingpong") && !arguments.contains(&"--hca") && on_system() {
+        command.args(["--hca", "mlx5_0"]);
+    }
+    command.env_remove("GDSYNC_LOG").env_remove("SOFTHCA_DEVICES");
     command
 }
 
@@ -122,7 +131,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
-        (&["bench", "flood"], "possible values: card, memops, turnaround, graph, overlap"),
+        (&["bench", "flood"], "possible values: card, post, memops, turnaround, graph, overlap"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
@@ -193,7 +202,7 @@ fn help_is_a_result() {
 fn devices_lists_the_software_card_and_says_what_is_missing() {
     let table = succeeds(&["devices"]);
     let card = table.lines().find(|line| line.starts_with("softhca0")).expect("the software card is listed");
-    assert!(card.contains("software") && card.contains("ACTIVE") && card.contains("fe80::"), "{table}");
+    assert!(card.contains("software") && card.contains("ACTIVE") && table.contains("fe80::"), "{table}");
     let listing = json(&["devices", "--json"]);
     let devices = listing["devices"].as_array().unwrap();
     assert_eq!(devices[0]["provider"], "software");
@@ -208,6 +217,62 @@ fn several_software_cards_are_listed() {
     let output = gdsync(&["devices"]).env("SOFTHCA_DEVICES", "3").output().unwrap();
     let table = text(&output.stdout);
     assert!(output.status.success() && table.contains("softhca2"), "{table}");
+}
+
+/// The report of a pingpong on software cards of those link layers.
+fn pingpong_on(devices: &str, more: &[&str]) -> Output {
+    let arguments = [&["pingpong", "--iters", "50", "--size", "9000", "--json"], more].concat();
+    gdsync(&arguments).env("SOFTHCA_DEVICES", devices).output().unwrap()
+}
+
+#[test]
+fn cards_of_both_link_layers_play_pingpong() {
+    for (more, card) in [
+        (&["--hca", "softhca0"][..], "softhca0"),
+        (&["--hca", "softhca1"], "softhca1"),
+        (&["--hca", "softhca1:1", "--op", "write", "--mtu", "256"], "softhca1"),
+        (&["--hca", "softhca1", "--gid-index", "0"], "softhca1"),
+        (&["--hca", "softhca1", "--gid-index", "1", "--procs", "1"], "softhca1"),
+    ] {
+        let output = pingpong_on("ib,roce", more);
+        assert!(output.status.success(), "{more:?}: {}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["verified"], &report["card"]), (&true.into(), &card.into()), "{report}");
+    }
+}
+
+#[test]
+fn cards_ports_and_gids_that_are_not_there_are_named() {
+    for (more, said) in [
+        (
+            &["--hca", "softhca7"][..],
+            "no device named softhca7: the software provider has softhca0, softhca1",
+        ),
+        (&["--hca", "softhca0:2"], "port 2"),
+        (&["--hca", "softhca1", "--gid-index", "4"], "port 1 of softhca1 has no GID at index 4"),
+    ] {
+        let output = pingpong_on("ib,roce", &[more, &["--procs", "1"]].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {message}");
+        assert!(message.contains(said), "{more:?}: {message}");
+    }
+}
+
+#[test]
+fn gids_are_listed_with_the_one_that_connections_use() {
+    let output = gdsync(&["devices", "--json"]).env("SOFTHCA_DEVICES", "ib,roce").output().unwrap();
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let gids = |device: usize| {
+        let row = &listing["devices"][device];
+        (row["link"].as_str().unwrap().to_owned(), row["gids"].as_array().unwrap().clone())
+    };
+    let (link, entries) = gids(0);
+    assert!(link == "InfiniBand" && entries.len() == 1, "{listing}");
+    let (link, entries) = gids(1);
+    assert!(link == "Ethernet" && entries.len() == 4, "{listing}");
+    let chosen: Vec<_> = entries.iter().filter(|gid| gid["chosen"] == true).collect();
+    assert_eq!((chosen.len(), chosen[0]["kind"].as_str()), (1, Some("RoCE v2")), "{listing}");
+    assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing}");
 }
 
 /// The process that a pingpong started.

@@ -3,10 +3,10 @@
 use crate::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_obj, mlx5dv_qp_init_attr};
 use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_context, ibv_cq, ibv_cq_init_attr_ex, ibv_device,
-    ibv_device_attr, ibv_gid, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
+    ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
+    ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
 };
-use libc::{c_char, c_int, c_void, size_t};
+use libc::{c_char, c_int, c_void, size_t, ssize_t};
 
 /// Who fills the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,17 @@ pub struct VerbsApi {
         unsafe extern "C" fn(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
     pub query_gid:
         unsafe extern "C" fn(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int,
+    /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a negative errno. `flags` is 0,
+    /// `entry_size` the size of an entry. Private symbol behind an inline function; libraries before rdma-core 32 lack it.
+    pub query_gid_table: Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            entries: *mut ibv_gid_entry,
+            max_entries: size_t,
+            flags: u32,
+            entry_size: size_t,
+        ) -> ssize_t,
+    >,
     pub alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
     pub dealloc_pd: unsafe extern "C" fn(pd: *mut ibv_pd) -> c_int,
     pub alloc_td: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td,
@@ -82,6 +93,9 @@ pub struct VerbsApi {
         attr: *mut ibv_qp_init_attr_ex,
         mlx5_attr: *mut mlx5dv_qp_init_attr,
     ) -> *mut ibv_qp,
+    /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system provider has them, from rdma-core
+    /// 24 on.
+    pub qp_to_qp_ex: Option<unsafe extern "C" fn(qp: *mut ibv_qp) -> *mut ibv_qp_ex>,
     /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
     pub modify_qp: unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
     pub query_qp: unsafe extern "C" fn(

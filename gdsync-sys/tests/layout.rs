@@ -82,6 +82,25 @@ fn verbs_structs() -> Vec<Expectation> {
         max_mcast_grp max_mcast_qp_attach max_total_mcast_qp_attach max_ah max_fmr max_map_per_fmr max_srq max_srq_wr
         max_srq_sge max_pkeys local_ca_ack_delay phys_port_cnt
     });
+    whole!(out, ibv_gid_entry { gid gid_index port_num gid_type ndev_ifindex });
+    whole!(out, ibv_sge { addr length lkey });
+    whole!(out, ibv_wc {
+        wr_id status opcode vendor_err byte_len imm_data qp_num src_qp wc_flags pkey_index slid sl dlid_path_bits
+    });
+    fields!(out, ibv_send_wr { wr_id next sg_list num_sge opcode send_flags imm_data });
+    let union = |name: &str| format!("offsetof(struct ibv_send_wr, wr.rdma.{name})");
+    out.push((union("remote_addr"), offset_of!(ibv_send_wr, remote_addr)));
+    out.push((union("rkey"), offset_of!(ibv_send_wr, rkey)));
+    out.push(("sizeof(struct ibv_send_wr)".to_owned(), size_of::<ibv_send_wr>()));
+    // Without its size: newer versions have an operation at its end that older ones lack.
+    fields!(out, ibv_qp_ex {
+        qp_base comp_mask wr_id wr_flags wr_rdma_write wr_set_ud_addr wr_set_inline_data wr_set_sge wr_set_sge_list wr_start
+        wr_complete wr_abort
+    });
+    for (name, index) in [("poll_cq", OPS_POLL_CQ), ("post_send", OPS_POST_SEND)] {
+        let offset = offset_of!(ibv_context, ops) + index * size_of::<usize>();
+        out.push((format!("offsetof(struct ibv_context, ops.{name})"), offset));
+    }
     whole!(out, ibv_async_event { element event_type });
     // Without its size: newer versions have a field at its end that older ones lack.
     fields!(out, ibv_port_attr {
@@ -98,7 +117,8 @@ fn constants() -> Vec<Expectation> {
         IBV_SYSFS_NAME_MAX IBV_SYSFS_PATH_MAX IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT IBV_CQ_INIT_ATTR_MASK_FLAGS IBV_CQ_INIT_ATTR_MASK_PD
         IBV_QP_INIT_ATTR_PD IBV_LINK_LAYER_UNSPECIFIED IBV_LINK_LAYER_INFINIBAND
-        IBV_LINK_LAYER_ETHERNET IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
+        IBV_LINK_LAYER_ETHERNET IBV_GID_TYPE_IB IBV_GID_TYPE_ROCE_V1 IBV_GID_TYPE_ROCE_V2 IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+        IBV_QP_EX_WITH_RDMA_WRITE IBV_WR_RDMA_WRITE IBV_SEND_SIGNALED IBV_SEND_INLINE IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ
         IBV_ACCESS_REMOTE_ATOMIC IBV_ACCESS_RELAXED_ORDERING IBV_QP_STATE IBV_QP_CUR_STATE
         IBV_QP_EN_SQD_ASYNC_NOTIFY IBV_QP_ACCESS_FLAGS IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_QKEY
         IBV_QP_AV IBV_QP_PATH_MTU IBV_QP_TIMEOUT IBV_QP_RETRY_CNT IBV_QP_RNR_RETRY IBV_QP_RQ_PSN
@@ -269,11 +289,21 @@ fn declarations_agree_with_the_record() {
 #[test]
 fn every_declaration_is_compared() {
     // Nameless in C; only pointed to; a union that the struct around it covers.
-    let exempt = ["mlx5dv_ring", "mlx5dv_bf", "mlx5dv_obj_entry", "ibv_srq", "ibv_async_element"];
+    let exempt = [
+        "mlx5dv_ring",
+        "mlx5dv_bf",
+        "mlx5dv_obj_entry",
+        "ibv_srq",
+        "ibv_async_element",
+        "OPS_POLL_CQ",
+        "OPS_POST_SEND",
+    ];
     let expectations = expectations();
     let source = concat!(
         include_str!("../src/verbs.rs"),
         include_str!("../src/verbs/constants.rs"),
+        include_str!("../src/verbs/device.rs"),
+        include_str!("../src/verbs/post.rs"),
         include_str!("../src/mlx5dv.rs")
     );
     let mut count = 0;

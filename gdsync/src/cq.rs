@@ -12,7 +12,7 @@ use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex, ibv_pd};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A completion queue of a [`crate::QueuePair`]: polled by the CPU, waited for by streams, or both.
 ///
@@ -26,7 +26,7 @@ pub struct CompletionQueue {
 pub(crate) struct CompletionQueueInner {
     raw: NonNull<ibv_cq>,
     number: u32,
-    state: Mutex<CompletionState>,
+    state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     /// The domain whose allocator supplied the ring.
@@ -105,7 +105,7 @@ impl CompletionQueueInner {
         Ok(Arc::new(CompletionQueueInner {
             raw,
             number: out.cqn,
-            state: Mutex::new(CompletionState::new(ring)),
+            state: parking_lot::Mutex::new(CompletionState::new(ring)),
             queue_pairs: Mutex::default(),
             domain: domain.clone(),
         }))
@@ -120,9 +120,9 @@ impl CompletionQueueInner {
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, CompletionState> {
-        // A panic while the lock was held left indices that are consistent after each single step.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    #[inline(always)]
+    pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, CompletionState> {
+        self.state.lock()
     }
 
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {

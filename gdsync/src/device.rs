@@ -1,11 +1,12 @@
 //! Devices and their ports.
 
 use crate::error::Error;
+use crate::gid::{GidEntry, LinkLayer};
 use crate::memory::arena::Arena;
 use crate::verbs_call;
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::NonNull;
@@ -26,6 +27,8 @@ pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     name: String,
+    /// The context is somebody else's, who closes it.
+    borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arena,
 }
@@ -100,28 +103,52 @@ impl Device {
         Ok(DeviceList::get(api)?.devices().map(|(_, name)| name).collect())
     }
 
-    /// Opens a provider's device: the one named, or the first.
+    /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
     /// # Errors
     /// [`Error::NoDevice`], [`Error::NotMlx5`], or [`Error::Verbs`] where it cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
-        let Some((device, found)) = list.devices().find(|(_, found)| name.is_none_or(|name| name == found))
-        else {
-            return Err(Error::NoDevice {
-                name: name.map(str::to_owned),
-                provider: provider_name(api.provider),
-                present: list.devices().map(|(_, name)| name).collect(),
+        let candidates: Vec<_> =
+            list.devices().filter(|(_, found)| name.is_none_or(|name| name == found)).collect();
+        // SAFETY: the device is valid until the list is freed.
+        let supported = |device| unsafe { (api.mlx5dv_is_supported)(device) };
+        let Some((device, found)) = candidates.iter().find(|(device, _)| supported(*device)) else {
+            return Err(match candidates.first() {
+                Some((_, found)) => Error::NotMlx5 { name: found.clone() },
+                None => Error::NoDevice {
+                    name: name.map(str::to_owned),
+                    provider: provider_name(api.provider),
+                    present: list.devices().map(|(_, name)| name).collect(),
+                },
             });
         };
-        // SAFETY: the device is valid until the list is freed.
-        if !unsafe { (api.mlx5dv_is_supported)(device) } {
-            return Err(Error::NotMlx5 { name: found });
-        }
         // SAFETY: as above.
-        let raw = unsafe { (api.open_device)(device) };
+        let raw = unsafe { (api.open_device)(*device) };
         let raw = verbs_call::pointer("ibv_open_device", raw, || found.clone())?;
-        let inner = DeviceInner { raw, api, name: found, arena: Arena::default() };
+        let inner = DeviceInner { raw, api, name: found.clone(), borrowed: false, arena: Arena::default() };
+        Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
+    ///
+    /// # Errors
+    /// [`Error::NotMlx5`].
+    ///
+    /// # Safety
+    /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
+    /// clones and everything made on them are dropped; streams must have passed what they were given by then, too.
+    pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
+        // SAFETY: an open context, as the caller promises, names its device.
+        let device = unsafe { (*context.as_ptr()).device };
+        // SAFETY: the device of an open context is valid, and so is its zero-terminated name.
+        let (name, supported) =
+            unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
+        let name = name.to_string_lossy().into_owned();
+        if !supported {
+            return Err(Error::NotMlx5 { name });
+        }
+        let inner = DeviceInner { raw: context, api, name, borrowed: true, arena: Arena::default() };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -149,9 +176,60 @@ impl Device {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
+        self.inner.attributes()
+    }
+
+    /// State and address of a port.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], for example where there is no such port.
+    pub fn port(&self, port: u8) -> Result<PortAttributes, Error> {
+        self.inner.port(port)
+    }
+
+    /// The global identifiers of a port: the valid entries of its table.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], for example where there is no such port.
+    pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
+        self.inner.gids(port)
+    }
+
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On InfiniBand the first; on
+    /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
+    ///
+    /// # Errors
+    /// [`Error::NoGid`] where there is none, [`Error::Verbs`].
+    pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
+        self.inner.choose_gid(port, index)
+    }
+}
+
+impl DeviceInner {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {
+        let attr = self.port_attr(port)?;
+        Ok(PortAttributes {
+            port,
+            state: PortState::from_raw(attr.state),
+            link: LinkLayer::from_raw(attr.link_layer)?,
+            lid: attr.lid,
+            mtu: Mtu::from_raw(attr.active_mtu),
+            max_message: attr.max_msg_sz,
+        })
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
         let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
         // SAFETY: the context is open; the place is valid for the struct.
-        let rc = unsafe { (self.inner.api.query_device)(self.inner.context(), attr.as_mut_ptr()) };
+        let rc = unsafe { (self.api.query_device)(self.context(), attr.as_mut_ptr()) };
         verbs_call::status("ibv_query_device", rc, String::new)?;
         // SAFETY: all-zero bytes are a valid value of this plain C struct, and the call filled it.
         let attr = unsafe { attr.assume_init() };
@@ -164,46 +242,16 @@ impl Device {
             max_work_requests: attr.max_qp_wr.try_into().unwrap_or(0),
             max_segments: attr.max_sge.try_into().unwrap_or(0),
             max_completions: attr.max_cqe.try_into().unwrap_or(0),
-        })
-    }
-
-    /// State and addresses of a port.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`], for example where there is no such port.
-    pub fn port(&self, port: u8) -> Result<PortAttributes, Error> {
-        self.inner.port(port)
-    }
-}
-
-impl DeviceInner {
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        self.raw.as_ptr()
-    }
-
-    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {
-        let mut attr = ibv_port_attr::default();
-        // SAFETY: the context is open; the place is valid for the struct.
-        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
-        verbs_call::status("ibv_query_port", rc, || format!("port {port}"))?;
-        let mut gid = ibv_gid::default();
-        // SAFETY: the context is open; the place is valid for a GID.
-        let rc = unsafe { (self.api.query_gid)(self.context(), port, 0, &mut gid) };
-        verbs_call::status("ibv_query_gid", rc, || format!("port {port}, index 0"))?;
-        Ok(PortAttributes {
-            port,
-            state: PortState::from_raw(attr.state),
-            lid: attr.lid,
-            gid: Gid(gid.raw),
-            mtu: Mtu::from_raw(attr.active_mtu),
-            max_message: attr.max_msg_sz,
-            ethernet: attr.link_layer == verbs::IBV_LINK_LAYER_ETHERNET,
+            max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
         })
     }
 }
 
 impl Drop for DeviceInner {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         // SAFETY: opened by us; every object made on it holds an `Arc` of this, so none is left.
         verbs_call::on_drop("ibv_close_device", unsafe { (self.api.close_device)(self.raw.as_ptr()) });
     }
@@ -227,9 +275,11 @@ pub struct DeviceAttributes {
     pub max_segments: u32,
     /// Entries of one completion queue.
     pub max_completions: u32,
+    /// RDMA reads and atomics in flight of one queue pair, in the direction that allows fewer.
+    pub max_reads: u32,
 }
 
-/// State and addresses of a port.
+/// State and address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortAttributes {
@@ -237,16 +287,14 @@ pub struct PortAttributes {
     pub port: u8,
     /// Logical state.
     pub state: PortState,
+    /// What its link speaks.
+    pub link: LinkLayer,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// Global identifier at index 0.
-    pub gid: Gid,
     /// Path MTU in use, where its code is known.
     pub mtu: Option<Mtu>,
     /// Longest message in bytes.
     pub max_message: u32,
-    /// True on Ethernet (RoCE), false on InfiniBand.
-    pub ethernet: bool,
 }
 
 /// Logical state of a port (`enum ibv_port_state`).
@@ -302,19 +350,19 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    pub(crate) fn from_raw(raw: i32) -> Option<Self> {
-        [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096]
-            .into_iter()
-            .find(|mtu| *mtu as i32 == raw)
+    /// In bytes.
+    pub fn bytes(self) -> u32 {
+        128 << self as u32
     }
-}
 
-/// A global identifier; printed like the IPv6 address that it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Gid(pub [u8; 16]);
+    /// The MTU of so many bytes, if there is one.
+    pub fn from_bytes(bytes: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
 
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&std::net::Ipv6Addr::from(self.0).to_string())
+    const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
+
+    pub(crate) fn from_raw(raw: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| *mtu as i32 == raw)
     }
 }

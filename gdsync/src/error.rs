@@ -1,5 +1,7 @@
 //! Errors, one type for each family of operations. Every message names the value, the limit and what to do.
 
+use crate::device::PortState;
+use crate::gid::{GidKind, LinkLayer};
 use crate::lane::Blocked;
 use crate::queue::completion::WorkError;
 use crate::stream::Condition;
@@ -44,6 +46,59 @@ pub enum Error {
     NotMlx5 {
         /// Its name.
         name: String,
+    },
+    /// The port carries no traffic.
+    #[error(
+        "port {port} of {device} is {state}, but must be ACTIVE: check cable and switch{}",
+        if *.link == LinkLayer::Ethernet { ", and that its network interface is up (`ip link`)" } else { ", and that a subnet manager runs (opensm)" }
+    )]
+    PortNotActive {
+        /// Name of the device.
+        device: String,
+        /// Number of the port.
+        port: u8,
+        /// Its state.
+        state: PortState,
+        /// What its link speaks.
+        link: LinkLayer,
+    },
+    /// The port has no global identifier to use.
+    #[error(
+        "port {port} of {device} has no GID {}: it has {}",
+        .index.map_or_else(|| "to use".to_owned(), |index| format!("at index {index}")),
+        if .present.is_empty() { "none (give its network interface an address)".to_owned() } else { format!("those at {present:?}") }
+    )]
+    NoGid {
+        /// Name of the device.
+        device: String,
+        /// Number of the port.
+        port: u8,
+        /// The index asked for, if one was.
+        index: Option<u32>,
+        /// Indices of those that it has.
+        present: Vec<u32>,
+    },
+    /// The remote side's packets look different on the wire.
+    #[error(
+        "this side uses {own} addresses and the remote side {remote}: use ports of the same kind, or choose a GID index of the same kind"
+    )]
+    OtherWire {
+        /// What this side uses.
+        own: GidKind,
+        /// What the remote side uses.
+        remote: GidKind,
+    },
+    /// A protection domain of another context.
+    #[error("the protection domain belongs to another context than device {device}: allocate one there")]
+    OtherContext {
+        /// Name of the device.
+        device: String,
+    },
+    /// A null pointer was given for a verbs object.
+    #[error("the {what} is a null pointer: did the call that made it fail?")]
+    Null {
+        /// The object's C type.
+        what: &'static str,
     },
     /// A value is outside its limits.
     #[error("{what} is {value}, but {limit}: {remedy}")]

@@ -47,11 +47,15 @@
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
 mod batch;
+mod connect;
 mod cq;
 pub mod cuda;
 mod device;
 mod endpoint;
 mod error;
+mod gid;
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 mod lane;
 mod memory;
 mod mr;
@@ -69,11 +73,12 @@ mod verbs_call;
 pub use batch::{Batch, BatchShape, StreamWait};
 pub use cq::CompletionQueue;
 pub use cudarc;
-pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Gid, Mtu, PortAttributes, PortState};
+pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use endpoint::Endpoint;
 pub use error::{Error, FailureCause, QueueError};
 pub use gdsync_sys::api::Provider;
 pub use gdsync_sys::prm::cqe::Syndrome;
+pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
 pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};

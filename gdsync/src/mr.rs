@@ -97,6 +97,11 @@ impl MemoryRegion {
         &self.memory
     }
 
+    /// The key that work requests of this side name it by.
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey
+    }
+
     /// The key that the remote side needs.
     pub fn rkey(&self) -> u32 {
         self.inner.rkey

@@ -18,6 +18,8 @@ pub struct ProtectionDomain {
 #[derive(Debug)]
 pub(crate) struct ProtectionDomainInner {
     raw: NonNull<ibv_pd>,
+    /// Somebody else's, who deallocates it.
+    borrowed: bool,
     pub(crate) device: Arc<DeviceInner>,
 }
 
@@ -36,7 +38,24 @@ impl ProtectionDomain {
         // SAFETY: the context is open as long as `device` lives.
         let raw = unsafe { (device.api.alloc_pd)(device.context()) };
         let raw = verbs_call::pointer("ibv_alloc_pd", raw, String::new)?;
-        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, device }) })
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, borrowed: false, device }) })
+    }
+
+    /// Uses a protection domain that the program has allocated itself. It is not deallocated when the last object made in it
+    /// goes.
+    ///
+    /// # Errors
+    /// [`Error::OtherContext`] where it belongs to another context than the device.
+    ///
+    /// # Safety
+    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
+    pub unsafe fn from_raw(device: &Device, pd: NonNull<ibv_pd>) -> Result<Self, Error> {
+        let device = device.inner.clone();
+        // SAFETY: valid, as the caller promises; its context never changes.
+        if unsafe { (*pd.as_ptr()).context } != device.context() {
+            return Err(Error::OtherContext { device: device.name().to_owned() });
+        }
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }
 }
 
@@ -48,6 +67,9 @@ impl ProtectionDomainInner {
 
 impl Drop for ProtectionDomainInner {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
         verbs_call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }

@@ -3,6 +3,7 @@
 use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, FailureCause, QueueError};
+use crate::gid::GidEntry;
 use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
@@ -13,7 +14,7 @@ use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
-use crate::request::{Limits, WorkRequest, data_segments};
+use crate::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::stream::cpu;
 use crate::verbs_call;
 use gdsync_sys::api::Provider;
@@ -21,10 +22,11 @@ use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
-use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use parking_lot::{Mutex, MutexGuard};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A reliable-connected queue pair with completion queues and a doorbell register of its own.
 ///
@@ -37,27 +39,29 @@ pub struct QueuePair {
 
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
-    raw: NonNull<ibv_qp>,
+    pub(crate) raw: NonNull<ibv_qp>,
     number: u32,
-    psn: u32,
-    config: QueuePairConfig,
+    /// Its address: an entry of the port's table.
+    pub(crate) gid: GidEntry,
+    pub(crate) psn: u32,
+    pub(crate) config: QueuePairConfig,
     limits: Limits,
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<Status>,
     /// The same in short, to be read without the lock: connected, and not failed.
-    connected: AtomicBool,
-    send: Mutex<SendState>,
+    pub(crate) connected: AtomicBool,
+    send: parking_lot::Mutex<SendState>,
     recv: Mutex<RecvState>,
     send_cq: Arc<CompletionQueueInner>,
     recv_cq: Arc<CompletionQueueInner>,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
-    domain: Arc<QueueDomain>,
+    pub(crate) domain: Arc<QueueDomain>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Status {
+pub(crate) enum Status {
     Initialised,
     Connected,
     Failed(FailureCause),
@@ -76,10 +80,11 @@ impl QueuePair {
     /// Makes a queue pair, ready to take receives (INIT) and to be connected.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for sizes that no card has, [`Error::Verbs`] where the provider refuses.
+    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::Verbs`] where the provider refuses.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
         let device = pd.inner.device.clone();
-        let max_message = u64::from(device.port(config.port)?.max_message);
+        let port = device.active_port(config.port)?;
+        let gid = device.choose_gid(config.port, config.gid_index)?;
         let domain = QueueDomain::new(&pd.inner)?;
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
@@ -117,17 +122,18 @@ impl QueuePair {
         let inner = Arc::new(QueuePairInner {
             raw,
             number,
+            gid,
             psn: NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff,
             config,
             limits: Limits {
                 segments: attr.cap.max_send_sge,
                 inline: attr.cap.max_inline_data,
-                message: max_message,
+                message: port.max_message.into(),
             },
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
             connected: AtomicBool::new(false),
-            send: Mutex::new(SendState::new(sq, number, register)),
+            send: parking_lot::Mutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
@@ -150,16 +156,14 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verbs`] where the port cannot be asked.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
-        let port = self.inner.domain.pd.device.port(self.inner.config.port)?;
-        let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
-        Ok(Endpoint { qpn: self.inner.number, psn: self.inner.psn, lid: port.lid, gid: port.gid, mtu })
+        self.inner.endpoint()
     }
 
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
     /// [`Error::State`] where it is connected already, [`Error::OutOfRange`] for options outside their ranges,
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -170,6 +174,16 @@ impl QueuePair {
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
         PreparedSend::new(self.inner.clone(), request)
+    }
+
+    /// Sends, writes or reads now: into the send queue, and the CPU rings the card. For programs that have no stream to order
+    /// it by; [`QueuePair::prepare`] and a stream do the rest.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
+    /// not posted, or still outstanding on a stream. Nothing was posted then.
+    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
+        self.inner.post_send(&request)
     }
 
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
@@ -291,21 +305,17 @@ impl QueuePairInner {
     }
 
     /// The send queue. Lock order: completion queue first.
+    #[inline(always)]
     pub(crate) fn send(&self) -> MutexGuard<'_, SendState> {
-        // A panic while the lock was held left indices that are consistent after each single step.
-        self.send.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.send.lock()
     }
 
     fn recv(&self) -> MutexGuard<'_, RecvState> {
-        self.recv.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.recv.lock()
     }
 
-    fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        self.limits
+    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock()
     }
 
     pub(crate) fn failure(&self) -> Option<FailureCause> {
@@ -319,10 +329,14 @@ impl QueuePairInner {
     }
 
     /// Sends may be prepared: connected, and not failed.
+    #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
-        if self.connected.load(Ordering::Acquire) {
-            return Ok(());
-        }
+        if self.connected.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn why_not_connected(&self) -> Result<(), QueueError> {
         let qpn = self.number;
         match *self.status() {
             Status::Connected => Ok(()),
@@ -331,81 +345,13 @@ impl QueuePairInner {
         }
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
-        // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
-        let rc =
-            unsafe { (self.domain.pd.device.api.modify_qp)(self.raw.as_ptr(), attr, mask as libc::c_int) };
-        verbs_call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
-    }
-
-    fn to_init(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_INIT,
-            pkey_index: 0,
-            port_num: self.config.port,
-            qp_access_flags: self.config.access.bits(),
-            ..Default::default()
-        };
-        let mask =
-            verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
-        self.modify(&mut attr, mask, "RESET to INIT")
-    }
-
-    fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
-        let mut status = self.status();
-        let (qpn, needed) = (self.number, "new (INIT)");
-        match *status {
-            Status::Initialised => {}
-            Status::Connected => return Err(Error::State { qpn, state: "connected", needed }),
-            Status::Failed(_) => return Err(Error::State { qpn, state: "failed", needed }),
-        }
-        options.check()?;
-        let port = self.domain.pd.device.port(self.config.port)?;
-        let own = port.mtu.unwrap_or(remote.mtu);
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_RTR,
-            path_mtu: options.mtu.unwrap_or(own.min(remote.mtu)) as i32,
-            dest_qp_num: remote.qpn,
-            rq_psn: remote.psn,
-            max_dest_rd_atomic: options.max_reads,
-            min_rnr_timer: options.min_rnr_timer,
-            ..Default::default()
-        };
-        attr.ah_attr.dlid = remote.lid;
-        attr.ah_attr.sl = options.service_level;
-        attr.ah_attr.port_num = self.config.port;
-        if port.ethernet {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.grh.dgid.raw = remote.gid.0;
-            attr.ah_attr.grh.hop_limit = 64;
-        }
-        let mask = verbs::IBV_QP_STATE
-            | verbs::IBV_QP_AV
-            | verbs::IBV_QP_PATH_MTU
-            | verbs::IBV_QP_DEST_QPN
-            | verbs::IBV_QP_RQ_PSN
-            | verbs::IBV_QP_MAX_DEST_RD_ATOMIC
-            | verbs::IBV_QP_MIN_RNR_TIMER;
-        self.modify(&mut attr, mask, "INIT to RTR")?;
-        let mut attr = ibv_qp_attr {
-            qp_state: verbs::IBV_QPS_RTS,
-            timeout: options.timeout,
-            retry_cnt: options.retry_count,
-            rnr_retry: options.rnr_retry,
-            sq_psn: self.psn,
-            max_rd_atomic: options.max_reads,
-            ..Default::default()
-        };
-        let mask = verbs::IBV_QP_STATE
-            | verbs::IBV_QP_TIMEOUT
-            | verbs::IBV_QP_RETRY_CNT
-            | verbs::IBV_QP_RNR_RETRY
-            | verbs::IBV_QP_SQ_PSN
-            | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(&mut attr, mask, "RTR to RTS")?;
-        *status = Status::Connected;
-        self.connected.store(true, Ordering::Release);
-        Ok(())
+    fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
+        let mut completions = self.send_cq.lock();
+        let mut send = self.send();
+        // Under the lock: whoever flushes the queue has failed the queue pair before.
+        self.check_connected()?;
+        // SAFETY: the register belongs to this queue pair, which is alive.
+        unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
     fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
@@ -413,7 +359,7 @@ impl QueuePairInner {
             return Err(QueueError::Failed { qpn: self.number, cause });
         }
         for slice in slices {
-            self.check_slice(slice, true)?;
+            self.check(slice, true)?;
         }
         let segments = data_segments(slices, self.recv_segments)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
@@ -422,18 +368,6 @@ impl QueuePairInner {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
-        Ok(())
-    }
-
-    pub(crate) fn check_slice(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        let region = slice.region();
-        let lkey = region.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
-        }
-        if card_writes && !region.is_writable() {
-            return Err(QueueError::NotWritable { lkey });
-        }
         Ok(())
     }
 
@@ -496,8 +430,7 @@ impl QueuePairInner {
 
     pub(crate) fn abort(&self) -> Result<(), Error> {
         self.fail(FailureCause::Aborted);
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")?;
+        self.to_error()?;
         self.flush_unposted();
         Ok(())
     }
@@ -507,24 +440,42 @@ impl QueuePairInner {
     /// polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
-        if let Some(ops) = send.flush_ops() {
+        if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&ops) };
+            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
         }
     }
 
     /// Rings the card as a stream asked the proxy to.
-    pub(crate) fn ring_proxied(&self, record: u32, doorbell: u64) {
+    pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
-        if let Some(ops) = send.proxied_ops(record, doorbell) {
+        if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
-            unsafe { cpu::perform_stores(&ops) };
+            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
         }
     }
 
     fn in_flight(&self) -> bool {
         let waits = self.send_cq.lock().has_posted_waits() || self.recv_cq.lock().has_posted_waits();
         waits || self.send().in_flight() || !self.recv().is_empty()
+    }
+}
+
+impl Rules for QueuePairInner {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        let region = slice.region();
+        let lkey = region.lkey();
+        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
+        }
+        if card_writes && !region.is_writable() {
+            return Err(QueueError::NotWritable { lkey });
+        }
+        Ok(())
     }
 }
 

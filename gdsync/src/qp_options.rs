@@ -22,11 +22,16 @@ pub struct QueuePairConfig {
     pub access: Access,
     /// Physical port, from 1 on.
     pub port: u8,
+    /// Index of the port's global identifier; by default chosen by the rule of [`crate::Device::choose_gid`].
+    pub gid_index: Option<u32>,
+    /// Index of the partition key in the port's table. Both sides must be members of the same partition; index 0 is the
+    /// default partition unless an administrator changed it.
+    pub pkey_index: u16,
 }
 
 impl Default for QueuePairConfig {
     /// 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
-    /// and writes allowed, port 1.
+    /// and writes allowed, port 1, its best GID, the partition key at index 0.
     fn default() -> Self {
         QueuePairConfig {
             send_depth: 128,
@@ -36,19 +41,21 @@ impl Default for QueuePairConfig {
             inline: 44,
             access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
             port: DEFAULT_PORT,
+            gid_index: None,
+            pkey_index: 0,
         }
     }
 }
 
 macro_rules! setters {
-    ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
-        impl QueuePairConfig {
+    ($options:ident: $($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
+        impl $options {
             $($(#[$doc])* pub fn $field(mut self, $field: $type) -> Self { self.$field = $field; self })*
         }
     };
 }
 
-setters! {
+setters! { QueuePairConfig:
     /// Sets [`QueuePairConfig::send_depth`](#structfield.send_depth).
     send_depth: u32;
     /// Sets [`QueuePairConfig::recv_depth`](#structfield.recv_depth).
@@ -63,6 +70,10 @@ setters! {
     access: Access;
     /// Sets [`QueuePairConfig::port`](#structfield.port).
     port: u8;
+    /// Sets [`QueuePairConfig::gid_index`](#structfield.gid_index).
+    gid_index: Option<u32>;
+    /// Sets [`QueuePairConfig::pkey_index`](#structfield.pkey_index).
+    pkey_index: u16;
 }
 
 /// Attributes of a connection. The defaults suit a switched fabric of one site.
@@ -79,14 +90,24 @@ pub struct ConnectOptions {
     pub min_rnr_timer: u8,
     /// RDMA reads in flight, each way.
     pub max_reads: u8,
-    /// Service level.
+    /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
     pub service_level: u8,
-    /// Path MTU; by default the smaller of the two ports'.
+    /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both sides must use the same.
     pub mtu: Option<Mtu>,
+    /// On InfiniBand, address the remote port by its GID, too, as a router between subnets needs it. Done in any case where
+    /// the two ports' subnet prefixes differ. Ethernet knows nothing else.
+    pub global: bool,
+    /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits (DSCP) switches sort by.
+    pub traffic_class: u8,
+    /// Of the global route: flow label, 20 bits.
+    pub flow_label: u32,
+    /// Of the global route: how many routers a packet may pass.
+    pub hop_limit: u8,
 }
 
 impl Default for ConnectOptions {
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms, 16 reads.
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms, 16 reads
+    /// (what mlx5 cards allow); service level and traffic class 0, 64 hops.
     fn default() -> Self {
         ConnectOptions {
             timeout: 16,
@@ -96,19 +117,51 @@ impl Default for ConnectOptions {
             max_reads: 16,
             service_level: 0,
             mtu: None,
+            global: false,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
         }
     }
 }
 
+setters! { ConnectOptions:
+    /// Sets [`ConnectOptions::timeout`](#structfield.timeout).
+    timeout: u8;
+    /// Sets [`ConnectOptions::retry_count`](#structfield.retry_count).
+    retry_count: u8;
+    /// Sets [`ConnectOptions::rnr_retry`](#structfield.rnr_retry).
+    rnr_retry: u8;
+    /// Sets [`ConnectOptions::min_rnr_timer`](#structfield.min_rnr_timer).
+    min_rnr_timer: u8;
+    /// Sets [`ConnectOptions::max_reads`](#structfield.max_reads).
+    max_reads: u8;
+    /// Sets [`ConnectOptions::service_level`](#structfield.service_level).
+    service_level: u8;
+    /// Sets [`ConnectOptions::mtu`](#structfield.mtu).
+    mtu: Option<Mtu>;
+    /// Sets [`ConnectOptions::global`](#structfield.global).
+    global: bool;
+    /// Sets [`ConnectOptions::traffic_class`](#structfield.traffic_class).
+    traffic_class: u8;
+    /// Sets [`ConnectOptions::flow_label`](#structfield.flow_label).
+    flow_label: u32;
+    /// Sets [`ConnectOptions::hop_limit`](#structfield.hop_limit).
+    hop_limit: u8;
+}
+
 impl ConnectOptions {
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// `max_reads`: what the device allows.
+    pub(crate) fn check(&self, max_reads: u32) -> Result<(), Error> {
         let remedy = "choose a smaller value";
         for (what, value, limit) in [
-            ("timeout", self.timeout, 31),
-            ("retry_count", self.retry_count, 7),
-            ("rnr_retry", self.rnr_retry, 7),
-            ("min_rnr_timer", self.min_rnr_timer, 31),
-            ("service_level", self.service_level, 15),
+            ("timeout", self.timeout.into(), 31),
+            ("retry_count", self.retry_count.into(), 7),
+            ("rnr_retry", self.rnr_retry.into(), 7),
+            ("min_rnr_timer", self.min_rnr_timer.into(), 31),
+            ("service_level", self.service_level.into(), 15),
+            ("flow_label", self.flow_label, (1 << 20) - 1),
+            ("max_reads", self.max_reads.into(), max_reads),
         ] {
             if value > limit {
                 let limit = format!("at most {limit} is possible");

@@ -5,6 +5,7 @@ mod gpu;
 mod graph;
 mod memops;
 mod overlap;
+mod post;
 mod turnaround;
 
 use crate::Failure;
@@ -19,6 +20,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Memops => memops::run(options),
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Graph => graph::run(options),
+        Benchmark::Post => post::run(options),
         Benchmark::Overlap => overlap::run(options),
     }
 }

@@ -11,8 +11,9 @@ use super::report::{Measured, Report, Setting};
 use super::timing::Usage;
 use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
+use crate::hca;
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, Device, MemoryRegion, PreparedSend,
+    Access, Batch, CompletionQueue, Condition, ConnectOptions, MemoryRegion, Mtu, PreparedSend,
     ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
 use std::collections::VecDeque;
@@ -47,12 +48,13 @@ pub(super) struct Side {
 impl Side {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(options: &PingpongOptions, rank: u64, mut channel: Channel) -> Result<Self, Failure> {
-        let device = Device::software()?;
+        let (device, port) = hca::open(options.hca.as_ref())?;
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
         let window = u32::try_from(options.batch * CHUNKS)?;
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
+        let config = config.port(port).gid_index(options.gid_index);
         let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
         let findings = Findings::new(options.warmup);
         let driver = driver::new(options, rank, &pd, &findings)?;
@@ -65,7 +67,8 @@ impl Side {
         let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
             return Err("the other side says something else than hello".into());
         };
-        queue_pair.connect(&endpoint.parse()?, ConnectOptions::default())?;
+        let mtu = options.mtu.and_then(Mtu::from_bytes);
+        queue_pair.connect(&endpoint.parse()?, ConnectOptions::default().mtu(mtu))?;
         let side = Side {
             options: options.clone(),
             rank,

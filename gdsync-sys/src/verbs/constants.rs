@@ -71,6 +71,13 @@ pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 /// Ethernet (RoCE).
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
+/// InfiniBand.
+pub const IBV_GID_TYPE_IB: u32 = 0;
+/// RoCE version 1: Ethernet frames of their own type.
+pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
+/// RoCE version 2: UDP.
+pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
+
 /// Local write.
 pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1 << 0;
 /// Remote write; needs local write.

@@ -158,22 +158,30 @@ impl CompletionState {
     }
 
     /// Makes sure that one more work request can complete without overrunning the ring, and books its entry.
+    #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
         if self.held() + self.reserved >= self.entries() {
-            self.recycle();
-        }
-        if self.held() + self.reserved >= self.entries() {
-            return Err(match self.slots.front() {
-                Some(Slot::Posted(lane, ticket)) if self.held() > 0 => {
-                    QueueError::WouldBlock(lane.blocked_on(*ticket))
-                }
-                Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
-                _ => QueueError::CompletionQueueFull { entries: self.entries() },
-            });
+            self.make_room()?;
         }
         self.reserved += 1;
         self.expected += u32::from(signaled);
         Ok(())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) -> Result<(), QueueError> {
+        self.recycle();
+        if self.held() + self.reserved < self.entries() {
+            return Ok(());
+        }
+        Err(match self.slots.front() {
+            Some(Slot::Posted(lane, ticket)) if self.held() > 0 => {
+                QueueError::WouldBlock(lane.blocked_on(*ticket))
+            }
+            Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
+            _ => QueueError::CompletionQueueFull { entries: self.entries() },
+        })
     }
 
     /// Gives a booked entry back: its work request retired, or was never given to the card.

@@ -2,9 +2,11 @@
 
 pub(crate) mod completion;
 pub(crate) mod recv;
+pub(crate) mod regions;
 pub(crate) mod send;
 pub(crate) mod wait;
 
+use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
@@ -17,6 +19,8 @@ pub(crate) struct Ring {
     entries: u32,
     /// Bytes from one entry to the next, a multiple of 16.
     stride: usize,
+    /// Bytes of all.
+    size: usize,
     record: *mut u32,
 }
 
@@ -32,7 +36,7 @@ impl Ring {
     /// as long as the ring is used; `entries` must be a power of two. Only the card may access them besides.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
-        Ring { base, entries, stride, record }
+        Ring { base, entries, stride, size: entries as usize * stride, record }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -49,7 +53,7 @@ impl Ring {
 
     /// Writes `bytes` from entry `index` on, wrapping at the ring's end.
     pub(crate) fn write(&mut self, index: u32, bytes: &[u8]) {
-        let size = self.entries as usize * self.stride;
+        let size = self.size;
         debug_assert!(bytes.len() <= size);
         let start = self.offset(index);
         let first = bytes.len().min(size - start);
@@ -59,6 +63,18 @@ impl Ring {
             self.base.add(start).copy_from_nonoverlapping(bytes.as_ptr(), first);
             self.base.copy_from_nonoverlapping(bytes.as_ptr().add(first), bytes.len() - first);
         }
+    }
+
+    /// A writer of segments from entry `index` on, where `most` of them fit before the ring's end.
+    ///
+    /// # Safety
+    /// No more than `most` are written, and the writer is not used longer than the ring.
+    #[inline(always)]
+    pub(crate) unsafe fn writer(&mut self, index: u32, most: u32) -> Option<SegmentWriter> {
+        let start = self.offset(index);
+        let fits = start + most as usize * SEGMENT <= self.size;
+        // SAFETY: inside the ring (`new`).
+        fits.then(|| SegmentWriter::new(unsafe { self.base.add(start) }))
     }
 
     /// The 32-bit word at a byte offset of entry `index`.
@@ -76,6 +92,82 @@ impl Ring {
     /// Publishes entries to the card: everything written before is visible to whoever sees the record.
     pub(crate) fn publish(&self, record: u32) {
         self.record().store(record, Ordering::Release);
+    }
+}
+
+/// Takes the segments of a work request, one after the other.
+pub(crate) trait Segments {
+    /// Takes the next one.
+    fn put(&mut self, segment: [u8; SEGMENT]);
+}
+
+/// Room for the segments of any request, for one that wraps around its ring's end.
+pub(crate) struct Copy([[u8; SEGMENT]; MAX_DS as usize + 1]);
+
+impl Copy {
+    pub(crate) fn new() -> Self {
+        Copy([[0; SEGMENT]; MAX_DS as usize + 1])
+    }
+
+    /// A writer of as many segments as a request may have.
+    ///
+    /// # Safety
+    /// No more than [`MAX_DS`] are written, and the writer is not used longer than the copy.
+    pub(crate) unsafe fn writer(&mut self) -> SegmentWriter {
+        SegmentWriter::new(self.0.as_mut_ptr().cast())
+    }
+
+    pub(crate) fn bytes(&self, segments: u32) -> &[u8] {
+        self.0.get(..segments as usize).unwrap_or(&self.0).as_flattened()
+    }
+}
+
+/// Writes segments one after the other. Who makes it says for how many there is room.
+pub(crate) struct SegmentWriter {
+    start: *mut [u8; SEGMENT],
+    at: *mut [u8; SEGMENT],
+}
+
+impl SegmentWriter {
+    #[inline(always)]
+    fn new(start: *mut u8) -> Self {
+        SegmentWriter { start: start.cast(), at: start.cast() }
+    }
+
+    /// Leaves room for a segment.
+    #[inline(always)]
+    pub(crate) fn skip(&mut self) {
+        self.at = self.at.wrapping_add(1);
+    }
+
+    /// Segments written or left out.
+    #[inline(always)]
+    pub(crate) fn written(&self) -> u32 {
+        ((self.at.addr() - self.start.addr()) / SEGMENT) as u32
+    }
+
+    /// Writes the first segment, for which room was left.
+    #[inline(always)]
+    pub(crate) fn put_first(&mut self, segment: [u8; SEGMENT]) {
+        // SAFETY: as in `put`.
+        unsafe { self.start.write(segment) };
+    }
+}
+
+impl Segments for SegmentWriter {
+    #[inline(always)]
+    fn put(&mut self, segment: [u8; SEGMENT]) {
+        // SAFETY: whoever made the writer promised that there is room. The card does not read entries that no doorbell record
+        // has announced to it, which is when they are written.
+        unsafe { self.at.write(segment) };
+        self.skip();
+    }
+}
+
+#[cfg(test)]
+impl Segments for Vec<u8> {
+    fn put(&mut self, segment: [u8; SEGMENT]) {
+        self.extend_from_slice(&segment);
     }
 }
 

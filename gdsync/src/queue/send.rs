@@ -3,31 +3,39 @@
 //! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
 //! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
 
-use super::Ring;
+use super::regions::Regions;
+use super::{Copy, Ring, SegmentWriter};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
-use crate::mr::MemoryRegionInner;
-use crate::peer::PeerOp;
+use crate::peer::Doorbell;
+use crate::request::{Rules, WorkRequest};
+use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
-use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Regions that a work request names; most name one.
-pub(crate) type Regions = Vec<Arc<MemoryRegionInner>>;
+/// Segments of a basic block.
+const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 /// Where the newest posted sends of a queue are.
-type LastPost = Option<(Arc<Lane>, Ticket)>;
+#[derive(Debug)]
+pub(crate) struct LastPost {
+    lane: Arc<Lane>,
+    ticket: Ticket,
+    /// The stream is known to have passed it, because the card has completed all that was posted, or the CPU has posted since.
+    settled: bool,
+}
 
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
-    /// An earlier ticket of the same lane.
-    SameLane(Ticket),
+    /// An earlier ticket of the same lane, and whether that was settled.
+    SameLane(Ticket, bool),
     /// Another lane, or none.
-    Other(LastPost),
+    Other(Option<LastPost>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,16 +78,36 @@ pub(crate) struct Removed {
     pub(crate) signaled: u32,
 }
 
-/// An encoded work request, waiting for its place in the ring.
-#[derive(Debug)]
-pub(crate) struct Encoded {
-    /// The segments after the control segment.
-    pub(crate) body: Vec<u8>,
-    pub(crate) opcode: Opcode,
-    pub(crate) flags: CtrlFlags,
-    pub(crate) immediate: u32,
-    pub(crate) wr_id: u64,
-    pub(crate) regions: Regions,
+/// A work request that was written.
+struct Written {
+    /// What goes into the doorbell register: the first 8 bytes.
+    doorbell: u64,
+    /// Its slices are of several regions.
+    several: bool,
+    /// Its segments.
+    units: u32,
+}
+
+/// Writes a work request, whose first block is `head`.
+#[inline(always)]
+fn write(
+    writer: &mut SegmentWriter,
+    request: &WorkRequest<'_>,
+    rules: &impl Rules,
+    head: u32,
+    qpn: u32,
+) -> Result<Written, QueueError> {
+    writer.skip();
+    let several = request.encode(rules, writer)?;
+    let units = writer.written();
+    let words: [u64; 2] = zerocopy::transmute!(request.control(head as u16, qpn, units as u8));
+    writer.put_first(zerocopy::transmute!(words));
+    Ok(Written { doorbell: words[0], several, units })
+}
+
+/// Basic blocks of so many segments.
+fn blocks_of(units: u32) -> u32 {
+    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
 }
 
 /// The state of one send queue, under its lock.
@@ -97,7 +125,7 @@ pub(crate) struct SendState {
     /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
     next_to_post: u64,
     /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
-    last_post: LastPost,
+    last_post: Option<LastPost>,
     /// Doorbells of posted sends that the proxy still has to ring.
     proxied: u32,
     /// The card has been told of everything, after the queue pair failed.
@@ -131,31 +159,22 @@ impl SendState {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
 
-    /// The peer operations by which the proxy rings: none once everything was flushed, as an older record must not follow a
-    /// newer one.
-    pub(crate) fn proxied_ops(&self, record: u32, doorbell: u64) -> Option<[PeerOp; 4]> {
-        (!self.flushed).then(|| self.ring_ops(record, doorbell))
+    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record must not follow a newer
+    /// one.
+    pub(crate) fn proxied(&self, record: u32, value: u64) -> Option<Doorbell> {
+        (!self.flushed).then(|| self.doorbell(record, value))
     }
 
-    fn ring_ops(&self, record: u32, doorbell: u64) -> [PeerOp; 4] {
+    fn doorbell(&self, record: u32, value: u64) -> Doorbell {
         let record_at = HostAddr(self.ring.record().as_ptr() as u64);
-        [
-            PeerOp::Fence,
-            PeerOp::StoreDword { addr: record_at, value: record },
-            PeerOp::Fence,
-            PeerOp::StoreQword { addr: self.register, value: doorbell },
-        ]
+        Doorbell { record_at, record, register: self.register, value }
     }
 
     fn free(&self) -> u32 {
         self.ring.entries() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Blocks that a work request with a body of so many bytes takes.
-    pub(crate) fn blocks_for(body: usize) -> u32 {
-        (size_of::<CtrlSeg>() + body).div_ceil(BASIC_BLOCK) as u32
-    }
-
+    #[inline(always)]
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
@@ -164,56 +183,128 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request into the ring. The caller has checked the room, and booked its completion entry.
+    /// Writes a work request into the ring, for a stream to post.
     ///
-    /// Returns the serial number.
-    pub(crate) fn prepare(&mut self, request: Encoded) -> u64 {
-        let bytes = size_of::<CtrlSeg>() + request.body.len();
-        let blocks = Self::blocks_for(request.body.len());
-        // A body is at most 62 segments long (checked when it is encoded), so this fits the 6 bits of `ds`.
-        let ds = bytes.div_ceil(gdsync_sys::prm::wqe::SEGMENT) as u8;
-        let imm = request.immediate.to_be_bytes();
-        let ctrl = CtrlSeg::new(request.opcode, self.head as u16, self.qpn, ds, request.flags, imm);
-        let mut wqe = Vec::with_capacity(blocks as usize * BASIC_BLOCK);
-        wqe.extend_from_slice(ctrl.as_bytes());
-        wqe.extend_from_slice(&request.body);
-        wqe.resize(blocks as usize * BASIC_BLOCK, 0);
-        self.ring.write(self.head, &wqe);
-        let serial = self.first_serial + self.entries.len() as u64;
-        self.entries.push_back(Entry {
-            first: self.head,
-            blocks,
-            wr_id: request.wr_id,
-            signaled: request.flags.contains(CtrlFlags::CQ_UPDATE),
-            state: State::Prepared,
-            _regions: request.regions,
-        });
-        self.head = self.head.wrapping_add(blocks);
-        serial
+    /// Returns its serial number, and the doorbell that hands it to the card.
+    pub(crate) fn prepare(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<(u64, Doorbell), QueueError> {
+        let serial = self.next_serial();
+        let value = self.place(request, rules, book, State::Prepared)?;
+        Ok((serial, self.doorbell(doorbell::record(self.head), value)))
     }
 
+    /// Writes a work request into the ring and rings the card, at once.
+    ///
+    /// # Errors
+    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding on a stream.
+    ///
+    /// # Safety
+    /// The register is valid.
+    #[inline(always)]
+    pub(crate) unsafe fn post_now(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+    ) -> Result<(), QueueError> {
+        let (qpn, serial) = (self.qpn, self.next_serial());
+        if self.next_to_post != serial {
+            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+        }
+        if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
+            if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
+                return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+            }
+            last.settled = true;
+        }
+        let doorbell = self.place(request, rules, book, State::Posted)?;
+        self.next_to_post = serial + 1;
+        let record = doorbell::record(self.head);
+        // SAFETY: the record is the ring's; the caller's for the register.
+        unsafe { cpu::ring(self.ring.record(), record, self.register, doorbell) };
+        Ok(())
+    }
+
+    /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
+    ///
+    /// Returns what goes into the doorbell register.
+    #[inline(always)]
+    fn place(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        book: impl FnOnce(bool) -> Result<(), QueueError>,
+        state: State,
+    ) -> Result<u64, QueueError> {
+        let most = request.most_units(rules.limits())?;
+        self.check_room(blocks_of(most))?;
+        let head = self.head;
+        // SAFETY: there is room for so many in the ring, and `write` writes no more.
+        let written = match unsafe { self.ring.writer(head, most) } {
+            Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
+            None => self.place_wrapped(request, rules)?,
+        };
+        let signaled = request.is_signaled();
+        book(signaled)?;
+        let blocks = blocks_of(written.units);
+        self.entries.push_back(Entry {
+            first: head,
+            blocks,
+            wr_id: request.number(),
+            signaled,
+            state,
+            _regions: request.regions(written.several),
+        });
+        self.head = head.wrapping_add(blocks);
+        Ok(written.doorbell)
+    }
+
+    /// Writes a work request that wraps around the ring's end.
+    #[cold]
+    #[inline(never)]
+    fn place_wrapped(
+        &mut self,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+    ) -> Result<Written, QueueError> {
+        let mut copy = Copy::new();
+        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
+        let mut writer = unsafe { copy.writer() };
+        let written = write(&mut writer, request, rules, self.head, self.qpn)?;
+        self.ring.write(self.head, copy.bytes(written.units));
+        Ok(written)
+    }
+
+    /// The serial number of the next work request.
+    fn next_serial(&self) -> u64 {
+        self.first_serial + self.entries.len() as u64
+    }
+
+    #[inline]
     fn position(&self, serial: u64) -> Option<usize> {
         let position = usize::try_from(serial.checked_sub(self.first_serial)?).ok()?;
         (position < self.entries.len()).then_some(position)
     }
 
-    /// The peer operations that hand a prepared send, and everything before it, to the card.
-    ///
-    /// The order is the card's protocol: WQE bytes (written at preparation) before the record, the record before the
-    /// register. The register takes the first 8 bytes of the *last* WQE's control segment, in one store.
-    pub(crate) fn post_ops(&self, serial: u64) -> Option<[PeerOp; 4]> {
-        let entry = self.entries.get(self.position(serial)?)?;
+    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
+    /// control segment, as it stands in the ring (it may have become a NOP).
+    fn doorbell_of(&self, entry: &Entry) -> Doorbell {
         let end = entry.first.wrapping_add(entry.blocks);
         let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
         qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        Some(self.ring_ops(doorbell::record(end), u64::from_ne_bytes(qword)))
+        self.doorbell(doorbell::record(end), u64::from_ne_bytes(qword))
     }
 
     /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
+    #[inline]
     pub(crate) fn post(
         &mut self,
         serial: u64,
@@ -224,24 +315,28 @@ impl SendState {
         if serial > expected {
             return Err(QueueError::OutOfOrder { qpn, serial, expected });
         }
-        let same = self.last_post.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, lane));
-        if let Some((other, last)) = &self.last_post
-            && !same
-            && (!other.has_passed(*last) || self.proxied > 0)
+        let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.lane, lane));
+        if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
+            && (!last.lane.has_passed(last.ticket) || self.proxied > 0)
         {
-            return Err(QueueError::OtherStream { qpn, blocked: other.blocked_on(*last) });
+            return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
         }
-        if let Some(position) = self.position(serial) {
-            self.entries[position].state = State::Posted;
+        if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
+            entry.state = State::Posted;
             self.skip_unprepared();
         }
         Ok(match &mut self.last_post {
-            Some((_, last)) if same => Before::SameLane(std::mem::replace(last, ticket)),
-            other => Before::Other(other.replace((lane.clone(), ticket))),
+            Some(last) if same => {
+                let before = Before::SameLane(last.ticket, last.settled);
+                (last.ticket, last.settled) = (ticket, false);
+                before
+            }
+            other => Before::Other(other.replace(LastPost { lane: lane.clone(), ticket, settled: false })),
         })
     }
 
     /// Moves on to the next send that is prepared.
+    #[inline]
     fn skip_unprepared(&mut self) {
         self.next_to_post = self.next_to_post.max(self.first_serial);
         while let Some(position) = self.position(self.next_to_post) {
@@ -259,8 +354,10 @@ impl SendState {
             self.next_to_post = self.next_to_post.min(serial);
         }
         match (before, &mut self.last_post) {
-            (Before::SameLane(ticket), Some((_, last))) => *last = ticket,
-            (Before::SameLane(_), None) => {}
+            (Before::SameLane(ticket, settled), Some(last)) => {
+                (last.ticket, last.settled) = (ticket, settled)
+            }
+            (Before::SameLane(..), None) => {}
             (Before::Other(before), now) => *now = before,
         }
     }
@@ -315,33 +412,32 @@ impl SendState {
         }
         self.first_serial += u64::from(retired.entries);
         if !self.has_posted() {
-            // The card has completed all that was posted: whatever stream rang it has passed that point.
-            self.last_post = None;
+            self.last_post.iter_mut().for_each(|last| last.settled = true);
         }
         Some(retired)
     }
 
     /// Everything was handed to the card after the queue pair failed: nothing older may follow.
+    #[inline]
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed
     }
 
     /// In the error state: hands everything prepared to the card, which flushes it, so that no wait stays unsatisfied.
     ///
-    /// Returns the peer operations, or none where streams still have earlier sends to post (theirs would then run
+    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs would then run
     /// backwards), or nothing is left to hand over.
-    pub(crate) fn flush_ops(&mut self) -> Option<[PeerOp; 4]> {
+    pub(crate) fn flush(&mut self) -> Option<Doorbell> {
         if self.has_unpassed_posts() {
             return None;
         }
-        let newest = self.first_serial + self.entries.len().checked_sub(1)? as u64;
+        let newest = self.doorbell_of(self.entries.back()?);
         // A stream that failed may not have rung what it was given.
-        let perhaps_not_rung = self.last_post.as_ref().is_some_and(|(lane, _)| lane.is_dead());
+        let perhaps_not_rung = self.unsettled().is_some_and(|last| last.lane.is_dead());
         let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
         }
-        let ops = self.post_ops(newest);
         self.flushed = true;
         for entry in &mut self.entries {
             if entry.state == State::Prepared {
@@ -349,11 +445,15 @@ impl SendState {
             }
         }
         self.skip_unprepared();
-        ops
+        Some(newest)
     }
 
     fn has_unpassed_posts(&self) -> bool {
-        self.last_post.as_ref().is_some_and(|(lane, ticket)| !lane.has_passed(*ticket))
+        self.unsettled().is_some_and(|last| !last.lane.has_passed(last.ticket))
+    }
+
+    fn unsettled(&self) -> Option<&LastPost> {
+        self.last_post.as_ref().filter(|last| !last.settled)
     }
 
     /// Work that the card or a stream may still touch.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::queue::test_ring;
+use crate::request::Limits;
 use gdsync_sys::prm::wqe::CtrlSeg;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
@@ -10,14 +11,18 @@ fn queue(blocks: u32) -> SendState {
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, REGISTER)
 }
 
-fn request(body: usize, wr_id: u64) -> Encoded {
-    Encoded {
-        body: (0..body).map(|i| i as u8 ^ wr_id as u8).collect(),
-        opcode: Opcode::Send,
-        flags: CtrlFlags::CQ_UPDATE,
-        immediate: 0,
-        wr_id,
-        regions: Vec::new(),
+const LIMITS: Limits = Limits { segments: 4, inline: 960, message: 1 << 30 };
+
+/// A send of so many inline bytes.
+fn payload(len: usize, wr_id: u64) -> Vec<u8> {
+    (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
+}
+
+impl SendState {
+    /// Prepares an inline send; `len` of 0 takes one block.
+    fn prepare_bytes(&mut self, len: usize, wr_id: u64) -> u64 {
+        let bytes = payload(len, wr_id);
+        self.prepare(&WorkRequest::send_inline(&bytes).wr_id(wr_id), &LIMITS, |_| Ok(())).unwrap().0
     }
 }
 
@@ -38,20 +43,21 @@ fn a_request_wraps_around_the_end_at_every_block() {
     for start in 0..8u32 {
         let mut queue = queue(8);
         for i in 0..start {
-            queue.prepare(request(0, i.into()));
+            queue.prepare_bytes(0, i.into());
             assert!(queue.retire(i as u16).is_some());
         }
-        // 5 blocks: 16 + 300 bytes.
-        let serial = queue.prepare(request(300, 7));
+        // 5 blocks: 16 + 4 + 296 bytes.
+        let (_, bell) =
+            queue.prepare(&WorkRequest::send_inline(&payload(296, 7)), &LIMITS, |_| Ok(())).unwrap();
         let bytes = read(&queue, start, 5);
-        assert_eq!(bytes[16..316], (0..300).map(|i| i as u8 ^ 7).collect::<Vec<u8>>()[..]);
+        assert_eq!(bytes[20..316], payload(296, 7)[..]);
         assert_eq!(bytes[316..], [0; 4], "padding is zeroed");
         let ctrl = control(&queue, start);
         assert_eq!((ctrl.index(), ctrl.qpn(), ctrl.ds()), (start as u16, 0x42, 20));
-        let [_, record, _, bell] = queue.post_ops(serial).unwrap();
-        let addr = HostAddr(queue.ring.record().as_ptr() as u64);
-        assert_eq!(record, PeerOp::StoreDword { addr, value: doorbell::record(start + 5) });
-        assert_eq!(bell, PeerOp::StoreQword { addr: REGISTER, value: ctrl.doorbell() });
+        let record_at = HostAddr(queue.ring.record().as_ptr() as u64);
+        let record = doorbell::record(start + 5);
+        assert_eq!(bell, Doorbell { record_at, record, register: REGISTER, value: ctrl.doorbell() });
+        assert_eq!(queue.doorbell_of(queue.entries.back().unwrap()), bell);
     }
 }
 
@@ -60,7 +66,7 @@ fn indices_survive_the_16_bit_wrap() {
     let mut queue = queue(4);
     for i in 0..70_000u32 {
         queue.check_room(1).unwrap();
-        queue.prepare(request(8, i.into()));
+        queue.prepare_bytes(8, i.into());
         assert_eq!(control(&queue, i).index(), i as u16);
         let retired = queue.retire(i as u16).unwrap();
         assert_eq!((retired.wr_id, retired.entries), (i.into(), 1));
@@ -70,7 +76,7 @@ fn indices_survive_the_16_bit_wrap() {
 #[test]
 fn a_full_queue_names_what_is_free() {
     let mut queue = queue(4);
-    queue.prepare(request(100, 0));
+    queue.prepare_bytes(100, 0);
     assert!(queue.check_room(2).is_ok());
     let error = queue.check_room(3).unwrap_err();
     assert!(matches!(error, QueueError::SendQueueFull { needed: 3, free: 2, capacity: 4 }));
@@ -79,7 +85,7 @@ fn a_full_queue_names_what_is_free() {
 #[test]
 fn the_newest_is_rolled_back_and_others_become_nops() {
     let mut queue = queue(8);
-    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(100, i))).collect();
+    let serials: Vec<u64> = (0..3).map(|i| queue.prepare_bytes(100, i)).collect();
     assert_eq!(queue.cancel(serials[0], |_| false), Removed::default());
     let ctrl = control(&queue, 0);
     assert_eq!((ctrl.opcode(), ctrl.ds(), ctrl.index()), (Ok(Opcode::Nop), 8, 0));
@@ -97,7 +103,7 @@ fn the_newest_is_rolled_back_and_others_become_nops() {
 #[test]
 fn an_awaited_send_stays_as_a_nop() {
     let mut queue = queue(8);
-    let serial = queue.prepare(request(0, 1));
+    let serial = queue.prepare_bytes(0, 1);
     assert_eq!(queue.cancel(serial, |removed| removed == 0), Removed::default());
     assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Nop));
     assert_eq!(queue.cancel(serial, |_| false), Removed::default(), "only once");
@@ -109,7 +115,7 @@ fn an_awaited_send_stays_as_a_nop() {
 fn sends_are_posted_in_the_order_of_preparation() {
     let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
-    let serials: Vec<u64> = (0..3).map(|i| queue.prepare(request(0, i))).collect();
+    let serials: Vec<u64> = (0..3).map(|i| queue.prepare_bytes(0, i)).collect();
     let error = queue.post(serials[1], &lane, Ticket(1)).unwrap_err();
     assert!(matches!(error, QueueError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 }));
     queue.cancel(serials[0], |_| false);
@@ -121,11 +127,11 @@ fn sends_are_posted_in_the_order_of_preparation() {
     lane.declare_passed(Ticket(1));
     let before = queue.post(serials[2], &other, Ticket(1)).unwrap();
     queue.undo_post(serials[2], before);
-    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().0, &lane));
+    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().lane, &lane));
     let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Ticket(1))));
+    assert!(matches!(before, Before::SameLane(Ticket(1), false)));
     queue.undo_post(serials[2], before);
-    assert_eq!(queue.last_post.as_ref().unwrap().1, Ticket(1));
+    assert_eq!(queue.unsettled().unwrap().ticket, Ticket(1));
     assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());
 }
 
@@ -134,15 +140,15 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
     let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
     for wr_id in 0..4 {
-        let mut request = request(0, wr_id);
-        request.flags.set(CtrlFlags::CQ_UPDATE, wr_id == 3);
-        let serial = queue.prepare(request);
+        let request = WorkRequest::send(&[]).wr_id(wr_id);
+        let request = if wr_id == 3 { request } else { request.unsignaled() };
+        let serial = queue.prepare(&request, &LIMITS, |_| Ok(())).unwrap().0;
         queue.post(serial, &lane, Ticket(1)).unwrap();
     }
-    assert!(queue.in_flight() && queue.last_post.is_some());
+    assert!(queue.in_flight() && queue.unsettled().is_some());
     let retired = queue.retire(3).unwrap();
     assert_eq!((retired.wr_id, retired.entries, retired.signaled), (3, 4, 1));
-    assert!(!queue.in_flight() && queue.last_post.is_none() && queue.free() == 8);
+    assert!(!queue.in_flight() && queue.unsettled().is_none() && queue.free() == 8);
     assert!(queue.retire(3).is_none(), "nothing is outstanding");
 }
 
@@ -150,13 +156,69 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
 fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     let lane = Lane::new(0).unwrap();
     let mut queue = queue(8);
-    let first = queue.prepare(request(0, 0));
+    let first = queue.prepare_bytes(0, 0);
     queue.post(first, &lane, Ticket(1)).unwrap();
-    queue.prepare(request(100, 1));
-    assert!(queue.flush_ops().is_none(), "a stream has still to post the first");
+    queue.prepare_bytes(100, 1);
+    assert!(queue.flush().is_none(), "a stream has still to post the first");
     lane.declare_passed(Ticket(1));
-    let [_, record, _, bell] = queue.flush_ops().unwrap();
-    assert!(matches!(record, PeerOp::StoreDword { value, .. } if value == doorbell::record(3)));
-    assert!(matches!(bell, PeerOp::StoreQword { value, .. } if value == control(&queue, 1).doorbell()));
-    assert!(queue.flush_ops().is_none(), "nothing is left");
+    let bell = queue.flush().unwrap();
+    assert_eq!((bell.record, bell.value), (doorbell::record(3), control(&queue, 1).doorbell()));
+    assert!(queue.flush().is_none(), "nothing is left");
+}
+
+/// A register that may be stored to.
+fn ringing(blocks: u32) -> SendState {
+    let register: &'static std::sync::atomic::AtomicU64 = Box::leak(Box::default());
+    SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, HostAddr(register.as_ptr() as u64))
+}
+
+fn post_now(
+    queue: &mut SendState,
+    book: impl FnOnce(bool) -> Result<(), QueueError>,
+) -> Result<(), QueueError> {
+    // SAFETY: the register is leaked memory.
+    unsafe { queue.post_now(&WorkRequest::send_inline(b"abc").wr_id(3), &LIMITS, book) }
+}
+
+#[test]
+fn a_send_posted_at_once_rings_the_card() {
+    let mut queue = ringing(4);
+    for i in 0..70_000u32 {
+        post_now(&mut queue, |signaled| Ok(assert!(signaled))).unwrap();
+        assert_eq!(queue.ring.record().load(Ordering::Relaxed), doorbell::record(i.wrapping_add(1)));
+        // SAFETY: the register is leaked memory.
+        let register = unsafe { std::sync::atomic::AtomicU64::from_ptr(queue.register.get() as *mut u64) };
+        assert_eq!(register.load(Ordering::Relaxed), control(&queue, i).doorbell());
+        assert!(queue.in_flight());
+        assert_eq!(queue.retire(i as u16).unwrap().wr_id, 3);
+    }
+}
+
+#[test]
+fn a_send_is_posted_at_once_only_when_its_turn_has_come() {
+    let lane = Lane::new(0).unwrap();
+    let mut queue = ringing(8);
+    let serial = queue.prepare_bytes(0, 1);
+    let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
+    assert!(matches!(error, QueueError::OutOfOrder { serial: 1, expected: 0, .. }), "{error}");
+    queue.post(serial, &lane, Ticket(1)).unwrap();
+    let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
+    assert!(matches!(error, QueueError::OtherStream { .. }), "{error}");
+    lane.declare_passed(Ticket(1));
+    queue.count_proxied(true);
+    assert!(post_now(&mut queue, |_| Ok(())).is_err(), "the proxy has not rung it yet");
+    queue.count_proxied(false);
+    let full = |_| Err(QueueError::CompletionQueueFull { entries: 1 });
+    assert!(matches!(post_now(&mut queue, full), Err(QueueError::CompletionQueueFull { .. })));
+    assert_eq!((queue.head, queue.entries.len()), (1, 1), "nothing has changed");
+    post_now(&mut queue, |_| Ok(())).unwrap();
+    // A stream may go on where the CPU has stopped, and the other way round.
+    let serial = queue.prepare_bytes(0, 2);
+    queue.post(serial, &lane, Ticket(2)).unwrap();
+    lane.declare_passed(Ticket(2));
+    post_now(&mut queue, |_| Ok(())).unwrap();
+    let serial = queue.prepare_bytes(0, 2);
+    queue.cancel(serial, |_| false);
+    post_now(&mut queue, |_| Ok(())).unwrap();
+    assert_eq!(queue.retire(queue.head.wrapping_sub(1) as u16).unwrap().entries, 5);
 }

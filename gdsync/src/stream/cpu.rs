@@ -1,10 +1,11 @@
 //! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::pause::Pause;
-use super::{MemOp, MemOpCaps, MemOpStream, StreamError, execute};
+use super::{MemOp, MemOpCaps, MemOpStream, StreamError, barrier, execute};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::peer::PeerOp;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Performs memory operations on the thread that submits them, before `submit` returns.
@@ -75,6 +76,20 @@ impl MemOpStream for Cpu {
     }
 }
 
+/// Rings the card: what was written to the queue, then the record, then the register.
+///
+/// # Safety
+/// The register is valid, and aligned to 8 bytes.
+#[inline]
+pub(crate) unsafe fn ring(record: &AtomicU32, value: u32, register: HostAddr, doorbell: u64) {
+    barrier::to_device();
+    record.store(value, Ordering::Release);
+    barrier::to_device();
+    // SAFETY: the caller's.
+    unsafe { AtomicU64::from_ptr(register.get() as *mut u64) }.store(doorbell, Ordering::Release);
+    barrier::mmio_flush();
+}
+
 /// Performs the stores of peer operations now. Polls are not stores: they are left out.
 ///
 /// # Safety
@@ -97,7 +112,6 @@ mod tests {
     use super::*;
     use crate::memory::PinnedMemory;
     use crate::stream::Condition;
-    use std::sync::atomic::Ordering;
 
     #[test]
     fn a_wait_that_times_out_fails_the_backend_for_good() {

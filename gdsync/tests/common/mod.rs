@@ -1,15 +1,26 @@
-//! Two connected queue pairs on the software card.
+//! Two connected queue pairs, on the software card or on the system's: `GDSYNC_TEST_PROVIDER=system` runs every test that uses
+//! this on the first mlx5 device of the system's libraries, which may be a software card under them (`scripts/test-system`).
+//! What only the software provider has (its diagnostics, several link layers in one process) its own tests check.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
-    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream,
+    Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
+    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
 };
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, however busy the machine is.
 pub const LONG: Duration = Duration::from_secs(30);
+
+/// The card under test.
+pub fn device() -> Device {
+    match std::env::var("GDSYNC_TEST_PROVIDER").as_deref() {
+        Err(_) | Ok("software") => Device::software().unwrap(),
+        Ok("system") => Device::open(provider::system().unwrap(), None).unwrap(),
+        other => panic!("GDSYNC_TEST_PROVIDER is {other:?}, neither software nor system"),
+    }
+}
 
 pub struct Pair {
     pub device: Device,
@@ -20,7 +31,7 @@ pub struct Pair {
 
 impl Pair {
     pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
-        let device = Device::software().unwrap();
+        let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
         let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
         left.connect(&right.endpoint().unwrap(), options).unwrap();
@@ -53,7 +64,8 @@ pub fn synchronize(stream: &Stream<SoftStream>) {
 
 /// Rings the card at once.
 pub fn ring(send: PreparedSend) {
-    cpu().post(Batch::new().send(send)).unwrap();
+    let posted = cpu().post_send(send).unwrap();
+    assert_eq!((posted.submissions, posted.operations > 1), (1, true));
 }
 
 /// The next completion.

@@ -5,9 +5,11 @@ use super::errno::{self, Errno, Result};
 use super::events::EventQueue;
 use super::object::{self, Object};
 use super::uar::OwnUar;
-use crate::card::{Card, LIMITS, LinkLayer};
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
-use libc::c_int;
+use crate::card::{Card, GidKind, LIMITS, LinkLayer};
+use gdsync_sys::verbs::{
+    self, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_port_attr,
+};
+use libc::{c_int, size_t, ssize_t};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
@@ -206,4 +208,46 @@ pub(super) unsafe extern "C" fn query_gid(
         gid.raw = entry.ok_or(Errno::INVALID)?.gid;
         Ok(())
     }))
+}
+
+/// `ibv_query_gid_table`, behind the inline function: how many entries were written, or a negative errno.
+///
+/// EINVAL: room for fewer entries than there are, flags, entries of another size.
+///
+/// # Safety
+/// `context` is null or open; `entries` is null or valid for `max_entries`.
+pub(super) unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: size_t,
+    flags: u32,
+    entry_size: size_t,
+) -> ssize_t {
+    // SAFETY: the caller's.
+    let table = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
+        let table = context.card().gids();
+        let fits = max_entries >= table.len() && flags == 0 && entry_size == size_of::<ibv_gid_entry>();
+        if fits && !entries.is_null() { Ok(table) } else { Err(Errno::INVALID) }
+    });
+    match table {
+        Ok(table) => {
+            for (index, entry) in (0..).zip(table) {
+                let entry = ibv_gid_entry {
+                    gid: ibv_gid { raw: entry.gid },
+                    gid_index: index,
+                    port_num: PORT.into(),
+                    gid_type: match entry.kind {
+                        GidKind::InfiniBand => verbs::IBV_GID_TYPE_IB,
+                        GidKind::RoceV1 => verbs::IBV_GID_TYPE_ROCE_V1,
+                        GidKind::RoceV2 => verbs::IBV_GID_TYPE_ROCE_V2,
+                    },
+                    ndev_ifindex: 0,
+                };
+                // SAFETY: `entries` has room for the whole table, as checked.
+                unsafe { entries.add(index as usize).write(entry) };
+            }
+            table.len() as ssize_t
+        }
+        Err(errno) => -(errno::status(Err(errno)) as ssize_t),
+    }
 }

@@ -43,6 +43,7 @@ static API: VerbsApi = VerbsApi {
     query_device: context::query_device,
     query_port: context::query_port,
     query_gid: context::query_gid,
+    query_gid_table: Some(context::query_gid_table),
     alloc_pd: domain::alloc_pd,
     dealloc_pd: domain::dealloc_pd,
     alloc_td: domain::alloc_td,
@@ -55,6 +56,8 @@ static API: VerbsApi = VerbsApi {
     mlx5dv_create_cq: cq::mlx5dv_create_cq,
     destroy_cq: cq::destroy_cq,
     mlx5dv_create_qp: qp::mlx5dv_create_qp,
+    // Programs post by writing to the rings themselves.
+    qp_to_qp_ex: None,
     modify_qp: modify::modify_qp,
     query_qp: modify::query_qp,
     destroy_qp: qp::destroy_qp,

@@ -1,0 +1,37 @@
+//! The memory regions that a work request in flight keeps.
+
+use crate::mr::{MemoryRegionInner, Slice};
+use std::sync::Arc;
+
+/// Regions that a work request names: most name one, if any, and that takes no memory of its own.
+#[derive(Debug)]
+#[expect(dead_code, reason = "held, not looked at")]
+pub(crate) enum Regions {
+    None,
+    One(Arc<MemoryRegionInner>),
+    Several(Box<Vec<Arc<MemoryRegionInner>>>),
+}
+
+impl Regions {
+    /// Those of slices; `several`, where they are not all of the same.
+    #[inline(always)]
+    pub(crate) fn of(slices: &[Slice], several: bool) -> Self {
+        match slices.first() {
+            None => Regions::None,
+            Some(_) if several => Self::all_of(slices),
+            Some(first) => Regions::One(first.region().clone()),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn all_of(slices: &[Slice]) -> Self {
+        let mut all: Vec<Arc<MemoryRegionInner>> = Vec::new();
+        for slice in slices {
+            if !all.last().is_some_and(|last| Arc::ptr_eq(last, slice.region())) {
+                all.push(slice.region().clone());
+            }
+        }
+        Regions::Several(Box::new(all))
+    }
+}

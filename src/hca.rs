@@ -1,0 +1,61 @@
+//! `--hca NAME[:PORT]`: a card of either provider.
+
+use crate::Failure;
+use gdsync::{DEFAULT_PORT, Device, provider};
+use gdsync_sys::VerbsApi;
+use serde::{Deserialize, Serialize};
+
+/// What the names of software cards begin with.
+const SOFTWARE: &str = "softhca";
+
+/// A card and one of its ports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hca {
+    name: String,
+    pub(crate) port: u8,
+}
+
+/// The name of a card, with the number of a port behind a colon or without.
+pub(crate) fn parse(text: &str) -> Result<Hca, String> {
+    let (name, port) = match text.split_once(':') {
+        None => (text, Some(DEFAULT_PORT)),
+        Some((name, port)) => (name, port.parse().ok().filter(|port| *port != 0)),
+    };
+    match port {
+        Some(port) if !name.is_empty() => Ok(Hca { name: name.to_owned(), port }),
+        _ => Err(format!("{text} is no NAME or NAME:PORT, such as mlx5_0 or mlx5_0:1")),
+    }
+}
+
+/// Opens the card: the first software card, where none is named.
+pub(crate) fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
+    let Some(Hca { name, port }) = hca else { return Ok((Device::software()?, DEFAULT_PORT)) };
+    let api = if name.starts_with(SOFTWARE) { provider::software() } else { provider::system()? };
+    Ok((Device::open(api, Some(name))?, *port))
+}
+
+/// The system's libraries, and which of their cards: the first, where none is named.
+pub(crate) fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
+    if let Some(hca) = hca.filter(|hca| hca.name.starts_with(SOFTWARE)) {
+        return Err(
+            format!("{} is a software card: name one of the system's, such as mlx5_0", hca.name).into()
+        );
+    }
+    let port = hca.map_or(DEFAULT_PORT, |hca| hca.port);
+    Ok((provider::system()?, hca.map(|hca| hca.name.as_str()), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_may_follow_the_name() {
+        let hca = |name: &str, port| Ok(Hca { name: name.to_owned(), port });
+        assert_eq!(parse("mlx5_0"), hca("mlx5_0", 1));
+        assert_eq!(parse("mlx5_bond_0:2"), hca("mlx5_bond_0", 2));
+        for bad in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:256", "mlx5_0:x", "mlx5_0:1:1"] {
+            assert!(parse(bad).unwrap_err().contains("NAME:PORT"), "{bad}");
+        }
+    }
+}
