@@ -267,7 +267,7 @@ fn a_context_says_what_libmlx5_must_know() {
     assert_eq!(get(0).err(), Some(libc::EOPNOTSUPP), "too old");
     let query = write(command::QUERY_DEVICE).output(attr::CORE_OUT, size_of::<QueryDeviceResp>());
     let attributes: QueryDeviceResp = query.run(&device).unwrap().output(attr::CORE_OUT);
-    assert_eq!((attributes.vendor_id, attributes.phys_port_cnt), (0x15b3, 1));
+    assert_eq!((attributes.vendor_id, attributes.phys_port_cnt), (0x02c9, 1));
     assert_eq!(attributes.node_guid, softhca::sysfs::node_guid(0).to_be());
     assert_eq!(
         write(command::QUERY_DEVICE).run(&device).err(),

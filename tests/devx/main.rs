@@ -20,7 +20,7 @@ fn skip(test: &str, why: &str) {
         std::env::var_os("GDSYNC_REQUIRE_RDMA").is_none_or(|value| value != "1"),
         "{why}, and GDSYNC_REQUIRE_RDMA=1"
     );
-    writeln!(std::io::stderr(), "SKIPPED {test}: {why}").unwrap();
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
 }
 
 /// Builds `NAME.c` of this folder into `folder`. `None`, told on stderr, without a compiler or the headers.
