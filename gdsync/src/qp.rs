@@ -181,6 +181,8 @@ impl QueuePair {
     /// # Errors
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
     /// not posted, or still outstanding on a stream. Nothing was posted then.
+    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the instructions.
+    #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.post_send(&request)
     }
@@ -344,6 +346,7 @@ impl QueuePairInner {
         }
     }
 
+    #[inline(always)]
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
@@ -485,5 +488,38 @@ impl Drop for QueuePairInner {
         verbs_call::on_drop("ibv_destroy_qp", unsafe {
             (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::provider;
+    use gdsync_sys::prm::doorbell::UAR_DOORBELLS;
+
+    /// On the provider that GDSYNC_TEST_PROVIDER names, as the integration tests are.
+    #[test]
+    fn queue_pairs_have_doorbell_registers_and_rings_of_their_own() {
+        let system = std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|name| name == "system");
+        let api = if system { provider::system().unwrap() } else { provider::software() };
+        let device = Device::open(api, None).unwrap();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let made: Vec<QueuePair> =
+            (0..8).map(|_| QueuePair::new(&pd, QueuePairConfig::default()).unwrap()).collect();
+        // libmlx5 puts two registers on a page: nobody else rings either, and streams are told of the page once.
+        let register = |qp: &QueuePair| qp.inner.send().register().get();
+        let mut registers: Vec<u64> = made.iter().map(register).collect();
+        registers.sort_unstable();
+        registers.dedup();
+        assert_eq!(registers.len(), made.len());
+        let in_page = |register: &u64| UAR_DOORBELLS.contains(&(*register as usize % UAR_PAGE));
+        assert!(registers.iter().all(in_page), "{registers:x?}");
+        let layout = describe(made[0].inner.raw, &made[0].inner.domain).unwrap();
+        assert!(
+            device.inner.arena.owns(layout.sq.buf.cast()),
+            "the provider asks gdsync for the memory of rings"
+        );
+        assert!(device.inner.arena.owns(layout.dbrec.cast()), "and of records");
     }
 }

@@ -44,13 +44,21 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    first: u32,
-    blocks: u32,
     wr_id: u64,
+    first: u32,
+    /// At most 16.
+    blocks: u16,
     signaled: bool,
     state: State,
     /// Keeps the memory that the card reads or writes.
     _regions: Regions,
+}
+
+impl Entry {
+    /// The block after its last.
+    fn end(&self) -> u32 {
+        self.first.wrapping_add(self.blocks.into())
+    }
 }
 
 /// What completing an entry of the ring yields.
@@ -251,9 +259,9 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            first: head,
-            blocks,
             wr_id: request.number(),
+            first: head,
+            blocks: blocks as u16,
             signaled,
             state,
             _regions: request.regions(written.several),
@@ -294,7 +302,7 @@ impl SendState {
     /// register. The register takes the first 8 bytes of the *last* WQE's control segment, in one store.
     pub(crate) fn post_ops(&self, serial: u64) -> Option<[PeerOp; 4]> {
         let entry = self.entries.get(self.position(serial)?)?;
-        let end = entry.first.wrapping_add(entry.blocks);
+        let end = entry.end();
         let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
@@ -402,7 +410,7 @@ impl SendState {
             retired.cancelled = entry.state == State::Cancelled;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
-            self.tail = entry.first.wrapping_add(entry.blocks);
+            self.tail = entry.end();
         }
         self.first_serial += u64::from(retired.entries);
         if !self.has_posted() {
