@@ -29,3 +29,6 @@ mod qp;
 mod uapi;
 mod uar;
 mod write;
+
+#[cfg(test)]
+mod command_tests;

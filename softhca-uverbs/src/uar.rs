@@ -36,7 +36,7 @@ impl Uar {
 /// The page that is mapped at an offset of the device.
 pub(crate) fn page_id_of(offset: u64) -> Option<u32> {
     let number = (offset & !MAPPING) / u64::from(PAGE);
-    u32::try_from(number).ok().filter(|_| offset & MAPPING != 0 && offset % u64::from(PAGE) == 0)
+    u32::try_from(number).ok().filter(|_| offset & MAPPING != 0 && offset.is_multiple_of(u64::from(PAGE)))
 }
 
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
@@ -54,7 +54,7 @@ pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
     };
     let handle = context.objects.lock().add(Object::Uar(Uar { id, memory }));
     request.answer_made(attr::UAR_HANDLE, handle)?;
-    request.answer_with(attr::UAR_MMAP_OFFSET, &(MAPPING | u64::from(id) * u64::from(PAGE)))?;
+    request.answer_with(attr::UAR_MMAP_OFFSET, &(MAPPING | (u64::from(id) * u64::from(PAGE))))?;
     request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
     request.answer_with(attr::UAR_PAGE_ID, &id)
 }
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn only_offsets_that_were_given_out_name_a_page() {
         assert_eq!(page_id_of(MAPPING | 0x40_000), Some(0x40));
-        for offset in [0, 0x40_000, MAPPING | 0x40_001, MAPPING | 1 << 48, u64::MAX] {
+        for offset in [0, 0x40_000, MAPPING | 0x40_001, MAPPING | (1 << 48), u64::MAX] {
             assert_eq!(page_id_of(offset), None, "{offset:#x}");
         }
     }

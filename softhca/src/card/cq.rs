@@ -35,6 +35,9 @@ pub(super) struct Cq {
     /// The arm that was taken from the record when another queue's doorbell rang: its own may still come.
     taken_early: Option<CqArm>,
     produced: u32,
+    /// Entries written when the program was last told: it looks for those anyway, so another arm is about later ones
+    /// (`last_notified_index` of the PRM's completion queue context).
+    notified: u32,
     /// Where the last entry is that is solicited or an error.
     last_solicited: Option<u32>,
     dead: bool,
@@ -52,6 +55,7 @@ impl Cq {
             armed: None,
             taken_early: None,
             produced: 0,
+            notified: 0,
             last_solicited: None,
             dead: false,
             users: 0,
@@ -75,6 +79,9 @@ impl Cq {
         }
         self.produced = self.produced.wrapping_add(1);
         let fires = self.armed.take_if(|arm| solicited || !arm.is_solicited_only()).is_some();
+        if fires {
+            self.notified = self.produced;
+        }
         Ok(Fires(fires))
     }
 
@@ -101,11 +108,13 @@ impl Cq {
         }
     }
 
-    /// Arms the queue; fires at once where such an entry is there already.
+    /// Arms the queue; fires at once where such an entry is there already, of which the program has neither been told nor
+    /// says that it has consumed it.
     pub(super) fn arm(&mut self, arm: CqArm) -> Fires {
-        let unseen = self.produced.wrapping_sub(arm.consumer_index()) & 0xff_ffff;
-        // An index that cannot be: from before a lap, or ahead of the card.
-        let is_there = 0 < unseen && unseen <= self.ring.entries();
+        let unconsumed = self.produced.wrapping_sub(arm.consumer_index()) & 0xff_ffff;
+        let unseen = unconsumed.min(self.produced.wrapping_sub(self.notified));
+        // More than the ring holds is an index that cannot be: from before a lap, or ahead of the card.
+        let is_there = 0 < unseen && unconsumed <= self.ring.entries();
         let counts = if arm.is_solicited_only() {
             self.last_solicited.is_some_and(|last| self.produced.wrapping_sub(last) <= unseen)
         } else {
@@ -113,6 +122,9 @@ impl Cq {
         };
         let fires = is_there && counts;
         self.armed = (!fires).then_some(arm);
+        if fires {
+            self.notified = self.produced;
+        }
         Fires(fires)
     }
 }
@@ -175,6 +187,19 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_is_told_of_once_whether_consumed_or_not() {
+        let mut memory = Memory::new(8);
+        let mut cq = memory.queue();
+        assert_eq!(cq.arm(CqArm::new(0, false, 0)), Fires(false));
+        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
+        // As programs do: fetch the event, arm again, and only then poll.
+        assert_eq!(cq.arm(CqArm::new(1, false, 0)), Fires(false), "it has been told of that one");
+        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
+        assert_eq!(cq.write(good(false)), Ok(Fires(false)));
+        assert_eq!(cq.arm(CqArm::new(2, false, 0)), Fires(true), "there is a third, of which it has not");
+    }
+
+    #[test]
     fn a_solicited_arm_waits_for_solicited_entries_and_errors() {
         let mut memory = Memory::new(8);
         let mut cq = memory.queue();
@@ -185,7 +210,8 @@ mod tests {
         assert_eq!(cq.arm(CqArm::new(1, true, 2)), Fires(false), "the solicited one has been seen");
         let error = Cqe64::error(CqeOpcode::RequesterError, 0, 5, 0, Syndrome::WrFlush, 0);
         assert_eq!(cq.write(error), Ok(Fires(true)));
-        assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(true), "the error has not");
+        assert_eq!(cq.write(error), Ok(Fires(false)));
+        assert_eq!(cq.arm(CqArm::new(2, true, 2)), Fires(true), "the second error has not");
         assert_eq!(cq.arm(CqArm::new(2, false, 0x80_0000)), Fires(false), "an index that cannot be");
     }
 
@@ -200,7 +226,8 @@ mod tests {
         assert_eq!(cq.write(good(false)), Ok(Fires(true)));
         assert_eq!(cq.rung(first), Some(Fires(false)), "its own doorbell, late: the arm has fired");
         memory.write_arm(first);
-        assert_eq!(cq.rung(first), Some(Fires(true)), "the same words again are another arm");
+        assert_eq!(cq.rung(first), Some(Fires(false)), "the same words again are another arm");
+        assert_eq!(cq.write(good(false)), Ok(Fires(true)));
         assert_eq!(cq.rung(first), None, "a doorbell without a record");
     }
 
