@@ -109,7 +109,7 @@ fn write(
 
 /// Basic blocks of so many segments.
 fn blocks_of(units: u32) -> u32 {
-    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
+    units.div_ceil(UNITS_PER_BLOCK)
 }
 
 /// The state of one send queue, under its lock.
