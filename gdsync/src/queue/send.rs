@@ -50,13 +50,21 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    first: u32,
-    blocks: u32,
     wr_id: u64,
+    first: u32,
+    /// At most 16.
+    blocks: u16,
     signaled: bool,
     state: State,
     /// Keeps the memory that the card reads or writes.
     _regions: Regions,
+}
+
+impl Entry {
+    /// The block after its last.
+    fn end(&self) -> u32 {
+        self.first.wrapping_add(self.blocks.into())
+    }
 }
 
 /// What completing an entry of the ring yields.
@@ -107,7 +115,7 @@ fn write(
 
 /// Basic blocks of so many segments.
 fn blocks_of(units: u32) -> u32 {
-    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
+    units.div_ceil(UNITS_PER_BLOCK)
 }
 
 /// The state of one send queue, under its lock.
@@ -252,9 +260,9 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            first: head,
-            blocks,
             wr_id: request.number(),
+            first: head,
+            blocks: blocks as u16,
             signaled,
             state,
             _regions: request.regions(written.several),
@@ -293,7 +301,7 @@ impl SendState {
     /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
     /// control segment, as it stands in the ring (it may have become a NOP).
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
-        let end = entry.first.wrapping_add(entry.blocks);
+        let end = entry.end();
         let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
@@ -408,7 +416,7 @@ impl SendState {
             retired.cancelled = entry.state == State::Cancelled;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
-            self.tail = entry.first.wrapping_add(entry.blocks);
+            self.tail = entry.end();
         }
         self.first_serial += u64::from(retired.entries);
         if !self.has_posted() {
