@@ -158,7 +158,7 @@ pub(crate) struct BenchOptions {
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub(crate) what: Benchmark,
-    /// The system's card to post to [default: its first]
+    /// The card: softhca0 is software, others the system's [default: the software one; for `post`, the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Posts of each kind

@@ -41,15 +41,28 @@ pub(crate) enum PeerOp {
     },
 }
 
-impl PeerOp {
-    /// The address that it names, if it names one.
-    pub(crate) fn addr(self) -> Option<HostAddr> {
-        match self {
-            PeerOp::Fence => None,
-            PeerOp::StoreDword { addr, .. }
-            | PeerOp::StoreQword { addr, .. }
-            | PeerOp::PollAnd { addr, .. }
-            | PeerOp::PollNor { addr, .. } => Some(addr),
-        }
+/// What hands send work to the card: where which record goes, and which doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doorbell {
+    /// The doorbell record.
+    pub(crate) record_at: HostAddr,
+    /// The record as it stands in memory.
+    pub(crate) record: u32,
+    /// The register.
+    pub(crate) register: HostAddr,
+    /// What the register takes.
+    pub(crate) value: u64,
+}
+
+impl Doorbell {
+    /// The same in peer operations: WQE bytes (written at preparation) before the record, the record before the register.
+    #[inline(always)]
+    pub(crate) fn peer_ops(self) -> [PeerOp; 4] {
+        [
+            PeerOp::Fence,
+            PeerOp::StoreDword { addr: self.record_at, value: self.record },
+            PeerOp::Fence,
+            PeerOp::StoreQword { addr: self.register, value: self.value },
+        ]
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
-use crate::peer::PeerOp;
+use crate::peer::Doorbell;
 use crate::qp::QueuePairInner;
 use crate::queue::send::Before;
 use crate::request::WorkRequest;
@@ -17,6 +17,7 @@ use std::sync::Arc;
 pub struct PreparedSend {
     queue_pair: Arc<QueuePairInner>,
     serial: u64,
+    doorbell: Doorbell,
     /// Set while posted: where the queue pair's sends were before.
     posted: Option<Before>,
 }
@@ -24,12 +25,12 @@ pub struct PreparedSend {
 impl PreparedSend {
     pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
         queue_pair.check_connected()?;
-        let serial = {
+        let (serial, doorbell) = {
             let mut completions = queue_pair.send_cq().lock();
             let mut send = queue_pair.send();
             send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?
         };
-        Ok(PreparedSend { queue_pair, serial, posted: None })
+        Ok(PreparedSend { queue_pair, serial, doorbell, posted: None })
     }
 
     /// The number of the queue pair.
@@ -41,17 +42,18 @@ impl PreparedSend {
         &self.queue_pair
     }
 
-    /// Marks it as posted. Returns the peer operations that hand it to the card: none where the card was told of it because
-    /// its queue pair failed meanwhile.
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card was told of it because its
+    /// queue pair failed meanwhile.
+    #[inline]
     pub(crate) fn commit(
         &mut self,
         lane: &Arc<Lane>,
         ticket: Ticket,
-    ) -> Result<Option<[PeerOp; 4]>, QueueError> {
+    ) -> Result<Option<Doorbell>, QueueError> {
         self.queue_pair.check_connected()?;
         let mut send = self.queue_pair.send();
         self.posted = Some(send.post(self.serial, lane, ticket)?);
-        Ok(if send.is_flushed() { None } else { send.post_ops(self.serial) })
+        Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
     pub(crate) fn undo(&mut self) {

@@ -23,9 +23,10 @@ use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use parking_lot::{Mutex, MutexGuard};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A reliable-connected queue pair with completion queues and a doorbell register of its own.
 ///
@@ -307,16 +308,16 @@ impl QueuePairInner {
 
     /// The send queue. Lock order: completion queue first.
     #[inline(always)]
-    pub(crate) fn send(&self) -> parking_lot::MutexGuard<'_, SendState> {
+    pub(crate) fn send(&self) -> MutexGuard<'_, SendState> {
         self.send.lock()
     }
 
     fn recv(&self) -> MutexGuard<'_, RecvState> {
-        self.recv.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.recv.lock()
     }
 
     pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.status.lock()
     }
 
     pub(crate) fn failure(&self) -> Option<FailureCause> {
@@ -442,18 +443,18 @@ impl QueuePairInner {
     /// polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
-        if let Some(ops) = send.flush_ops() {
+        if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&ops) };
+            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
         }
     }
 
     /// Rings the card as a stream asked the proxy to.
-    pub(crate) fn ring_proxied(&self, record: u32, doorbell: u64) {
+    pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
-        if let Some(ops) = send.proxied_ops(record, doorbell) {
+        if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
-            unsafe { cpu::perform_stores(&ops) };
+            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
         }
     }
 

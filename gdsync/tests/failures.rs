@@ -170,10 +170,15 @@ fn sends_posted_out_of_order_are_refused_and_nothing_is_lost() {
     let error = stream.post(Batch::new().send(second)).unwrap_err();
     assert!(matches!(error.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{error}");
     assert_eq!((error.posted, error.batch.len()), (0, 1));
-    stream.post(Batch::new().send(first)).unwrap();
+    let third = send(3);
+    let alone = stream.post_send(third).unwrap_err();
+    assert!(matches!(alone.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{alone}");
+    assert_eq!((alone.posted, alone.batch.len()), (0, 1));
+    stream.post_send(first).unwrap();
     stream.post(error.batch).unwrap();
-    (0..2).for_each(|_| assert_eq!(poll(&pair.left.send_cq()).status, Ok(())));
-    assert_eq!(content(&target)[0], 2);
+    stream.post(alone.batch).unwrap();
+    (0..3).for_each(|_| assert_eq!(poll(&pair.left.send_cq()).status, Ok(())));
+    assert_eq!(content(&target)[0], 3);
 }
 
 #[test]
@@ -335,6 +340,9 @@ fn a_stream_takes_so_many_submissions_and_then_says_no() {
     assert_eq!(error.batch.len(), 1);
     let error = stream.post_timeout(error.batch, Duration::from_millis(10)).unwrap_err();
     assert!(matches!(error.source, PostFailure::WouldBlock { .. }) && error.batch.len() == 1);
+    let send = pair.left.prepare(WorkRequest::write_inline(&[1], memory.remote())).unwrap();
+    let alone = stream.post_send(send).unwrap_err();
+    assert!(matches!(alone.source, PostFailure::WouldBlock { .. }) && alone.batch.len() == 1);
     // Given time, the same call finds room.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -344,6 +352,8 @@ fn a_stream_takes_so_many_submissions_and_then_says_no() {
         assert_eq!(stream.post_timeout(error.batch, LONG).unwrap().submissions, 1);
     });
     synchronize(&stream);
+    stream.post(alone.batch).unwrap();
+    assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
 }
 
 #[test]

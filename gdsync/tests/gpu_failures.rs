@@ -175,7 +175,7 @@ fn a_lost_context_fails_the_stream_and_its_queue_pairs() {
     let error = other.synchronize_timeout(LONG).unwrap_err();
     assert!(matches!(error, StreamError::Failed { .. }), "{error}");
     let send = rig.pair.right.prepare(WorkRequest::send(&[])).unwrap();
-    let error = other.post(Batch::new().send(send)).unwrap_err();
+    let error = other.post_send(send).unwrap_err();
     assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
     assert!(rig.pair.right.failure().is_some(), "nobody knows what was rung");
     assert!(stream.synchronize_timeout(LONG).is_err());

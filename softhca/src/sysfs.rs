@@ -1,6 +1,6 @@
 //! A stand-in for sysfs: what libibverbs reads to find its devices.
 //!
-//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and what rdma-core 44 to 56 open.
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and what rdma-core 44 and 56 open.
 
 use crate::card::LinkLayer;
 use std::fs;

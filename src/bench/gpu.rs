@@ -1,10 +1,11 @@
 //! What measurements on a GPU share.
 
 use crate::Failure;
+use crate::hca::{self, Hca};
 use gdsync::cuda::{self, CudaStream};
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::{
-    ConnectOptions, Device, MemOpStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
+    ConnectOptions, MemOpStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
     StreamAddr, Word32, Word64,
 };
 use std::sync::Arc;
@@ -123,10 +124,10 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn new() -> Result<Self, Failure> {
-        let device = Device::software()?;
+    pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
+        let (device, port) = hca::open(hca)?;
         let pd = ProtectionDomain::new(&device)?;
-        let config = QueuePairConfig::default().send_depth(512).recv_depth(512);
+        let config = QueuePairConfig::default().port(port).send_depth(512).recv_depth(512);
         let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
         left.connect(&right.endpoint()?, ConnectOptions::default())?;
         right.connect(&left.endpoint()?, ConnectOptions::default())?;

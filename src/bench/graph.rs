@@ -4,6 +4,7 @@ use super::gpu::{Gpu, Pair};
 use super::{Comparison, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::hca::Hca;
 use gdsync::cuda::CudaGraph;
 use gdsync::{Access, Batch, BatchShape, MemoryRegion, WorkRequest};
 use serde::Serialize;
@@ -26,7 +27,7 @@ struct Results {
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let gpu = Gpu::new(options.gpu)?;
     let name = gpu.name()?;
-    let bench = Bench::new(gpu)?;
+    let bench = Bench::new(gpu, options.hca.as_ref())?;
     let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows: bench.measure()? };
     if options.json {
         return print_json(&results);
@@ -45,8 +46,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(gpu: Gpu) -> Result<Self, Failure> {
-        let pair = Pair::new()?;
+    fn new(gpu: Gpu, hca: Option<&Hca>) -> Result<Self, Failure> {
+        let pair = Pair::new(hca)?;
         let source = MemoryRegion::allocate(&pair.pd, 8 * BURST, Access::empty())?;
         let target = MemoryRegion::allocate(&pair.pd, 8 * BURST, Access::LOCAL_WRITE)?;
         Ok(Bench { gpu, pair, source, target })

@@ -4,6 +4,7 @@ use super::gpu::{Gpu, Pair};
 use super::{print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::hca::Hca;
 use gdsync::cuda::{GpuMemory, GpuMemoryRegion};
 use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
@@ -58,7 +59,7 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench::new(Gpu::new(options.gpu)?)?;
+    let bench = Bench::new(Gpu::new(options.gpu)?, options.hca.as_ref())?;
     let results = Results {
         gpu: bench.gpu.name()?,
         exchanges: EXCHANGES,
@@ -92,10 +93,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(gpu: Gpu) -> Result<Self, Failure> {
+    fn new(gpu: Gpu, hca: Option<&Hca>) -> Result<Self, Failure> {
         let computing = gpu.context.new_stream()?;
         let spin = gpu.context.load_module(Ptx::from_src(SPIN))?.load_function("spin")?;
-        let pair = Pair::new()?;
+        let pair = Pair::new(hca)?;
         let region = |access| -> Result<_, Failure> {
             Ok(GpuMemoryRegion::register(&pair.pd, GpuMemory::allocate(&gpu.context, 8)?, access)?)
         };

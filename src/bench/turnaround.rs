@@ -30,7 +30,7 @@ struct Results {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench { gpu: Gpu::new(options.gpu)?, pair: Pair::new()? };
+    let bench = Bench { gpu: Gpu::new(options.gpu)?, pair: Pair::new(options.hca.as_ref())? };
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
@@ -130,19 +130,20 @@ impl Bench {
         };
         let mut pairs = Vec::new();
         for post in 0..posts {
-            // The second of two calls finds the driver's memory in the caches: they take turns at being the first.
-            let first_by_hand = post % 2 == 0;
+            // The first of two calls finds the driver's memory out of the nearest caches, after what preparing has
+            // touched; the second finds it there. They take turns.
+            let send = self.prepare()?;
+            let post_send = || gpu.stream.post_send(send).map(drop).map_err(|error| error.to_string().into());
             self.rest(burst)?;
-            let mut reference = if first_by_hand { timed(|| by_hand(post))? } else { 0.0 };
-            if first_by_hand {
+            let (ours, reference) = if post % 2 == 0 {
+                let reference = timed(|| by_hand(post))?;
                 self.rest(burst)?;
-            }
-            let batch = Batch::new().send(self.prepare()?);
-            let ours = timed(|| gpu.stream.post(batch).map(drop).map_err(|error| error.to_string().into()))?;
-            if !first_by_hand {
+                (timed(post_send)?, reference)
+            } else {
+                let ours = timed(post_send)?;
                 self.rest(burst)?;
-                reference = timed(|| by_hand(post))?;
-            }
+                (ours, timed(|| by_hand(post))?)
+            };
             pairs.push((ours, reference));
             if post % burst == burst - 1 {
                 gpu.synchronize()?;

@@ -6,15 +6,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The first error of a side; what fails after it is its consequence.
 #[derive(Clone, Default)]
-pub(super) struct FirstError(Arc<Mutex<Option<String>>>);
+pub(super) struct FirstError(Arc<Mutex<Errors>>);
+
+#[derive(Default)]
+struct Errors {
+    cause: Option<String>,
+    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream, too, which then finds
+    /// no message where it looks.
+    wrong: Option<String>,
+}
 
 impl FirstError {
+    fn lock(&self) -> MutexGuard<'_, Errors> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn set(&self, error: impl FnOnce() -> String) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(error);
+        self.lock().cause.get_or_insert_with(error);
     }
 
     pub(super) fn check(&self) -> Result<(), Failure> {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        let errors = self.lock();
+        match errors.cause.as_ref().or(errors.wrong.as_ref()) {
             Some(error) => Err(error.clone().into()),
             None => Ok(()),
         }
@@ -39,6 +52,25 @@ impl Findings {
 
     /// Message `sequence` has a wrong byte.
     pub(super) fn wrong(&self, sequence: u64, at: u64) {
-        self.error.set(|| format!("message {sequence} is wrong at byte {at}"));
+        let text = || format!("message {sequence} is wrong at byte {at}");
+        self.error.lock().wrong.get_or_insert_with(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_told_and_a_cause_before_a_wrong_message() {
+        let findings = Findings::new(0);
+        assert!(findings.error.check().is_ok());
+        findings.wrong(3, 1);
+        findings.wrong(4, 2);
+        let told = || findings.error.check().unwrap_err().to_string();
+        assert_eq!(told(), "message 3 is wrong at byte 1");
+        findings.error.set(|| "a work request failed".to_owned());
+        findings.error.set(|| "another failed".to_owned());
+        assert_eq!(told(), "a work request failed");
     }
 }

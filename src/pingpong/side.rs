@@ -101,6 +101,9 @@ impl Side {
             }
         });
         let result = self.exchange_all();
+        if self.findings.error.check().is_err() {
+            self.look_for_failed_work();
+        }
         if let Err(failure) = &result {
             let text = failure.to_string();
             self.findings.error.set(|| text);
@@ -251,6 +254,13 @@ impl Side {
             }
         }
         self.collect_sends()
+    }
+
+    /// Whatever a stream found, a work request that failed explains it.
+    fn look_for_failed_work(&self) {
+        for queue in [self.queue_pair.recv_cq(), self.queue_pair.send_cq()] {
+            while let Ok(Some(())) = poll(&queue, &self.findings.error) {}
+        }
     }
 
     fn collect_sends(&mut self) -> Result<(), Failure> {

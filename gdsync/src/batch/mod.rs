@@ -18,7 +18,6 @@ use crate::prepared::PreparedSend;
 use crate::qp::QueuePairInner;
 use crate::queue::wait::PreparedWait;
 use crate::stream::{Condition, MemOpCaps};
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 #[must_use = "a batch does nothing until it is posted"]
 pub struct Batch {
-    pub(crate) descriptors: VecDeque<Descriptor>,
+    pub(crate) descriptors: Vec<Descriptor>,
 }
 
 /// One thing to do, as the user says it.
@@ -104,7 +103,11 @@ impl Batch {
     }
 
     pub(crate) fn push(&mut self, descriptor: Descriptor) {
-        self.descriptors.push_back(descriptor);
+        if self.descriptors.capacity() == 0 {
+            // Most batches are short.
+            self.descriptors.reserve_exact(1);
+        }
+        self.descriptors.push(descriptor);
     }
 }
 
@@ -146,6 +149,7 @@ impl Descriptor {
     }
 
     /// Refuses waits that no value of the word satisfies.
+    #[inline]
     pub(crate) fn check_satisfiable(&self) -> Result<(), QueueError> {
         let (satisfier, condition, value) = match *self {
             Descriptor::Wait32(_, condition, value) => {

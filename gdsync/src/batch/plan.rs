@@ -2,14 +2,12 @@
 
 use crate::lane::Ticket;
 use crate::memory::{HostAddr, StreamAddr};
-use crate::peer::PeerOp;
+use crate::peer::{Doorbell, PeerOp};
 use crate::stream::{Condition, MemOp, MemOpCaps, StreamError};
 
-/// A descriptor with everything resolved that its lowering needs.
+/// A descriptor, other than a send, with everything resolved that its lowering needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Ring the card.
-    Send([PeerOp; 4]),
     /// Wait for a completion entry, then tell the CPU that the stream has seen it.
     WaitCq(PeerOp, Ticket),
     /// Wait for a word.
@@ -47,13 +45,6 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
     #[inline]
     pub(crate) fn lower(&self, step: Step, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match step {
-            Step::Send(peer_ops) => {
-                let [before, record, between, register] = peer_ops;
-                self.peer_op(before, ops)?;
-                self.peer_op(record, ops)?;
-                self.peer_op(between, ops)?;
-                self.peer_op(register, ops)?;
-            }
             Step::WaitCq(op, ticket) => {
                 self.peer_op(op, ops)?;
                 self.flush(ops);
@@ -77,7 +68,17 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         Ok(())
     }
 
-    #[inline]
+    /// Appends the memory operations that ring the card.
+    #[inline(always)]
+    pub(crate) fn send(&self, doorbell: Doorbell, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+        let [before, record, between, register] = doorbell.peer_ops();
+        self.peer_op(before, ops)?;
+        self.peer_op(record, ops)?;
+        self.peer_op(between, ops)?;
+        self.peer_op(register, ops)
+    }
+
+    #[inline(always)]
     fn peer_op(&self, op: PeerOp, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match op {
             // A write that carries its own system fence needs none in front of it.
@@ -163,12 +164,8 @@ mod tests {
     use super::*;
 
     const LANE: HostAddr = HostAddr(0x100);
-    const SEND: [PeerOp; 4] = [
-        PeerOp::Fence,
-        PeerOp::StoreDword { addr: HostAddr(0x200), value: 1 },
-        PeerOp::Fence,
-        PeerOp::StoreQword { addr: HostAddr(0x800), value: 2 },
-    ];
+    const SEND: Doorbell =
+        Doorbell { record_at: HostAddr(0x200), record: 1, register: HostAddr(0x800), value: 2 };
 
     /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
     fn translate(addr: HostAddr, len: usize, _owner: Owner) -> Result<StreamAddr, StreamError> {
@@ -177,6 +174,12 @@ mod tests {
         } else {
             Ok(StreamAddr::new(addr.get() + 0x1000))
         }
+    }
+
+    fn send(caps: MemOpCaps) -> Result<Vec<MemOp>, StreamError> {
+        let mut ops = Vec::new();
+        Lowering { caps: &caps, lane: LANE, translate }.send(SEND, &mut ops)?;
+        Ok(ops)
     }
 
     fn lower(caps: MemOpCaps, steps: &[Step]) -> Result<Vec<MemOp>, StreamError> {
@@ -190,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_send_is_record_then_register() {
-        let ops = lower(MemOpCaps::FULL, &[Step::Send(SEND)]).unwrap();
+        let ops = send(MemOpCaps::FULL).unwrap();
         let expected = [
             MemOp::Write32 { addr: StreamAddr::new(0x1200), value: 1 },
             MemOp::Write64 { addr: StreamAddr::new(0x1800), value: 2 },
@@ -200,8 +203,7 @@ mod tests {
 
     #[test]
     fn unfenced_writes_get_barriers() {
-        let ops =
-            lower(MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL }, &[Step::Send(SEND)]).unwrap();
+        let ops = send(MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL }).unwrap();
         assert!(matches!(
             ops[..],
             [MemOp::Barrier, MemOp::Write32 { .. }, MemOp::Barrier, MemOp::Write64 { .. }]
@@ -249,10 +251,10 @@ mod tests {
         let nor = Step::Wait32(HostAddr(0), Condition::Nor, 0);
         let error = lower(MemOpCaps { wait_nor: false, ..MemOpCaps::FULL }, &[nor]).unwrap_err();
         assert!(matches!(error, StreamError::Unsupported { what: "waiting for NOR" }));
-        for step in
-            [Step::Send(SEND), Step::Write64(HostAddr(0), 1), Step::Wait64(HostAddr(0), Condition::Eq, 1)]
-        {
-            assert!(lower(MemOpCaps { ops_64_bit: false, ..MemOpCaps::FULL }, &[step]).is_err());
+        let no_64_bit = MemOpCaps { ops_64_bit: false, ..MemOpCaps::FULL };
+        assert!(send(no_64_bit).is_err());
+        for step in [Step::Write64(HostAddr(0), 1), Step::Wait64(HostAddr(0), Condition::Eq, 1)] {
+            assert!(lower(no_64_bit, &[step]).is_err());
         }
     }
 

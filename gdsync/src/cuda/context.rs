@@ -2,6 +2,7 @@
 
 use super::copier::Copier;
 use super::error::{CudaError, check};
+use super::gate::{Busy, Gate, Submitting};
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
 use crate::memory::{HostAddr, StreamAddr};
@@ -11,7 +12,7 @@ use crate::stream::flight;
 use cudarc::driver::{CudaContext, sys};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -250,9 +251,9 @@ pub(crate) struct GpuContext {
     ordinal: i32,
     capabilities: GpuCapabilities,
     map: Arc<PeerMap<Pages>>,
-    /// Held for reading while operations are submitted, for writing while calls are made that wait for the GPU: those must
-    /// find it idle, and stay alone with it.
-    gate: RwLock<()>,
+    /// Open while operations may be submitted, closed while calls are made that wait for the GPU: those must find it idle, and
+    /// stay alone with it.
+    gate: Gate,
     streams: Mutex<Vec<Weak<StreamHandle>>>,
     /// Calls that wait for the GPU.
     deferred: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
@@ -304,7 +305,7 @@ impl GpuContext {
             ordinal: device,
             capabilities,
             map: PeerMap::new(Pages { raw }),
-            gate: RwLock::new(()),
+            gate: Gate::new(),
             streams: Mutex::default(),
             deferred: Mutex::default(),
             copier: Mutex::default(),
@@ -336,9 +337,9 @@ impl GpuContext {
         enter(self.raw)
     }
 
-    /// While operations are submitted.
-    pub(crate) fn submitting(&self) -> RwLockReadGuard<'_, ()> {
-        self.gate.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// While operations are submitted to a stream.
+    pub(crate) fn submitting<'a>(&self, stream: &'a Busy) -> Submitting<'a> {
+        self.gate.enter(stream)
     }
 
     /// The GPU's address of host memory that lies within one page.
@@ -402,7 +403,8 @@ impl GpuContext {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
         let streams = lock(&self.streams);
-        let idle = streams.iter().filter_map(Weak::upgrade).all(|stream| stream.is_idle());
+        let idle =
+            streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
         idle && !flight::any_left_behind(self.id)
     }
 
@@ -416,7 +418,7 @@ impl GpuContext {
         }
         let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
         // Nobody can submit meanwhile. Never waits for it: who asks may be submitting.
-        let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_write().ok()).collect();
+        let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
         if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;
         }

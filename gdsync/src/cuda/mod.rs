@@ -56,6 +56,7 @@
 mod context;
 mod copier;
 mod error;
+pub(crate) mod gate;
 mod memory;
 mod region;
 

@@ -8,7 +8,7 @@ use super::{Copy, Ring, SegmentWriter};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
-use crate::peer::PeerOp;
+use crate::peer::Doorbell;
 use crate::request::{Rules, WorkRequest};
 use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
@@ -21,15 +21,21 @@ use zerocopy::IntoBytes;
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 
 /// Where the newest posted sends of a queue are.
-type LastPost = Option<(Arc<Lane>, Ticket)>;
+#[derive(Debug)]
+pub(crate) struct LastPost {
+    lane: Arc<Lane>,
+    ticket: Ticket,
+    /// The stream is known to have passed it, because the card has completed all that was posted, or the CPU has posted since.
+    settled: bool,
+}
 
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
-    /// An earlier ticket of the same lane.
-    SameLane(Ticket),
+    /// An earlier ticket of the same lane, and whether that was settled.
+    SameLane(Ticket, bool),
     /// Another lane, or none.
-    Other(LastPost),
+    Other(Option<LastPost>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +133,7 @@ pub(crate) struct SendState {
     /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
     next_to_post: u64,
     /// Where the newest posted sends are, to keep one queue pair on one stream at a time.
-    last_post: LastPost,
+    last_post: Option<LastPost>,
     /// Doorbells of posted sends that the proxy still has to ring.
     proxied: u32,
     /// The card has been told of everything, after the queue pair failed.
@@ -161,20 +167,15 @@ impl SendState {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
 
-    /// The peer operations by which the proxy rings: none once everything was flushed, as an older record must not follow a
-    /// newer one.
-    pub(crate) fn proxied_ops(&self, record: u32, doorbell: u64) -> Option<[PeerOp; 4]> {
-        (!self.flushed).then(|| self.ring_ops(record, doorbell))
+    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record must not follow a newer
+    /// one.
+    pub(crate) fn proxied(&self, record: u32, value: u64) -> Option<Doorbell> {
+        (!self.flushed).then(|| self.doorbell(record, value))
     }
 
-    fn ring_ops(&self, record: u32, doorbell: u64) -> [PeerOp; 4] {
+    fn doorbell(&self, record: u32, value: u64) -> Doorbell {
         let record_at = HostAddr(self.ring.record().as_ptr() as u64);
-        [
-            PeerOp::Fence,
-            PeerOp::StoreDword { addr: record_at, value: record },
-            PeerOp::Fence,
-            PeerOp::StoreQword { addr: self.register, value: doorbell },
-        ]
+        Doorbell { record_at, record, register: self.register, value }
     }
 
     fn free(&self) -> u32 {
@@ -192,16 +193,16 @@ impl SendState {
 
     /// Writes a work request into the ring, for a stream to post.
     ///
-    /// Returns its serial number.
+    /// Returns its serial number, and the doorbell that hands it to the card.
     pub(crate) fn prepare(
         &mut self,
         request: &WorkRequest<'_>,
         rules: &impl Rules,
         book: impl FnOnce(bool) -> Result<(), QueueError>,
-    ) -> Result<u64, QueueError> {
+    ) -> Result<(u64, Doorbell), QueueError> {
         let serial = self.next_serial();
-        self.place(request, rules, book, State::Prepared)?;
-        Ok(serial)
+        let value = self.place(request, rules, book, State::Prepared)?;
+        Ok((serial, self.doorbell(doorbell::record(self.head), value)))
     }
 
     /// Writes a work request into the ring and rings the card, at once.
@@ -222,11 +223,11 @@ impl SendState {
         if self.next_to_post != serial {
             return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
         }
-        if let Some((lane, last)) = &self.last_post {
-            if !lane.has_passed(*last) || self.proxied > 0 {
-                return Err(QueueError::OtherStream { qpn, blocked: lane.blocked_on(*last) });
+        if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
+            if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
+                return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
             }
-            self.last_post = None;
+            last.settled = true;
         }
         let doorbell = self.place(request, rules, book, State::Posted)?;
         self.next_to_post = serial + 1;
@@ -291,28 +292,27 @@ impl SendState {
         self.first_serial + self.entries.len() as u64
     }
 
+    #[inline]
     fn position(&self, serial: u64) -> Option<usize> {
         let position = usize::try_from(serial.checked_sub(self.first_serial)?).ok()?;
         (position < self.entries.len()).then_some(position)
     }
 
-    /// The peer operations that hand a prepared send, and everything before it, to the card.
-    ///
-    /// The order is the card's protocol: WQE bytes (written at preparation) before the record, the record before the
-    /// register. The register takes the first 8 bytes of the *last* WQE's control segment, in one store.
-    pub(crate) fn post_ops(&self, serial: u64) -> Option<[PeerOp; 4]> {
-        let entry = self.entries.get(self.position(serial)?)?;
+    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
+    /// control segment, as it stands in the ring (it may have become a NOP).
+    fn doorbell_of(&self, entry: &Entry) -> Doorbell {
         let end = entry.end();
         let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
         qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        Some(self.ring_ops(doorbell::record(end), u64::from_ne_bytes(qword)))
+        self.doorbell(doorbell::record(end), u64::from_ne_bytes(qword))
     }
 
     /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
+    #[inline]
     pub(crate) fn post(
         &mut self,
         serial: u64,
@@ -323,24 +323,28 @@ impl SendState {
         if serial > expected {
             return Err(QueueError::OutOfOrder { qpn, serial, expected });
         }
-        let same = self.last_post.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, lane));
-        if let Some((other, last)) = &self.last_post
-            && !same
-            && (!other.has_passed(*last) || self.proxied > 0)
+        let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.lane, lane));
+        if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
+            && (!last.lane.has_passed(last.ticket) || self.proxied > 0)
         {
-            return Err(QueueError::OtherStream { qpn, blocked: other.blocked_on(*last) });
+            return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
         }
-        if let Some(position) = self.position(serial) {
-            self.entries[position].state = State::Posted;
+        if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
+            entry.state = State::Posted;
             self.skip_unprepared();
         }
         Ok(match &mut self.last_post {
-            Some((_, last)) if same => Before::SameLane(std::mem::replace(last, ticket)),
-            other => Before::Other(other.replace((lane.clone(), ticket))),
+            Some(last) if same => {
+                let before = Before::SameLane(last.ticket, last.settled);
+                (last.ticket, last.settled) = (ticket, false);
+                before
+            }
+            other => Before::Other(other.replace(LastPost { lane: lane.clone(), ticket, settled: false })),
         })
     }
 
     /// Moves on to the next send that is prepared.
+    #[inline]
     fn skip_unprepared(&mut self) {
         self.next_to_post = self.next_to_post.max(self.first_serial);
         while let Some(position) = self.position(self.next_to_post) {
@@ -358,8 +362,10 @@ impl SendState {
             self.next_to_post = self.next_to_post.min(serial);
         }
         match (before, &mut self.last_post) {
-            (Before::SameLane(ticket), Some((_, last))) => *last = ticket,
-            (Before::SameLane(_), None) => {}
+            (Before::SameLane(ticket, settled), Some(last)) => {
+                (last.ticket, last.settled) = (ticket, settled)
+            }
+            (Before::SameLane(..), None) => {}
             (Before::Other(before), now) => *now = before,
         }
     }
@@ -414,33 +420,32 @@ impl SendState {
         }
         self.first_serial += u64::from(retired.entries);
         if !self.has_posted() {
-            // The card has completed all that was posted: whatever stream rang it has passed that point.
-            self.last_post = None;
+            self.last_post.iter_mut().for_each(|last| last.settled = true);
         }
         Some(retired)
     }
 
     /// Everything was handed to the card after the queue pair failed: nothing older may follow.
+    #[inline]
     pub(crate) fn is_flushed(&self) -> bool {
         self.flushed
     }
 
     /// In the error state: hands everything prepared to the card, which flushes it, so that no wait stays unsatisfied.
     ///
-    /// Returns the peer operations, or none where streams still have earlier sends to post (theirs would then run
+    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs would then run
     /// backwards), or nothing is left to hand over.
-    pub(crate) fn flush_ops(&mut self) -> Option<[PeerOp; 4]> {
+    pub(crate) fn flush(&mut self) -> Option<Doorbell> {
         if self.has_unpassed_posts() {
             return None;
         }
-        let newest = self.first_serial + self.entries.len().checked_sub(1)? as u64;
+        let newest = self.doorbell_of(self.entries.back()?);
         // A stream that failed may not have rung what it was given.
-        let perhaps_not_rung = self.last_post.as_ref().is_some_and(|(lane, _)| lane.is_dead());
+        let perhaps_not_rung = self.unsettled().is_some_and(|last| last.lane.is_dead());
         let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
         }
-        let ops = self.post_ops(newest);
         self.flushed = true;
         for entry in &mut self.entries {
             if entry.state == State::Prepared {
@@ -448,11 +453,15 @@ impl SendState {
             }
         }
         self.skip_unprepared();
-        ops
+        Some(newest)
     }
 
     fn has_unpassed_posts(&self) -> bool {
-        self.last_post.as_ref().is_some_and(|(lane, ticket)| !lane.has_passed(*ticket))
+        self.unsettled().is_some_and(|last| !last.lane.has_passed(last.ticket))
+    }
+
+    fn unsettled(&self) -> Option<&LastPost> {
+        self.last_post.as_ref().filter(|last| !last.settled)
     }
 
     /// Work that the card or a stream may still touch.

@@ -22,7 +22,7 @@ impl SendState {
     /// Prepares an inline send; `len` of 0 takes one block.
     fn prepare_bytes(&mut self, len: usize, wr_id: u64) -> u64 {
         let bytes = payload(len, wr_id);
-        self.prepare(&WorkRequest::send_inline(&bytes).wr_id(wr_id), &LIMITS, |_| Ok(())).unwrap()
+        self.prepare(&WorkRequest::send_inline(&bytes).wr_id(wr_id), &LIMITS, |_| Ok(())).unwrap().0
     }
 }
 
@@ -47,16 +47,17 @@ fn a_request_wraps_around_the_end_at_every_block() {
             assert!(queue.retire(i as u16).is_some());
         }
         // 5 blocks: 16 + 4 + 296 bytes.
-        let serial = queue.prepare_bytes(296, 7);
+        let (_, bell) =
+            queue.prepare(&WorkRequest::send_inline(&payload(296, 7)), &LIMITS, |_| Ok(())).unwrap();
         let bytes = read(&queue, start, 5);
         assert_eq!(bytes[20..316], payload(296, 7)[..]);
         assert_eq!(bytes[316..], [0; 4], "padding is zeroed");
         let ctrl = control(&queue, start);
         assert_eq!((ctrl.index(), ctrl.qpn(), ctrl.ds()), (start as u16, 0x42, 20));
-        let [_, record, _, bell] = queue.post_ops(serial).unwrap();
-        let addr = HostAddr(queue.ring.record().as_ptr() as u64);
-        assert_eq!(record, PeerOp::StoreDword { addr, value: doorbell::record(start + 5) });
-        assert_eq!(bell, PeerOp::StoreQword { addr: REGISTER, value: ctrl.doorbell() });
+        let record_at = HostAddr(queue.ring.record().as_ptr() as u64);
+        let record = doorbell::record(start + 5);
+        assert_eq!(bell, Doorbell { record_at, record, register: REGISTER, value: ctrl.doorbell() });
+        assert_eq!(queue.doorbell_of(queue.entries.back().unwrap()), bell);
     }
 }
 
@@ -126,11 +127,11 @@ fn sends_are_posted_in_the_order_of_preparation() {
     lane.declare_passed(Ticket(1));
     let before = queue.post(serials[2], &other, Ticket(1)).unwrap();
     queue.undo_post(serials[2], before);
-    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().0, &lane));
+    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().lane, &lane));
     let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Ticket(1))));
+    assert!(matches!(before, Before::SameLane(Ticket(1), false)));
     queue.undo_post(serials[2], before);
-    assert_eq!(queue.last_post.as_ref().unwrap().1, Ticket(1));
+    assert_eq!(queue.unsettled().unwrap().ticket, Ticket(1));
     assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());
 }
 
@@ -141,13 +142,13 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
     for wr_id in 0..4 {
         let request = WorkRequest::send(&[]).wr_id(wr_id);
         let request = if wr_id == 3 { request } else { request.unsignaled() };
-        let serial = queue.prepare(&request, &LIMITS, |_| Ok(())).unwrap();
+        let serial = queue.prepare(&request, &LIMITS, |_| Ok(())).unwrap().0;
         queue.post(serial, &lane, Ticket(1)).unwrap();
     }
-    assert!(queue.in_flight() && queue.last_post.is_some());
+    assert!(queue.in_flight() && queue.unsettled().is_some());
     let retired = queue.retire(3).unwrap();
     assert_eq!((retired.wr_id, retired.entries, retired.signaled), (3, 4, 1));
-    assert!(!queue.in_flight() && queue.last_post.is_none() && queue.free() == 8);
+    assert!(!queue.in_flight() && queue.unsettled().is_none() && queue.free() == 8);
     assert!(queue.retire(3).is_none(), "nothing is outstanding");
 }
 
@@ -158,12 +159,11 @@ fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
     let first = queue.prepare_bytes(0, 0);
     queue.post(first, &lane, Ticket(1)).unwrap();
     queue.prepare_bytes(100, 1);
-    assert!(queue.flush_ops().is_none(), "a stream has still to post the first");
+    assert!(queue.flush().is_none(), "a stream has still to post the first");
     lane.declare_passed(Ticket(1));
-    let [_, record, _, bell] = queue.flush_ops().unwrap();
-    assert!(matches!(record, PeerOp::StoreDword { value, .. } if value == doorbell::record(3)));
-    assert!(matches!(bell, PeerOp::StoreQword { value, .. } if value == control(&queue, 1).doorbell()));
-    assert!(queue.flush_ops().is_none(), "nothing is left");
+    let bell = queue.flush().unwrap();
+    assert_eq!((bell.record, bell.value), (doorbell::record(3), control(&queue, 1).doorbell()));
+    assert!(queue.flush().is_none(), "nothing is left");
 }
 
 /// A register that may be stored to.

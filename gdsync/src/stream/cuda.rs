@@ -2,6 +2,7 @@
 
 use super::pause::Pause;
 use super::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
+use crate::cuda::gate::Busy;
 use crate::cuda::{CudaError, GpuCapabilities, GpuContext, Relaxed, check};
 use crate::memory::peer_map::MapError;
 use crate::memory::{HostAddr, StreamAddr};
@@ -30,6 +31,8 @@ pub(crate) struct StreamHandle {
     /// The per-thread default stream is another stream in every thread.
     thread: Option<ThreadId>,
     owner: Option<Arc<cudarc::driver::CudaStream>>,
+    /// Set while somebody submits.
+    pub(crate) busy: Busy,
 }
 
 // SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
@@ -76,7 +79,7 @@ impl CudaStream {
         owner: Option<Arc<cudarc::driver::CudaStream>>,
     ) -> Self {
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
-        let handle = Arc::new(StreamHandle { raw, thread, owner });
+        let handle = Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default() });
         context.add_stream(&handle);
         context.collect();
         CudaStream { handle, context }
@@ -115,6 +118,11 @@ impl Drop for CudaStream {
 }
 
 impl StreamHandle {
+    /// Null, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.
+    fn is_default(&self) -> bool {
+        self.raw as usize <= PER_THREAD
+    }
+
     pub(super) fn check_thread(&self) -> Result<(), CudaError> {
         match self.thread {
             Some(thread) if thread != thread::current().id() => Err(CudaError::OtherThread),
@@ -187,9 +195,10 @@ impl MemOpStream for CudaStream {
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
-        let _entered = self.context.enter()?;
+        // A default stream is that of the current context; for any other the driver does not ask which is current.
+        let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.handle.check_not_capturing()?;
-        let _submitting = self.context.submitting();
+        let _submitting = self.context.submitting(&self.handle.busy);
         with_params(ops, |params| {
             let (count, params) = (params.len() as u32, params.as_mut_ptr());
             // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries, and the driver copies it.
@@ -217,6 +226,7 @@ impl MemOpStream for CudaStream {
 }
 
 /// Calls with the operations as CUDA wants them. Nothing for no operations.
+#[inline]
 pub(super) fn with_params(
     ops: &[MemOp],
     call: impl FnOnce(&mut [sys::CUstreamBatchMemOpParams]) -> Result<(), CudaError>,
@@ -233,21 +243,30 @@ pub(super) fn with_params(
 }
 
 /// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of that wait.
+#[inline]
 fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
+    let mut places = params.iter_mut();
     let mut count = 0;
-    for (i, op) in ops.iter().enumerate() {
-        let flush = i + 1 < ops.len() && ops[i + 1] == MemOp::FlushRemote;
-        let folded = *op == MemOp::FlushRemote && i > 0 && ops[i - 1].is_wait();
-        if !folded {
-            params[count] = param(op, flush);
-            count += 1;
+    let mut unflushed: Option<&mut sys::CUstreamBatchMemOpParams> = None;
+    for op in ops {
+        if let (MemOp::FlushRemote, Some(wait)) = (op, unflushed.take()) {
+            // SAFETY: it was made a wait just before.
+            unsafe {
+                wait.waitValue.flags |= sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_FLUSH as u32
+            };
+            continue;
         }
+        let Some(place) = places.next() else { break };
+        *place = param(op);
+        count += 1;
+        unflushed = op.is_wait().then_some(place);
     }
     count
 }
 
-/// One operation (`CUstreamBatchMemOpParams`, CUDA driver API). `flush`: a flush follows, which a wait does itself.
-fn param(op: &MemOp, flush: bool) -> sys::CUstreamBatchMemOpParams {
+/// One operation (`CUstreamBatchMemOpParams`, CUDA driver API).
+#[inline]
+fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
     use sys::CUstreamBatchMemOpType as Type;
     // Every bit is defined, also of the longer members of the union: the driver reads the one that `operation` names.
     let mut params = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
@@ -271,11 +290,10 @@ fn param(op: &MemOp, flush: bool) -> sys::CUstreamBatchMemOpParams {
             };
         }
         MemOp::Wait32 { addr, condition, value } => {
-            params.waitValue =
-                wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, condition, value.into(), flush);
+            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, condition, value.into());
         }
         MemOp::Wait64 { addr, condition, value } => {
-            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, condition, value, flush);
+            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, condition, value);
         }
         MemOp::Barrier => {
             params.memoryBarrier = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpMemoryBarrierParams_st {
@@ -305,7 +323,6 @@ fn wait(
     addr: StreamAddr,
     condition: Condition,
     value: u64,
-    flush: bool,
 ) -> WaitParams {
     use sys::CUstreamWaitValue_flags as Flags;
     let condition = match condition {
@@ -314,12 +331,11 @@ fn wait(
         Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
         Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
     };
-    let flush = if flush { Flags::CU_STREAM_WAIT_VALUE_FLUSH as u32 } else { 0 };
     WaitParams {
         operation,
         address: addr.get(),
         __bindgen_anon_1: WaitValue { value64: value },
-        flags: condition as u32 | flush,
+        flags: condition as u32,
         alias: 0,
     }
 }

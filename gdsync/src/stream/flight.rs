@@ -4,6 +4,7 @@ use crate::batch::Descriptor;
 use crate::lane::{Lane, Ticket};
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// One submission. Its descriptors hold what its operations name: queue pairs, completion queues, memory of words.
@@ -12,7 +13,25 @@ pub(super) struct InFlight {
     pub(super) end: Ticket,
     /// How many of the submissions that a stream takes it counts for.
     pub(super) weight: usize,
-    pub(super) descriptors: VecDeque<Descriptor>,
+    pub(super) descriptors: Held,
+}
+
+/// Descriptors of a submission. Many are of one.
+#[derive(Debug)]
+pub(super) enum Held {
+    One(Descriptor),
+    Many(Vec<Descriptor>),
+}
+
+impl Deref for Held {
+    type Target = [Descriptor];
+
+    fn deref(&self) -> &[Descriptor] {
+        match self {
+            Held::One(descriptor) => std::slice::from_ref(descriptor),
+            Held::Many(descriptors) => descriptors,
+        }
+    }
 }
 
 /// Submissions of streams that were dropped before they had passed them.
@@ -47,7 +66,7 @@ impl InFlight {
 }
 
 /// Moves the queue pairs that descriptors name to the error state.
-pub(super) fn abort(descriptors: &VecDeque<Descriptor>) {
+pub(super) fn abort(descriptors: &[Descriptor]) {
     for queue_pair in descriptors.iter().flat_map(Descriptor::queue_pairs) {
         if let Err(error) = queue_pair.abort() {
             tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");

@@ -5,7 +5,7 @@
 //! of them and puts it in place.
 
 use super::cuda::{CudaStream, with_params};
-use super::flight;
+use super::flight::{self, Held};
 use super::post::{State, Tickets};
 use super::post_error::{PostFailure, Posted};
 use super::proxy::Ring;
@@ -14,7 +14,6 @@ use crate::batch::{Batch, BatchShape, Descriptor, Kind};
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::sys;
-use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -275,7 +274,7 @@ impl Stream<CudaStream> {
         }
         let _span = tracing::trace_span!("launch", batches = batches.len()).entered();
         let counts: Vec<usize> = batches.iter().map(Batch::len).collect();
-        let mut descriptors: VecDeque<Descriptor> =
+        let mut descriptors: Vec<Descriptor> =
             batches.into_iter().flat_map(|batch| batch.descriptors).collect();
         match self.launch_all(graph, &mut descriptors, &counts) {
             Ok(posted) => Ok(posted),
@@ -289,7 +288,7 @@ impl Stream<CudaStream> {
     fn launch_all(
         &self,
         graph: &CudaGraph,
-        descriptors: &mut VecDeque<Descriptor>,
+        descriptors: &mut Vec<Descriptor>,
         counts: &[usize],
     ) -> Result<Posted, GraphError> {
         // Dropped after the lock: anything may hang on it.
@@ -313,7 +312,7 @@ impl Stream<CudaStream> {
         tickets.open = false;
         match result {
             Ok(()) => {
-                state.accept(tickets, std::mem::take(descriptors), graph.nodes.len());
+                state.accept(tickets, Held::Many(std::mem::take(descriptors)), graph.nodes.len());
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
@@ -332,7 +331,7 @@ impl Stream<CudaStream> {
         &self,
         graph: &CudaGraph,
         state: &State,
-        descriptors: &mut VecDeque<Descriptor>,
+        descriptors: &mut [Descriptor],
         counts: &[usize],
         tickets: Tickets,
         rings: &mut Vec<Ring>,
@@ -341,7 +340,7 @@ impl Stream<CudaStream> {
         let (mut ticket, mut first, mut ops, mut operations) = (tickets.before, 0, Vec::new(), 0);
         for (i, (node, count)) in graph.nodes.iter().zip(counts).enumerate() {
             ops.clear();
-            let part = descriptors.range_mut(first..first + count);
+            let part = descriptors[first..first + count].iter_mut();
             self.lower(state, part, tickets.end, &mut ticket, &mut ops, rings)?;
             first += count;
             if !node.shape.ends_with_wait() {
@@ -359,7 +358,7 @@ impl Stream<CudaStream> {
         self.handle.check_thread()?;
         let _entered = self.context.enter()?;
         self.handle.check_not_capturing()?;
-        let _submitting = self.context.submitting();
+        let _submitting = self.context.submitting(&self.handle.busy);
         // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and what they name is kept
         // as for any submission.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })

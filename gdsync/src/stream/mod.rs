@@ -11,10 +11,12 @@ mod doorbells;
 mod execute;
 pub(crate) mod flight;
 pub(crate) mod graph;
+mod lower;
 mod pause;
 mod post;
 mod post_error;
 mod proxy;
+mod settle;
 mod soft;
 mod translations;
 
@@ -168,7 +170,7 @@ pub trait MemOpStream: Send + Sync {
     ///
     /// # Safety
     /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation, and stays valid until
-    /// the operation has been performed or the backend has failed.
+    /// the operation has been performed or the backend has failed. Nobody else submits to this backend meanwhile.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
     /// Waits until everything submitted has been performed; false where that took longer than `timeout`.

@@ -9,7 +9,7 @@ use super::StreamError;
 use super::pause::{Pause, use_fine_timers};
 use crate::lane::Lane;
 use crate::memory::arena::Line;
-use crate::peer::PeerOp;
+use crate::peer::Doorbell;
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,13 +33,9 @@ impl Ring {
         Ok(Ring { mailbox, queue_pair: queue_pair.clone(), lane: lane.clone() })
     }
 
-    /// The peer operations of a doorbell, with the mailbox in the place of record and register.
-    pub(super) fn to_mailbox(&self, ops: [PeerOp; 4]) -> [PeerOp; 4] {
-        ops.map(|op| match op {
-            PeerOp::StoreDword { value, .. } => PeerOp::StoreDword { addr: self.mailbox.addr(0), value },
-            PeerOp::StoreQword { value, .. } => PeerOp::StoreQword { addr: self.mailbox.addr(8), value },
-            other => other,
-        })
+    /// A doorbell, with the mailbox in the place of record and register.
+    pub(super) fn to_mailbox(&self, doorbell: Doorbell) -> Doorbell {
+        Doorbell { record_at: self.mailbox.addr(0), register: self.mailbox.addr(8), ..doorbell }
     }
 
     /// Rings if the stream has come here; false while it has not.

@@ -5,7 +5,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
+    Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
     ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
 };
 use std::time::{Duration, Instant};
@@ -64,7 +64,8 @@ pub fn synchronize(stream: &Stream<SoftStream>) {
 
 /// Rings the card at once.
 pub fn ring(send: PreparedSend) {
-    cpu().post(Batch::new().send(send)).unwrap();
+    let posted = cpu().post_send(send).unwrap();
+    assert_eq!((posted.submissions, posted.operations > 1), (1, true));
 }
 
 /// The next completion.

@@ -299,23 +299,65 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
         Err(Some(libc::EINVAL)) => {}
         Err(_) => return false,
     }
-    // EINVAL: not writable, if reading works; else a kernel before 5.14, or a device's mapping, which do not populate. Then
-    // ask at least whether something is mapped.
-    if writable && populate(libc::MADV_POPULATE_READ).is_ok() {
-        return false;
+    // EINVAL: not writable, if reading works; else memory that may not be read, a kernel before 5.14, or a device's mapping,
+    // which do not populate. Then the rights must do.
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return false };
+    has_rights(&maps, start..end, writable)
+}
+
+/// Whether all of a range may be read (and written), by the words of `/proc/self/maps` (proc_pid_maps(5)): lines in the order
+/// of addresses, `first-end rwxp ...`.
+fn has_rights(maps: &str, range: std::ops::Range<u64>, writable: bool) -> bool {
+    let mut left = range.start;
+    for line in maps.lines() {
+        let Some((place, rest)) = line.split_once(' ') else { continue };
+        let Some((first, end)) = place.split_once('-') else { continue };
+        let number = |text| u64::from_str_radix(text, 16);
+        let (Ok(first), Ok(end)) = (number(first), number(end)) else { continue };
+        if end <= left {
+            continue;
+        }
+        let allowed = rest.starts_with(if writable { "rw" } else { "r" });
+        if first > left || !allowed {
+            return false;
+        }
+        left = end;
+        if left >= range.end {
+            return true;
+        }
     }
-    let mut residency = vec![0u8; 1 << 16];
-    (base..base + length).step_by(UAR_PAGE << 16).all(|chunk| {
-        let bytes = (base + length - chunk).min(UAR_PAGE << 16);
-        // SAFETY: one byte a page, at most 2^16 of them.
-        unsafe { libc::mincore(chunk as *mut libc::c_void, bytes, residency.as_mut_ptr()) == 0 }
-    })
+    left >= range.end
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn memory_without_rights_is_not_mapped() {
+        let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 r--p 0 00:00 0 [x]\n6000-7000 ---p 0 00:00 0\n7000-8000 rw-p 0";
+        assert!(has_rights(maps, 0x1000..0x3000, true) && has_rights(maps, 0x1000..0x4000, false));
+        for (range, writable) in [
+            (0x1000..0x4000, true),
+            (0x0000..0x2000, false),
+            (0x3000..0x5000, false),
+            (0x5000..0x6000, false),
+            (0x6000..0x7000, false),
+            (0x6000..0x8000, false),
+            (0x7000..0x9000, true),
+        ] {
+            assert!(!has_rights(maps, range.clone(), writable), "{range:x?}");
+        }
+        assert!(has_rights(maps, 0x7000..0x8000, true) && !has_rights("rubbish\n-\nx-y z", 1..2, false));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let reserved = unsafe { libc::mmap(std::ptr::null_mut(), UAR_PAGE, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(reserved, libc::MAP_FAILED);
+        assert!(!is_mapped(reserved as u64, 8, false) && !is_mapped(reserved as u64, 8, true));
+        // SAFETY: mapped above, and used by nobody.
+        assert_eq!(unsafe { libc::munmap(reserved, UAR_PAGE) }, 0);
+    }
 
     #[test]
     fn a_doorbell_is_taken_once() {

@@ -1,0 +1,149 @@
+//! From descriptors to memory operations of one stream.
+
+use super::doorbells::{DoorbellPath, Doorbells};
+use super::post::{State, Stream};
+use super::post_error::PostFailure;
+use super::proxy::{self, Ring};
+use super::{MemOp, MemOpStream, StreamError};
+use crate::batch::{Descriptor, Lowering, Owner, Step};
+use crate::lane::Ticket;
+use crate::memory::{HostAddr, StreamAddr};
+use crate::peer::Doorbell;
+use crate::prepared::PreparedSend;
+use crate::qp::QueuePair;
+
+impl<B: MemOpStream> Stream<B> {
+    /// How the doorbells of a queue pair reach its card. Decides it, where that is still open.
+    ///
+    /// # Errors
+    /// [`StreamError`] where the stream cannot reach the doorbell register and was told to.
+    pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
+        let state = self.lock();
+        if state.rings_itself() {
+            let register = queue_pair.inner.send().register();
+            match self.backend.translate(register, size_of::<u64>()) {
+                Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
+                    state.fall_back(reason);
+                }
+                other => drop(other?),
+            }
+        }
+        let doorbells = state.doorbells.borrow().clone();
+        Ok(doorbells)
+    }
+
+    /// Marks descriptors as posted and appends their memory operations. `ticket` is the last one before them, and after them;
+    /// `end` the last one of the submission.
+    pub(super) fn lower<'a>(
+        &self,
+        state: &State,
+        descriptors: impl Iterator<Item = &'a mut Descriptor>,
+        end: Ticket,
+        ticket: &mut Ticket,
+        ops: &mut Vec<MemOp>,
+        rings: &mut Vec<Ring>,
+    ) -> Result<(), PostFailure> {
+        let lowering = self.lowering(state);
+        for descriptor in descriptors {
+            descriptor.check_satisfiable()?;
+            let step = match descriptor {
+                Descriptor::Send(send) => {
+                    if let Some(doorbell) = send.commit(&self.lane, end)? {
+                        self.lower_send(state, send, doorbell, ops, rings)?;
+                    }
+                    continue;
+                }
+                Descriptor::WaitCq(wait) => {
+                    *ticket = ticket.next();
+                    Step::WaitCq(wait.commit(&self.lane, *ticket), *ticket)
+                }
+                Descriptor::Wait32(word, condition, value) => Step::Wait32(word.addr(), *condition, *value),
+                Descriptor::Wait64(word, condition, value) => Step::Wait64(word.addr(), *condition, *value),
+                Descriptor::Write32(word, value) => Step::Write32(word.addr(), *value),
+                Descriptor::Write64(word, value) => Step::Write64(word.addr(), *value),
+            };
+            lowering.lower(step, ops)?;
+        }
+        Ok(())
+    }
+
+    fn lowering<'a>(
+        &'a self,
+        state: &'a State,
+    ) -> Lowering<'a, impl Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> {
+        let translate = |addr, len, owner| match owner {
+            Owner::Library => state.translations.translate(&self.backend, addr, len),
+            Owner::Program => self.backend.translate(addr, len),
+        };
+        Lowering { caps: &self.caps, lane: self.lane.word(), translate }
+    }
+
+    /// A doorbell: to the card's register, or through the proxy.
+    #[inline]
+    fn lower_send(
+        &self,
+        state: &State,
+        send: &PreparedSend,
+        doorbell: Doorbell,
+        ops: &mut Vec<MemOp>,
+        rings: &mut Vec<Ring>,
+    ) -> Result<(), StreamError> {
+        let lowering = self.lowering(state);
+        if state.rings_itself() {
+            let before = ops.len();
+            match lowering.send(doorbell, ops) {
+                Err(StreamError::Unreachable { addr, reason })
+                    if self.path == DoorbellPath::Auto && doorbell.register == addr =>
+                {
+                    ops.truncate(before);
+                    state.fall_back(reason);
+                }
+                other => return other,
+            }
+        }
+        proxy::start()?;
+        let ring = Ring::new(send.queue_pair(), &self.lane)?;
+        // Its mailbox may be where something else was.
+        state.translations.refresh(&self.backend);
+        lowering.send(ring.to_mailbox(doorbell), ops)?;
+        rings.push(ring);
+        Ok(())
+    }
+
+    /// Has the stream write a ticket.
+    pub(super) fn write_ticket(
+        &self,
+        state: &State,
+        ticket: Ticket,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
+        let lowering = self.lowering(state);
+        lowering.lower(Step::Progress(ticket), ops)
+    }
+
+    /// Submits, with the proxy ready to ring: a backend may perform what it is given before it returns.
+    pub(super) fn with_proxy<E>(
+        state: &State,
+        rings: Vec<Ring>,
+        submit: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let count = rings.len();
+        if count == 0 {
+            return submit();
+        }
+        proxy::submit(&state.proxied, rings);
+        submit().inspect_err(|_| proxy::withdraw(&state.proxied, count))
+    }
+}
+
+impl State {
+    #[inline]
+    pub(super) fn rings_itself(&self) -> bool {
+        matches!(*self.doorbells.borrow(), Doorbells::Direct)
+    }
+
+    fn fall_back(&self, reason: String) {
+        tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
+        *self.doorbells.borrow_mut() = Doorbells::Proxy { reason };
+    }
+}

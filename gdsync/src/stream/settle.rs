@@ -1,0 +1,146 @@
+//! What becomes of submissions: waiting for them, letting go of what they named, and a stream's end.
+
+use super::flight::{self, Held, InFlight};
+use super::post::{State, Stream, Tickets};
+use super::{MemOpStream, StreamError};
+use parking_lot::MutexGuard;
+use std::time::{Duration, Instant};
+
+/// How often a waiting host thread looks after queue pairs that failed meanwhile.
+const LOOK_AFTER: Duration = Duration::from_millis(20);
+/// How often a waiting host thread names the wait that a stream hangs at.
+const STALL: Duration = Duration::from_secs(10);
+
+impl<B: MemOpStream> Stream<B> {
+    /// Waits until the stream has performed everything.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn synchronize(&self) -> Result<(), StreamError> {
+        while !self.synchronize_timeout(STALL)? {
+            if let Some(wait) = self.oldest_wait() {
+                tracing::warn!(%wait, "a stream has not come further than this wait for {STALL:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream has performed everything; false where that took longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
+            let mut state = self.lock();
+            // Asked again under the lock: nothing of ours can be posted meanwhile.
+            match idle.and_then(|idle| if idle { self.backend.wait_idle(Duration::ZERO) } else { Ok(false) })
+            {
+                Ok(idle) => {
+                    if idle {
+                        self.lane.declare_passed(state.issued);
+                        state.unwritten = 0;
+                    }
+                    let past = self.reap(&mut state);
+                    drop(state);
+                    drop(past);
+                    if idle {
+                        return Ok(true);
+                    }
+                }
+                Err(error) => {
+                    if matches!(error, StreamError::Failed { .. }) {
+                        self.abandon(state);
+                    }
+                    return Err(error);
+                }
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Submissions that the stream is not known to have passed. A graph counts for as many as it has batch nodes.
+    pub fn outstanding(&self) -> usize {
+        let mut state = self.lock();
+        let past = self.reap(&mut state);
+        let outstanding = state.weight;
+        drop(state);
+        drop(past);
+        outstanding
+    }
+
+    /// The oldest wait that the stream is not known to have passed, in words: what it hangs at, if it hangs.
+    pub fn oldest_wait(&self) -> Option<String> {
+        self.lock().in_flight.iter().find_map(|submission| submission.oldest_wait(&self.lane))
+    }
+
+    /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
+    /// have failed. Then does the same for streams that are gone.
+    pub(super) fn reap(&self, state: &mut State) -> Vec<InFlight> {
+        let mut past = Vec::new();
+        while let Some(oldest) = state.in_flight.front() {
+            if !self.lane.has_passed(oldest.end) {
+                break;
+            }
+            if let Some(passed) = state.in_flight.pop_front() {
+                state.weight -= passed.weight;
+                past.push(passed);
+            }
+        }
+        if let Some(oldest) = state.in_flight.front() {
+            oldest.flush_failed();
+        }
+        flight::reap_orphans();
+        past
+    }
+
+    /// The backend has failed: it will touch nothing any more, and nobody knows what it rang.
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
+        self.lane.kill();
+        let lost = std::mem::take(&mut state.in_flight);
+        state.weight = 0;
+        drop(state);
+        lost.iter().for_each(InFlight::abort);
+    }
+    /// Has the stream say when it is through, unless its last submission does.
+    fn write_closing_ticket(&self, state: &mut State) -> Result<(), StreamError> {
+        if state.unwritten == 0 {
+            return Ok(());
+        }
+        // A ticket of its own: the lane must stay until this very write is past.
+        let end = state.issued.next();
+        let mut ops = Vec::with_capacity(1);
+        state.translations.refresh(&self.backend);
+        self.write_ticket(state, end, &mut ops)?;
+        // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it says `end`. The
+        // lock on the state keeps others from submitting.
+        unsafe { self.backend.submit(&ops) }?;
+        state.accept(Tickets { before: end, end, open: false }, Held::Many(Vec::new()), 1);
+        Ok(())
+    }
+}
+
+impl<B: MemOpStream> Drop for Stream<B> {
+    fn drop(&mut self) {
+        let mut state = self.lock();
+        let past = self.reap(&mut state);
+        if state.in_flight.is_empty() {
+            return drop((state, past));
+        }
+        let closed =
+            self.backend.wait_idle(Duration::ZERO).and_then(|_| self.write_closing_ticket(&mut state));
+        if let Err(StreamError::Failed { .. }) = closed {
+            return self.abandon(state);
+        }
+        let in_flight = std::mem::take(&mut state.in_flight);
+        drop((state, past));
+        if let Err(error) = closed {
+            tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
+        }
+        flight::leave_behind(&self.lane, in_flight);
+    }
+}
