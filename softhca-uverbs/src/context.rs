@@ -149,6 +149,7 @@ impl Context {
             (object::AH, method::ONLY_DESTROY) => ah::destroy(self, request),
             (object::MR, method::MR_DESTROY) => mr::destroy(self, request),
             (object::MR, method::MR_QUERY) => mr::query(self, request),
+            (object::MR, method::MR_REG) => mr::register_any(self, request),
             (object::MR, method::MR_REG_DMABUF) => mr::register_dmabuf(self, request),
             (object::UAR, method::UAR_ALLOC) => uar::alloc(self, request),
             (object::UAR, method::UAR_DESTROY) => uar::destroy(self, request),

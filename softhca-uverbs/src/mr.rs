@@ -114,6 +114,28 @@ pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()
     request.answer_with(attr::DMABUF_RKEY, &key)
 }
 
+/// `REG_MR` of the newer kind: of memory by its address, or of a file.
+pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
+    // All but DMA handles, which steer caches.
+    request.knows(&[0, 1, 3, 4, 5, 6, 7, 8, 9, 10])?;
+    let (length, flags) = (request.number(attr::REG_MR_LENGTH)?, request.number32(attr::REG_MR_ACCESS)?);
+    let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
+    let (mapping, addr) = match (request.has(attr::REG_MR_FD), request.has(attr::REG_MR_ADDR)) {
+        (true, false) => {
+            let offset = request.number(attr::REG_MR_FD_OFFSET)?;
+            let (mapping, addr) = Mapping::new(request.fd(attr::REG_MR_FD)?, offset, length, writable)?;
+            (Some(mapping), addr)
+        }
+        (false, true) => (None, request.number(attr::REG_MR_ADDR)?),
+        _ => return Err(Errno::INVALID),
+    };
+    let region = (addr, length, request.number(attr::REG_MR_IOVA)?);
+    let (handle, key) = add(context, region, request.handle(attr::REG_MR_PD)?, flags, mapping)?;
+    request.answer_made(attr::HANDLE, handle)?;
+    request.answer_with(attr::REG_MR_LKEY, &key)?;
+    request.answer_with(attr::REG_MR_RKEY, &key)
+}
+
 /// `QUERY_MR`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let objects = context.objects.lock();
