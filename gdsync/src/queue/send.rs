@@ -29,6 +29,14 @@ pub(crate) struct LastPost {
     settled: bool,
 }
 
+impl LastPost {
+    #[cold]
+    #[inline(never)]
+    fn in_the_way(&self, qpn: u32) -> QueueError {
+        QueueError::OtherStream { qpn, blocked: self.lane.blocked_on(self.ticket) }
+    }
+}
+
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
@@ -225,7 +233,7 @@ impl SendState {
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
             if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
-                return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+                return Err(last.in_the_way(qpn));
             }
             last.settled = true;
         }
@@ -327,7 +335,7 @@ impl SendState {
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
             && (!last.lane.has_passed(last.ticket) || self.proxied > 0)
         {
-            return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+            return Err(last.in_the_way(qpn));
         }
         if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
             entry.state = State::Posted;
