@@ -182,6 +182,8 @@ impl QueuePair {
     /// # Errors
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
     /// not posted, or still outstanding on a stream. Nothing was posted then.
+    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the instructions.
+    #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.post_send(&request)
     }
@@ -345,6 +347,7 @@ impl QueuePairInner {
         }
     }
 
+    #[inline(always)]
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
@@ -488,3 +491,7 @@ impl Drop for QueuePairInner {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "qp_tests.rs"]
+mod tests;

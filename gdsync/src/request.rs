@@ -139,7 +139,7 @@ impl<'a> WorkRequest<'a> {
             Payload::Inline(bytes) if bytes.len() > limits.inline as usize => {
                 return Err(QueueError::InlineTooLong { given: bytes.len(), limit: limits.inline });
             }
-            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len() + SEGMENT - 1) / SEGMENT,
+            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len()).div_ceil(SEGMENT),
         };
         if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
     }

@@ -78,7 +78,7 @@ unsafe extern "C" fn no_query(
 
 #[test]
 fn without_the_table_query_the_gids_are_found_one_by_one() {
-    // Kept: the card of a device that nobody has open gets another address when it starts again.
+    // Open throughout: a card that is started anew has another address.
     let device = Device::software().unwrap();
     let expected = device.gids(1).unwrap();
     assert!(!expected.is_empty());

@@ -3,10 +3,11 @@
 use crate::attributes::Request;
 use crate::card::OpenCard;
 use crate::channel::Channels;
+use crate::devx::abi::object as kind;
 use crate::errno::{Errno, Result};
 use crate::events::EventPipe;
 use crate::uapi::ioctl::{method, object};
-use crate::{ah, channel, cq, device, mr, pd, port, qp, uar, write};
+use crate::{ah, channel, cq, device, devx, mr, pd, port, qp, uar, write};
 use parking_lot::Mutex;
 use softhca::card::Card;
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,8 @@ pub(crate) enum Object {
     Uar(uar::Uar),
     Cq(cq::Cq),
     Qp(Box<qp::Qp>),
+    /// Made by a command of the device's own language.
+    Devx(Box<devx::Object>),
 }
 
 impl Object {
@@ -34,6 +37,7 @@ impl Object {
             Object::Mr(_) => 3,
             Object::Uar(_) => 4,
             Object::Pd(_) => 5,
+            Object::Devx(object) => object.rank(),
         }
     }
 
@@ -46,6 +50,7 @@ impl Object {
             Object::Uar(uar) => uar.destroy(card),
             Object::Cq(cq) => cq.destroy(card).map(|_| ()),
             Object::Qp(qp) => qp.destroy(card).map(|_| ()),
+            Object::Devx(object) => object.destroy(card),
         }
     }
 }
@@ -75,6 +80,12 @@ impl Objects {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Object> {
         self.by_handle.values()
+    }
+
+    /// What commands of the device's own language made.
+    pub(crate) fn devx(&self) -> impl Iterator<Item = &devx::Object> {
+        self.iter()
+            .filter_map(|object| if let Object::Devx(object) = object { Some(&**object) } else { None })
     }
 
     pub(crate) fn get(&self, handle: u32) -> Result<&Object> {
@@ -146,6 +157,7 @@ impl Context {
             (object::AH, method::ONLY_DESTROY) => ah::destroy(self, request),
             (object::MR, method::MR_DESTROY) => mr::destroy(self, request),
             (object::MR, method::MR_QUERY) => mr::query(self, request),
+            (object::MR, method::MR_REG) => mr::register_any(self, request),
             (object::MR, method::MR_REG_DMABUF) => mr::register_dmabuf(self, request),
             (object::UAR, method::UAR_ALLOC) => uar::alloc(self, request),
             (object::UAR, method::UAR_DESTROY) => uar::destroy(self, request),
@@ -153,6 +165,7 @@ impl Context {
             (object::CQ, method::DESTROY) => cq::destroy(self, request),
             (object::QP, method::CREATE) => qp::create(self, request),
             (object::QP, method::DESTROY) => qp::destroy(self, request),
+            (kind::DEVX | kind::DEVX_OBJ | kind::DEVX_UMEM, _) => devx::perform(self, request),
             (object, method) => {
                 tracing::info!(object, method, "a command that the software card does not have");
                 Err(Errno::NOT_SUPPORTED)

@@ -14,6 +14,8 @@ use zerocopy::{FromZeros, IntoBytes};
 const COMPLETION_VECTORS: u32 = 1;
 /// `IB_ATOMIC_HCA`: atomic among the requests of the card.
 const ATOMIC_HCA: u32 = 1;
+/// A device's vendor is an IEEE OUI here, not the PCI id that sysfs has (InfiniBand specification, 14.2.5.3, `VendorID`).
+const VENDOR_OUI: u32 = 0x02c9;
 /// Completion entries name their queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
 
@@ -97,7 +99,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_mr_size: u64::MAX,
         // Every page size from 4 KiB on.
         page_size_cap: !0xfff,
-        vendor_id: sysfs::VENDOR,
+        vendor_id: VENDOR_OUI,
         vendor_part_id: sysfs::PART,
         max_qp: LIMITS.max_qp,
         max_qp_wr: LIMITS.max_qp_wr,

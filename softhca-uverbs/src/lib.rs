@@ -18,6 +18,7 @@ mod channel;
 mod context;
 mod cq;
 mod device;
+mod devx;
 mod errno;
 mod events;
 mod files;

@@ -27,14 +27,14 @@ impl Mr {
 
 /// A mapping of our own; unmapped with it.
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     base: usize,
     len: usize,
 }
 
 impl Mapping {
     /// Maps `len` bytes of a file from `offset` on. Returns the first byte's address, too.
-    fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
+    pub(crate) fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
         const PAGE: u64 = 4096;
         let lead = offset % PAGE;
         let start = libc::off_t::try_from(offset - lead).map_err(|_| Errno::INVALID)?;
@@ -65,7 +65,7 @@ impl Drop for Mapping {
 }
 
 /// Rights, without those that may be ignored. On-demand paging, windows and huge pages' hints are not there.
-fn access_of(flags: u32) -> Result<Access> {
+pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
         tracing::warn!(flags, "access flags that the software card does not have");
@@ -112,6 +112,28 @@ pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()
     request.answer_made(attr::HANDLE, handle)?;
     request.answer_with(attr::DMABUF_LKEY, &key)?;
     request.answer_with(attr::DMABUF_RKEY, &key)
+}
+
+/// `REG_MR` of the newer kind: of memory by its address, or of a file.
+pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
+    // All but DMA handles, which steer caches.
+    request.knows(&[0, 1, 3, 4, 5, 6, 7, 8, 9, 10])?;
+    let (length, flags) = (request.number(attr::REG_MR_LENGTH)?, request.number32(attr::REG_MR_ACCESS)?);
+    let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
+    let (mapping, addr) = match (request.has(attr::REG_MR_FD), request.has(attr::REG_MR_ADDR)) {
+        (true, false) => {
+            let offset = request.number(attr::REG_MR_FD_OFFSET)?;
+            let (mapping, addr) = Mapping::new(request.fd(attr::REG_MR_FD)?, offset, length, writable)?;
+            (Some(mapping), addr)
+        }
+        (false, true) => (None, request.number(attr::REG_MR_ADDR)?),
+        _ => return Err(Errno::INVALID),
+    };
+    let region = (addr, length, request.number(attr::REG_MR_IOVA)?);
+    let (handle, key) = add(context, region, request.handle(attr::REG_MR_PD)?, flags, mapping)?;
+    request.answer_made(attr::HANDLE, handle)?;
+    request.answer_with(attr::REG_MR_LKEY, &key)?;
+    request.answer_with(attr::REG_MR_RKEY, &key)
 }
 
 /// `QUERY_MR`.

@@ -13,7 +13,7 @@ use crate::uapi::verbs::{
     ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
 };
 use gdsync_sys::verbs as ibv;
-use softhca::card::{Access, QpAttributes, QpChange, QpConfig, QpState, Transport};
+use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
@@ -24,9 +24,10 @@ const LARGEST: u32 = 1 << 16;
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    number: u32,
+    pub(crate) number: u32,
+    /// What it was created with.
+    pub(crate) config: QpConfig,
     cap: QpCap,
-    signal_all: bool,
     /// As the program gave it: the card keeps only what it needs.
     destination: QpDest,
 }
@@ -35,6 +36,19 @@ impl Qp {
     pub(crate) fn destroy(&self, open: &OpenCard) -> Result<Reported> {
         open.card.destroy_qp(self.number)?;
         Ok(open.routes.remove(Source::Qp(self.number)))
+    }
+}
+
+impl Qp {
+    /// What a command of the device's own language has made of the path: nothing after a reset.
+    pub(crate) fn set_path(&mut self, address: Option<&Address>) {
+        self.destination = QpDest::new_zeroed();
+        if let Some(address) = address {
+            self.destination.dlid = address.dlid;
+            self.destination.is_global = address.gid.is_some().into();
+            self.destination.dgid = address.gid.unwrap_or_default();
+            self.destination.port_num = crate::port::PORT;
+        }
     }
 }
 
@@ -71,7 +85,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     // destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     context.open.routes.add(Source::Qp(number), Route::new(user_handle, None, context.async_events.clone()));
-    let qp = Qp { number, cap, signal_all, destination: QpDest::new_zeroed() };
+    let qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
     let handle = objects.add(Object::Qp(Box::new(qp)));
     drop(objects);
     request.answer_made(attr::HANDLE, handle)?;
@@ -257,7 +271,7 @@ fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
         timeout: now.timeout,
         retry_cnt: now.retry_cnt,
         rnr_retry: now.rnr_retry,
-        sq_sig_all: qp.signal_all.into(),
+        sq_sig_all: qp.config.signal_all.into(),
         ..QueryQpResp::new_zeroed()
     }
 }

@@ -61,6 +61,13 @@ impl Arena {
         Ok(address)
     }
 
+    /// Whether the address lies in a live block.
+    #[cfg(test)]
+    pub(crate) fn owns(&self, address: *mut u8) -> bool {
+        let state = self.state.lock().unwrap();
+        state.live.iter().any(|(start, (_, _, len))| (*start..start + len).contains(&(address as usize)))
+    }
+
     /// Takes a block back. False where `address` is not a live block of this arena (nothing happens then).
     pub(crate) fn release(&self, address: *mut u8) -> bool {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) enum Regions {
     None,
     One(Arc<MemoryRegionInner>),
-    Several(Box<Vec<Arc<MemoryRegionInner>>>),
+    Several(Vec<Arc<MemoryRegionInner>>),
 }
 
 impl Regions {
@@ -32,6 +32,6 @@ impl Regions {
                 all.push(slice.region().clone());
             }
         }
-        Regions::Several(Box::new(all))
+        Regions::Several(all)
     }
 }

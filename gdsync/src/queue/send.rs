@@ -29,6 +29,14 @@ pub(crate) struct LastPost {
     settled: bool,
 }
 
+impl LastPost {
+    #[cold]
+    #[inline(never)]
+    fn in_the_way(&self, qpn: u32) -> QueueError {
+        QueueError::OtherStream { qpn, blocked: self.lane.blocked_on(self.ticket) }
+    }
+}
+
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
@@ -50,13 +58,21 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    first: u32,
-    blocks: u32,
     wr_id: u64,
+    first: u32,
+    /// At most 16.
+    blocks: u16,
     signaled: bool,
     state: State,
     /// Keeps the memory that the card reads or writes.
     _regions: Regions,
+}
+
+impl Entry {
+    /// The block after its last.
+    fn end(&self) -> u32 {
+        self.first.wrapping_add(self.blocks.into())
+    }
 }
 
 /// What completing an entry of the ring yields.
@@ -107,7 +123,7 @@ fn write(
 
 /// Basic blocks of so many segments.
 fn blocks_of(units: u32) -> u32 {
-    (units + UNITS_PER_BLOCK - 1) / UNITS_PER_BLOCK
+    units.div_ceil(UNITS_PER_BLOCK)
 }
 
 /// The state of one send queue, under its lock.
@@ -217,7 +233,7 @@ impl SendState {
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
             if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
-                return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+                return Err(last.in_the_way(qpn));
             }
             last.settled = true;
         }
@@ -252,9 +268,9 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            first: head,
-            blocks,
             wr_id: request.number(),
+            first: head,
+            blocks: blocks as u16,
             signaled,
             state,
             _regions: request.regions(written.several),
@@ -293,7 +309,7 @@ impl SendState {
     /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
     /// control segment, as it stands in the ring (it may have become a NOP).
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
-        let end = entry.first.wrapping_add(entry.blocks);
+        let end = entry.end();
         let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
@@ -319,7 +335,7 @@ impl SendState {
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
             && (!last.lane.has_passed(last.ticket) || self.proxied > 0)
         {
-            return Err(QueueError::OtherStream { qpn, blocked: last.lane.blocked_on(last.ticket) });
+            return Err(last.in_the_way(qpn));
         }
         if let Some(entry) = self.position(serial).and_then(|position| self.entries.get_mut(position)) {
             entry.state = State::Posted;
@@ -408,7 +424,7 @@ impl SendState {
             retired.cancelled = entry.state == State::Cancelled;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
-            self.tail = entry.first.wrapping_add(entry.blocks);
+            self.tail = entry.end();
         }
         self.first_serial += u64::from(retired.entries);
         if !self.has_posted() {

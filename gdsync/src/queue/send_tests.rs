@@ -184,7 +184,11 @@ fn post_now(
 fn a_send_posted_at_once_rings_the_card() {
     let mut queue = ringing(4);
     for i in 0..70_000u32 {
-        post_now(&mut queue, |signaled| Ok(assert!(signaled))).unwrap();
+        let book = |signaled: bool| {
+            assert!(signaled);
+            Ok(())
+        };
+        post_now(&mut queue, book).unwrap();
         assert_eq!(queue.ring.record().load(Ordering::Relaxed), doorbell::record(i.wrapping_add(1)));
         // SAFETY: the register is leaked memory.
         let register = unsafe { std::sync::atomic::AtomicU64::from_ptr(queue.register.get() as *mut u64) };

@@ -80,7 +80,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// A doorbell: to the card's register, or through the proxy.
     #[inline]
-    fn lower_send(
+    pub(super) fn lower_send(
         &self,
         state: &State,
         send: &PreparedSend,
@@ -101,16 +101,30 @@ impl<B: MemOpStream> Stream<B> {
                 other => return other,
             }
         }
+        self.lower_through_proxy(state, send, doorbell, ops, rings)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lower_through_proxy(
+        &self,
+        state: &State,
+        send: &PreparedSend,
+        doorbell: Doorbell,
+        ops: &mut Vec<MemOp>,
+        rings: &mut Vec<Ring>,
+    ) -> Result<(), StreamError> {
         proxy::start()?;
         let ring = Ring::new(send.queue_pair(), &self.lane)?;
         // Its mailbox may be where something else was.
         state.translations.refresh(&self.backend);
-        lowering.send(ring.to_mailbox(doorbell), ops)?;
+        self.lowering(state).send(ring.to_mailbox(doorbell), ops)?;
         rings.push(ring);
         Ok(())
     }
 
     /// Has the stream write a ticket.
+    #[inline(never)]
     pub(super) fn write_ticket(
         &self,
         state: &State,
@@ -128,11 +142,14 @@ impl<B: MemOpStream> Stream<B> {
         submit: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let count = rings.len();
-        if count == 0 {
-            return submit();
+        if count > 0 {
+            proxy::submit(&state.proxied, rings);
         }
-        proxy::submit(&state.proxied, rings);
-        submit().inspect_err(|_| proxy::withdraw(&state.proxied, count))
+        let result = submit();
+        if result.is_err() && count > 0 {
+            proxy::withdraw(&state.proxied, count);
+        }
+        result
     }
 }
 

@@ -4,7 +4,7 @@ use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
 use super::flight::{self, Held, InFlight};
 use super::pause::Pause;
 use super::post_error::{PostError, PostFailure, Posted};
-use super::proxy;
+use super::proxy::{self, Ring};
 use super::translations::Translations;
 use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::batch::{Batch, Descriptor};
@@ -18,6 +18,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::level_filters::LevelFilter;
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
 const PROGRESS_EVERY: u32 = 64;
@@ -111,22 +112,34 @@ impl<B: MemOpStream> Stream<B> {
     ///
     /// # Errors
     /// As [`Self::post`].
-    pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
+    pub fn post_send(&self, mut send: PreparedSend) -> Result<Posted, PostError> {
         // Dropped after the lock: anything may hang on it.
         let mut past = Vec::new();
         let mut state = self.lock();
         if state.in_flight.len() >= REAP_FROM {
             past = self.reap(&mut state);
         }
-        let mut send = Descriptor::Send(send);
-        match self.post_chunk(&mut state, std::slice::from_mut(&mut send)) {
+        let (before, end) = (state.issued, state.issued.next());
+        let lowered = self.submit_lowered(
+            &mut state,
+            Tickets { before, end, open: true },
+            #[inline(always)]
+            |state, ops, rings| match send.commit(&self.lane, end)? {
+                Some(doorbell) => Ok(self.lower_send(state, &send, doorbell, ops, rings)?),
+                None => Ok(()),
+            },
+        );
+        match lowered {
             Ok((tickets, operations)) => {
-                state.accept(tickets, Held::One(send), 1);
+                state.accept(tickets, Held::One(Descriptor::Send(send)), 1);
                 drop(state);
                 drop(past);
                 Ok(Posted { operations, submissions: 1 })
             }
-            Err(source) => Err(self.refuse(state, vec![send], 0, source)),
+            Err(source) => {
+                send.undo();
+                Err(self.refuse(state, vec![Descriptor::Send(send)], 0, source))
+            }
         }
     }
 
@@ -222,52 +235,51 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Submits descriptors. Returns their tickets, and the number of operations.
-    #[inline(always)]
     fn post_chunk(
         &self,
         state: &mut State,
         chunk: &mut [Descriptor],
     ) -> Result<(Tickets, usize), PostFailure> {
-        let mut ops = std::mem::take(&mut state.ops);
-        ops.clear();
-        let result = self.try_post(state, chunk, &mut ops);
-        let count = ops.len();
-        state.ops = ops;
-        match result {
-            Ok(tickets) => Ok((tickets, count)),
-            Err(failure) => {
-                chunk.iter_mut().rev().for_each(Descriptor::undo);
-                Err(failure)
-            }
-        }
+        let tickets = state.tickets(chunk.iter());
+        let mut ticket = tickets.before;
+        let lowered = self.submit_lowered(state, tickets, |state, ops, rings| {
+            self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, rings)
+        });
+        lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
+    /// Submits what `lower` appends, and the closing ticket where it is due. Returns the tickets, and the number of operations.
     #[inline(always)]
-    fn try_post(
+    fn submit_lowered(
         &self,
         state: &mut State,
-        chunk: &mut [Descriptor],
-        ops: &mut Vec<MemOp>,
-    ) -> Result<Tickets, PostFailure> {
+        mut tickets: Tickets,
+        lower: impl FnOnce(&State, &mut Vec<MemOp>, &mut Vec<Ring>) -> Result<(), PostFailure>,
+    ) -> Result<(Tickets, usize), PostFailure> {
         self.check_room(state, 1)?;
         state.translations.refresh(&self.backend);
-        let mut tickets = state.tickets(chunk.iter());
+        let mut ops = std::mem::take(&mut state.ops);
+        ops.clear();
         let mut rings = Vec::new();
-        let mut ticket = tickets.before;
-        self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, &mut rings)?;
+        let mut result = lower(state, &mut ops, &mut rings);
         // The last submission that there is room for always writes it, so that a full stream needs no other to be through.
         let last = state.weight + 1 >= self.caps.max_outstanding;
-        if tickets.open && (state.unwritten + 1 >= PROGRESS_EVERY || last) {
-            self.write_ticket(state, tickets.end, ops)?;
+        if tickets.open && (state.unwritten + 1 >= PROGRESS_EVERY || last) && result.is_ok() {
+            result = self.write_ticket(state, tickets.end, &mut ops).map_err(PostFailure::from);
             tickets.open = false;
         }
-        // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
-        // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
-        // written once it is idle) only after these operations; words belong to memory that it holds likewise; the lane's
-        // own word goes with the lane, which `ORPHANS` holds for as long; mailboxes belong to the proxy until they were
-        // written. The library computes aligned addresses. The lock on the state keeps others from submitting.
-        Self::with_proxy(state, rings, || unsafe { self.backend.submit(ops) })?;
-        Ok(tickets)
+        if result.is_ok() {
+            // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
+            // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
+            // written once it is idle) only after these operations; words belong to memory that it holds likewise; the
+            // lane's own word goes with the lane, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
+            // they were written. The library computes aligned addresses. The lock on the state keeps others from submitting.
+            result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
+                .map_err(PostFailure::from);
+        }
+        let count = ops.len();
+        state.ops = ops;
+        result.map(|()| (tickets, count))
     }
 
     /// Whether there is room for a submission that counts for `weight`.
@@ -275,13 +287,16 @@ impl<B: MemOpStream> Stream<B> {
     pub(super) fn check_room(&self, state: &mut State, weight: usize) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         match state.in_flight.front() {
-            Some(oldest) if state.weight + weight > limit => Err(PostFailure::WouldBlock {
-                outstanding: state.weight,
-                limit,
-                blocked: self.lane.blocked_on(oldest.end),
-            }),
+            Some(oldest) if state.weight + weight > limit => Err(self.would_block(state.weight, oldest.end)),
             _ => Ok(()),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn would_block(&self, outstanding: usize, oldest: Ticket) -> PostFailure {
+        let (limit, blocked) = (self.caps.max_outstanding, self.lane.blocked_on(oldest));
+        PostFailure::WouldBlock { outstanding, limit, blocked }
     }
 }
 
@@ -306,8 +321,16 @@ impl State {
         self.unwritten = if tickets.open { self.unwritten + 1 } else { 0 };
         self.weight += weight;
         self.in_flight.push_back(InFlight { end: tickets.end, weight, descriptors });
-        tracing::trace!(ticket = tickets.end.0, "posted");
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            trace_posted(tickets.end);
+        }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn trace_posted(ticket: Ticket) {
+    tracing::trace!(ticket = ticket.0, "posted");
 }
 
 impl<B: MemOpStream> Deref for Stream<B> {

@@ -80,6 +80,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
     /// have failed. Then does the same for streams that are gone.
+    #[inline(never)]
     pub(super) fn reap(&self, state: &mut State) -> Vec<InFlight> {
         let mut past = Vec::new();
         while let Some(oldest) = state.in_flight.front() {

@@ -66,6 +66,8 @@ pub(crate) mod method {
     pub(crate) const MR_DESTROY: u16 = 1;
     pub(crate) const MR_QUERY: u16 = 3;
     pub(crate) const MR_REG_DMABUF: u16 = 4;
+    /// In the headers since July 2025; rdma-core asks for it from version 61 on.
+    pub(crate) const MR_REG: u16 = 5;
     pub(crate) const ASYNC_EVENT_ALLOC: u16 = 0;
     pub(crate) const UAR_ALLOC: u16 = DRIVER;
     pub(crate) const UAR_DESTROY: u16 = DRIVER + 1;
@@ -138,6 +140,16 @@ pub(crate) mod attr {
     pub(crate) const DMABUF_ACCESS: u16 = 6;
     pub(crate) const DMABUF_LKEY: u16 = 7;
     pub(crate) const DMABUF_RKEY: u16 = 8;
+    // `uverbs_attrs_reg_mr_cmd_attr_ids`.
+    pub(crate) const REG_MR_PD: u16 = 1;
+    pub(crate) const REG_MR_IOVA: u16 = 3;
+    pub(crate) const REG_MR_ADDR: u16 = 4;
+    pub(crate) const REG_MR_LENGTH: u16 = 5;
+    pub(crate) const REG_MR_ACCESS: u16 = 6;
+    pub(crate) const REG_MR_FD: u16 = 7;
+    pub(crate) const REG_MR_FD_OFFSET: u16 = 8;
+    pub(crate) const REG_MR_LKEY: u16 = 9;
+    pub(crate) const REG_MR_RKEY: u16 = 10;
 
     pub(crate) const UAR_HANDLE: u16 = DRIVER;
     pub(crate) const UAR_TYPE: u16 = DRIVER + 1;

@@ -1,6 +1,8 @@
 //! Commands: making, changing and destroying a card's objects.
 
-use super::config::{Access, Address, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState};
+use super::config::{
+    Access, Address, CqAttributes, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState,
+};
 use super::cq::Cq;
 use super::dma::{CqRing, Record};
 use super::engine::{Engine, Uar};
@@ -94,14 +96,36 @@ impl Card {
         iova: u64,
         access: Access,
     ) -> Result<u32, CardError> {
-        // Not under the lock: pinning takes time.
-        let memory = Memory::acquire(addr, len, iova, access)?;
+        self.register(pdn, Memory::acquire(addr, len, iova, access)?, None)
+    }
+
+    /// Registers memory as [`Card::register_memory_at`] does, with a key whose last 8 bits are `tag`.
+    ///
+    /// # Errors
+    /// As [`Card::register_memory_at`].
+    ///
+    /// # Safety
+    /// As [`Card::register_memory_at`].
+    pub unsafe fn register_memory_tagged(
+        &self,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+        tag: u8,
+    ) -> Result<u32, CardError> {
+        self.register(pdn, Memory::acquire(addr, len, iova, access)?, Some(tag))
+    }
+
+    /// Memory was acquired without the lock: pinning takes time.
+    fn register(&self, pdn: u32, memory: Memory, tag: Option<u8>) -> Result<u32, CardError> {
         self.command(|engine| {
             let users = engine
                 .pds
                 .get_mut(&pdn)
                 .ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
-            let key = engine.regions.register(pdn, memory)?;
+            let key = engine.regions.register(pdn, memory, tag)?;
             *users += 1;
             Ok(key)
         })
@@ -195,6 +219,17 @@ impl Card {
             let cqn = self.number(|number| engine.cqs.contains_key(&number));
             engine.cqs.insert(cqn, cq);
             Ok(cqn)
+        })
+    }
+
+    /// Where a completion queue is.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn query_cq(&self, cqn: u32) -> Result<CqAttributes, CardError> {
+        self.command(|engine| {
+            let missing = CardError::NotFound { what: "completion queue", number: cqn };
+            engine.cqs.get(&cqn).map(|cq| cq.attributes()).ok_or(missing)
         })
     }
 

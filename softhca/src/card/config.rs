@@ -74,6 +74,22 @@ pub struct CqConfig {
     pub dbrec: *mut u32,
 }
 
+/// Where a completion queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CqAttributes {
+    /// Entries of its ring.
+    pub entries: u32,
+    /// Entries that the card has written, modulo 2^24.
+    pub produced: u32,
+    /// Entries that the program has consumed, as its record says, modulo 2^24.
+    pub consumed: u32,
+    /// Whether it is armed, and then whether for solicited entries and errors only.
+    pub armed: Option<bool>,
+    /// It was full when an entry came, and is dead.
+    pub overrun: bool,
+}
+
 /// Transport service of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {

@@ -5,6 +5,7 @@
 //! queues whenever the register rings: it leaves a value there that no arm has, so that every arm, even one that repeats the
 //! one before, is seen as new, and is seen once.
 
+use super::config::CqAttributes;
 use super::dma::{CqRing, Record};
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, CqArm};
@@ -60,6 +61,17 @@ impl Cq {
             last_solicited: None,
             dead: false,
             users: 0,
+        }
+    }
+
+    /// Where it is.
+    pub(super) fn attributes(&self) -> CqAttributes {
+        CqAttributes {
+            entries: self.ring.entries(),
+            produced: self.produced & 0xff_ffff,
+            consumed: doorbell::ci_value(self.consumer.load()),
+            armed: self.armed.map(|arm| arm.is_solicited_only()),
+            overrun: self.dead,
         }
     }
 
@@ -335,6 +347,8 @@ mod tests {
             assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Ok(Fires(false)));
         }
         assert_eq!(cq.write(Cqe64::requester(Opcode::Send, 5, 0, 0)), Err(Overrun { first: true }));
+        let now = cq.attributes();
+        assert_eq!((now.entries, now.produced, now.consumed, now.overrun), (4, 24, 20, true));
         // SAFETY: our own record.
         unsafe { word.write(doorbell::ci_record(24)) };
         assert_eq!(

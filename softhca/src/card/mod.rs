@@ -35,7 +35,8 @@ mod ud;
 mod wqe;
 
 pub use config::{
-    Access, Address, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState, Transport,
+    Access, Address, CqAttributes, CqConfig, LIMITS, Limits, QpAttributes, QpChange, QpConfig, QpState,
+    Transport,
 };
 pub use dma::is_mapped;
 pub use error::{CardError, Diagnostic, Event};

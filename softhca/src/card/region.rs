@@ -82,8 +82,8 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    /// Puts memory behind a key.
-    pub(super) fn register(&mut self, pdn: u32, memory: Memory) -> Result<u32, CardError> {
+    /// Puts memory behind a key; its last 8 bits are `tag`, where somebody asks for one.
+    pub(super) fn register(&mut self, pdn: u32, memory: Memory, tag: Option<u8>) -> Result<u32, CardError> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.table.len() >= LIMITS.max_mr as usize => {
@@ -95,6 +95,9 @@ impl Regions {
                 self.table.len() - 1
             }
         };
+        if let Some(tag) = tag {
+            self.tags[index] = tag;
+        }
         // Index 0 is left out of keys: 0x100 is the key that ends scatter lists.
         let key = (index as u32 + 2) << 8 | u32::from(self.tags[index]);
         self.table[index] = Some(Region { key, pdn, memory });
@@ -162,7 +165,7 @@ mod tests {
         len: u64,
         access: Access,
     ) -> Result<u32, CardError> {
-        regions.register(pdn, Memory::acquire(addr, len, addr, access)?)
+        regions.register(pdn, Memory::acquire(addr, len, addr, access)?, None)
     }
 
     #[test]
@@ -203,7 +206,8 @@ mod tests {
         let read = Access::REMOTE_READ;
         for iova in [0, 0x1000, u64::MAX - 64] {
             let memory = Memory::acquire(addr, 64, iova, read).unwrap();
-            let key = regions.register(1, memory).unwrap();
+            let key = regions.register(1, memory, Some(0xab)).unwrap();
+            assert_eq!(key & 0xff, 0xab);
             let place = regions.resolve(key, 1, iova + 60, 4, read).unwrap();
             assert!(matches!(place, Place::Host(at) if at as u64 == addr + 60));
             assert!(matches!(regions.resolve(key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));

@@ -17,8 +17,8 @@ use std::sync::Arc;
 pub(super) const PORT: u8 = 1;
 /// Completion vectors, all of which are the same here.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
-/// The PCI vendor id of the cards whose interface this is.
-const VENDOR_MELLANOX: u32 = 0x15b3;
+/// The vendor of the cards whose interface this is: an IEEE OUI, as `ibv_query_device` tells it, not a PCI id.
+const VENDOR_MELLANOX: u32 = 0x02c9;
 /// `IBV_ATOMIC_HCA`: atomic among the operations of a card. They are among those of CPUs, too, but mlx5 does not say so.
 const ATOMIC_HCA: c_int = 1;
 /// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.

@@ -1,0 +1,54 @@
+//! General commands: questions about the device.
+
+use super::abi::attr;
+use super::prm::{opcode, vport};
+use super::status::{Failure, Refusal, Status, Syndrome};
+use super::{answer, capabilities, done, input, opcode_of};
+use crate::attributes::Request;
+use crate::context::Context;
+use crate::errno::{Errno, Result};
+use softhca::card::LinkLayer;
+use softhca::sysfs;
+
+/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that the kernel does not let through are EINVAL, without an answer.
+pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
+    request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
+    let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;
+    answer(request, attr::OTHER_OUT, command(context, &input))
+}
+
+fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Failure> {
+    match opcode_of(input) {
+        opcode::QUERY_HCA_CAP => Ok(capabilities::query(context, input)?),
+        opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
+        opcode::NOP => Ok(done()),
+        opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
+            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT or NOP";
+            Err(Refusal::new(Status::BadOpcode, Syndrome::Opcode, opcode.into(), limit).into())
+        }
+        opcode => {
+            tracing::warn!(opcode, "not a general command: the kernel does not pass it to the device");
+            Err(Errno::INVALID.into())
+        }
+    }
+}
+
+/// The port: active, and who it is. On Ethernet LIDs are 0, as everywhere.
+fn query_vport(context: &Context) -> Vec<u8> {
+    /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification, 14.2.5.6).
+    const LINK_UP: u8 = 5;
+    const ACTIVE: u8 = 4;
+    let card = context.card();
+    let node = sysfs::node_guid(context.open.index);
+    let mut output = vec![0; vport::BYTES];
+    vport::PORT_PHYSICAL_STATE.put(&mut output, LINK_UP);
+    vport::PORT_STATE.put(&mut output, ACTIVE);
+    // `VPORT_STATE_UP`.
+    vport::VPORT_STATE.put(&mut output, 1u8);
+    vport::SYSTEM_IMAGE_GUID.put(&mut output, node);
+    vport::NODE_GUID.put(&mut output, node);
+    vport::PORT_GUID.put(&mut output, card.guid());
+    let is_infiniband = card.link_layer() == LinkLayer::InfiniBand;
+    vport::LID.put(&mut output, if is_infiniband { card.lid() } else { 0 });
+    output
+}

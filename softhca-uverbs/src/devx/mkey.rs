@@ -1,0 +1,56 @@
+//! Memory keys of user memory.
+
+use super::cq::check_length;
+use super::made;
+use super::prm::mkey;
+use super::status::{Refusal, Syndrome};
+use super::umem::Part;
+use crate::context::{Context, Objects};
+use softhca::card::Access;
+
+/// A memory key.
+#[derive(Debug)]
+pub(crate) struct Mkey {
+    pub(super) key: u32,
+    pub(super) umem: u32,
+}
+
+/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its last 8 bits, which the program chooses.
+pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Mkey, Vec<u8>), Refusal> {
+    check_length(input, mkey::BYTES)?;
+    let mode = mkey::ACCESS_MODE_4_2.get8(input) << 2 | mkey::ACCESS_MODE_1_0.get8(input);
+    if mode != mkey::MODE_MTT {
+        return Err(Refusal::parameter(Syndrome::MkeyContext, mode, "access mode MTT (1)"));
+    }
+    for (field, limit) in
+        [(mkey::FREE, "no key to be set up later (free 0)"), (mkey::UMR_EN, "no changes by WQE (umr_en 0)")]
+    {
+        if field.is_set(input) {
+            return Err(Refusal::parameter(Syndrome::MkeyContext, 1u8, limit));
+        }
+    }
+    let mut access = Access::empty();
+    for (field, right) in [
+        (mkey::LW, Access::LOCAL_WRITE),
+        (mkey::RR, Access::REMOTE_READ),
+        (mkey::RW, Access::REMOTE_WRITE),
+        (mkey::A, Access::REMOTE_ATOMIC),
+    ] {
+        access.set(right, field.is_set(input));
+    }
+    let part = Part {
+        id: mkey::UMEM_ID.get32(input),
+        offset: mkey::UMEM_OFFSET.get(input),
+        len: mkey::LEN.get(input),
+        alignment: 1,
+        writes: access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC),
+    };
+    let addr = part.address(objects)?;
+    let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
+    objects.check_pd(pdn)?;
+    let tag = mkey::MKEY_7_0.get8(input);
+    // SAFETY: inside registered user memory, which the program keeps mapped while it is registered, and which stays
+    // registered until the key is gone (`umem::deregister`).
+    let key = unsafe { context.card().register_memory_tagged(pdn, addr, part.len, iova, access, tag) }?;
+    Ok((Mkey { key, umem: part.id }, made(key >> 8)))
+}

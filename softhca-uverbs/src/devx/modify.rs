@@ -1,0 +1,226 @@
+//! Transitions of queue pairs, one opcode each.
+
+use super::cq::check_length;
+use super::done;
+use super::prm::{ads, opcode, qp, qpc};
+use super::status::{Refusal, Status, Syndrome};
+use crate::context::Context;
+use crate::port::PORT;
+use softhca::card::{Access, Address, LinkLayer, QpAttributes, QpChange, QpState, Transport};
+
+/// Optional parameters of transitions that the card has, or that mean nothing on one path and port.
+const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
+    | qp::OPT_RRE
+    | qp::OPT_RAE
+    | qp::OPT_RWE
+    | qp::OPT_PKEY_INDEX
+    | qp::OPT_Q_KEY
+    | qp::OPT_RNR_TIMEOUT
+    | qp::OPT_PRIMARY_ADDR_PATH
+    | qp::OPT_SRA_MAX
+    | qp::OPT_RRA_MAX
+    | qp::OPT_PM_STATE
+    | qp::OPT_RETRY_COUNT
+    | qp::OPT_RNR_RETRY
+    | qp::OPT_ACK_TIMEOUT
+    | qp::OPT_PRI_PORT;
+
+/// Whether an opcode is one of a queue pair's transitions.
+pub(super) fn is_transition(opcode: u16) -> bool {
+    matches!(
+        opcode,
+        opcode::RST2INIT_QP
+            | opcode::INIT2INIT_QP
+            | opcode::INIT2RTR_QP
+            | opcode::RTR2RTS_QP
+            | opcode::RTS2RTS_QP
+            | opcode::SQERR2RTS_QP
+            | opcode::SQD_RTS_QP
+            | opcode::TO_ERR_QP
+            | opcode::TO_RST_QP
+    )
+}
+
+/// The state that a transition with parameters starts in, if the card has that state.
+fn start_of(opcode: u16) -> Option<QpState> {
+    match opcode {
+        opcode::RST2INIT_QP => Some(QpState::Reset),
+        opcode::INIT2INIT_QP | opcode::INIT2RTR_QP => Some(QpState::Init),
+        opcode::RTR2RTS_QP => Some(QpState::Rtr),
+        opcode::RTS2RTS_QP => Some(QpState::Rts),
+        _ => None,
+    }
+}
+
+/// Performs a transition.
+pub(super) fn perform(
+    context: &Context,
+    number: u32,
+    transport: Transport,
+    opcode: u16,
+    input: &[u8],
+) -> Result<Vec<u8>, Refusal> {
+    let now = context.card().query_qp(number)?;
+    let change = match opcode {
+        opcode::TO_RST_QP => QpChange { state: Some(QpState::Reset), ..QpChange::default() },
+        opcode::TO_ERR_QP => QpChange { state: Some(QpState::Err), ..QpChange::default() },
+        _ => {
+            check_length(input, qp::BYTES)?;
+            if start_of(opcode) != Some(now.state) {
+                return Err(wrong_state(opcode));
+            }
+            Transition::read(context, transport, &now, input)?.change(opcode)?
+        }
+    };
+    context.card().modify_qp(number, &change)?;
+    Ok(done())
+}
+
+fn wrong_state(opcode: u16) -> Refusal {
+    let limit = "an opcode whose first state is the queue pair's";
+    Refusal::new(Status::BadQpState, Syndrome::QpState, opcode.into(), limit)
+}
+
+/// A transition's parameters.
+struct Transition<'a> {
+    transport: Transport,
+    now: &'a QpAttributes,
+    link: LinkLayer,
+    gids: usize,
+    mask: u32,
+    /// `qpc`.
+    asked: &'a [u8],
+}
+
+impl<'a> Transition<'a> {
+    fn read(
+        context: &Context,
+        transport: Transport,
+        now: &'a QpAttributes,
+        input: &'a [u8],
+    ) -> Result<Self, Refusal> {
+        let mask = qp::OPT_PARAM_MASK.get32(input);
+        if mask & !KNOWN != 0 {
+            let limit = "optional parameters that the card has";
+            return Err(Refusal::parameter(Syndrome::QpParameterMask, mask & !KNOWN, limit));
+        }
+        let asked = &input[qp::CONTEXT..qp::CONTEXT + qpc::BYTES];
+        if qp::QPC_EXT.is_set(input) {
+            return Err(Refusal::parameter(Syndrome::QpExtension, 1u8, "no extended context (qpc_ext 0)"));
+        }
+        let (link, gids) = (context.card().link_layer(), context.card().gids().len());
+        Ok(Transition { transport, now, link, gids, mask, asked })
+    }
+
+    fn change(&self, opcode: u16) -> Result<QpChange, Refusal> {
+        match opcode {
+            opcode::RST2INIT_QP => Ok(self.to_init()),
+            opcode::INIT2INIT_QP => Ok(self.optional(QpState::Init)),
+            opcode::INIT2RTR_QP => self.to_rtr(),
+            opcode::RTR2RTS_QP => Ok(self.to_rts()),
+            _ => Ok(self.optional(QpState::Rts)),
+        }
+    }
+
+    fn has(&self, bit: u32) -> bool {
+        self.mask & bit != 0
+    }
+
+    fn access(&self) -> Access {
+        let mut access = Access::empty();
+        access.set(Access::REMOTE_READ, qpc::RRE.is_set(self.asked));
+        access.set(Access::REMOTE_WRITE, qpc::RWE.is_set(self.asked));
+        access.set(Access::REMOTE_ATOMIC, qpc::RAE.is_set(self.asked));
+        access
+    }
+
+    /// What the mask says, on the way to a state.
+    fn optional(&self, state: QpState) -> QpChange {
+        let rights = [
+            (qp::OPT_RRE, Access::REMOTE_READ),
+            (qp::OPT_RWE, Access::REMOTE_WRITE),
+            (qp::OPT_RAE, Access::REMOTE_ATOMIC),
+        ];
+        let mut access = self.now.access;
+        for (_, right) in rights.iter().filter(|(bit, _)| self.has(*bit)) {
+            access.set(*right, self.access().contains(*right));
+        }
+        let asked = self.asked;
+        QpChange {
+            state: Some(state),
+            access: self.has(qp::OPT_RRE | qp::OPT_RWE | qp::OPT_RAE).then_some(access),
+            pkey_index: self.has(qp::OPT_PKEY_INDEX).then(|| ads::PKEY_INDEX.get(asked) as u16),
+            port: self.has(qp::OPT_PRI_PORT).then(|| self.port()),
+            qkey: self.has(qp::OPT_Q_KEY).then(|| qpc::Q_KEY.get32(asked)),
+            min_rnr_timer: self.has(qp::OPT_RNR_TIMEOUT).then(|| qpc::MIN_RNR_NAK.get8(asked)),
+            path_migration: self.has(qp::OPT_PM_STATE),
+            alternate_path: self.has(qp::OPT_ALT_ADDR_PATH),
+            ..QpChange::default()
+        }
+    }
+
+    /// Cards with one port take 0 for it, too.
+    fn port(&self) -> u8 {
+        match ads::VHCA_PORT_NUM.get8(self.asked) {
+            0 => PORT,
+            port => port,
+        }
+    }
+
+    fn is_ud(&self) -> bool {
+        self.transport == Transport::Ud
+    }
+
+    fn to_init(&self) -> QpChange {
+        QpChange {
+            state: Some(QpState::Init),
+            pkey_index: Some(ads::PKEY_INDEX.get(self.asked) as u16),
+            port: Some(self.port()),
+            access: (!self.is_ud()).then(|| self.access()),
+            qkey: self.is_ud().then(|| qpc::Q_KEY.get32(self.asked)),
+            ..QpChange::default()
+        }
+    }
+
+    fn to_rtr(&self) -> Result<QpChange, Refusal> {
+        let mut change = self.optional(QpState::Rtr);
+        if !self.is_ud() {
+            change.address = Some(self.address()?);
+            change.path_mtu = Some(qpc::MTU.get8(self.asked).into());
+            change.dest_qpn = Some(qpc::REMOTE_QPN.get32(self.asked));
+            change.rq_psn = Some(qpc::NEXT_RCV_PSN.get32(self.asked));
+        }
+        if self.transport == Transport::Rc {
+            change.max_dest_rd_atomic = Some(1 << qpc::LOG_RRA_MAX.get8(self.asked));
+            change.min_rnr_timer = Some(qpc::MIN_RNR_NAK.get8(self.asked));
+        }
+        Ok(change)
+    }
+
+    fn to_rts(&self) -> QpChange {
+        let mut change = self.optional(QpState::Rts);
+        change.sq_psn = Some(qpc::NEXT_SEND_PSN.get32(self.asked));
+        if self.transport == Transport::Rc {
+            change.max_rd_atomic = Some(1 << qpc::LOG_SRA_MAX.get8(self.asked));
+            change.timeout = Some(ads::ACK_TIMEOUT.get8(self.asked));
+            change.retry_cnt = Some(qpc::RETRY_COUNT.get8(self.asked));
+            change.rnr_retry = Some(qpc::RNR_RETRY.get8(self.asked));
+        }
+        change
+    }
+
+    /// The primary path. On Ethernet it has a GID always, whatever `grh` says.
+    fn address(&self) -> Result<Address, Refusal> {
+        let is_global = self.link == LinkLayer::Ethernet || ads::GRH.is_set(self.asked);
+        let source = ads::SRC_ADDR_INDEX.get8(self.asked);
+        if is_global && usize::from(source) >= self.gids {
+            let limit = "an index of the port's table of GIDs (src_addr_index)";
+            return Err(Refusal::parameter(Syndrome::AddressPath, source, limit));
+        }
+        let [high, low] = ads::RGID.map(|field| u128::from(field.get(self.asked)));
+        Ok(Address {
+            dlid: ads::RLID.get(self.asked) as u16,
+            gid: is_global.then(|| (high << 64 | low).to_be_bytes()),
+        })
+    }
+}

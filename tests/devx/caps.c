@@ -1,0 +1,58 @@
+/* Capabilities and the port, as general commands tell them. */
+#include "devx.h"
+
+int main(void)
+{
+    struct ibv_context *context = open_device();
+    struct ibv_port_attr port;
+    struct ibv_device_attr device;
+    uint8_t first[16 + 4096];
+    CHECK(ibv_query_port(context, 1, &port) == 0);
+    CHECK(ibv_query_device(context, &device) == 0);
+    for (unsigned mode = 0; mode < 2; mode++) { /* maximum, current */
+        uint8_t in[16] = {0}, out[16 + 4096];
+        const unsigned cap = 0x80;
+        memset(out, 0xff, sizeof(out));
+        put(in, 0, 16, 0x100);
+        put(in, 0x30, 16, mode);
+        CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
+        CHECK(status_of(out) == 0 && syndrome_of(out) == 0);
+        CHECK(get(out, cap + 0x26b, 5) == 9);                              /* log_bf_reg_size */
+        CHECK(get(out, cap + 0x1fc, 4) == 1);                              /* cqe_version */
+        CHECK(get(out, cap + 0x1b8, 8) == 1);                              /* num_ports */
+        CHECK(1 << get(out, cap + 0x9b, 5) == device.max_qp);              /* log_max_qp */
+        CHECK(1 << get(out, cap + 0xdb, 5) == device.max_cq);              /* log_max_cq */
+        CHECK(1 << get(out, cap + 0x88, 8) == device.max_qp_wr);           /* log_max_qp_sz */
+        CHECK(1 << get(out, cap + 0xc8, 8) == device.max_cqe + 1);         /* log_max_cq_sz */
+        CHECK(1 << get(out, cap + 0x14a, 6) == device.max_qp_rd_atom);     /* log_max_ra_req_qp */
+        CHECK(1u << get(out, cap + 0x1c3, 5) == port.max_msg_sz);          /* log_max_msg */
+        CHECK(get(out, cap + 0x23d, 3) == 7);                              /* ud, uc, rc */
+        CHECK(get(out, cap + 0x1b6, 2) == (port.link_layer == IBV_LINK_LAYER_ETHERNET)); /* port_type */
+        if (mode == 0)
+            memcpy(first, out, sizeof(out));
+        else
+            CHECK(memcmp(first, out, sizeof(out)) == 0);
+    }
+    {
+        uint8_t in[16] = {0}, out[16 + 4096] = {0};
+        put(in, 0, 16, 0x100);
+        put(in, 0x30, 16, 3 << 1 | 1); /* atomic */
+        CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
+        CHECK(get(out, 0x80 + 0x90, 16) == 3);
+        put(in, 0x30, 16, 0x3f << 1);
+        CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == EREMOTEIO);
+        CHECK(status_of(out) == 3 && syndrome_of(out) != 0);
+    }
+    {
+        uint8_t in[16] = {0}, out[16 + 512] = {0};
+        struct ibv_device_attr_ex extended;
+        put(in, 0, 16, 0x762); /* QUERY_HCA_VPORT_CONTEXT */
+        CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
+        CHECK(get(out, 0x80 + 0x300, 16) == port.lid);
+        CHECK(get(out, 0x80 + 0x1c0, 64) == be64toh(device.node_guid));
+        CHECK(get(out, 0x80 + 0x118, 4) == 4); /* active */
+        CHECK(ibv_query_device_ex(context, NULL, &extended) == 0);
+    }
+    CHECK(ibv_close_device(context) == 0);
+    return 0;
+}
