@@ -39,6 +39,11 @@ pub(crate) enum Command {
     Devices(DevicesOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
+    /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
+    Soak(SoakOptions),
+    /// A process of a soak; started by it
+    #[command(hide = true)]
+    SoakWorker,
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
     /// Removes the folder of a `gdsync soft` that was killed; started by it
@@ -153,6 +158,28 @@ pub(crate) struct DevicesOptions {
     pub(crate) json: bool,
 }
 
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub(crate) struct SoakOptions {
+    /// How long, in minutes
+    #[arg(long, default_value = "1", value_parser = minutes, allow_hyphen_values = true)]
+    pub(crate) minutes: f64,
+    /// What everything random is made of
+    #[arg(long, default_value = "1", allow_hyphen_values = true)]
+    pub(crate) seed: u64,
+    /// Processes, 2 to 4
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=4), allow_hyphen_values = true)]
+    pub(crate) procs: u32,
+    /// Pairs of connected queue pairs
+    #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
+    pub(crate) links: u32,
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
+    #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
+    pub(crate) hca: Option<Hca>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchOptions {
     /// What to measure
@@ -258,6 +285,13 @@ pub(crate) fn one_line(message: &str) -> String {
 
 fn count(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 10_000.0 => Ok(minutes),
+        _ => Err(format!("{text} is no number of minutes above 0, up to 10000")),
+    }
 }
 
 fn positive(text: &str) -> Result<u64, String> {

@@ -8,6 +8,7 @@ mod cli;
 mod devices;
 mod hca;
 mod pingpong;
+mod soak;
 mod soft;
 mod text;
 
@@ -35,6 +36,8 @@ fn main() -> ExitCode {
         Command::PingpongPeer => done(pingpong::run_peer()),
         Command::Devices(options) => done(devices::run(&options)),
         Command::Bench(options) => done(bench::run(&options)),
+        Command::Soak(options) => done(soak::run(&options)),
+        Command::SoakWorker => done(soak::run_worker()),
         Command::Soft(options) => soft::run(&options),
         Command::SoftWatch { folder } => done(soft::watch(&folder)),
     };

@@ -1,0 +1,101 @@
+//! How the processes of a soak talk: a stream socket between every two of them, lines of JSON.
+
+use crate::Failure;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// How long the others may take to come.
+const GATHER: Duration = Duration::from_secs(30);
+
+/// What one process tells another.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// The other end of a link has a queue pair for this epoch, and expects message `expected` next.
+    Up { link: u32, epoch: u32, endpoint: String, window: String, fixed: String, expected: u64 },
+    /// Its receives are posted, and it is connected.
+    Ready { link: u32, epoch: u32 },
+    /// Its queue pair has failed.
+    Down { link: u32, epoch: u32 },
+    /// It has sent so many messages, and sends no more.
+    End { link: u32, sent: u64 },
+    /// Every end of the process has sent and received everything.
+    Done,
+}
+
+/// The sockets of one process.
+pub(super) struct Mesh {
+    peers: Vec<Option<UnixStream>>,
+    inbox: Receiver<(usize, Option<Message>)>,
+}
+
+fn address(name: &str, rank: usize) -> Result<SocketAddr, Failure> {
+    Ok(SocketAddr::from_abstract_name(format!("{name}-{rank}"))?)
+}
+
+/// Passes on what a peer says, and that it is gone.
+fn listen(rank: usize, stream: UnixStream, inbox: Sender<(usize, Option<Message>)>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let Ok(message) = serde_json::from_str(&line) else { break };
+            if inbox.send((rank, Some(message))).is_err() {
+                return;
+            }
+        }
+        let _ = inbox.send((rank, None));
+    });
+}
+
+impl Mesh {
+    /// Meets the others of that name: connects to lower ranks, is connected to by higher ones.
+    pub(super) fn join(name: &str, rank: usize, procs: usize) -> Result<Self, Failure> {
+        let (sender, inbox) = channel();
+        let listener = UnixListener::bind_addr(&address(name, rank)?)?;
+        let deadline = Instant::now() + GATHER;
+        let mut peers: Vec<Option<UnixStream>> = (0..procs).map(|_| None).collect();
+        for (lower, place) in peers.iter_mut().enumerate().take(rank) {
+            let at = address(name, lower)?;
+            let mut stream = loop {
+                match UnixStream::connect_addr(&at) {
+                    Ok(stream) => break stream,
+                    Err(error) if Instant::now() > deadline => return Err(error.into()),
+                    Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            writeln!(stream, "{rank}")?;
+            listen(lower, stream.try_clone()?, sender.clone());
+            *place = Some(stream);
+        }
+        for _ in rank + 1..procs {
+            let (stream, _) = listener.accept()?;
+            // One byte at a time, so that nothing of the next lines is taken.
+            let mut line = String::new();
+            BufReader::with_capacity(1, stream.try_clone()?).read_line(&mut line)?;
+            let higher: usize = line.trim().parse()?;
+            listen(higher, stream.try_clone()?, sender.clone());
+            *peers.get_mut(higher).ok_or("a stranger has connected")? = Some(stream);
+        }
+        Ok(Mesh { peers, inbox })
+    }
+
+    pub(super) fn send(&mut self, rank: usize, message: &Message) -> Result<(), Failure> {
+        let peer = self.peers.get_mut(rank).and_then(Option::as_mut).ok_or("there is no such process")?;
+        let mut line = serde_json::to_string(message)?;
+        line.push('\n');
+        Ok(peer.write_all(line.as_bytes())?)
+    }
+
+    /// To all others.
+    pub(super) fn broadcast(&mut self, message: &Message) -> Result<(), Failure> {
+        let others: Vec<usize> = (0..self.peers.len()).filter(|rank| self.peers[*rank].is_some()).collect();
+        others.into_iter().try_for_each(|rank| self.send(rank, message))
+    }
+
+    /// The next message that is there, and who says it; nothing where he is gone.
+    pub(super) fn receive(&self) -> Option<(usize, Option<Message>)> {
+        self.inbox.try_recv().ok()
+    }
+}

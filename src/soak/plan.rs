@@ -1,0 +1,125 @@
+//! What is sent, decided by numbers alone, so that the receiver knows it, too.
+
+use gdsync::PinnedMemory;
+use std::sync::atomic::Ordering;
+
+/// Longest message in bytes: more than a packet of the software card holds.
+pub(super) const LONGEST: usize = 96 << 10;
+
+/// A small generator (splitmix64, Steele, Lea and Flood 2014): one step for each number.
+#[derive(Clone, Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `limit`.
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+}
+
+/// How a message travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Send,
+    SendImmediate,
+    WriteImmediate,
+}
+
+/// A message: both sides make it of its number.
+#[derive(Clone, Debug)]
+pub(super) struct Planned {
+    pub(super) how: How,
+    pub(super) length: usize,
+    content: u64,
+}
+
+impl Planned {
+    /// Message `number` from the end `sender` of a link (ends are numbered through all links).
+    pub(super) fn new(seed: u64, sender: u64, number: u64) -> Self {
+        let mut random = Random::new(seed ^ sender.wrapping_mul(0xd129_0f53_2d1b_5d95) ^ number << 20);
+        let how = [How::Send, How::SendImmediate, How::WriteImmediate][random.below(3) as usize];
+        // Mostly short ones, some long, some empty.
+        let longest = [0, 8, 64, 512, 4096, 4096, 20_000, LONGEST as u64][random.below(8) as usize];
+        let length = random.below(longest + 1) as usize;
+        Planned { how, length, content: random.next() }
+    }
+
+    /// The immediate of a message that has one.
+    pub(super) fn immediate(number: u64) -> u32 {
+        number as u32 ^ 0x5a5a_0000
+    }
+
+    pub(super) fn fill(&self, memory: &PinnedMemory, at: usize) {
+        fill(memory, at, self.length, self.content);
+    }
+
+    pub(super) fn is_in(&self, memory: &PinnedMemory, at: usize) -> bool {
+        holds(memory, at, 0, self.length, self.content)
+    }
+}
+
+fn word(content: u64, index: usize) -> u64 {
+    let word = content.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    word ^ word >> 29
+}
+
+/// Fills `length` bytes from `at` on, which is a multiple of 8.
+pub(super) fn fill(memory: &PinnedMemory, at: usize, length: usize, content: u64) {
+    let (words, bytes) = (memory.words64(), memory.bytes());
+    for index in 0..length / 8 {
+        words[at / 8 + index].store(word(content, index), Ordering::Relaxed);
+    }
+    for offset in length / 8 * 8..length {
+        bytes[at + offset].store(word(content, offset / 8).to_le_bytes()[offset % 8], Ordering::Relaxed);
+    }
+}
+
+/// Whether `length` bytes from `at` on are those that the content has from `from` on; both are multiples of 8.
+pub(super) fn holds(memory: &PinnedMemory, at: usize, from: usize, length: usize, content: u64) -> bool {
+    let (words, bytes) = (memory.words64(), memory.bytes());
+    let whole = (0..length / 8)
+        .all(|index| words[at / 8 + index].load(Ordering::Relaxed) == word(content, from / 8 + index));
+    whole
+        && (length / 8 * 8..length).all(|offset| {
+            let expected = word(content, (from + offset) / 8).to_le_bytes()[offset % 8];
+            bytes[at + offset].load(Ordering::Relaxed) == expected
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_make_the_same_message_and_every_byte_counts() {
+        let memory = PinnedMemory::allocate(2 * LONGEST).unwrap();
+        let mut kinds = [false; 3];
+        for number in 0..300 {
+            let planned = Planned::new(7, 3, number);
+            kinds[planned.how as usize] = true;
+            assert!(planned.length <= LONGEST);
+            planned.fill(&memory, 64);
+            let same = Planned::new(7, 3, number);
+            assert!(same.is_in(&memory, 64));
+            if planned.length > 0 {
+                let at = 64 + planned.length - 1;
+                memory.bytes()[at].fetch_xor(1, Ordering::Relaxed);
+                assert!(!same.is_in(&memory, 64), "message {number} of {} bytes", planned.length);
+            }
+        }
+        assert_eq!(kinds, [true; 3]);
+        fill(&memory, 0, 4096, 9);
+        assert!(holds(&memory, 80, 80, 1001, 9) && !holds(&memory, 80, 88, 1001, 9));
+    }
+}
