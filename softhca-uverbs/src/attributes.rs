@@ -96,7 +96,7 @@ impl Request {
             None => Ok(()),
             Some(attribute) => {
                 tracing::warn!(self.object, self.method, attribute.attr.attr_id, "unknown attribute");
-                Err(Errno::UNKNOWN_ATTRIBUTE)
+                Err(Errno::UNKNOWN)
             }
         }
     }

@@ -168,7 +168,7 @@ impl Context {
             (kind::DEVX | kind::DEVX_OBJ | kind::DEVX_UMEM, _) => devx::perform(self, request),
             (object, method) => {
                 tracing::info!(object, method, "a command that the software card does not have");
-                Err(Errno::NOT_SUPPORTED)
+                Err(Errno::UNKNOWN)
             }
         }
     }

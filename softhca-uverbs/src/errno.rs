@@ -19,8 +19,8 @@ impl Errno {
     pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
     pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);
     pub(crate) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
-    /// An attribute that must be understood and is not.
-    pub(crate) const UNKNOWN_ATTRIBUTE: Errno = Errno(libc::EPROTONOSUPPORT);
+    /// A command, or an attribute that must be understood, is not known: rdma-core then tries an older way.
+    pub(crate) const UNKNOWN: Errno = Errno(libc::EPROTONOSUPPORT);
 
     /// Of the system call that just failed.
     pub(crate) fn last() -> Self {

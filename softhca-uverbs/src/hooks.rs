@@ -270,7 +270,7 @@ pub unsafe extern "C" fn mmap64(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
-        return returned(Err(Errno::UNKNOWN_ATTRIBUTE));
+        return returned(Err(Errno::UNKNOWN));
     }
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
