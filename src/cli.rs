@@ -3,6 +3,7 @@
 use crate::hca::{self, Hca};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use gdsync::Transport;
 use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
 use softhca::card::LinkLayer;
@@ -65,6 +66,9 @@ pub(crate) struct PingpongOptions {
     /// Bytes of a message; suffixes KiB, MiB, GiB
     #[arg(long, value_name = "BYTES", default_value = "8", value_parser = size, allow_hyphen_values = true)]
     pub(crate) size: u64,
+    /// Transport service; messages of `ud` have at most the port's MTU
+    #[arg(long, value_enum, default_value_t = Service::Rc)]
+    pub(crate) transport: Service,
     /// How a message travels
     #[arg(long, value_enum, default_value_t = Operation::Send)]
     pub(crate) op: Operation,
@@ -126,6 +130,9 @@ impl PingpongOptions {
                 "--batch {} is more than the {MAX_GPU_BATCH} that --gpu allows",
                 self.batch
             ));
+        }
+        if self.transport == Service::Ud && self.op != Operation::Send {
+            return Some(format!("--op {} is not for --transport ud, which only sends", self.op));
         }
         None
     }
@@ -224,6 +231,27 @@ pub(crate) enum Operation {
     Write,
     /// RDMA write with immediate, which completes a receive
     WriteImm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Service {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection
+    Uc,
+    /// Unreliable datagrams
+    Ud,
+}
+
+impl From<Service> for Transport {
+    fn from(service: Service) -> Self {
+        match service {
+            Service::Rc => Transport::Rc,
+            Service::Uc => Transport::Uc,
+            Service::Ud => Transport::Ud,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

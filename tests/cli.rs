@@ -221,7 +221,9 @@ fn several_software_cards_are_listed() {
 
 /// The report of a pingpong on software cards of those link layers.
 fn pingpong_on(devices: &str, more: &[&str]) -> Output {
-    let arguments = [&["pingpong", "--iters", "50", "--size", "9000", "--json"], more].concat();
+    let arguments = [&["pingpong", "--iters", "50", "--json"], more].concat();
+    let sized = more.contains(&"--size");
+    let arguments = if sized { arguments } else { [&arguments[..], &["--size", "9000"]].concat() };
     gdsync(&arguments).env("SOFTHCA_DEVICES", devices).output().unwrap()
 }
 
@@ -239,6 +241,36 @@ fn cards_of_both_link_layers_play_pingpong() {
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&report["verified"], &report["card"]), (&true.into(), &card.into()), "{report}");
     }
+}
+
+#[test]
+fn every_transport_plays_pingpong() {
+    for device in ["softhca0", "softhca1"] {
+        for (transport, more) in [
+            ("rc", &[][..]),
+            ("uc", &[]),
+            ("uc", &["--op", "write"]),
+            ("uc", &["--op", "write-imm", "--procs", "1"]),
+            ("ud", &["--size", "4096"]),
+            ("ud", &["--size", "0", "--procs", "1", "--trigger", "cpu"]),
+        ] {
+            let arguments = [&["--hca", device, "--transport", transport], more].concat();
+            let output = pingpong_on("ib,roce", &arguments);
+            assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(
+                (&report["verified"], &report["transport"]),
+                (&true.into(), &transport.into()),
+                "{report}"
+            );
+        }
+    }
+    let output = pingpong_on("ib", &["--transport", "ud", "--size", "4097", "--procs", "1"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("4097 bytes, the port allows 4096"));
+    let output = pingpong_on("ib", &["--transport", "ud", "--op", "write"]);
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("--op write is not for --transport ud")
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::gid::{GidEntry, LinkLayer};
 use crate::qp::{QueuePairInner, Status};
 use crate::qp_options::ConnectOptions;
+use crate::transport::Transport;
 use crate::verbs_call;
 use gdsync_sys::verbs::{self, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
 use std::sync::atomic::Ordering;
@@ -26,7 +27,12 @@ impl DeviceInner {
 ///
 /// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with a global route where that
 /// is asked for, or the remote port lies in another subnet.
-fn path(port: u8, own: &GidEntry, remote: &Endpoint, options: &ConnectOptions) -> Result<ibv_ah_attr, Error> {
+pub(crate) fn path(
+    port: u8,
+    own: &GidEntry,
+    remote: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<ibv_ah_attr, Error> {
     if own.kind != remote.kind {
         return Err(Error::OtherWire { own: own.kind, remote: remote.kind });
     }
@@ -82,11 +88,27 @@ impl QueuePairInner {
             pkey_index: self.config.pkey_index,
             port_num: self.config.port,
             qp_access_flags: self.config.access.bits(),
+            qkey: self.config.qkey,
             ..Default::default()
         };
-        let mask =
-            verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | verbs::IBV_QP_ACCESS_FLAGS;
+        let own = match self.config.transport {
+            Transport::Rc | Transport::Uc => verbs::IBV_QP_ACCESS_FLAGS,
+            Transport::Ud => verbs::IBV_QP_QKEY,
+        };
+        let mask = verbs::IBV_QP_STATE | verbs::IBV_QP_PKEY_INDEX | verbs::IBV_QP_PORT | own;
         self.modify(&mut attr, mask, "RESET to INIT")
+    }
+
+    /// A UD queue pair, which has nothing to connect to, becomes ready at once.
+    pub(crate) fn to_ready(&self) -> Result<(), Error> {
+        let mut status = self.status();
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTR, ..Default::default() };
+        self.modify(&mut attr, verbs::IBV_QP_STATE, "INIT to RTR")?;
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn: self.psn, ..Default::default() };
+        self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
+        *status = Status::Connected;
+        self.connected.store(true, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
@@ -104,6 +126,11 @@ impl QueuePairInner {
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         let mut status = self.status();
         let (qpn, needed) = (self.number(), "new (INIT)");
+        let reliable = match self.config.transport {
+            Transport::Rc => true,
+            Transport::Uc => false,
+            Transport::Ud => return Err(Error::Connectionless { qpn }),
+        };
         match *status {
             Status::Initialised => {}
             Status::Connected => return Err(Error::State { qpn, state: "connected", needed }),
@@ -122,13 +149,14 @@ impl QueuePairInner {
             ah_attr: path(port.port, &self.gid, remote, &options)?,
             ..Default::default()
         };
-        let mask = verbs::IBV_QP_STATE
+        let mut mask = verbs::IBV_QP_STATE
             | verbs::IBV_QP_AV
             | verbs::IBV_QP_PATH_MTU
             | verbs::IBV_QP_DEST_QPN
-            | verbs::IBV_QP_RQ_PSN
-            | verbs::IBV_QP_MAX_DEST_RD_ATOMIC
-            | verbs::IBV_QP_MIN_RNR_TIMER;
+            | verbs::IBV_QP_RQ_PSN;
+        if reliable {
+            mask |= verbs::IBV_QP_MAX_DEST_RD_ATOMIC | verbs::IBV_QP_MIN_RNR_TIMER;
+        }
         self.modify(&mut attr, mask, "INIT to RTR")?;
         let mut attr = ibv_qp_attr {
             qp_state: verbs::IBV_QPS_RTS,
@@ -139,12 +167,13 @@ impl QueuePairInner {
             max_rd_atomic: options.max_reads,
             ..Default::default()
         };
-        let mask = verbs::IBV_QP_STATE
-            | verbs::IBV_QP_TIMEOUT
-            | verbs::IBV_QP_RETRY_CNT
-            | verbs::IBV_QP_RNR_RETRY
-            | verbs::IBV_QP_SQ_PSN
-            | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
+        let mut mask = verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN;
+        if reliable {
+            mask |= verbs::IBV_QP_TIMEOUT
+                | verbs::IBV_QP_RETRY_CNT
+                | verbs::IBV_QP_RNR_RETRY
+                | verbs::IBV_QP_MAX_QP_RD_ATOMIC;
+        }
         self.modify(&mut attr, mask, "RTR to RTS")?;
         *status = Status::Connected;
         self.connected.store(true, Ordering::Release);

@@ -1,8 +1,9 @@
 //! Completion queues.
 
+use crate::device::{Device, DeviceInner};
 use crate::error::{Error, QueueError};
 use crate::memory::arena::Arena;
-use crate::pd::ProtectionDomainInner;
+use crate::pd::{ProtectionDomain, ProtectionDomainInner};
 use crate::qp::QueuePairInner;
 use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState};
@@ -14,9 +15,19 @@ use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex, ibv_pd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A completion queue of a [`crate::QueuePair`]: polled by the CPU, waited for by streams, or both.
+/// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited for by streams, or both.
 ///
-/// A cheap handle, which keeps the queue's memory but not its queue pair.
+/// A cheap handle, which keeps the queue's memory but not its queue pairs.
+///
+/// # Sharing
+/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePair::with_completion_queues`]), for one direction or both.
+/// Entries come in the order in which the card writes them, each with the number of its queue pair. A queue pair posts only what
+/// the ring has room for, whoever has booked the rest.
+///
+/// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written n entries, of whichever queue
+/// pairs. A stream that must know *which* message has come shares no queue for it, or waits for all that it has posted. The error
+/// of one queue pair ends waits, too, also those that counted on another's; polling tells. A batch keeps every queue pair that
+/// completed here when its waits were prepared; and where its stream fails, all of them fail.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CompletionQueueInner>,
@@ -39,6 +50,18 @@ unsafe impl Send for CompletionQueueInner {}
 unsafe impl Sync for CompletionQueueInner {}
 
 impl CompletionQueue {
+    /// Makes a completion queue that queue pairs can share, of at least so many entries: at best as many as their work requests
+    /// that are outstanding at a time, twice. With fewer, posting says [`QueueError::CompletionQueueFull`] early.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length.
+    pub fn new(device: &Device, entries: u32) -> Result<Self, Error> {
+        // A ring's memory comes by way of a domain. This one has no other use.
+        let pd = ProtectionDomain::new(device)?;
+        let domain = QueueDomain::without_register(&pd.inner)?;
+        Ok(CompletionQueue { inner: CompletionQueueInner::new(&domain, entries)? })
+    }
+
     /// Takes the next completion, if there is one. Completions come in the order in which the card wrote them.
     ///
     /// # Errors
@@ -127,19 +150,38 @@ impl CompletionQueueInner {
 
     pub(crate) fn attach(&self, queue_pair: &Arc<QueuePairInner>) {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        known.retain(|(_, weak)| weak.strong_count() > 0);
-        known.push((queue_pair.number(), Arc::downgrade(queue_pair)));
+        // Both of its queues may complete here.
+        if !known.iter().any(|(_, weak)| ptr::eq(weak.as_ptr(), Arc::as_ptr(queue_pair))) {
+            known.push((queue_pair.number(), Arc::downgrade(queue_pair)));
+        }
     }
 
-    /// The queue pairs that complete here.
-    pub(crate) fn attached(&self) -> Vec<Arc<QueuePairInner>> {
-        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        known.iter().filter_map(|(_, weak)| weak.upgrade()).collect()
+    pub(crate) fn device(&self) -> &Arc<DeviceInner> {
+        &self.domain.pd.device
     }
 
-    fn owner_of(&self, qpn: u32) -> Option<Arc<QueuePairInner>> {
+    /// A queue pair is gone. Its state's lock is held, so that none of its number takes its place meanwhile.
+    pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
+        let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
+        state.forget(qpn);
+    }
+
+    /// The queue pairs that complete here; none, where one of them is going.
+    pub(crate) fn attached(&self) -> Option<Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        known.iter().find(|(number, _)| *number == qpn)?.1.upgrade()
+        if known.iter().any(|(_, weak)| weak.strong_count() == 0) {
+            return None;
+        }
+        known.iter().map(|(_, weak)| weak.upgrade()).collect()
+    }
+
+    fn owner_of(&self, qpn: u32) -> Owner {
+        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match known.iter().find(|(number, _)| *number == qpn) {
+            Some((_, weak)) => weak.upgrade().map_or(Owner::Going, Owner::Here),
+            None => Owner::Unknown,
+        }
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
@@ -149,8 +191,14 @@ impl CompletionQueueInner {
             state.advance();
             let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
-            let Some(queue_pair) = self.owner_of(qpn) else {
-                return Err(bad(format!("queue pair {qpn:#x} does not complete here")));
+            if state.take_left_behind(raw.index) {
+                continue;
+            }
+            let queue_pair = match self.owner_of(qpn) {
+                Owner::Here(queue_pair) => queue_pair,
+                // Nobody is there to hear of it; what is booked for it goes with the queue pair.
+                Owner::Going => continue,
+                Owner::Unknown => return Err(bad(format!("queue pair {qpn:#x} does not complete here"))),
             };
             let completion = queue_pair.complete(&mut state, &raw.cqe).map_err(bad);
             drop(state);
@@ -164,6 +212,14 @@ impl CompletionQueueInner {
             }
         }
     }
+}
+
+/// Whose an entry is.
+enum Owner {
+    Here(Arc<QueuePairInner>),
+    /// A queue pair's that is being destroyed.
+    Going,
+    Unknown,
 }
 
 impl Drop for CompletionQueueInner {
@@ -189,11 +245,11 @@ impl Drop for DestroyCq<'_> {
 }
 
 /// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own, which a GPU can be given
-/// without a CPU sharing it, and its rings a place in the pinned arena.
+/// without a CPU sharing it, and its rings a place in the pinned arena. A shared completion queue needs the latter only.
 #[derive(Debug)]
 pub(crate) struct QueueDomain {
     raw: NonNull<ibv_pd>,
-    td: NonNull<verbs::ibv_td>,
+    td: Option<NonNull<verbs::ibv_td>>,
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
@@ -210,9 +266,24 @@ impl QueueDomain {
         // SAFETY: the context is open as long as `pd` lives.
         let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
         let td = verbs_call::pointer("ibv_alloc_td", td, String::new)?;
+        Self::with_register(pd, Some(td)).inspect_err(|_| {
+            // SAFETY: allocated above, used by nobody.
+            verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
+        })
+    }
+
+    fn without_register(pd: &Arc<ProtectionDomainInner>) -> Result<Arc<Self>, Error> {
+        Self::with_register(pd, None)
+    }
+
+    fn with_register(
+        pd: &Arc<ProtectionDomainInner>,
+        td: Option<NonNull<verbs::ibv_td>>,
+    ) -> Result<Arc<Self>, Error> {
+        let (api, context) = (pd.device.api, pd.device.context());
         let mut attr = verbs::ibv_parent_domain_init_attr {
             pd: pd.raw(),
-            td: td.as_ptr(),
+            td: td.map_or(ptr::null_mut(), NonNull::as_ptr),
             comp_mask: verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
                 | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
             alloc: Some(allocate_queue_memory),
@@ -221,14 +292,8 @@ impl QueueDomain {
         };
         // SAFETY: as above; the arena lives in the device, which `pd` keeps, and so does everything that may still free.
         let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
-        match verbs_call::pointer("ibv_alloc_parent_domain", raw, String::new) {
-            Ok(raw) => Ok(Arc::new(QueueDomain { raw, td, pd: pd.clone() })),
-            Err(error) => {
-                // SAFETY: allocated above, used by nobody.
-                verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
-                Err(error)
-            }
-        }
+        let raw = verbs_call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
+        Ok(Arc::new(QueueDomain { raw, td, pd: pd.clone() }))
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
@@ -241,8 +306,10 @@ impl Drop for QueueDomain {
         let api = self.pd.device.api;
         // SAFETY: allocated by us; queues made in it hold an `Arc` of this, so they are gone.
         verbs_call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
-        // SAFETY: as above; the parent domain that named it is gone.
-        verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(self.td.as_ptr()) });
+        if let Some(td) = self.td {
+            // SAFETY: as above; the parent domain that named it is gone.
+            verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
+        }
     }
 }
 

@@ -243,6 +243,8 @@ impl DeviceInner {
             max_segments: attr.max_sge.try_into().unwrap_or(0),
             max_completions: attr.max_cqe.try_into().unwrap_or(0),
             max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
+            atomics: attr.atomic_cap != verbs::IBV_ATOMIC_NONE,
+            send_invalidate: attr.device_cap_flags & verbs::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
         })
     }
 }
@@ -277,6 +279,10 @@ pub struct DeviceAttributes {
     pub max_completions: u32,
     /// RDMA reads and atomics in flight of one queue pair, in the direction that allows fewer.
     pub max_reads: u32,
+    /// Compare-and-swap and fetch-and-add of 8 bytes.
+    pub atomics: bool,
+    /// Sends that invalidate a remote key.
+    pub send_invalidate: bool,
 }
 
 /// State and address of a port.

@@ -5,6 +5,7 @@ use crate::gid::{GidKind, LinkLayer};
 use crate::lane::Blocked;
 use crate::queue::completion::WorkError;
 use crate::stream::Condition;
+use crate::transport::Transport;
 use std::io;
 
 /// Errors of devices and of the objects made on them.
@@ -92,6 +93,28 @@ pub enum Error {
     #[error("the protection domain belongs to another context than device {device}: allocate one there")]
     OtherContext {
         /// Name of the device.
+        device: String,
+    },
+    /// The device has no queue pairs of that transport.
+    #[error("device {device} has no {transport} queue pairs: use another transport or another device")]
+    NoTransport {
+        /// Name of the device.
+        device: String,
+        /// The transport asked for.
+        transport: Transport,
+    },
+    /// Datagrams need no connection.
+    #[error(
+        "queue pair {qpn:#x} is UD, which is never connected: make an AddressHandle, and say where each request goes"
+    )]
+    Connectionless {
+        /// Its number.
+        qpn: u32,
+    },
+    /// A completion queue of another device.
+    #[error("the completion queue belongs to another opening of a device than {device}: make it there")]
+    OtherDevice {
+        /// Name of the queue pair's device.
         device: String,
     },
     /// A null pointer was given for a verbs object.
@@ -282,6 +305,51 @@ pub enum QueueError {
     NotWritable {
         /// Key of the region.
         lkey: u32,
+    },
+    /// The transport does not have the operation.
+    #[error(
+        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends and RDMA writes, UD sends that have an address"
+    )]
+    NotOnTransport {
+        /// What was asked for.
+        operation: &'static str,
+        /// The queue pair's transport.
+        transport: Transport,
+    },
+    /// The device does not have the operation.
+    #[error("the device has no {operation} (Device::attributes tells): do without, or use another device")]
+    NotOnDevice {
+        /// What was asked for.
+        operation: &'static str,
+    },
+    /// A datagram that goes nowhere.
+    #[error("a request on a UD queue pair needs an address: say where it goes with WorkRequest::to")]
+    NoDestination,
+    /// A queue pair that cannot be.
+    #[error("queue pair number {qpn:#x} has more than 24 bits: use the remote endpoint's")]
+    BadDestination {
+        /// The number given.
+        qpn: u32,
+    },
+    /// The address handle is of another port or protection domain than the queue pair.
+    #[error(
+        "the address handle belongs to another protection domain or port than queue pair {qpn:#x}: make one with that queue pair"
+    )]
+    OtherAddress {
+        /// The queue pair.
+        qpn: u32,
+    },
+    /// The result of an atomic operation has no place.
+    #[error("the result of an atomic operation has 8 bytes, the slice {given}: give it 8")]
+    AtomicResult {
+        /// Bytes given.
+        given: usize,
+    },
+    /// The target of an atomic operation is not aligned.
+    #[error("the target of an atomic operation is {addr:#x}, which is no multiple of 8: align it")]
+    AtomicTarget {
+        /// Its remote address.
+        addr: u64,
     },
     /// A wait that nothing would satisfy.
     #[error(

@@ -46,6 +46,7 @@
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
+mod ah;
 mod batch;
 mod connect;
 mod cq;
@@ -64,12 +65,15 @@ mod peer;
 mod prepared;
 pub mod provider;
 mod qp;
+mod qp_life;
 mod qp_options;
 mod queue;
 mod request;
 mod stream;
+mod transport;
 mod verbs_call;
 
+pub use ah::AddressHandle;
 pub use batch::{Batch, BatchShape, StreamWait};
 pub use cq::CompletionQueue;
 pub use cudarc;
@@ -87,9 +91,11 @@ pub use prepared::PreparedSend;
 pub use qp::QueuePair;
 pub use qp_options::{ConnectOptions, QueuePairConfig};
 pub use queue::completion::{Completion, WorkError, WorkKind};
+pub use queue::datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use queue::wait::PreparedWait;
 pub use request::WorkRequest;
 pub use stream::{
     Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,
     Posted, SoftStream, Stream, StreamError, StreamOptions,
 };
+pub use transport::Transport;

@@ -1,6 +1,8 @@
 //! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
 
+use crate::ah::AddressHandle;
 use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
+use crate::device::Mtu;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, FailureCause, QueueError};
 use crate::gid::GidEntry;
@@ -9,26 +11,31 @@ use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
 use crate::pd::ProtectionDomain;
 use crate::prepared::PreparedSend;
+use crate::qp_life::{DestroyQp, describe, init_attr, refusal};
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
 use crate::queue::Ring;
-use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, requester_kind};
+use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, bytes_of, requester_kind};
+use crate::queue::datagram::DatagramSource;
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
 use crate::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::stream::cpu;
+use crate::transport::Transport;
 use crate::verbs_call;
 use gdsync_sys::api::Provider;
-use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
+use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
-use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::ibv_qp;
 use parking_lot::{Mutex, MutexGuard};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A reliable-connected queue pair with completion queues and a doorbell register of its own.
+/// A queue pair with a doorbell register of its own, and with completion queues of its own unless it was given some.
+///
+/// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
 /// released when the last of them has passed.
@@ -51,10 +58,10 @@ pub(crate) struct QueuePairInner {
     status: Mutex<Status>,
     /// The same in short, to be read without the lock: connected, and not failed.
     pub(crate) connected: AtomicBool,
-    send: parking_lot::Mutex<SendState>,
-    recv: Mutex<RecvState>,
-    send_cq: Arc<CompletionQueueInner>,
-    recv_cq: Arc<CompletionQueueInner>,
+    pub(crate) send: parking_lot::Mutex<SendState>,
+    pub(crate) recv: Mutex<RecvState>,
+    pub(crate) send_cq: Arc<CompletionQueueInner>,
+    pub(crate) recv_cq: Arc<CompletionQueueInner>,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
     pub(crate) domain: Arc<QueueDomain>,
@@ -77,20 +84,48 @@ unsafe impl Sync for QueuePairInner {}
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
 impl QueuePair {
-    /// Makes a queue pair, ready to take receives (INIT) and to be connected.
+    /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::Verbs`] where the provider refuses.
+    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
-        let device = pd.inner.device.clone();
-        let port = device.active_port(config.port)?;
-        let gid = device.choose_gid(config.port, config.gid_index)?;
         let domain = QueueDomain::new(&pd.inner)?;
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
         let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
         let send_cq = CompletionQueueInner::new(&domain, cq_entries(config.send_depth))?;
         let recv_cq = CompletionQueueInner::new(&domain, cq_entries(config.recv_depth))?;
+        Self::complete_to(domain, config, send_cq, recv_cq)
+    }
+
+    /// Makes a queue pair as [`Self::new`] does, which completes in queues that it shares with others, or with itself: both may
+    /// be the same.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::OtherDevice`].
+    pub fn with_completion_queues(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> Result<Self, Error> {
+        let device = &pd.inner.device;
+        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
+            return Err(Error::OtherDevice { device: device.name().to_owned() });
+        }
+        Self::complete_to(QueueDomain::new(&pd.inner)?, config, send_cq.inner.clone(), recv_cq.inner.clone())
+    }
+
+    fn complete_to(
+        domain: Arc<QueueDomain>,
+        config: QueuePairConfig,
+        send_cq: Arc<CompletionQueueInner>,
+        recv_cq: Arc<CompletionQueueInner>,
+    ) -> Result<Self, Error> {
+        let device = domain.pd.device.clone();
+        let port = device.active_port(config.port)?;
+        let gid = device.choose_gid(config.port, config.gid_index)?;
+        let abilities = device.attributes()?;
         let mut attr = init_attr(&config, &domain, &send_cq, &recv_cq);
         let mut mlx5_attr = mlx5dv_qp_init_attr {
             comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
@@ -99,7 +134,8 @@ impl QueuePair {
         };
         // SAFETY: context, domain and queues are alive (held here); both structs are valid.
         let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
-        let raw = verbs_call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))?;
+        let raw = verbs_call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
+            .map_err(|error| refusal(error, &domain, config.transport))?;
         let guard = DestroyQp { raw, domain: &domain };
         let layout = describe(raw, &domain)?;
         // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
@@ -128,7 +164,13 @@ impl QueuePair {
             limits: Limits {
                 segments: attr.cap.max_send_sge,
                 inline: attr.cap.max_inline_data,
-                message: port.max_message.into(),
+                message: match config.transport {
+                    Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
+                    Transport::Rc | Transport::Uc => port.max_message.into(),
+                },
+                transport: config.transport,
+                atomics: abilities.atomics,
+                invalidation: abilities.send_invalidate,
             },
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
@@ -143,7 +185,25 @@ impl QueuePair {
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
         inner.to_init()?;
+        if config.transport == Transport::Ud {
+            inner.to_ready()?;
+        }
         Ok(QueuePair { inner })
+    }
+
+    /// Its transport.
+    pub fn transport(&self) -> Transport {
+        self.inner.config.transport
+    }
+
+    /// Bytes that a request can carry inline: those asked for, or more.
+    pub fn max_inline(&self) -> u32 {
+        self.inner.limits.inline
+    }
+
+    /// Bytes of the longest message: of a datagram, the port's MTU.
+    pub fn max_message(&self) -> u64 {
+        self.inner.limits.message
     }
 
     /// Its number.
@@ -162,13 +222,13 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`Error::State`] where it is connected already, [`Error::OutOfRange`] for options outside their ranges,
+    /// [`Error::State`] where it is connected already, [`Error::Connectionless`] where it is UD, [`Error::OutOfRange`] for options outside their ranges,
     /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
 
-    /// Puts a send, write or read into the send queue without telling the card.
+    /// Puts a request into the send queue without telling the card.
     ///
     /// # Errors
     /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
@@ -176,7 +236,7 @@ impl QueuePair {
         PreparedSend::new(self.inner.clone(), request)
     }
 
-    /// Sends, writes or reads now: into the send queue, and the CPU rings the card. For programs that have no stream to order
+    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have no stream to order
     /// it by; [`QueuePair::prepare`] and a stream do the rest.
     ///
     /// # Errors
@@ -230,70 +290,6 @@ impl Drop for QueuePair {
         {
             tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
         }
-    }
-}
-
-fn init_attr(
-    config: &QueuePairConfig,
-    domain: &QueueDomain,
-    send_cq: &CompletionQueueInner,
-    recv_cq: &CompletionQueueInner,
-) -> ibv_qp_init_attr_ex {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    attr.send_cq = send_cq.raw();
-    attr.recv_cq = recv_cq.raw();
-    attr.cap = ibv_qp_cap {
-        max_send_wr: config.send_depth.max(1),
-        max_recv_wr: config.recv_depth.max(1),
-        max_send_sge: config.send_segments.max(1),
-        max_recv_sge: config.recv_segments.max(1),
-        max_inline_data: config.inline,
-    };
-    attr.qp_type = verbs::IBV_QPT_RC;
-    attr.comp_mask = verbs::IBV_QP_INIT_ATTR_PD;
-    attr.pd = domain.raw();
-    attr
-}
-
-/// Asks the provider for the queue pair's rings, and checks that gdsync can drive them.
-fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx5dv_qp, Error> {
-    // SAFETY: all-zero bytes are a valid value of this plain C struct.
-    let mut out: mlx5dv_qp = unsafe { std::mem::zeroed() };
-    let mut obj = mlx5dv_obj::default();
-    obj.qp.r#in = raw.as_ptr();
-    obj.qp.out = &mut out;
-    // SAFETY: the queue pair is alive, and `out` is a valid place.
-    let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
-    verbs_call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::Layout { what, value: value.into() });
-    if out.sq.stride as usize != BASIC_BLOCK {
-        return bad("send queue stride", out.sq.stride);
-    }
-    if !out.sq.wqe_cnt.is_power_of_two() {
-        return bad("send queue blocks", out.sq.wqe_cnt);
-    }
-    if !out.rq.wqe_cnt.is_power_of_two() {
-        return bad("receive queue entries", out.rq.wqe_cnt);
-    }
-    if out.rq.stride == 0 || !out.rq.stride.is_multiple_of(16) {
-        return bad("receive queue stride", out.rq.stride);
-    }
-    Ok(out)
-}
-
-/// Destroys a queue pair whose construction did not get to its end.
-struct DestroyQp<'a> {
-    raw: NonNull<ibv_qp>,
-    domain: &'a QueueDomain,
-}
-
-impl Drop for DestroyQp<'_> {
-    fn drop(&mut self) {
-        // SAFETY: created by us and not handed to anybody.
-        verbs_call::on_drop("ibv_destroy_qp", unsafe {
-            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
-        });
     }
 }
 
@@ -398,22 +394,27 @@ impl QueuePairInner {
         let (wr_id, kind) = if is_send {
             let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            let Some(kind) = requester_kind(cqe)?.filter(|_| !retired.cancelled) else { return Ok(None) };
-            (retired.wr_id, kind)
+            if retired.cancelled {
+                return Ok(None);
+            }
+            (retired.wr_id, requester_kind(cqe)?)
         } else {
             let (wr_id, retired) = self.recv().retire(counter).ok_or_else(unknown)?;
             (0..retired).for_each(|_| state.unreserve(true));
             let write = opcode == CqeOpcode::RespWriteImm;
             (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive })
         };
-        let has_bytes = status.is_ok() && !matches!(kind, WorkKind::Send | WorkKind::RdmaWrite);
         let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
+        let number = u32::from_be_bytes(cqe.imm());
         Ok(Some(Completion {
             wr_id,
             qp_num: self.number,
             kind,
-            byte_len: if has_bytes { cqe.byte_count() } else { 0 },
-            immediate: has_immediate.then(|| u32::from_be_bytes(cqe.imm())),
+            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
+            immediate: has_immediate.then_some(number),
+            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
+            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
             status,
         }))
     }
@@ -459,8 +460,10 @@ impl QueuePairInner {
     }
 
     fn in_flight(&self) -> bool {
-        let waits = self.send_cq.lock().has_posted_waits() || self.recv_cq.lock().has_posted_waits();
-        waits || self.send().in_flight() || !self.recv().is_empty()
+        // One lock at a time: both may be the same queue's.
+        let sends = self.send_cq.lock().has_posted_waits();
+        let receives = self.recv_cq.lock().has_posted_waits();
+        sends || receives || self.send().in_flight() || !self.recv().is_empty()
     }
 }
 
@@ -480,15 +483,13 @@ impl Rules for QueuePairInner {
         }
         Ok(())
     }
-}
 
-impl Drop for QueuePairInner {
-    fn drop(&mut self) {
-        // SAFETY: created by us; every prepared send and batch in flight holds an `Arc` of this, so none is left. After this
-        // call the card touches neither the rings nor the memory that work requests name; fields drop afterwards.
-        verbs_call::on_drop("ibv_destroy_qp", unsafe {
-            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
-        });
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
+        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
+            Ok(())
+        } else {
+            Err(QueueError::OtherAddress { qpn: self.number })
+        }
     }
 }
 

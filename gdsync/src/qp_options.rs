@@ -3,11 +3,16 @@
 use crate::device::{DEFAULT_PORT, Mtu};
 use crate::error::Error;
 use crate::mr::Access;
+use crate::transport::Transport;
 
 /// Sizes of a [`crate::QueuePair`]. The provider may grant more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairConfig {
+    /// Transport service.
+    pub transport: Transport,
+    /// Q_Key of a UD queue pair: what datagrams to it must carry. The top bit set needs privileges. Others have none.
+    pub qkey: u32,
     /// Send work requests in flight.
     pub send_depth: u32,
     /// Receives posted at a time.
@@ -30,10 +35,12 @@ pub struct QueuePairConfig {
 }
 
 impl Default for QueuePairConfig {
-    /// 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
+    /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
     /// and writes allowed, port 1, its best GID, the partition key at index 0.
     fn default() -> Self {
         QueuePairConfig {
+            transport: Transport::Rc,
+            qkey: 0x1111_1111,
             send_depth: 128,
             recv_depth: 128,
             send_segments: 4,
@@ -56,6 +63,10 @@ macro_rules! setters {
 }
 
 setters! { QueuePairConfig:
+    /// Sets [`QueuePairConfig::transport`](#structfield.transport).
+    transport: Transport;
+    /// Sets [`QueuePairConfig::qkey`](#structfield.qkey).
+    qkey: u32;
     /// Sets [`QueuePairConfig::send_depth`](#structfield.send_depth).
     send_depth: u32;
     /// Sets [`QueuePairConfig::recv_depth`](#structfield.recv_depth).

@@ -1,14 +1,18 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
+use crate::ah::AddressHandle;
 use crate::error::QueueError;
 use crate::mr::{RemoteMemory, Slice};
 use crate::queue::Segments;
 use crate::queue::regions::Regions;
-use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT};
+use crate::transport::Transport;
+use gdsync_sys::prm::wqe::{
+    AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
+};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// A send, an RDMA write or an RDMA read, for [`crate::QueuePair::prepare`].
+/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
 #[derive(Clone, Debug)]
@@ -17,9 +21,21 @@ pub struct WorkRequest<'a> {
     opcode: Opcode,
     payload: Payload<'a>,
     remote: Option<RemoteMemory>,
+    /// What an atomic operation swaps in or adds, and compares.
+    operands: Option<AtomicSeg>,
+    to: Option<Destination<'a>>,
+    /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
     wr_id: u64,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+struct Destination<'a> {
+    handle: &'a AddressHandle,
+    qpn: u32,
+    qkey: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -34,12 +50,23 @@ pub(crate) struct Limits {
     pub(crate) segments: u32,
     pub(crate) inline: u32,
     pub(crate) message: u64,
+    pub(crate) transport: Transport,
+    /// The device has atomic operations.
+    pub(crate) atomics: bool,
+    /// The device has sends that invalidate a remote key.
+    pub(crate) invalidation: bool,
 }
+
+/// Segments of a datagram's address.
+const ADDRESS_SEGMENTS: usize = size_of::<AddressVector>() / SEGMENT;
+/// Bytes of an atomic operation.
+const ATOMIC_BYTES: usize = 8;
 
 impl<'a> WorkRequest<'a> {
     #[inline]
     fn new(opcode: Opcode, payload: Payload<'a>, remote: Option<RemoteMemory>) -> Self {
-        WorkRequest { opcode, payload, remote, immediate: 0, flags: CtrlFlags::CQ_UPDATE, wr_id: 0 }
+        let flags = CtrlFlags::CQ_UPDATE;
+        WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
     }
 
     /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty message.
@@ -72,14 +99,62 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
+    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory window, or of a region whose owner
+    /// registered it for that, as kernel drivers do. A card refuses to invalidate the key of an ordinary region, such as
+    /// [`crate::MemoryRegion`]: both queue pairs fail. gdsync makes neither windows nor such regions, and the software card has none,
+    /// so there this is refused ([`QueueError::NotOnDevice`]).
+    #[inline]
+    pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
+        WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
+    }
+
+    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are equal, as one step. What they were
+    /// comes into `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
+    ///
+    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`], which the remote queue pair must
+    /// allow, too. It is one step among the operations of that card; whether for its CPU, too, is not promised.
+    #[inline]
+    pub fn compare_swap(result: &'a Slice, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+        Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
+    }
+
+    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`. The rest is as with
+    /// [`Self::compare_swap`].
+    #[inline]
+    pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
+        Self::atomic(Opcode::AtomicFa, result, remote, AtomicSeg::new(add, 0))
+    }
+
+    #[inline]
+    fn atomic(opcode: Opcode, result: &'a Slice, remote: RemoteMemory, operands: AtomicSeg) -> Self {
+        let payload = Payload::Slices(std::slice::from_ref(result));
+        WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
+    }
+
+    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`], after reads and atomics, too.
+    #[inline]
+    pub fn nop() -> Self {
+        Self::new(Opcode::Nop, Payload::Slices(&[]), None)
+    }
+
+    /// Where a datagram goes: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
+    /// others have it. A receiver with another Q_Key drops the datagram, and nobody is told.
+    ///
+    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
+    #[inline]
+    pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
+        self.to = Some(Destination { handle, qpn: remote_qpn, qkey: remote_qkey });
+        self
+    }
+
     /// Adds immediate data, which the receiver finds in its completion. A write with immediate consumes a receive of the
-    /// remote side. Ignored for reads, which carry none.
+    /// remote side. Ignored for requests that carry none.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
         self.opcode = match self.opcode {
-            Opcode::Send => Opcode::SendImm,
-            Opcode::RdmaWrite => Opcode::RdmaWriteImm,
-            other => other,
+            Opcode::Send | Opcode::SendImm => Opcode::SendImm,
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm => Opcode::RdmaWriteImm,
+            _ => return self,
         };
         self.immediate = value;
         self
@@ -107,7 +182,7 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Starts only after every RDMA read posted before has finished.
+    /// Starts only after every RDMA read and atomic operation posted before has finished.
     #[inline]
     pub fn fence(mut self) -> Self {
         self.flags.insert(CtrlFlags::FENCE);
@@ -129,10 +204,72 @@ impl<'a> WorkRequest<'a> {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
     }
 
+    /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
+    #[inline(always)]
+    pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
+        let limits = rules.limits();
+        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
+        if limits.transport == Transport::Rc && plain && self.to.is_none() {
+            return Ok(());
+        }
+        self.check_special(limits)?;
+        self.to.map_or(Ok(()), |to| rules.check_address(to.handle))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_special(&self, limits: Limits) -> Result<(), QueueError> {
+        limits.transport.check(self.opcode)?;
+        let goes_somewhere = limits.transport == Transport::Ud && self.opcode != Opcode::Nop;
+        match &self.to {
+            None if goes_somewhere => return Err(QueueError::NoDestination),
+            Some(_) if !goes_somewhere => {
+                return Err(QueueError::NotOnTransport {
+                    operation: "an address of its own",
+                    transport: limits.transport,
+                });
+            }
+            Some(to) if to.qpn > MAX_QPN => {
+                return Err(QueueError::BadDestination { qpn: to.qpn });
+            }
+            _ => {}
+        }
+        if self.opcode == Opcode::SendInval && !limits.invalidation {
+            return Err(QueueError::NotOnDevice { operation: "sends that invalidate a remote key" });
+        }
+        if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
+    }
+
+    fn check_atomic(&self, limits: Limits) -> Result<(), QueueError> {
+        if !limits.atomics {
+            return Err(QueueError::NotOnDevice { operation: "atomic operations" });
+        }
+        match &self.payload {
+            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => {}
+            Payload::Slices(slices) => {
+                return Err(QueueError::AtomicResult { given: slices.iter().map(Slice::len).sum() });
+            }
+            Payload::Inline(bytes) => return Err(QueueError::AtomicResult { given: bytes.len() }),
+        }
+        match &self.remote {
+            Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
+                Err(QueueError::AtomicTarget { addr: remote.addr })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The card writes into the slices.
+    #[inline(always)]
+    fn card_writes(&self) -> bool {
+        self.opcode == Opcode::RdmaRead || self.operands.is_some()
+    }
+
     /// Segments that it takes at most, with the control segment; fewer where slices are empty.
     #[inline(always)]
     pub(crate) fn most_units(&self, limits: Limits) -> Result<u32, QueueError> {
-        let fixed = 1 + usize::from(self.remote.is_some());
+        let address = if self.to.is_some() { ADDRESS_SEGMENTS } else { 0 };
+        let fixed = 1 + address + usize::from(self.remote.is_some()) + usize::from(self.operands.is_some());
         let data = match self.payload {
             Payload::Slices(slices) if slices.len() <= limits.segments as usize => slices.len(),
             Payload::Slices(slices) => count_segments(slices, limits.segments)?,
@@ -158,12 +295,16 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// The regions that the card will reach; `several`, as [`Self::encode`] says.
+    /// The regions that the card will reach, and the address; `several`, as [`Self::encode`] says.
     #[inline(always)]
     pub(crate) fn regions(&self, several: bool) -> Regions {
-        match self.payload {
+        let regions = match self.payload {
             Payload::Slices(slices) => Regions::of(slices, several),
             Payload::Inline(_) => Regions::None,
+        };
+        match self.to {
+            None => regions,
+            Some(to) => regions.with_address(to.handle.clone()),
         }
     }
 
@@ -173,8 +314,16 @@ impl<'a> WorkRequest<'a> {
     /// Returns whether the slices are of several regions.
     #[inline(always)]
     pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
+        if let Some(to) = &self.to {
+            let vector = to.handle.vector().with_destination(to.qpn, to.qkey);
+            let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(vector);
+            segments.into_iter().for_each(|segment| out.put(segment));
+        }
         if let Some(remote) = &self.remote {
             out.put(zerocopy::transmute!(RemoteAddrSeg::new(remote.addr, remote.rkey)));
+        }
+        if let Some(operands) = self.operands {
+            out.put(zerocopy::transmute!(operands));
         }
         let (length, several) = match self.payload {
             Payload::Inline(bytes) => {
@@ -205,11 +354,11 @@ impl<'a> WorkRequest<'a> {
     ) -> Result<(u64, bool), QueueError> {
         let Some(first) = slices.first() else { return Ok((0, false)) };
         let mut region = first.region();
-        rules.check(first, self.opcode == Opcode::RdmaRead)?;
+        rules.check(first, self.card_writes())?;
         let (mut length, mut all, mut several) = (0u64, 0, false);
         for slice in slices {
             if !Arc::ptr_eq(region, slice.region()) {
-                rules.check(slice, self.opcode == Opcode::RdmaRead)?;
+                rules.check(slice, self.card_writes())?;
                 region = slice.region();
                 several = true;
             }
@@ -229,12 +378,16 @@ impl<'a> WorkRequest<'a> {
 
 /// Most bytes of one data segment: 31 bits.
 const MAX_COUNT: u32 = (1 << 31) - 1;
+/// Queue pair numbers have 24 bits.
+const MAX_QPN: u32 = (1 << 24) - 1;
 
 /// What a queue pair asks of the requests that it takes.
 pub(crate) trait Rules {
     fn limits(&self) -> Limits;
     /// Whether the card may use the slice; `card_writes` to it.
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
+    /// Whether a datagram may go to that address.
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
 }
 
 /// Bytes behind a count of them, in as many segments as that takes.
@@ -275,81 +428,5 @@ pub(crate) fn data_segments(slices: &[Slice], limit: u32) -> Result<Vec<DataSeg>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits { segments: 4, inline: 44, message: 1 << 30 };
-    const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, len: 64, rkey: 9 };
-
-    impl Rules for Limits {
-        fn limits(&self) -> Limits {
-            *self
-        }
-
-        fn check(&self, _: &Slice, _: bool) -> Result<(), QueueError> {
-            Ok(())
-        }
-    }
-
-    /// The whole request as the card reads it.
-    fn encode(request: WorkRequest<'_>, limits: Limits) -> Result<(CtrlSeg, Vec<u8>), QueueError> {
-        let units = request.most_units(limits)?;
-        let mut body = Vec::new();
-        request.encode(&limits, &mut body)?;
-        assert_eq!(body.len(), (units as usize - 1) * SEGMENT, "as many segments as were announced");
-        Ok((request.control(0, 0, units as u8), body))
-    }
-
-    #[test]
-    fn an_inline_write_has_address_length_and_bytes() {
-        let (ctrl, body) = encode(WorkRequest::write_inline(b"abc", REMOTE), LIMITS).unwrap();
-        let mut expected = Vec::new();
-        expected.extend_from_slice(&0x1000u64.to_be_bytes());
-        expected.extend_from_slice(&[0, 0, 0, 9, 0, 0, 0, 0]);
-        expected.extend_from_slice(&[0x80, 0, 0, 3, b'a', b'b', b'c', 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!((body, ctrl.opcode(), ctrl.ds()), (expected, Ok(Opcode::RdmaWrite), 3));
-    }
-
-    #[test]
-    fn inline_bytes_follow_their_count_at_every_length() {
-        for len in 0..=44usize {
-            let bytes: Vec<u8> = (1..=len as u8).collect();
-            let (_, body) = encode(WorkRequest::send_inline(&bytes), LIMITS).unwrap();
-            assert_eq!(body[..4], (0x8000_0000 | len as u32).to_be_bytes());
-            assert_eq!((&body[4..4 + len], body.len()), (&bytes[..], (4 + len).div_ceil(16) * 16));
-            assert!(body[4 + len..].iter().all(|byte| *byte == 0), "padding is zeroed");
-        }
-    }
-
-    #[test]
-    fn an_immediate_changes_the_opcode_but_not_of_a_read() {
-        let opcode = |request: WorkRequest<'_>| encode(request.immediate(1), LIMITS).unwrap().0.opcode();
-        assert_eq!(opcode(WorkRequest::send(&[])), Ok(Opcode::SendImm));
-        assert_eq!(opcode(WorkRequest::write(&[], REMOTE)), Ok(Opcode::RdmaWriteImm));
-        assert_eq!(opcode(WorkRequest::read(&[], REMOTE)), Ok(Opcode::RdmaRead));
-    }
-
-    #[test]
-    fn limits_are_named() {
-        let long = [0; 45];
-        let error = encode(WorkRequest::send_inline(&long), LIMITS).unwrap_err();
-        assert!(matches!(error, QueueError::InlineTooLong { given: 45, limit: 44 }));
-        let cut = REMOTE.slice(..43).unwrap();
-        let error = encode(WorkRequest::write_inline(&[0; 44], cut), LIMITS).unwrap_err();
-        assert!(matches!(error, QueueError::OutOfBounds { end: 44, len: 43, .. }));
-        let error = encode(WorkRequest::send_inline(&long), Limits { message: 40, inline: 64, ..LIMITS })
-            .unwrap_err();
-        assert!(matches!(error, QueueError::MessageTooLong { given: 45, limit: 40 }));
-        let huge = vec![0; 2000];
-        let error = encode(WorkRequest::send_inline(&huge), Limits { inline: 4000, ..LIMITS }).unwrap_err();
-        assert!(matches!(error, QueueError::InlineTooLong { limit: 992, .. }));
-    }
-
-    #[test]
-    fn flags_are_those_asked_for() {
-        let flags = |request| encode(request, LIMITS).unwrap().0.flags();
-        let request = WorkRequest::send(&[]).unsignaled().solicited().fence();
-        assert_eq!(flags(request), CtrlFlags::SOLICITED | CtrlFlags::FENCE);
-        assert_eq!(flags(WorkRequest::send(&[])), CtrlFlags::CQ_UPDATE);
-    }
-}
+#[path = "request_tests.rs"]
+pub(crate) mod tests;

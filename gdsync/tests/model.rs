@@ -6,8 +6,8 @@ mod common;
 
 use common::{Pair, content, cpu, poll};
 use gdsync::{
-    Batch, ConnectOptions, Cpu, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream, Stream,
-    WorkRequest,
+    Access, Batch, ConnectOptions, Cpu, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream,
+    Stream, WorkRequest,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -45,6 +45,19 @@ enum Operation {
         to: usize,
         len: usize,
         cuts: usize,
+    },
+    /// Of the remote number at a multiple of 8.
+    FetchAdd {
+        word: usize,
+        to: usize,
+        add: u64,
+    },
+    CompareSwap {
+        word: usize,
+        to: usize,
+        /// Compared with what is there, or with something else.
+        equal: bool,
+        swap: u64,
     },
     /// Prepared and dropped: has no effect.
     Drop {
@@ -87,6 +100,13 @@ fn operation() -> impl Strategy<Value = Operation> {
         }),
         inline().prop_map(|(to, bytes)| Operation::WriteInline { to, bytes }),
         (range(), 1usize..4).prop_map(|((from, to, len), cuts)| Operation::Read { from, to, len, cuts }),
+        (0..SIZE / 8, 0..SIZE - 8, any::<u64>()).prop_map(|(word, to, add)| Operation::FetchAdd {
+            word,
+            to,
+            add
+        }),
+        (0..SIZE / 8, 0..SIZE - 8, any::<bool>(), any::<u64>())
+            .prop_map(|(word, to, equal, swap)| Operation::CompareSwap { word, to, equal, swap }),
         (0usize..60).prop_map(|len| Operation::Drop { len }),
     ]
 }
@@ -108,8 +128,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let config = QueuePairConfig::default().send_depth(8).recv_depth(8).send_segments(4).inline(60);
+        let config = config.access(Access::all());
         let pair = Pair::with(config, ConnectOptions::default());
-        let memory = [pair.region(SIZE), pair.region(SIZE)];
+        let memory = [pair.open_region(SIZE), pair.open_region(SIZE)];
         World { pair, memory, cpu: cpu(), soft: common::soft() }
     }
 
@@ -175,6 +196,22 @@ impl World {
                 transfer(model, (other, *from), (me, *to), *len);
                 (Some(send), false)
             }
+            Operation::FetchAdd { word, to, add } => {
+                let result = self.memory[me].slice(*to..to + 8).unwrap();
+                let request = WorkRequest::fetch_add(&result, remote(word * 8, 8), *add);
+                let send = queue_pair.prepare(request).unwrap();
+                atomic(model, (other, word * 8), (me, *to), |was| was.wrapping_add(*add));
+                (Some(send), false)
+            }
+            Operation::CompareSwap { word, to, equal, swap } => {
+                let result = self.memory[me].slice(*to..to + 8).unwrap();
+                let was = number(&model[other], word * 8);
+                let compare = if *equal { was } else { was ^ 1 };
+                let request = WorkRequest::compare_swap(&result, remote(word * 8, 8), compare, *swap);
+                let send = queue_pair.prepare(request).unwrap();
+                atomic(model, (other, word * 8), (me, *to), |was| if *equal { *swap } else { was });
+                (Some(send), false)
+            }
             Operation::Drop { len } => {
                 let slices = self.slices(me, 0, *len, 1);
                 drop(queue_pair.prepare(WorkRequest::write(&slices, remote(0, *len))).unwrap());
@@ -198,9 +235,12 @@ impl World {
                 let (send, seen) = self.prepare(me, &step.operation, &mut model);
                 sends.extend(send);
                 receives += usize::from(seen);
-                // What is posted together runs together: a read's effect comes late, so it ends its batch.
-                let ends =
-                    !step.batched || sends.len() == 4 || matches!(step.operation, Operation::Read { .. });
+                // What is posted together runs together: the effect of a read or an atomic comes late, so it ends its batch.
+                let late = matches!(
+                    step.operation,
+                    Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+                );
+                let ends = !step.batched || sends.len() == 4 || late;
                 match steps.next_if(|next| !ends && next.right == first.right) {
                     Some(next) => step = next,
                     None => break,
@@ -245,6 +285,19 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn number(memory: &[u8], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&memory[at..at + 8]);
+    u64::from_ne_bytes(bytes)
+}
+
+/// What an atomic operation does to the model.
+fn atomic(model: &mut [Vec<u8>; 2], at: (usize, usize), to: (usize, usize), change: impl Fn(u64) -> u64) {
+    let was = number(&model[at.0], at.1);
+    model[at.0][at.1..at.1 + 8].copy_from_slice(&change(was).to_ne_bytes());
+    model[to.0][to.1..to.1 + 8].copy_from_slice(&was.to_ne_bytes());
 }
 
 /// What a message does to the model: from and to are side and offset.

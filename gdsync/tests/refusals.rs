@@ -3,9 +3,15 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync::{Device, Error, GidKind, PortState, ProtectionDomain, QueuePair, QueuePairConfig, provider};
+use gdsync::{
+    Access, ConnectOptions, Device, Error, GidKind, MemoryRegion, PortState, ProtectionDomain, QueueError,
+    QueuePair, QueuePairConfig, Transport, WorkRequest, provider,
+};
 use gdsync_sys::VerbsApi;
-use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_gid_entry, ibv_port_attr};
+use gdsync_sys::mlx5dv::mlx5dv_qp_init_attr;
+use gdsync_sys::verbs::{
+    self, ibv_context, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex,
+};
 use libc::{c_int, size_t, ssize_t};
 
 fn table(change: impl FnOnce(&mut VerbsApi)) -> &'static VerbsApi {
@@ -54,6 +60,53 @@ fn a_port_that_is_not_active_is_refused() {
     let error = QueuePair::new(&pd, QueuePairConfig::default()).unwrap_err();
     assert!(matches!(error, Error::PortNotActive { port: 1, state: PortState::Down, .. }), "{error}");
     assert!(error.to_string().contains("is DOWN, but must be ACTIVE"), "{error}");
+}
+
+#[test]
+fn a_transport_that_the_device_lacks_is_named() {
+    unsafe extern "C" fn connections_only(
+        context: *mut ibv_context,
+        attr: *mut ibv_qp_init_attr_ex,
+        mlx5_attr: *mut mlx5dv_qp_init_attr,
+    ) -> *mut ibv_qp {
+        // SAFETY: the caller's arguments are valid, and handed on; errno is the thread's own.
+        unsafe {
+            if (*attr).qp_type == verbs::IBV_QPT_UD {
+                *libc::__errno_location() = libc::EOPNOTSUPP;
+                return std::ptr::null_mut();
+            }
+            (provider::software().mlx5dv_create_qp)(context, attr, mlx5_attr)
+        }
+    }
+    let device = Device::open(table(|api| api.mlx5dv_create_qp = connections_only), None).unwrap();
+    let pd = ProtectionDomain::new(&device).unwrap();
+    let make = |transport| QueuePair::new(&pd, QueuePairConfig::default().transport(transport));
+    let error = make(Transport::Ud).unwrap_err();
+    assert!(matches!(&error, Error::NoTransport { transport: Transport::Ud, .. }), "{error}");
+    assert!(error.to_string().contains("has no UD queue pairs"), "{error}");
+    assert!(make(Transport::Rc).is_ok() && make(Transport::Uc).is_ok());
+}
+
+#[test]
+fn a_device_without_atomics_is_not_asked_for_them() {
+    unsafe extern "C" fn without(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+        // SAFETY: the caller's arguments, handed on; the struct is valid.
+        unsafe {
+            let rc = (provider::software().query_device)(context, attr);
+            (*attr).atomic_cap = verbs::IBV_ATOMIC_NONE;
+            rc
+        }
+    }
+    let device = Device::open(table(|api| api.query_device = without), None).unwrap();
+    assert!(!device.attributes().unwrap().atomics);
+    assert!(Device::software().unwrap().attributes().unwrap().atomics);
+    let pd = ProtectionDomain::new(&device).unwrap();
+    let queue_pair = QueuePair::new(&pd, QueuePairConfig::default()).unwrap();
+    queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let region = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
+    let place = region.slice(..).unwrap();
+    let error = queue_pair.prepare(WorkRequest::fetch_add(&place, region.remote(), 1)).unwrap_err();
+    assert!(matches!(error, QueueError::NotOnDevice { operation: "atomic operations" }), "{error}");
 }
 
 #[test]

@@ -264,8 +264,7 @@ fn queue_pairs_that_cannot_be_made() {
     };
     let of_type = |qp_type| ibv_qp_init_attr_ex { qp_type, ..good };
     let cases = [
-        ("UC", of_type(IBV_QPT_UC), EOPNOTSUPP),
-        ("UD", of_type(IBV_QPT_UD), EOPNOTSUPP),
+        ("raw packets", of_type(8), EOPNOTSUPP),
         ("DC", of_type(0xff), EOPNOTSUPP),
         ("no transport", of_type(0), EINVAL),
         ("unknown transport", of_type(77), EINVAL),
@@ -284,6 +283,11 @@ fn queue_pairs_that_cannot_be_made() {
         ("send segments", cap(|cap| cap.max_send_sge = 62), EINVAL),
         ("receive segments", cap(|cap| cap.max_recv_sge = 65), EINVAL),
         ("inline", cap(|cap| cap.max_inline_data = 973), EINVAL),
+        (
+            "inline UD",
+            ibv_qp_init_attr_ex { qp_type: IBV_QPT_UD, ..cap(|cap| cap.max_inline_data = 941) },
+            EINVAL,
+        ),
     ];
     for (what, mut attr, expected) in cases {
         let asked = attr.cap;

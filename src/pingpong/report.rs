@@ -26,6 +26,7 @@ pub(super) struct Setting {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     card: String,
+    transport: crate::cli::Service,
     op: crate::cli::Operation,
     procs: u64,
     trigger: crate::cli::Trigger,
@@ -64,6 +65,7 @@ impl Report {
         let messages = 2.0 * options.iters as f64 / seconds.max(1e-9);
         Report {
             card: setting.card,
+            transport: options.transport,
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
@@ -89,7 +91,8 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} between {} on {}, triggered by the {}{}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
+            "{} {} between {} on {}, triggered by the {}{}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
+            gdsync::Transport::from(self.transport),
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,

@@ -13,8 +13,9 @@ use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
 use crate::hca;
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, MemoryRegion, Mtu, PreparedSend,
-    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
+    Access, AddressHandle, Batch, CompletionQueue, Condition, ConnectOptions, Endpoint, GRH_BYTES,
+    MemoryRegion, Mtu, PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory,
+    Slice, Transport, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub(super) struct Side {
     channel: Channel,
     card: String,
     queue_pair: Arc<QueuePair>,
+    datagrams: Option<Datagrams>,
     /// The word that the other side writes after its data, where they come by RDMA write.
     flag: MemoryRegion,
     remote_data: RemoteMemory,
@@ -45,6 +47,22 @@ pub(super) struct Side {
     usage: Option<(Usage, Usage)>,
 }
 
+/// What datagrams need beside what connections do.
+struct Datagrams {
+    to: AddressHandle,
+    remote_qpn: u32,
+    /// Where the header before each message goes.
+    header: MemoryRegion,
+}
+
+impl Datagrams {
+    fn new(queue_pair: &QueuePair, pd: &ProtectionDomain, remote: &Endpoint) -> Result<Self, Failure> {
+        let to = AddressHandle::new(queue_pair, remote, ConnectOptions::default())?;
+        let header = MemoryRegion::allocate(pd, GRH_BYTES, Access::LOCAL_WRITE)?;
+        Ok(Datagrams { to, remote_qpn: remote.qpn, header })
+    }
+}
+
 impl Side {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
     pub(super) fn new(options: &PingpongOptions, rank: u64, mut channel: Channel) -> Result<Self, Failure> {
@@ -54,7 +72,7 @@ impl Side {
         let window = u32::try_from(options.batch * CHUNKS)?;
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
-        let config = config.port(port).gid_index(options.gid_index);
+        let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
         let findings = Findings::new(options.warmup);
         let driver = driver::new(options, rank, &pd, &findings)?;
@@ -68,13 +86,19 @@ impl Side {
             return Err("the other side says something else than hello".into());
         };
         let mtu = options.mtu.and_then(Mtu::from_bytes);
-        queue_pair.connect(&endpoint.parse()?, ConnectOptions::default().mtu(mtu))?;
+        let endpoint = endpoint.parse()?;
+        let mut datagrams = None;
+        match queue_pair.transport() {
+            Transport::Ud => datagrams = Some(Datagrams::new(&queue_pair, &pd, &endpoint)?),
+            _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu))?,
+        }
         let side = Side {
             options: options.clone(),
             rank,
             channel,
             card,
             queue_pair,
+            datagrams,
             flag,
             remote_data: data.parse()?,
             remote_flag: remote_flag.parse()?,
@@ -85,7 +109,8 @@ impl Side {
             usage: None,
         };
         if side.options.op != Operation::Write {
-            (0..window).try_for_each(|_| side.post_recv())?;
+            // One more than is enqueued: the other side may answer the last before its receive is posted anew, and only RC waits.
+            (0..=window).try_for_each(|_| side.post_recv())?;
         }
         Ok(side)
     }
@@ -210,8 +235,14 @@ impl Side {
         slices: &'a [Slice],
         request: impl Fn(&'a [Slice]) -> WorkRequest<'a>,
     ) -> Result<PreparedSend, Failure> {
+        let to = self.datagrams.as_ref().map(|datagrams| (datagrams.to.clone(), datagrams.remote_qpn));
+        let qkey = QueuePairConfig::default().qkey;
         loop {
-            match self.queue_pair.prepare(request(slices)) {
+            let mut request = request(slices);
+            if let Some((handle, qpn)) = &to {
+                request = request.to(handle, *qpn, qkey);
+            }
+            match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(
                     QueueError::SendQueueFull { .. }
@@ -236,9 +267,14 @@ impl Side {
     }
 
     fn post_recv(&self) -> Result<(), Failure> {
-        let slices = [self.driver.target()?];
-        let slices: &[Slice] = if self.options.op == Operation::Send { &slices } else { &[] };
-        Ok(self.queue_pair.post_recv(slices, 0)?)
+        let mut slices = Vec::new();
+        if let Some(datagrams) = &self.datagrams {
+            slices.push(datagrams.header.slice(..)?);
+        }
+        if self.options.op == Operation::Send {
+            slices.push(self.driver.target()?);
+        }
+        Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
 
     /// Takes the completions of exchanges that the stream has passed, and posts receives for later ones.

@@ -85,6 +85,12 @@ impl AddressVector {
         }
     }
 
+    /// The same address with the queue pair (24 bits are used) and the Q_Key of one datagram: an address handle has neither.
+    pub fn with_destination(self, qpn: u32, qkey: u32) -> Self {
+        let dqp_dct = U32::new(EXTENDED_AV | qpn & 0xff_ffff);
+        AddressVector { qkey: U32::new(qkey), dqp_dct, ..self }
+    }
+
     /// Whether it says that it has 48 bytes. Without that bit, only the first 16 are there.
     pub fn is_extended(&self) -> bool {
         self.dqp_dct.get() & EXTENDED_AV != 0
@@ -173,6 +179,9 @@ mod tests {
         assert_eq!((roce.fields().grh, roce.route()), (None, grh));
         bytes[8] = 0;
         assert!(!AddressVector::read_from_bytes(&bytes).unwrap().is_extended());
+        let other = vector.with_destination(0xff0b_0c0d, 0x44);
+        assert_eq!(other.fields(), AddressFields { qpn: 0x0b_0c0d, qkey: 0x44, ..fields });
+        assert!(AddressVector::read_from_bytes(&[0; 48]).unwrap().with_destination(1, 2).is_extended());
         let local = AddressFields { grh: None, ..fields };
         assert_eq!(AddressVector::new(&local).fields(), local);
     }

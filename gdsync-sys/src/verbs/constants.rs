@@ -50,6 +50,13 @@ c_enum! {
     /// In use.
     IBV_PORT_ACTIVE = 4;
 
+    /// No atomic operations.
+    IBV_ATOMIC_NONE = 0;
+    /// Atomic among the operations of the card.
+    IBV_ATOMIC_HCA = 1;
+    /// Atomic among everything on the machine.
+    IBV_ATOMIC_GLOB = 2;
+
     /// A completion queue overran or failed.
     IBV_EVENT_CQ_ERR = 0;
     /// A queue pair failed.
@@ -63,6 +70,9 @@ c_enum! {
     /// The device failed.
     IBV_EVENT_DEVICE_FATAL = 8;
 }
+
+/// The device has fast registration, local invalidation, and sends that invalidate.
+pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 
 /// Link layer not known.
 pub const IBV_LINK_LAYER_UNSPECIFIED: u8 = 0;

@@ -1,6 +1,7 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
 
 use super::Ring;
+use super::datagram::DatagramSource;
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
@@ -27,6 +28,12 @@ pub enum WorkKind {
     RdmaWrite,
     /// An RDMA read.
     RdmaRead,
+    /// A compare-and-swap.
+    CompareSwap,
+    /// A fetch-and-add.
+    FetchAdd,
+    /// A request that does nothing.
+    Nop,
     /// A receive that a send consumed.
     Receive,
     /// A receive that an RDMA write with immediate consumed: the data is where the write put it.
@@ -43,10 +50,14 @@ pub struct Completion {
     pub qp_num: u32,
     /// What it was.
     pub kind: WorkKind,
-    /// Bytes received, or read; 0 for other sends and on error.
+    /// Bytes received (of a datagram, with the [`crate::GRH_BYTES`] before it), read, or fetched; 0 for other sends and on error.
     pub byte_len: u32,
     /// Immediate data, in host order, where the sender gave some.
     pub immediate: Option<u32>,
+    /// The key of this side that the sender had invalidated, where it had.
+    pub invalidated: Option<u32>,
+    /// Where a datagram came from.
+    pub source: Option<DatagramSource>,
     /// How it ended.
     pub status: Result<(), WorkError>,
 }
@@ -138,6 +149,8 @@ pub(crate) struct CompletionState {
     expected: u32,
     /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
     reserved: u32,
+    /// Entries of queue pairs that are gone, not polled yet: nobody is told of them.
+    left_behind: VecDeque<u32>,
 }
 
 impl CompletionState {
@@ -150,7 +163,15 @@ impl CompletionState {
             bytes[3] = OP_OWN_INVALID;
             word.store(u32::from_ne_bytes(bytes), Ordering::Release);
         }
-        CompletionState { ring, polled: 0, recycled: 0, slots: VecDeque::new(), expected: 0, reserved: 0 }
+        CompletionState {
+            ring,
+            polled: 0,
+            recycled: 0,
+            slots: VecDeque::new(),
+            expected: 0,
+            reserved: 0,
+            left_behind: VecDeque::new(),
+        }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -188,6 +209,28 @@ impl CompletionState {
     pub(crate) fn unreserve(&mut self, signaled: bool) {
         self.reserved = self.reserved.saturating_sub(1);
         self.expected = self.expected.saturating_sub(u32::from(signaled));
+    }
+
+    /// A queue pair is gone: the card writes no more entries of it, and its number may come again. Those that are in the ring keep
+    /// their places, which streams may wait for, and are passed over by [`Self::take_left_behind`].
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        let mut index = self.polled;
+        while let Some(cqe) = self.read(index) {
+            if cqe.qpn() == qpn && !self.left_behind.contains(&index) {
+                self.left_behind.push_back(index);
+                self.reserved += 1;
+                self.expected += 1;
+            }
+            index = index.wrapping_add(1);
+        }
+    }
+
+    /// Whether the entry that was polled last belongs to a queue pair that is gone.
+    pub(crate) fn take_left_behind(&mut self, index: u32) -> bool {
+        let Some(position) = self.left_behind.iter().position(|known| *known == index) else { return false };
+        self.left_behind.remove(position);
+        self.unreserve(true);
+        true
     }
 
     /// Entries that were polled and are not the card's yet.
@@ -276,10 +319,14 @@ impl CompletionState {
 
     /// Reads the next entry, if the card has written it. Does not move past it.
     pub(crate) fn peek(&self) -> Option<RawCompletion> {
-        let last = self.ring.word(self.polled, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
+        self.read(self.polled).map(|cqe| RawCompletion { index: self.polled, cqe })
+    }
+
+    /// An entry, if the card has written it.
+    fn read(&self, index: u32) -> Option<Cqe64> {
+        let last = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
         let op_own = last[3];
-        let valid =
-            (op_own & 1 == 1) == self.owner_of(self.polled) && op_own >> 4 != CqeOpcode::Invalid as u8;
+        let valid = (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8;
         if !valid {
             return None;
         }
@@ -287,15 +334,14 @@ impl CompletionState {
         fence(Ordering::Acquire);
         let mut words = [0u32; CQE_WORDS];
         for (i, word) in words.iter_mut().enumerate() {
-            *word = self.ring.word(self.polled, i * 4).load(Ordering::Relaxed);
+            *word = self.ring.word(index, i * 4).load(Ordering::Relaxed);
         }
         let mut bytes = [0u8; CQE_WORDS * 4];
         for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         // 64 bytes for a type of 64 bytes without alignment: cannot fail.
-        let cqe = Cqe64::read_from_bytes(&bytes).ok()?;
-        Some(RawCompletion { index: self.polled, cqe })
+        Cqe64::read_from_bytes(&bytes).ok()
     }
 
     /// Moves past the entry that [`Self::peek`] returned.
@@ -323,16 +369,28 @@ impl CompletionState {
     }
 }
 
+/// The bytes that a completion without an error tells of.
+pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
+    match kind {
+        WorkKind::Send | WorkKind::RdmaWrite | WorkKind::Nop => 0,
+        // What the entry says of them is not told alike by all cards.
+        WorkKind::CompareSwap | WorkKind::FetchAdd => 8,
+        _ => cqe.byte_count(),
+    }
+}
+
 /// The kind of a requester's completion, from the opcode that the card copied out of the WQE.
 ///
 /// # Errors
 /// The reason, where the entry cannot be a completion of this library's work.
-pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<Option<WorkKind>, String> {
+pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
     match Opcode::try_from(cqe.wqe_opcode()) {
-        Ok(Opcode::Nop) => Ok(None),
-        Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(Some(WorkKind::Send)),
-        Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(Some(WorkKind::RdmaWrite)),
-        Ok(Opcode::RdmaRead) => Ok(Some(WorkKind::RdmaRead)),
+        Ok(Opcode::Nop) => Ok(WorkKind::Nop),
+        Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(WorkKind::Send),
+        Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(WorkKind::RdmaWrite),
+        Ok(Opcode::RdmaRead) => Ok(WorkKind::RdmaRead),
+        Ok(Opcode::AtomicCs) => Ok(WorkKind::CompareSwap),
+        Ok(Opcode::AtomicFa) => Ok(WorkKind::FetchAdd),
         _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),
     }
 }

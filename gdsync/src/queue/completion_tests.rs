@@ -147,3 +147,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
+    let mut state = queue();
+    let write = |state: &mut CompletionState, index: u32, qpn: u32| {
+        let cqe = Cqe64::requester(Opcode::Send, qpn, index as u16, 0).with_owner((index / ENTRIES) % 2 == 1);
+        state.ring.write(index, cqe.as_bytes());
+    };
+    // Two of queue pair 7 and one of queue pair 8 are written; one more of 7 is outstanding.
+    (0..4).for_each(|_| state.reserve(true).unwrap());
+    for (index, qpn) in [(0, 7), (1, 8), (2, 7)] {
+        write(&mut state, index, qpn);
+    }
+    (0..3).for_each(|_| state.unreserve(true));
+    state.forget(7);
+    state.forget(7);
+    assert_eq!((state.reserved, state.expected), (3, 3), "what is written is still to come");
+    assert_eq!(state.prepare_wait().unwrap(), 0);
+    state.cancel_wait(0);
+    assert!(state.reserve(true).is_ok() && state.reserve(true).is_err(), "the ring has four entries");
+    state.unreserve(true);
+    for (index, is_left_behind) in [(0, true), (1, false), (2, true)] {
+        assert_eq!(state.peek().unwrap().index, index);
+        state.advance();
+        assert_eq!(state.take_left_behind(index), is_left_behind);
+        assert!(!state.take_left_behind(index), "only once");
+    }
+    state.unreserve(true);
+    assert_eq!((state.reserved, state.expected), (0, 0));
+    assert!(matches!(state.prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 0 })));
+}

@@ -1,6 +1,7 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
 
 pub(crate) mod completion;
+pub(crate) mod datagram;
 pub(crate) mod recv;
 pub(crate) mod regions;
 pub(crate) mod send;

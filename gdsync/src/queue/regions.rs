@@ -1,5 +1,6 @@
-//! The memory regions that a work request in flight keeps.
+//! The memory regions, and the address, that a work request in flight keeps.
 
+use crate::ah::AddressHandle;
 use crate::mr::{MemoryRegionInner, Slice};
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ pub(crate) enum Regions {
     None,
     One(Arc<MemoryRegionInner>),
     Several(Vec<Arc<MemoryRegionInner>>),
+    /// Those of a datagram.
+    Addressed(Box<(AddressHandle, Regions)>),
 }
 
 impl Regions {
@@ -21,6 +24,11 @@ impl Regions {
             Some(_) if several => Self::all_of(slices),
             Some(first) => Regions::One(first.region().clone()),
         }
+    }
+
+    /// The same and the address that they go to.
+    pub(crate) fn with_address(self, handle: AddressHandle) -> Self {
+        Regions::Addressed(Box::new((handle, self)))
     }
 
     #[cold]

@@ -256,6 +256,7 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
         state: State,
     ) -> Result<u64, QueueError> {
+        request.check(rules)?;
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
         let head = self.head;
@@ -470,6 +471,12 @@ impl SendState {
 
     fn unsettled(&self) -> Option<&LastPost> {
         self.last_post.as_ref().filter(|last| !last.settled)
+    }
+
+    /// What is not retired.
+    pub(crate) fn outstanding(&self) -> Removed {
+        let signaled = self.entries.iter().filter(|entry| entry.signaled).count();
+        Removed { entries: self.entries.len() as u32, signaled: signaled as u32 }
     }
 
     /// Work that the card or a stream may still touch.

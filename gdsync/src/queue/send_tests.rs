@@ -11,7 +11,7 @@ fn queue(blocks: u32) -> SendState {
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, REGISTER)
 }
 
-const LIMITS: Limits = Limits { segments: 4, inline: 960, message: 1 << 30 };
+const LIMITS: Limits = Limits { inline: 960, ..crate::request::tests::LIMITS };
 
 /// A send of so many inline bytes.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {

@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// A wait for the next completion of a completion queue that nobody waits for yet.
 ///
+/// Which completion that is, of several queue pairs that share the queue, the card decides: the entry that it writes next. So a wait
+/// says that as many completions have come as were waited for, of whichever queue pair.
+///
 /// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back: where it was the newest
 /// wait, the next one prepared takes its place; otherwise no stream waits for that completion.
 #[derive(Debug)]
@@ -19,14 +22,25 @@ pub struct PreparedWait {
     index: u32,
     /// Once posted: what the stream writes when it has passed the wait.
     ticket: Option<Ticket>,
-    /// Once posted: the queue pairs that complete here. Without them nothing would ever arrive.
+    /// The queue pairs that completed here when it was prepared: what it counts on is theirs, and would not come without them.
     queue_pairs: Vec<Arc<QueuePairInner>>,
 }
 
 impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
-        let index = cq.lock().prepare_wait()?;
-        Ok(PreparedWait { cq, index, ticket: None, queue_pairs: Vec::new() })
+        loop {
+            let mut state = cq.lock();
+            // What is counted on may be a queue pair's that is going, which takes its share off under this lock.
+            let Some(queue_pairs) = cq.attached() else {
+                drop(state);
+                std::thread::yield_now();
+                continue;
+            };
+            let prepared = state.prepare_wait();
+            // Before the queue pairs are let go of: the last one to do so needs the lock.
+            drop(state);
+            return Ok(PreparedWait { index: prepared?, cq, ticket: None, queue_pairs });
+        }
     }
 
     /// Which completion it waits for: the how-manieth of the queue, from 0 on, modulo 2^32.
@@ -37,7 +51,6 @@ impl PreparedWait {
     /// Marks it as posted. Returns the peer operation that waits.
     pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> PeerOp {
         self.ticket = Some(ticket);
-        self.queue_pairs = self.cq.attached();
         let mut completions = self.cq.lock();
         completions.post_wait(self.index, lane, ticket);
         completions.wait_op(self.index)
@@ -46,7 +59,6 @@ impl PreparedWait {
     pub(crate) fn undo(&mut self) {
         self.cq.lock().unpost_wait(self.index);
         self.ticket = None;
-        self.queue_pairs.clear();
     }
 
     /// True once the stream has passed it.
@@ -54,7 +66,7 @@ impl PreparedWait {
         self.ticket.is_some_and(|ticket| lane.has_passed(ticket))
     }
 
-    /// The queue pairs that complete here, once posted.
+    /// The queue pairs that complete here.
     pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
         &self.queue_pairs
     }

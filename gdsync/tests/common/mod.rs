@@ -43,6 +43,11 @@ impl Pair {
         Pair::with(QueuePairConfig::default(), ConnectOptions::default())
     }
 
+    /// Where everything is allowed.
+    pub fn open_region(&self, len: usize) -> MemoryRegion {
+        MemoryRegion::allocate(&self.pd, len, Access::all()).unwrap()
+    }
+
     pub fn region(&self, len: usize) -> MemoryRegion {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         MemoryRegion::allocate(&self.pd, len, access).unwrap()

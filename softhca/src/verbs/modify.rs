@@ -10,9 +10,8 @@ use libc::c_int;
 
 /// Bits that `ibv_modify_qp` knows: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`, and the rate limit.
 const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE_LIMIT;
-/// Bits that no transition of a reliable connection has: they belong to datagrams, to drained queues, to resizing, to pacing.
-const NOT_FOR_RC: u32 =
-    verbs::IBV_QP_QKEY | verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
+/// Bits that no transition here has: they belong to drained queues, to resizing, to pacing.
+const NOT_HERE: u32 = verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
 
 /// `ibv_modify_qp`. EINVAL for unknown bits, a transition that is not there, a missing or superfluous attribute or a value out
 /// of range; EOPNOTSUPP for the drained state. Nothing has changed then.
@@ -46,8 +45,8 @@ unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: u32) -> Result<(
 }
 
 fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
-    if mask & !KNOWN_MASK != 0 || mask & NOT_FOR_RC != 0 {
-        tracing::warn!(mask, "attributes that a reliable connection does not have");
+    if mask & !KNOWN_MASK != 0 || mask & NOT_HERE != 0 {
+        tracing::warn!(mask, "attributes that queue pairs of the software card do not have");
         return Err(Errno::INVALID);
     }
     let has = |bit| mask & bit != 0;
@@ -74,7 +73,7 @@ fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
         timeout: has(verbs::IBV_QP_TIMEOUT).then_some(attr.timeout),
         retry_cnt: has(verbs::IBV_QP_RETRY_CNT).then_some(attr.retry_cnt),
         rnr_retry: has(verbs::IBV_QP_RNR_RETRY).then_some(attr.rnr_retry),
-        qkey: None,
+        qkey: has(verbs::IBV_QP_QKEY).then_some(attr.qkey),
         path_migration: has(verbs::IBV_QP_PATH_MIG_STATE),
         alternate_path: has(verbs::IBV_QP_ALT_PATH),
     })

@@ -32,8 +32,8 @@ const KNOWN_MLX5_MASK: u64 = 0xf;
 const KNOWN_MLX5_FLAGS: u32 = 0xff;
 /// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: excludes its opposite.
 const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
-/// Transports that verbs.h knows and this card does not serve: UC, UD, raw packet, XRC send and receive, driver.
-const OTHER_TRANSPORTS: [c_int; 6] = [verbs::IBV_QPT_UC, verbs::IBV_QPT_UD, 8, 9, 10, 0xff];
+/// Transports that verbs.h knows and this card does not serve: raw packet, XRC send and receive, driver.
+const OTHER_TRANSPORTS: [c_int; 4] = [8, 9, 10, 0xff];
 
 /// A queue pair.
 #[repr(C)]
@@ -44,6 +44,7 @@ pub(super) struct Qp {
     /// Serialises changes, and keeps what the card does not.
     pub(super) path: Mutex<Path>,
     pub(super) cap: ibv_qp_cap,
+    qp_type: c_int,
     signal_all: bool,
     sizes: QueueSizes,
     memory: Memory,
@@ -98,7 +99,7 @@ impl Qp {
             recv_cq: object::handle(&self.recv_cq),
             srq: std::ptr::null_mut(),
             cap: self.cap,
-            qp_type: verbs::IBV_QPT_RC,
+            qp_type: self.qp_type,
             sq_sig_all: self.signal_all.into(),
         }
     }
@@ -137,18 +138,18 @@ impl Memory {
 
     fn config(
         &self,
+        transport: Transport,
         domain: &Pd,
-        send_cq: u32,
-        recv_cq: u32,
+        [send_cq, recv_cq]: [&Cq; 2],
         sizes: &QueueSizes,
         signal_all: bool,
     ) -> QpConfig {
         let start = self.rings.start();
         QpConfig {
-            transport: Transport::Rc,
+            transport,
             pdn: domain.number(),
-            send_cq,
-            recv_cq,
+            send_cq: send_cq.number,
+            recv_cq: recv_cq.number,
             uar: domain.uar().id(),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,
@@ -162,7 +163,7 @@ impl Memory {
     }
 }
 
-/// `mlx5dv_create_qp`: a reliable-connected queue pair. `attr.cap` says afterwards what was granted.
+/// `mlx5dv_create_qp`: a queue pair of the transports RC, UC and UD. `attr.cap` says afterwards what was granted.
 ///
 /// # Safety
 /// `context` is null or open; `attr` is null or valid, and so is what it names; `mlx5_attr` is null or valid.
@@ -182,7 +183,7 @@ unsafe fn new_qp(
 ) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's.
     let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    check(attr)?;
+    let transport = check(attr)?;
     // SAFETY: null or valid, as the caller says.
     if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
         check_mlx5(mlx5_attr)?;
@@ -200,10 +201,10 @@ unsafe fn new_qp(
         return Err(Errno::INVALID);
     }
     let mut cap = attr.cap;
-    let sizes = QueueSizes::new(&mut cap)?;
+    let sizes = QueueSizes::new(transport, &mut cap)?;
     let memory = Memory::new(&domain, &sizes)?;
     let signal_all = attr.sq_sig_all != 0;
-    let config = memory.config(&domain, send_cq.number, recv_cq.number, &sizes, signal_all);
+    let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all);
     // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let ibv = ibv_qp {
@@ -227,6 +228,7 @@ unsafe fn new_qp(
         events: Arc::new(EventSource::default()),
         path: Mutex::default(),
         cap,
+        qp_type: attr.qp_type,
         signal_all,
         sizes,
         memory,
@@ -240,15 +242,22 @@ unsafe fn new_qp(
     Ok(object::hand_out(qp))
 }
 
-fn check(attr: &ibv_qp_init_attr_ex) -> Result<()> {
+/// Checks in libmlx5's order. Returns the transport.
+fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
     if attr.comp_mask & !KNOWN_MASK != 0 {
         return Err(Errno::INVALID);
     }
     if OTHER_TRANSPORTS.contains(&attr.qp_type) {
-        tracing::warn!(attr.qp_type, "the software card serves reliable connections (IBV_QPT_RC) only");
+        tracing::warn!(attr.qp_type, "the software card serves the transports RC, UC and UD only");
         return Err(Errno::NOT_SUPPORTED);
     }
-    if attr.qp_type != verbs::IBV_QPT_RC || attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+    let transport = match attr.qp_type {
+        verbs::IBV_QPT_RC => Transport::Rc,
+        verbs::IBV_QPT_UC => Transport::Uc,
+        verbs::IBV_QPT_UD => Transport::Ud,
+        _ => return Err(Errno::INVALID),
+    };
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
         return Err(Errno::INVALID);
     }
     if attr.comp_mask != IBV_QP_INIT_ATTR_PD || !attr.srq.is_null() {
@@ -258,7 +267,7 @@ fn check(attr: &ibv_qp_init_attr_ex) -> Result<()> {
         );
         return Err(Errno::NOT_SUPPORTED);
     }
-    Ok(())
+    Ok(transport)
 }
 
 fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {

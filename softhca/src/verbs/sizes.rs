@@ -3,20 +3,34 @@
 //! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and what it calls.
 
 use super::errno::{Errno, Result};
-use crate::card::LIMITS;
+use crate::card::{LIMITS, Transport};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 use gdsync_sys::verbs::ibv_qp_cap;
 
-/// What libmlx5 sets aside in each send WQE of an RC queue pair that does not say which operations it wants: the largest
-/// operation is the binding of a memory window, with a control segment (16 bytes), a UMR control segment (48), a key context
-/// (64) and at least one block of key entries (64).
-const RC_OVERHEAD: u64 = 16 + 48 + 64 + 64;
 /// Bytes of an inline segment before its data.
 const INLINE_HEADER: u64 = 4;
-/// Most bytes that a WQE can carry inline: its size field counts 63 segments, two of which are the control and the remote
-/// address.
-const MAX_INLINE: u32 = (MAX_DS as u32 - 2) * SEGMENT as u32 - INLINE_HEADER as u32;
+
+/// What libmlx5 sets aside in each send WQE of a queue pair that does not say which operations it wants.
+///
+/// On connections the largest operation is the binding of a memory window, with a control segment (16 bytes), a UMR control
+/// segment (48), a key context (64) and at least one block of key entries (64). A datagram has a control segment and its address
+/// (48).
+fn overhead(transport: Transport) -> u64 {
+    match transport {
+        Transport::Rc | Transport::Uc => 16 + 48 + 64 + 64,
+        Transport::Ud => 16 + 48,
+    }
+}
+
+/// Segments that a WQE has for data: its size field counts 63, of which the control segment is one, and the remote address
+/// another, or a datagram's address three.
+fn data_segments(transport: Transport) -> u32 {
+    match transport {
+        Transport::Rc | Transport::Uc => u32::from(MAX_DS) - 2,
+        Transport::Ud => u32::from(MAX_DS) - 4,
+    }
+}
 
 /// Layout of a queue pair's buffer: the receive queue at its start, the send queue after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +48,9 @@ impl QueueSizes {
     ///
     /// # Errors
     /// EINVAL where a limit is exceeded; `cap` is as it was then.
-    pub(super) fn new(cap: &mut ibv_qp_cap) -> Result<Self> {
+    pub(super) fn new(transport: Transport, cap: &mut ibv_qp_cap) -> Result<Self> {
         let mut granted = *cap;
-        let sq_blocks = send_blocks(&mut granted)?;
+        let sq_blocks = send_blocks(transport, &mut granted)?;
         let (rq_entries, rq_stride) = recv_entries(&mut granted)?;
         *cap = granted;
         Ok(QueueSizes { sq_blocks, rq_entries, rq_stride })
@@ -60,18 +74,20 @@ impl QueueSizes {
     }
 }
 
-fn send_blocks(cap: &mut ibv_qp_cap) -> Result<u32> {
+fn send_blocks(transport: Transport, cap: &mut ibv_qp_cap) -> Result<u32> {
     if cap.max_send_wr == 0 {
         return Ok(0);
     }
-    if cap.max_send_sge > LIMITS.max_send_sge || cap.max_inline_data > MAX_INLINE {
+    let (overhead, most) = (overhead(transport), data_segments(transport));
+    let most_inline = most * SEGMENT as u32 - INLINE_HEADER as u32;
+    if cap.max_send_sge > LIMITS.max_send_sge.min(most) || cap.max_inline_data > most_inline {
         return Err(Errno::INVALID);
     }
     let block = BASIC_BLOCK as u64;
-    let gather = RC_OVERHEAD + u64::from(cap.max_send_sge) * SEGMENT as u64;
+    let gather = overhead + u64::from(cap.max_send_sge) * SEGMENT as u64;
     let inline = match u64::from(cap.max_inline_data) {
         0 => 0,
-        bytes => RC_OVERHEAD + (INLINE_HEADER + bytes).next_multiple_of(SEGMENT as u64),
+        bytes => overhead + (INLINE_HEADER + bytes).next_multiple_of(SEGMENT as u64),
     };
     let wqe = gather.max(inline).next_multiple_of(block);
     let queue = (u64::from(cap.max_send_wr) * wqe).next_power_of_two();
@@ -79,7 +95,9 @@ fn send_blocks(cap: &mut ibv_qp_cap) -> Result<u32> {
     if blocks > LIMITS.max_qp_wr {
         return Err(Errno::INVALID);
     }
-    cap.max_inline_data = ((wqe - RC_OVERHEAD - INLINE_HEADER) as u32).min(MAX_INLINE);
+    // Without segments nor inline data, a WQE may be no larger than what is set aside.
+    let granted = wqe.saturating_sub(overhead + INLINE_HEADER) as u32;
+    cap.max_inline_data = granted.min(most_inline);
     cap.max_send_wr = (queue / wqe) as u32;
     Ok(blocks)
 }
@@ -139,10 +157,39 @@ mod tests {
         ];
         for (asked, granted, (sq_blocks, rq_entries, rq_stride)) in cases {
             let mut cap = asked;
-            let sizes = QueueSizes::new(&mut cap);
+            let sizes = QueueSizes::new(Transport::Rc, &mut cap);
             assert_eq!(sizes, Ok(QueueSizes { sq_blocks, rq_entries, rq_stride }), "{asked:?}");
             assert_eq!(cap, granted, "{asked:?}");
         }
+    }
+
+    #[test]
+    fn datagrams_have_queues_of_their_own_size_and_unreliable_connections_have_not() {
+        // By hand from the same: an address takes 48 bytes, and with the control segment nothing else is set aside.
+        let cases = [
+            // WQE 64 + 16 = 80 -> 128 bytes; 128 / 64 blocks; inline 128 - 64 - 4.
+            (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (2, 4, 16)),
+            // 64 + align(4 + 100, 16) = 176 -> 192; 16 * 192 = 3072 -> 4096 bytes, 21 WQEs.
+            (cap(16, 16, 4, 4, 100), cap(21, 16, 4, 4, 124), (64, 16, 64)),
+            // 59 segments: 64 + 944 = 1008 -> 1024.
+            (cap(4, 4, 59, 1, 0), cap(4, 4, 59, 1, 940), (64, 4, 16)),
+            // No data at all: a block, of which nothing is left.
+            (cap(4, 4, 0, 1, 0), cap(4, 4, 0, 1, 0), (4, 4, 16)),
+        ];
+        for (asked, granted, (sq_blocks, rq_entries, rq_stride)) in cases {
+            let mut cap = asked;
+            let sizes = QueueSizes::new(Transport::Ud, &mut cap);
+            assert_eq!(sizes, Ok(QueueSizes { sq_blocks, rq_entries, rq_stride }), "{asked:?}");
+            assert_eq!(cap, granted, "{asked:?}");
+        }
+        for asked in [cap(1, 1, 60, 1, 0), cap(1, 1, 1, 1, 941)] {
+            assert_eq!(QueueSizes::new(Transport::Ud, &mut { asked }), Err(Errno::INVALID), "{asked:?}");
+        }
+        let asked = cap(128, 128, 4, 4, 44);
+        assert_eq!(
+            QueueSizes::new(Transport::Uc, &mut { asked }),
+            QueueSizes::new(Transport::Rc, &mut { asked })
+        );
     }
 
     #[test]
@@ -161,7 +208,7 @@ mod tests {
         ];
         for asked in cases {
             let mut cap = asked;
-            assert_eq!(QueueSizes::new(&mut cap), Err(Errno::INVALID), "{asked:?}");
+            assert_eq!(QueueSizes::new(Transport::Rc, &mut cap), Err(Errno::INVALID), "{asked:?}");
             assert_eq!(cap, asked);
         }
     }

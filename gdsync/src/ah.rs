@@ -1,0 +1,99 @@
+//! Address handles: where datagrams go.
+
+use crate::connect::path;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::pd::ProtectionDomainInner;
+use crate::qp::QueuePair;
+use crate::qp_options::ConnectOptions;
+use crate::verbs_call;
+use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
+use gdsync_sys::prm::wqe::AddressVector;
+use gdsync_sys::verbs::ibv_ah;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
+///
+/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and serves every UD queue pair of
+/// both. Work requests in flight hold it, and it holds its protection domain.
+#[derive(Clone, Debug)]
+pub struct AddressHandle {
+    inner: Arc<AddressHandleInner>,
+}
+
+#[derive(Debug)]
+struct AddressHandleInner {
+    raw: NonNull<ibv_ah>,
+    /// As the card has it, without queue pair and Q_Key.
+    vector: AddressVector,
+    port: u8,
+    pd: Arc<ProtectionDomainInner>,
+}
+
+// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is plain data.
+unsafe impl Send for AddressHandleInner {}
+// SAFETY: as above.
+unsafe impl Sync for AddressHandleInner {}
+
+impl AddressHandle {
+    /// The address of a remote port, reached from the port and the global identifier of `queue_pair`. Of `remote`, the queue pair's
+    /// number and the packet sequence number are of no concern here.
+    ///
+    /// Of the options, service level and global route count.
+    ///
+    /// # Errors
+    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::OutOfRange`] for options outside their ranges,
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn new(queue_pair: &QueuePair, remote: &Endpoint, options: ConnectOptions) -> Result<Self, Error> {
+        let inner = &queue_pair.inner;
+        options.check(u32::from(u8::MAX))?;
+        let (pd, port) = (inner.domain.pd.clone(), inner.config.port);
+        let mut attr = path(port, &inner.gid, remote, &options)?;
+        // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
+        let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
+        let raw = verbs_call::pointer("ibv_create_ah", raw, || remote.to_string())?;
+        let mut made = AddressHandleInner { raw, vector: zerocopy::transmute!([0u8; 48]), port, pd };
+        made.vector = made.describe()?;
+        Ok(AddressHandle { inner: Arc::new(made) })
+    }
+
+    /// Without queue pair and Q_Key.
+    pub(crate) fn vector(&self) -> AddressVector {
+        self.inner.vector
+    }
+
+    pub(crate) fn port(&self) -> u8 {
+        self.inner.port
+    }
+
+    pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
+        &self.inner.pd
+    }
+}
+
+impl AddressHandleInner {
+    /// Asks the provider for the address in the card's format.
+    fn describe(&self) -> Result<AddressVector, Error> {
+        let mut out = mlx5dv_ah { av: std::ptr::null_mut(), comp_mask: 0 };
+        let mut obj = mlx5dv_obj::default();
+        obj.ah.r#in = self.raw.as_ptr();
+        obj.ah.out = &mut out;
+        // SAFETY: the handle is alive, and `out` is a valid place.
+        let rc = unsafe { (self.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_AH) };
+        verbs_call::status("mlx5dv_init_obj", rc, || "address handle".to_owned())?;
+        if out.av.is_null() {
+            return Err(Error::Layout { what: "an address vector", value: 0 });
+        }
+        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
+        let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
+        Ok(zerocopy::transmute!(bytes))
+    }
+}
+
+impl Drop for AddressHandleInner {
+    fn drop(&mut self) {
+        // SAFETY: created by us, and no work request names it any more: they hold an `Arc` of this.
+        verbs_call::on_drop("ibv_destroy_ah", unsafe { (self.pd.device.api.destroy_ah)(self.raw.as_ptr()) });
+    }
+}
