@@ -71,7 +71,7 @@ impl Qp {
         let original = unsafe { dma::atomic(at, operation) };
         let psn = header.psn.get();
         self.receiver.results.remember(psn, original);
-        self.receiver.responses.push_back(Response::Atomic { psn, original });
+        self.receiver.responses.push_back(Response::Atomic { psn, original, again: false });
         Ok(1)
     }
 
@@ -83,7 +83,7 @@ impl Qp {
 
     /// Refuses a read or an atomic beyond those that the queue pair has said it serves at once.
     pub(super) fn check_responses_in_flight(&self, context: &mut Context<'_>) -> Result<(), Stop> {
-        let in_flight = self.receiver.responses.iter().filter(|response| response.has_result()).count();
+        let in_flight = self.receiver.responses.iter().filter(|response| response.has_new_result()).count();
         if in_flight < usize::from(self.attributes.max_dest_rd_atomic) {
             return Ok(());
         }

@@ -15,8 +15,10 @@ mod engine;
 mod error;
 mod fetch;
 mod gather;
+mod held;
 mod link;
 mod modify;
+mod network;
 mod packet;
 mod qp;
 mod receiver;
@@ -36,6 +38,7 @@ pub use error::{CardError, Diagnostic, Event};
 pub use link::{GidEntry, GidKind, LinkLayer};
 
 use crate::fabric::{Fabric, Sleeper};
+use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use commands::FIRST_NUMBER;
 use engine::Engine;
 use link::Port;
@@ -65,6 +68,7 @@ pub struct Card {
     next_number: AtomicU32,
     port: Port,
     gids: Vec<GidEntry>,
+    faults: Faults,
 }
 
 struct Shared {
@@ -92,11 +96,12 @@ impl Card {
     fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let fabric = Fabric::bind()?;
         let sleeper = fabric.sleeper();
-        let port = Port { link, lid: fabric.lid() };
-        let engine = Mutex::new(Engine::new(fabric, port));
+        let port = Port { link, lid: fabric.lid(), ipv4: None };
+        let faults = faults::join();
+        let engine = Mutex::new(Engine::new(fabric, port, faults.clone()));
         let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
         let next_number = AtomicU32::new(FIRST_NUMBER);
-        Ok(Card { shared, thread: None, next_number, port, gids: port.gids() })
+        Ok(Card { shared, thread: None, next_number, port, gids: port.gids(), faults })
     }
 
     /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0.
@@ -130,6 +135,17 @@ impl Card {
         self.shared.engine.lock().diagnostics.all()
     }
 
+    /// Applies a plan to this card only, in place of the process's; `None` ends its faults. Counting starts again.
+    pub fn set_faults(&self, plan: Option<&FaultPlan>) {
+        self.faults.set(plan);
+        self.shared.sleeper.wake();
+    }
+
+    /// The rules in force for this card, with what they have come to.
+    pub fn fault_counts(&self) -> Vec<RuleCount> {
+        self.faults.counts()
+    }
+
     /// Runs a command. The engine notices what it changed.
     fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
@@ -155,6 +171,8 @@ impl Drop for Card {
         {
             tracing::error!("the software card's thread panicked");
         }
+        self.shared.engine.lock().flush_held(Instant::now());
+        faults::leave(&self.faults);
     }
 }
 

@@ -34,18 +34,22 @@ pub(super) enum Response {
         rkey: u32,
         length: u32,
         sent: u32,
+        /// It answers a request that came again.
+        again: bool,
     },
     /// The original value that an atomic operation has found.
     Atomic {
         psn: u32,
         original: u64,
+        /// As above.
+        again: bool,
     },
 }
 
 impl Response {
-    /// Of a read or an atomic: there may be only so many at once.
-    pub(super) fn has_result(&self) -> bool {
-        matches!(self, Response::Read { .. } | Response::Atomic { .. })
+    /// Of a read or an atomic that came for the first time: there may be only so many at once.
+    pub(super) fn has_new_result(&self) -> bool {
+        matches!(self, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
     }
 }
 
@@ -57,11 +61,18 @@ impl Qp {
             return;
         }
         match kind {
-            Kind::ReadRequest => self.push_read(header),
+            // The rights may have changed since.
+            Kind::ReadRequest if self.attributes.access.contains(Access::REMOTE_READ) => {
+                self.push_read(header, true)
+            }
+            Kind::ReadRequest => {}
             Kind::CompareSwap | Kind::FetchAdd => {
                 let psn = header.psn.get();
                 match self.receiver.results.find(psn) {
-                    Some(original) => self.receiver.responses.push_back(Response::Atomic { psn, original }),
+                    Some(original) => {
+                        let again = Response::Atomic { psn, original, again: true };
+                        self.receiver.responses.push_back(again);
+                    }
                     None => tracing::debug!(qpn = self.qpn, psn, "an atomic of long ago comes again"),
                 }
             }
@@ -72,13 +83,14 @@ impl Qp {
         }
     }
 
-    pub(super) fn push_read(&mut self, header: &Header) {
+    pub(super) fn push_read(&mut self, header: &Header, again: bool) {
         self.receiver.responses.push_back(Response::Read {
             psn: header.psn.get(),
             addr: header.addr.get(),
             rkey: header.rkey.get(),
             length: header.length.get(),
             sent: 0,
+            again,
         });
     }
 
@@ -104,12 +116,12 @@ impl Qp {
                 header.timer_or_level = self.attributes.min_rnr_timer;
                 Some(header)
             }
-            Response::Atomic { psn, original } => {
+            Response::Atomic { psn, original, .. } => {
                 let mut header = Header::new(Kind::AtomicResponse, self.qpn, dest, *psn);
                 header.operands[0] = U64::new(*original);
                 Some(header)
             }
-            Response::Read { psn, addr, rkey, length, sent } => {
+            Response::Read { psn, addr, rkey, length, sent, .. } => {
                 let offset = sent * MTU;
                 let count = (length - offset).min(MTU);
                 let psn = psn.wrapping_add(*sent);

@@ -11,9 +11,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 mod arming;
 mod atomics;
+mod chaos;
 mod connections;
 mod datagrams;
 mod errors;
+mod faults;
 mod interface;
 mod peer;
 mod transfers;
