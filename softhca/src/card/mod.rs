@@ -79,7 +79,8 @@ struct Shared {
 }
 
 impl Card {
-    /// Claims a LID and starts the card, its port on the given link layer.
+    /// Claims a LID and starts the card, its port on the given link layer. Between hosts
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an address, and its port is Ethernet.
     ///
     /// # Errors
     /// [`CardError::Fabric`] or [`CardError::System`].
@@ -94,17 +95,24 @@ impl Card {
 
     /// A card without a thread: it does something only when it is stepped.
     fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
-        let fabric = Fabric::bind()?;
+        Ok(Card::on(Fabric::bind()?, link, sink))
+    }
+
+    fn on(fabric: Fabric, link: LinkLayer, sink: EventSink) -> Card {
         let sleeper = fabric.sleeper();
-        let port = Port { link, lid: fabric.lid(), ipv4: None };
+        let ipv4 = fabric.ipv4();
+        // Between hosts there are no LIDs.
+        let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
+        let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
         let engine = Mutex::new(Engine::new(fabric, port, faults.clone()));
         let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
         let next_number = AtomicU32::new(FIRST_NUMBER);
-        Ok(Card { shared, thread: None, next_number, port, gids: port.gids(), faults })
+        Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
     }
 
-    /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0.
+    /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0. It is 0
+    /// between hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
@@ -120,7 +128,8 @@ impl Card {
     }
 
     /// Its table of GIDs. InfiniBand: the link-local prefix with the GUID. Ethernet: that as RoCE v1 and as RoCE v2, then the
-    /// IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID.
+    /// IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID; between hosts it is the card's own address, which the
+    /// GUID ends with, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }

@@ -38,7 +38,8 @@ fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {
 fn one(text: &str) -> Result<SocketAddrV4, String> {
     let address = text.parse::<SocketAddrV4>().ok();
     let address = address.or_else(|| Some(SocketAddrV4::new(text.parse().ok()?, DEFAULT_PORT)));
-    let address = address.ok_or_else(|| format!("`{text}` is not ADDRESS or ADDRESS:PORT with an IPv4 address"))?;
+    let address =
+        address.ok_or_else(|| format!("`{text}` is not ADDRESS or ADDRESS:PORT with an IPv4 address"))?;
     if !is_of_one_host(*address.ip()) || address.port() == 0 {
         return Err(format!("`{text}` is not the address and port of one host: peers connect to it"));
     }
