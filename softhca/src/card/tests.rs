@@ -16,6 +16,7 @@ mod connections;
 mod datagrams;
 mod errors;
 mod faults;
+mod hosts;
 mod interface;
 mod peer;
 mod transfers;
@@ -148,7 +149,7 @@ impl TestQp {
         card.modify_qp(self.qpn, &init).unwrap();
         let rtr = QpChange {
             state: Some(QpState::Rtr),
-            address: Some(Address { dlid, gid: None }),
+            address: with.address.or(Some(Address { dlid, gid: None })),
             path_mtu: Some(5),
             dest_qpn: Some(peer),
             rq_psn: Some(with.rq_psn.unwrap_or(0)),
