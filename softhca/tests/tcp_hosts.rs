@@ -188,7 +188,7 @@ fn connected(mut hosts: [Host; 2]) -> [Host; 2] {
 fn talk([left, right]: &mut [Host; 2]) {
     for round in 1..=20u8 {
         for (from, to) in [(0, 1), (1, 0)] {
-            let mut pair = [&mut *left, &mut *right];
+            let pair = [&mut *left, &mut *right];
             let byte = round * 2 + from as u8;
             pair[to].tell("receive");
             pair[from].tell(&format!("fill {byte}"));

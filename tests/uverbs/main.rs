@@ -4,6 +4,7 @@
 
 mod failures;
 mod listing;
+mod network;
 mod perftest;
 mod pingpong;
 mod soft;

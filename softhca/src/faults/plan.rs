@@ -208,7 +208,8 @@ impl fmt::Display for Exact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0.as_nanos();
         let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
-        let (unit, name) = units.into_iter().find(|(unit, _)| nanos % unit == 0).unwrap_or((1, "ns"));
+        let (unit, name) =
+            units.into_iter().find(|(unit, _)| nanos.is_multiple_of(*unit)).unwrap_or((1, "ns"));
         write!(f, "{}{name}", nanos / unit)
     }
 }
