@@ -6,6 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::Transport;
 use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
+use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use softhca::devices::MAX_DEVICES;
 use std::ffi::OsString;
@@ -143,6 +144,9 @@ pub(crate) struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
     #[arg(long, value_name = "LIST", default_value = "1", value_parser = soft_devices)]
     pub(crate) devices: SoftDevices,
+    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md); SOFTHCA_FAULTS does the same
+    #[arg(long, value_name = "PLAN")]
+    pub(crate) faults: Option<FaultPlan>,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
     #[arg(long)]
     pub(crate) log: bool,

@@ -3,7 +3,7 @@
 use crate::card::LinkLayer;
 
 /// Environment variable with the software devices of this process: a number from 1 to 8, all of them InfiniBand, or a list of
-/// link layers such as `ib,roce,ib`. One InfiniBand device without it.
+/// link layers such as `ib,roce,ib`. One InfiniBand device without it. Where cards speak to other hosts, all are Ethernet.
 pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 8;
@@ -12,7 +12,13 @@ pub const MAX_DEVICES: usize = 8;
 /// sense (then the log says so).
 pub fn devices_from_environment() -> Vec<LinkLayer> {
     let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
-    devices(value.as_deref())
+    on_fabric(devices(value.as_deref()))
+}
+
+/// The link layers of devices on the fabric that the environment asks for: all are Ethernet where cards speak to other hosts, since
+/// they are found by GID there.
+pub fn on_fabric(devices: Vec<LinkLayer>) -> Vec<LinkLayer> {
+    if crate::fabric::is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
 }
 
 fn devices(value: Option<&str>) -> Vec<LinkLayer> {

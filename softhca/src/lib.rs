@@ -10,9 +10,11 @@
 pub mod card;
 pub mod devices;
 pub mod fabric;
+pub mod faults;
 mod peer_memory;
 pub mod sysfs;
 pub mod verbs;
 
+pub use faults::{FaultPlan, fault_counts, set_faults};
 pub use peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use verbs::verbs_api;

@@ -9,7 +9,8 @@ pub(crate) use folder::watch;
 use crate::Failure;
 use crate::cli::SoftOptions;
 use folder::Folder;
-use softhca::devices::DEVICES_VARIABLE;
+use softhca::devices::{DEVICES_VARIABLE, on_fabric};
+use softhca::faults::FAULTS_VARIABLE;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -25,7 +26,7 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     // Before anything is there to be left behind: whoever wants to end this process ends the command, and is waited for.
     let signals = signals::Held::new()?;
     let folder = Folder::new()?;
-    softhca::sysfs::write(folder.path(), &options.devices.layers)?;
+    softhca::sysfs::write(folder.path(), &on_fabric(options.devices.layers.clone()))?;
     let Some((name, arguments)) = options.command.split_first() else {
         return Err("no command is given: gdsync soft -- COMMAND".into());
     };
@@ -35,6 +36,9 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
         .env("SYSFS_PATH", folder.path())
         .env(DEVICES_VARIABLE, &options.devices.text)
         .env("LD_PRELOAD", preload(library.into_os_string()));
+    if let Some(plan) = &options.faults {
+        command.env(FAULTS_VARIABLE, plan.to_string());
+    }
     if options.log && std::env::var_os("SOFTHCA_LOG").is_none() {
         command.env("SOFTHCA_LOG", "info");
     }

@@ -5,6 +5,7 @@
 mod exhaustion;
 mod failures;
 mod listing;
+mod network;
 mod perftest;
 mod pingpong;
 mod soft;

@@ -242,6 +242,7 @@ impl Card {
             None => Err(CardError::NotFound { what: "completion queue", number: cqn }),
             Some(0) => {
                 engine.cqs.remove(&cqn);
+                engine.late.forget_queue(cqn);
                 Ok(())
             }
             Some(users) => Err(CardError::Busy { what: "completion queue", number: cqn, users }),
@@ -314,7 +315,12 @@ impl Card {
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }
-            engine.with_qp(qpn, Instant::now(), |qp, context| match to {
+            let now = Instant::now();
+            if to == QpState::Reset {
+                engine.settle_late(qpn, now);
+                engine.held.forget(qpn);
+            }
+            engine.with_qp(qpn, now, |qp, context| match to {
                 QpState::Reset => qp.reset(),
                 QpState::Err => {
                     qp.ring(context);

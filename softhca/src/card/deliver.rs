@@ -4,15 +4,17 @@ use super::config::{QpState, Transport};
 use super::context::Context;
 use super::dma::Part;
 use super::error::Event;
+use super::link::Port;
 use super::packet::{Header, Kind, NakCode};
 use super::qp::Qp;
+use crate::fabric::Node;
 use std::collections::HashMap;
 use zerocopy::FromBytes;
 
 /// Handles a packet. Returns the queue pair that it concerned.
 pub(super) fn receive(
     qps: &mut HashMap<u32, Qp>,
-    source: u16,
+    source: Node,
     header: &[u8],
     payload: &[Part],
     context: &mut Context<'_>,
@@ -24,12 +26,11 @@ pub(super) fn receive(
     };
     let qpn = header.dest_qpn.get();
     let qp = qps.get_mut(&qpn)?;
-    if !listens_to(qp, source, kind, &header) {
+    if !listens_to(qp, context.port, source, kind, &header) {
         tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
         return None;
     }
-    let is_request =
-        matches!(kind, Kind::Send | Kind::Write | Kind::ReadRequest | Kind::CompareSwap | Kind::FetchAdd);
+    let is_request = kind.is_request() && kind != Kind::Datagram;
     if is_request && qp.attributes.state == QpState::Rtr && !std::mem::replace(&mut qp.established, true) {
         context.emit(Event::CommunicationEstablished { qpn });
     }
@@ -49,8 +50,8 @@ pub(super) fn receive(
 }
 
 /// Connections hear their peer only, and every transport its own packets only.
-fn listens_to(qp: &Qp, source: u16, kind: Kind, header: &Header) -> bool {
-    let is_peer = || (qp.dlid(), qp.attributes.dest_qpn) == (source, header.source_qpn.get());
+fn listens_to(qp: &Qp, port: Port, source: Node, kind: Kind, header: &Header) -> bool {
+    let is_peer = || (qp.node(port), qp.attributes.dest_qpn) == (source, header.source_qpn.get());
     let is_of_its_transport = match qp.transport {
         Transport::Ud => kind == Kind::Datagram,
         Transport::Uc => matches!(kind, Kind::Send | Kind::Write) && !header.is_reliable() && is_peer(),

@@ -2,20 +2,21 @@
 
 use super::context::Context;
 use super::cq::Cq;
-use super::deliver::receive;
 use super::error::{Diagnostic, Diagnostics, Event};
 use super::gather::Gather;
+use super::held::{Held, Late};
 use super::link::Port;
+use super::network::{Departure, Leaving, arrive};
 use super::packet::Header;
 use super::qp::{Qp, QpState};
 use super::region::Regions;
 use super::sender::PEER_MEMORY;
 use super::uar::{UarPage, UarPages};
-use crate::fabric::{Fabric, SendOutcome};
+use crate::fabric::{Fabric, Node};
+use crate::faults::Faults;
 use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
 
 /// Packets that one step takes from the fabric.
 const RECEIVE_BUDGET: usize = 32;
@@ -53,9 +54,14 @@ pub(super) struct Engine {
     /// Queue pairs in the error state: their receive queues are flushed as they fill.
     failed: HashSet<u32>,
     timers: BTreeSet<(Instant, u32)>,
-    payload: Gather,
+    pub(super) payload: Gather,
     /// See [`Context::bounce`].
-    bounce: Vec<u8>,
+    pub(super) bounce: Vec<u8>,
+    pub(super) faults: Faults,
+    /// Packets that faults hold back.
+    pub(super) held: Held,
+    /// Completion entries that faults hold back.
+    pub(super) late: Late,
 }
 
 // SAFETY: `payload` holds addresses only while a packet is being made, under the engine's lock; everything else is `Send`.
@@ -91,17 +97,20 @@ macro_rules! context {
             diagnostics: &mut $engine.diagnostics,
             payload: &mut $engine.payload,
             bounce: &mut $engine.bounce,
+            faults: &$engine.faults,
+            late: &mut $engine.late,
         }
     };
 }
+pub(super) use context;
 
 impl Engine {
-    pub(super) fn new(fabric: Fabric, port: Port) -> Self {
+    pub(super) fn new(fabric: Fabric, port: Port, faults: Faults) -> Self {
         Engine {
             port,
             fabric,
             pds: HashMap::new(),
-            regions: Regions::default(),
+            regions: Regions::with(faults.clone()),
             uars: HashMap::new(),
             uar_pages: UarPages::default(),
             cqs: HashMap::new(),
@@ -114,6 +123,9 @@ impl Engine {
             timers: BTreeSet::new(),
             payload: Gather::default(),
             bounce: Vec::new(),
+            faults,
+            held: Held::default(),
+            late: Late::default(),
         }
     }
 
@@ -132,7 +144,7 @@ impl Engine {
     }
 
     /// Keeps the lists of failed queue pairs and of timers current.
-    fn after(&mut self, qpn: u32) {
+    pub(super) fn after(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.attributes.state == QpState::Err {
             self.failed.insert(qpn);
@@ -158,6 +170,7 @@ impl Engine {
 
     /// Forgets a queue pair.
     pub(super) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        self.settle_late(qpn, Instant::now());
         let qp = self.qps.remove(&qpn)?;
         self.failed.remove(&qpn);
         if let Some(timer) = qp.timer {
@@ -180,6 +193,8 @@ impl Engine {
         worked |= self.take_packets(now);
         worked |= self.flush_failed(now);
         worked |= self.fire_timers(now);
+        worked |= self.release_held(now);
+        worked |= self.release_late(now);
         for qpn in std::mem::take(&mut self.blocked) {
             self.schedule(qpn);
         }
@@ -202,7 +217,8 @@ impl Engine {
 
     /// When the next timer fires.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let timer = self.timers.first().map(|(at, _)| *at);
+        [timer, self.held.next_due(), self.late.next_due()].into_iter().flatten().min()
     }
 
     fn take_doorbells(&mut self, now: Instant) -> bool {
@@ -275,13 +291,27 @@ impl Engine {
 
     fn take_packets(&mut self, now: Instant) -> bool {
         // Handling a packet needs the whole engine, so the fabric steps out of it meanwhile.
+        if self.held.is_congested() {
+            return false;
+        }
         let port = self.port;
-        let Engine { fabric, qps, regions, cqs, events, diagnostics, payload: gather, bounce, .. } = self;
+        let Engine { fabric, qps, regions, cqs, events, diagnostics, payload: gather, .. } = self;
+        let Engine { bounce, faults, held, late, .. } = self;
         let mut touched = Vec::new();
         let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
-            let mut context =
-                Context { now, port, regions, cqs, events, diagnostics, payload: gather, bounce };
-            touched.extend(receive(qps, source, header, &payload, &mut context));
+            let mut context = Context {
+                now,
+                port,
+                regions,
+                cqs,
+                events,
+                diagnostics,
+                payload: gather,
+                bounce,
+                faults,
+                late,
+            };
+            touched.extend(arrive(held, qps, source, header, &payload, &mut context));
         });
         for qpn in touched {
             self.after(qpn);
@@ -310,11 +340,11 @@ impl Engine {
             self.timers.pop_first();
             let Some(qp) = self.qps.get_mut(&qpn) else { continue };
             qp.timer = None;
-            let dlid = qp.dlid();
+            let node = qp.node(self.port);
             let expired = qp.sender.deadline.is_some_and(|deadline| deadline <= now);
             let ready = qp.take_rnr_over(now);
             if expired {
-                let alive = dlid == self.port.lid || self.fabric.is_alive(dlid);
+                let alive = node == self.port.node() || self.fabric.is_alive(node);
                 self.with_qp(qpn, now, |qp, context| qp.retry(alive, context));
             }
             self.after(qpn);
@@ -331,51 +361,19 @@ impl Engine {
         for _ in 0..SEND_BUDGET {
             self.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| match qp.next_response(context) {
-                Some(header) => Some((header, true, qp.dlid())),
-                None => qp.next_request(context).map(|header| (header, false, qp.request_dlid(context.port))),
+                Some(header) => Some((header, true, qp.node(context.port))),
+                None => qp.next_request(context).map(|header| (header, false, qp.request_node(context.port))),
             });
-            let Some(Some((header, is_response, dlid))) = made else { return Turn::Idle };
+            let Some(Some((header, is_response, to))) = made else { return Turn::Idle };
             if self.payload.is_waiting() {
-                match self.fetch_payload(qpn, &header, is_response, dlid, now) {
+                match self.fetch_payload(qpn, &header, is_response, to, now) {
                     Fetch::Done => {}
                     Fetch::Failed => continue,
                     Fetch::Full => return Turn::Blocked,
                 }
             }
-            if dlid == self.port.lid {
-                // Loopback: first the sender moves on, then the receiver is told; they may be the same queue pair. Not so
-                // where sending completes the request, which may hold the data.
-                let parts = self.payload.take();
-                let is_reliable = header.is_reliable();
-                if is_reliable {
-                    self.sent(qpn, &header, is_response, now);
-                }
-                let mut context = context!(self, now);
-                let bytes = header.as_bytes();
-                let touched = receive(&mut self.qps, self.port.lid, bytes, &parts, &mut context);
-                self.payload.give_back(parts);
-                if let Some(touched) = touched {
-                    self.after(touched);
-                    self.schedule(touched);
-                }
-                if !is_reliable {
-                    self.sent(qpn, &header, is_response, now);
-                }
-                continue;
-            }
-            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that the request holds, or
-            // were fetched into the card's own buffer; none goes while the engine is locked.
-            match unsafe { self.fabric.try_send(dlid, header.as_bytes(), self.payload.parts()) } {
-                SendOutcome::Sent => self.sent(qpn, &header, is_response, now),
-                SendOutcome::Full => return Turn::Blocked,
-                SendOutcome::Unreachable if is_response || !header.is_reliable() => {
-                    self.sent(qpn, &header, is_response, now)
-                }
-                SendOutcome::Unreachable => {
-                    // The peer's process is gone or was never there: no time-out will bring it back.
-                    self.sent(qpn, &header, is_response, now);
-                    self.with_qp(qpn, now, |qp, context| qp.retry(false, context));
-                }
+            if self.depart(&Leaving { qpn, header, is_response, to }, now) == Departure::NoRoom {
+                return Turn::Blocked;
             }
         }
         Turn::More
@@ -387,11 +385,11 @@ impl Engine {
         qpn: u32,
         header: &Header,
         is_response: bool,
-        dlid: u16,
+        to: Node,
         now: Instant,
     ) -> Fetch {
         // Clients take their time: they are not asked again and again for a packet that cannot leave.
-        if dlid != self.port.lid && self.fabric.is_full(dlid, size_of::<Header>(), self.payload.len()) {
+        if to != self.port.node() && self.fabric.is_full(to, size_of::<Header>(), self.payload.len()) {
             self.payload.clear();
             return Fetch::Full;
         }
@@ -406,10 +404,11 @@ impl Engine {
         Fetch::Failed
     }
 
-    fn sent(&mut self, qpn: u32, header: &Header, is_response: bool, now: Instant) {
-        self.with_qp(qpn, now, |qp, context| {
-            if is_response {
-                qp.response_sent(header, context);
+    /// A packet is on its way.
+    pub(super) fn sent(&mut self, leaving: &Leaving, now: Instant) {
+        self.with_qp(leaving.qpn, now, |qp, context| {
+            if leaving.is_response {
+                qp.response_sent(&leaving.header, context);
             } else {
                 qp.request_sent(context);
             }

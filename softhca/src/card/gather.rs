@@ -91,12 +91,9 @@ impl Gather {
         Ok(())
     }
 
-    /// The pieces. Those that were fetched are valid until the next are.
-    pub(super) fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-
-    /// Lends the list of pieces out, so that the rest of the card can be used while it is read.
+    /// Lends the list of pieces out. Those that were fetched are valid until the next are.
+    ///
+    /// The rest of the card can be used while it is read.
     pub(super) fn take(&mut self) -> Vec<Part> {
         std::mem::take(&mut self.parts)
     }

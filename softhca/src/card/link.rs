@@ -1,5 +1,8 @@
 //! What a port is on: its link layer and its table of GIDs.
 
+use crate::fabric::{Node, node_of_address};
+use std::net::Ipv4Addr;
+
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
@@ -23,7 +26,7 @@ pub enum GidKind {
 /// An entry of a port's table of GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// The GID. It ends with the port's LID.
+    /// The GID. It ends with the port's LID, or its IPv4 address.
     pub gid: [u8; 16],
     /// What it is good for.
     pub kind: GidKind,
@@ -39,18 +42,46 @@ impl GidEntry {
 /// What IPv4-mapped IPv6 addresses begin with (RFC 4291, 2.5.5.2).
 pub(super) const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
+/// The prefix of link-local addresses (RFC 4291, 2.5.6).
+const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
+/// What interface identifiers made of IPv4 addresses begin with.
+const ISATAP: u64 = 0x0200_5efe_0000_0000;
+
 /// A port's identity.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Port {
     pub(super) link: LinkLayer,
-    /// Where the fabric delivers its packets, on either link layer.
+    /// Where the fabric of one host delivers its packets, on either link layer.
     pub(super) lid: u16,
+    /// Where the fabric of several hosts does.
+    pub(super) ipv4: Option<Ipv4Addr>,
 }
 
 impl Port {
-    /// An EUI-64 of the locally administered range that ends with the LID.
+    /// An EUI-64 of the locally administered range that ends with the LID, or with the IPv4 address as RFC 5214 (6.1) makes
+    /// interface identifiers of them.
     pub(super) fn guid(&self) -> u64 {
-        0x0200_00ff_fe00_0000 | u64::from(self.lid)
+        match self.ipv4 {
+            Some(address) => ISATAP | u64::from(u32::from(address)),
+            None => 0x0200_00ff_fe00_0000 | u64::from(self.lid),
+        }
+    }
+
+    /// The card's own place in the fabric.
+    pub(super) fn node(&self) -> Node {
+        self.ipv4.map_or(self.lid.into(), node_of_address)
+    }
+
+    /// Where the fabric delivers packets for a GID: cards' GIDs end with it. On a fabric of several hosts, nowhere for what is no
+    /// card's.
+    pub(super) fn node_of(&self, gid: &[u8; 16]) -> Node {
+        if self.ipv4.is_none() {
+            return lid_of(gid).into();
+        }
+        let [.., a, b, c, d] = *gid;
+        let is_card = gid.starts_with(&IPV4_MAPPED)
+            || gid.starts_with(&LINK_LOCAL.to_be_bytes()) && gid[8..12] == ISATAP.to_be_bytes()[..4];
+        if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
     /// The table of GIDs.
@@ -60,12 +91,12 @@ impl Port {
 
     /// An entry of that table.
     pub(super) fn gid(&self, index: u8) -> Option<GidEntry> {
-        let prefix = 0xfe80_0000_0000_0000_u64;
-        let local = (u128::from(prefix) << 64 | u128::from(self.guid())).to_be_bytes();
+        let local = (u128::from(LINK_LOCAL) << 64 | u128::from(self.guid())).to_be_bytes();
         let mut mapped = [0; 16];
         mapped[..12].copy_from_slice(&IPV4_MAPPED);
-        mapped[12..14].copy_from_slice(&[10, 83]);
-        mapped[14..].copy_from_slice(&self.lid.to_be_bytes());
+        let [high, low] = self.lid.to_be_bytes();
+        let address = self.ipv4.unwrap_or(Ipv4Addr::new(10, 83, high, low));
+        mapped[12..].copy_from_slice(&address.octets());
         let (gid, kind) = match (self.link, index) {
             (LinkLayer::InfiniBand, 0) => (local, GidKind::InfiniBand),
             (LinkLayer::Ethernet, 0) => (local, GidKind::RoceV1),
@@ -90,21 +121,34 @@ mod tests {
     #[test]
     fn every_gid_ends_with_the_lid() {
         for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
-            let gids = Port { link, lid: 0x1234 }.gids();
+            let gids = Port { link, lid: 0x1234, ipv4: None }.gids();
             assert!(gids.iter().all(|entry| lid_of(&entry.gid) == 0x1234));
         }
     }
 
     #[test]
+    fn a_port_of_several_hosts_is_found_by_each_of_its_gids_and_by_no_other() {
+        let ipv4 = Some(Ipv4Addr::new(192, 0, 2, 7));
+        let port = Port { link: LinkLayer::Ethernet, lid: 0, ipv4 };
+        assert_eq!(port.node(), 0xc000_0207);
+        assert_eq!(port.gids().len(), 4);
+        assert!(port.gids().iter().all(|entry| port.node_of(&entry.gid) == port.node()));
+        assert_eq!(port.gids()[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 7]);
+        let mut other = port.gids()[0].gid;
+        other[8] = 1;
+        assert_eq!((port.node_of(&other), port.node_of(&[7; 16])), (0, 0));
+    }
+
+    #[test]
     fn an_ethernet_port_has_link_local_and_ipv4_gids_of_both_versions() {
-        let gids = Port { link: LinkLayer::Ethernet, lid: 0x1234 }.gids();
+        let gids = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None }.gids();
         let kinds: Vec<GidKind> = gids.iter().map(|entry| entry.kind).collect();
         assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2, GidKind::RoceV1, GidKind::RoceV2]);
         assert_eq!((gids[0].gid, gids[2].gid), (gids[1].gid, gids[3].gid));
         assert_eq!(gids[0].gid[..2], [0xfe, 0x80]);
         assert_eq!(gids[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 83, 0x12, 0x34]);
         assert_eq!(gids.iter().map(GidEntry::is_ipv4).collect::<Vec<_>>(), [false, false, false, true]);
-        let infiniband = Port { link: LinkLayer::InfiniBand, lid: 7 }.gids();
+        let infiniband = Port { link: LinkLayer::InfiniBand, lid: 7, ipv4: None }.gids();
         assert_eq!((infiniband.len(), infiniband[0].kind), (1, GidKind::InfiniBand));
     }
 }

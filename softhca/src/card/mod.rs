@@ -21,8 +21,10 @@ mod engine;
 mod error;
 mod fetch;
 mod gather;
+mod held;
 mod link;
 mod modify;
+mod network;
 mod packet;
 mod qp;
 mod receiver;
@@ -43,6 +45,7 @@ pub use error::{CardError, Diagnostic, Event};
 pub use link::{GidEntry, GidKind, LinkLayer};
 
 use crate::fabric::{Fabric, Sleeper};
+use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use commands::FIRST_NUMBER;
 use engine::Engine;
 use link::Port;
@@ -72,6 +75,7 @@ pub struct Card {
     next_number: AtomicU32,
     port: Port,
     gids: Vec<GidEntry>,
+    faults: Faults,
 }
 
 struct Shared {
@@ -82,7 +86,8 @@ struct Shared {
 }
 
 impl Card {
-    /// Claims a LID and starts the card, its port on the given link layer.
+    /// Claims a LID and starts the card, its port on the given link layer. Between hosts
+    /// ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an address, and its port is Ethernet.
     ///
     /// # Errors
     /// [`CardError::Fabric`] or [`CardError::System`].
@@ -97,16 +102,24 @@ impl Card {
 
     /// A card without a thread: it does something only when it is stepped.
     fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
-        let fabric = Fabric::bind()?;
-        let sleeper = fabric.sleeper();
-        let port = Port { link, lid: fabric.lid() };
-        let engine = Mutex::new(Engine::new(fabric, port));
-        let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
-        let next_number = AtomicU32::new(FIRST_NUMBER);
-        Ok(Card { shared, thread: None, next_number, port, gids: port.gids() })
+        Ok(Card::on(Fabric::bind()?, link, sink))
     }
 
-    /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0.
+    fn on(fabric: Fabric, link: LinkLayer, sink: EventSink) -> Card {
+        let sleeper = fabric.sleeper();
+        let ipv4 = fabric.ipv4();
+        // Between hosts there are no LIDs.
+        let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
+        let port = Port { link, lid: fabric.lid(), ipv4 };
+        let faults = faults::join();
+        let engine = Mutex::new(Engine::new(fabric, port, faults.clone()));
+        let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
+        let next_number = AtomicU32::new(FIRST_NUMBER);
+        Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
+    }
+
+    /// Its LID, unique on the host while the card lives. On Ethernet, too: there it only ends the GIDs, and fronts report 0. It is 0
+    /// between hosts.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
@@ -122,7 +135,8 @@ impl Card {
     }
 
     /// Its table of GIDs. InfiniBand: the link-local prefix with the GUID. Ethernet: that as RoCE v1 and as RoCE v2, then the
-    /// IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID.
+    /// IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID; between hosts it is the card's own address, which the
+    /// GUID ends with, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
@@ -135,6 +149,17 @@ impl Card {
     /// The strict checker's findings, oldest first; the last 256 are kept.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.shared.engine.lock().diagnostics.all()
+    }
+
+    /// Applies a plan to this card only, in place of the process's; `None` ends its faults. Counting starts again.
+    pub fn set_faults(&self, plan: Option<&FaultPlan>) {
+        self.faults.set(plan);
+        self.shared.sleeper.wake();
+    }
+
+    /// The rules in force for this card, with what they have come to.
+    pub fn fault_counts(&self) -> Vec<RuleCount> {
+        self.faults.counts()
     }
 
     /// Runs a command. The engine notices what it changed.
@@ -162,6 +187,8 @@ impl Drop for Card {
         {
             tracing::error!("the software card's thread panicked");
         }
+        self.shared.engine.lock().flush_held(Instant::now());
+        faults::leave(&self.faults);
     }
 }
 

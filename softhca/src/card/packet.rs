@@ -35,6 +35,14 @@ impl Kind {
     ];
 }
 
+impl Kind {
+    /// A packet of the requester.
+    pub(super) fn is_request(self) -> bool {
+        use Kind::*;
+        matches!(self, Send | Write | ReadRequest | CompareSwap | FetchAdd | Datagram)
+    }
+}
+
 impl TryFrom<u8> for Kind {
     type Error = UnknownCode;
 

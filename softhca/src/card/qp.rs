@@ -5,9 +5,10 @@ use super::config::{QpAttributes, QpConfig, Transport};
 use super::context::Context;
 use super::dma::{self, ReadRing, Record};
 use super::error::Event;
-use super::link::lid_of;
+use super::link::Port;
 use super::receiver::Receiver;
 use super::sender::Sender;
+use crate::fabric::Node;
 use gdsync_sys::prm::cqe::Cqe64;
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 
@@ -78,10 +79,10 @@ impl Qp {
         self.established = false;
     }
 
-    /// The LID that its packets go to. Software cards' GIDs end with it.
-    pub(super) fn dlid(&self) -> u16 {
+    /// Where its packets go.
+    pub(super) fn node(&self, port: Port) -> Node {
         let address = &self.attributes.address;
-        address.gid.map_or(address.dlid, |gid| lid_of(&gid))
+        address.gid.map_or(address.dlid.into(), |gid| port.node_of(&gid))
     }
 
     /// The doorbell is the start of the last WQE's control segment, so the record must be past it.
@@ -95,7 +96,14 @@ impl Qp {
     }
 
     pub(super) fn complete(&mut self, cqn: u32, cqe: Cqe64, context: &mut Context<'_>) {
-        if !context.complete(cqn, cqe.with_user_index(self.user_index)) && !self.overrun {
+        if !context.complete(cqn, cqe.with_user_index(self.user_index)) {
+            self.completion_lost(context);
+        }
+    }
+
+    /// A completion queue had no place for an entry.
+    pub(super) fn completion_lost(&mut self, context: &mut Context<'_>) {
+        if !self.overrun {
             self.overrun = true;
             context.emit(Event::QpFatal { qpn: self.qpn });
             // Nothing can be reported any more; what is left is dropped.

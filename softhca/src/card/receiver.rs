@@ -10,6 +10,7 @@ use super::packet::{FIRST, Header, IMMEDIATE, Kind, LAST, NakCode, PSN_MASK, SOL
 use super::qp::{Qp, QpState};
 use super::responses::Response;
 use super::sender::{PEER_MEMORY, VENDOR_SYNDROME, each_piece};
+use crate::faults::Refused;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
@@ -125,11 +126,12 @@ impl Qp {
             return self.duplicate(kind, header);
         }
         self.receiver.nak_sent = false;
-        let result = match kind {
-            Kind::Send => self.take_send(header, payload, context),
-            Kind::Write => self.take_write(header, payload, context),
-            Kind::CompareSwap | Kind::FetchAdd => self.take_atomic(kind, header, context),
-            _ => self.take_read(header, context),
+        let result = match (context.faults.refuse(self.qpn, kind), kind) {
+            (Some(refused), _) => Err(self.injected(refused)),
+            (None, Kind::Send) => self.take_send(header, payload, context),
+            (None, Kind::Write) => self.take_write(header, payload, context),
+            (None, Kind::CompareSwap | Kind::FetchAdd) => self.take_atomic(kind, header, context),
+            (None, _) => self.take_read(header, context),
         };
         match result {
             Ok(packets) => {
@@ -151,6 +153,20 @@ impl Qp {
                 self.go_to_error(context);
             }
         }
+    }
+
+    /// A refusal that faults ask for.
+    fn injected(&self, refused: Refused) -> Stop {
+        let qpn = self.qpn;
+        let (code, event) = match refused {
+            Refused::NotReady => return Stop::Nak(NakCode::ReceiverNotReady),
+            Refused::With(Syndrome::RemoteAccess) => return self.no_access(),
+            Refused::With(Syndrome::RemoteInvalidRequest) => {
+                (NakCode::InvalidRequest, Event::QpRequestError { qpn })
+            }
+            Refused::With(_) => (NakCode::RemoteOperation, Event::QpFatal { qpn }),
+        };
+        Stop::Fatal(code, Failure::Event(event))
     }
 
     pub(super) fn take_send(

@@ -3,6 +3,7 @@
 use super::config::{Access, LIMITS};
 use super::dma::{self, Place};
 use super::error::CardError;
+use crate::faults::{Faults, Side};
 use crate::peer_memory::{self, PeerMapping};
 use std::sync::Arc;
 
@@ -79,6 +80,8 @@ pub(super) struct Regions {
     table: Vec<Option<Region>>,
     tags: Vec<u8>,
     free: Vec<usize>,
+    /// None where nobody asks for faults.
+    faults: Option<Faults>,
 }
 
 impl Regions {
@@ -124,6 +127,11 @@ impl Regions {
         Ok((region.pdn, region.memory))
     }
 
+    /// Regions of a card with those faults.
+    pub(super) fn with(faults: Faults) -> Self {
+        Regions { faults: Some(faults), ..Regions::default() }
+    }
+
     /// The memory behind a key, if that access is allowed.
     pub(super) fn resolve(
         &self,
@@ -133,6 +141,9 @@ impl Regions {
         len: u64,
         wanted: Access,
     ) -> Result<Place<'_>, Refusal> {
+        if self.faults.as_ref().is_some_and(|faults| faults.is_on() && faults.is_gone(key, side_of(wanted))) {
+            return Err(Refusal::Key { key });
+        }
         let region = self.find(key).ok_or(Refusal::Key { key })?;
         if region.pdn != pdn {
             return Err(Refusal::Domain { region: region.pdn, wanted: pdn });
@@ -152,6 +163,12 @@ impl Regions {
             Some(peer) => Place::Peer(peer, addr),
         })
     }
+}
+
+/// Whose access it is: only requests of a peer need remote rights.
+fn side_of(wanted: Access) -> Side {
+    let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    if wanted.intersects(remote) { Side::Remote } else { Side::Local }
 }
 
 #[cfg(test)]

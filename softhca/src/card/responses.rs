@@ -62,7 +62,11 @@ impl Qp {
             return;
         }
         match kind {
-            Kind::ReadRequest => self.push_read(header, true),
+            // The rights may have changed since.
+            Kind::ReadRequest if self.attributes.access.contains(Access::REMOTE_READ) => {
+                self.push_read(header, true)
+            }
+            Kind::ReadRequest => {}
             Kind::CompareSwap | Kind::FetchAdd => {
                 let psn = header.psn.get();
                 match self.receiver.results.find(psn) {

@@ -12,6 +12,7 @@ use super::qp::{Qp, QpState};
 use super::region::Refusal;
 use super::ud;
 use super::wqe::Payload;
+use crate::fabric::Node;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::VecDeque;
@@ -81,6 +82,11 @@ impl Qp {
             }
             let cursor = self.sender.cursor;
             let request = &self.sender.requests[cursor];
+            if request.done {
+                // Sent again is only what has not arrived, and this has: it waits for one before it to complete.
+                self.sender.cursor += 1;
+                continue;
+            }
             let reads =
                 || self.sender.requests.iter().take(cursor).filter(|r| r.awaits_result() && !r.done).count();
             match &request.work {
@@ -169,13 +175,13 @@ impl Qp {
         Some(header)
     }
 
-    /// The LID that the packet which [`Self::next_request`] made goes to.
-    pub(super) fn request_dlid(&self, port: Port) -> u16 {
+    /// Where the packet which [`Self::next_request`] made goes.
+    pub(super) fn request_node(&self, port: Port) -> Node {
         let request = self.sender.requests.get(self.sender.cursor);
         let work = request.and_then(|request| request.work.as_ref().ok());
         match work.and_then(|work| work.to.as_deref()) {
             Some(vector) => ud::destination(vector, port),
-            None => self.dlid(),
+            None => self.node(port),
         }
     }
 
@@ -213,14 +219,19 @@ impl Qp {
 
     /// The local memory of the request under the cursor cannot be used.
     pub(super) fn refuse_locally(&mut self, field: &'static str, message: String, context: &mut Context<'_>) {
+        let Some(request) = self.sender.requests.get(self.sender.cursor) else { return };
+        context.report(self.qpn, Some(request.first as u16), field, message);
+        self.fail_current(Syndrome::LocalProtection, context);
+    }
+
+    /// The request under the cursor fails, when its turn to complete has come. What is left of it is not sent.
+    pub(super) fn fail_current(&mut self, syndrome: Syndrome, context: &mut Context<'_>) {
         let cursor = self.sender.cursor;
         context.payload.clear();
         let Some(request) = self.sender.requests.get_mut(cursor) else { return };
-        let index = request.first as u16;
-        request.work = Err(Syndrome::LocalProtection);
-        context.report(self.qpn, Some(index), field, message);
+        request.work = Err(syndrome);
         if cursor == 0 {
-            self.fail_front(Syndrome::LocalProtection, context);
+            self.fail_front(syndrome, context);
         }
     }
 

@@ -11,11 +11,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 mod arming;
 mod atomics;
+mod chaos;
 mod connections;
 mod datagrams;
 mod dead_peers;
 mod errors;
+mod faults;
 mod hostile;
+mod hosts;
 mod interface;
 mod peer;
 mod transfers;
@@ -148,7 +151,7 @@ impl TestQp {
         card.modify_qp(self.qpn, &init).unwrap();
         let rtr = QpChange {
             state: Some(QpState::Rtr),
-            address: Some(Address { dlid, gid: None }),
+            address: with.address.or(Some(Address { dlid, gid: None })),
             path_mtu: Some(5),
             dest_qpn: Some(peer),
             rq_psn: Some(with.rq_psn.unwrap_or(0)),

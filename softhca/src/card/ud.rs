@@ -3,10 +3,11 @@
 use super::config::LIMITS;
 use super::context::Context;
 use super::dma::Part;
-use super::link::{GidEntry, GidKind, LinkLayer, Port, lid_of};
+use super::link::{GidEntry, GidKind, LinkLayer, Port};
 use super::packet::{GLOBAL, Header, IMMEDIATE, SOLICITED};
 use super::qp::Qp;
 use super::wqe::{Fault, Work};
+use crate::fabric::Node;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, L3_GRH, L3_IPV4, L3_IPV6, PathFields, Syndrome};
 use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
 use zerocopy::byteorder::big_endian::U32;
@@ -26,11 +27,11 @@ const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
 /// Bytes of a UDP header.
 const UDP_BYTES: u16 = 8;
 
-/// The LID that the fabric delivers a datagram at: on InfiniBand the vector's, on Ethernet that of the GID.
-pub(super) fn destination(vector: &AddressVector, port: Port) -> u16 {
+/// Where the fabric delivers a datagram: on InfiniBand at the vector's LID, on Ethernet at what the GID ends with.
+pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
     match port.link {
-        LinkLayer::InfiniBand => vector.fields().dlid,
-        LinkLayer::Ethernet => lid_of(&vector.route().gid),
+        LinkLayer::InfiniBand => vector.fields().dlid.into(),
+        LinkLayer::Ethernet => port.node_of(&vector.route().gid),
     }
 }
 
@@ -128,7 +129,7 @@ impl Qp {
     /// A datagram from a LID. It is dropped where its Q_Key is not the queue pair's, and where no receive is posted.
     pub(super) fn take_datagram(
         &mut self,
-        source: u16,
+        source: Node,
         header: &Header,
         payload: &[Part],
         context: &mut Context<'_>,
@@ -136,7 +137,7 @@ impl Qp {
         let qkey = header.rkey.get();
         if qkey != self.attributes.qkey {
             let message = format!(
-                "a datagram from queue pair {:#x} of LID {source} has {qkey:#x}, not {:#x}: dropped",
+                "a datagram from queue pair {:#x} of node {source:#x} has {qkey:#x}, not {:#x}: dropped",
                 header.source_qpn.get(),
                 self.attributes.qkey
             );
@@ -171,7 +172,8 @@ impl Qp {
         let opcode = if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend };
         let remote = header.source_qpn.get();
         let cqe = Cqe64::responder(opcode, self.qpn, remote, index, total, header.imm, header.has(SOLICITED));
-        let slid = if context.port.link == LinkLayer::Ethernet { 0 } else { source };
+        // On InfiniBand a node is a LID.
+        let slid = if context.port.link == LinkLayer::Ethernet { 0 } else { source as u16 };
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
         self.complete(self.recv_cq, cqe, context);
     }
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_route_follows_the_bit_on_infiniband_and_is_always_there_on_ethernet() {
-        let port = |link| Port { link, lid: 0x1234 };
+        let port = |link| Port { link, lid: 0x1234, ipv4: None };
         let (infiniband, ethernet) = (port(LinkLayer::InfiniBand), port(LinkLayer::Ethernet));
         assert_eq!(route(&vector(0, false), infiniband), Ok(None));
         assert!(route(&vector(0, true), infiniband).is_ok_and(|route| route.is_some()));
@@ -210,7 +212,7 @@ mod tests {
 
     #[test]
     fn network_headers_of_every_kind() {
-        let port = Port { link: LinkLayer::Ethernet, lid: 0x1234 };
+        let port = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None };
         let header = |index| {
             let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
             (network_header(&route, &source, 5), source)

@@ -1,36 +1,43 @@
-//! The fabric: packets between the software cards of one host, in order and without loss, until a process dies.
+//! The fabric: packets between software cards, in order and without loss, until a process dies.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name: it is unique on the host (in one network namespace), and
-//! nothing is left behind when the process dies. A link carries packets one way. The sender makes it: shared memory with
-//! a ring, whose descriptor travels to the receiver over a socket; the socket then only wakes sleepers, and its end
-//! tells that the other process is gone.
-//!
-//! A forked child without exec shares the descriptors and must not use the fabric; all of them close at exec.
+//! On one host cards find each other by LID, and packets go through shared memory ([`shared`]); that is what a program gets that
+//! asks for nothing. Between hosts they find each other by IPv4 address, which their GIDs end with, and packets go through TCP
+//! ([`tcp`]), where [`LISTEN_VARIABLE`] gives the process addresses.
 
+mod frame;
 mod link;
+mod listen;
 mod ring;
+mod shared;
 mod sleeper;
 mod sys;
+mod tcp;
+mod tcp_link;
 
+pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use ring::{MAX_HEADER, MAX_PAYLOAD};
 pub use sleeper::Sleeper;
 pub(crate) use sys::{MemoryFile, SharedMemory};
 
-use link::{Incoming, Outgoing};
-use std::collections::HashMap;
+use shared::{LIDS, Shared};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tcp::Tcp;
 
-/// LIDs that a card may have: the unicast range of InfiniBand.
-const LIDS: std::ops::RangeInclusive<u16> = 1..=0xbfff;
-/// How long a LID that nobody answers at is not asked again.
+/// Where a card is: its LID, or its IPv4 address as a number. Those begin behind all LIDs, so that one is never the other; 0
+/// is nobody.
+pub type Node = u32;
+
+/// The node at an IPv4 address; 0, nobody, where it is one that no host has.
+pub(crate) fn node_of_address(address: Ipv4Addr) -> Node {
+    let number = u32::from(address);
+    if number > u32::from(u16::MAX) { number } else { 0 }
+}
+
+/// How long a node that nobody answers at is not asked again.
 const FORGET_DEAD_AFTER: Duration = Duration::from_millis(20);
-/// How often sockets are looked at while packets keep coming and nobody sleeps.
-const LOOK_AT_SOCKETS: Duration = Duration::from_millis(1);
 /// Keys of epoll events: incoming links from 0 on, outgoing ones with this bit, and the listener.
 const OUTGOING: u64 = 1 << 32;
 const LISTENER: u64 = u64::MAX;
@@ -45,6 +52,26 @@ pub enum FabricError {
         /// The last error.
         last: io::Error,
     },
+    /// No address that cards may have is free, or of this host.
+    #[error(
+        "{variable} gives no address that is free: {list} (the last: {last}); a card takes one each: give more of this host's"
+    )]
+    NoAddress {
+        /// The environment variable with the addresses.
+        variable: &'static str,
+        /// The addresses.
+        list: String,
+        /// The last error.
+        last: io::Error,
+    },
+    /// The addresses that cards may have make no sense.
+    #[error("{variable} makes no sense: {problem}")]
+    Addresses {
+        /// The environment variable with the addresses.
+        variable: &'static str,
+        /// What is wrong with them.
+        problem: String,
+    },
     /// A system call failed.
     #[error("the fabric cannot be set up: {0}")]
     System(#[from] io::Error),
@@ -57,70 +84,64 @@ pub enum SendOutcome {
     Sent,
     /// There is no room now; the fabric wakes its sleeper when there is.
     Full,
-    /// No card has that LID, or its process is gone.
+    /// No card is there, or its process is gone.
     Unreachable,
 }
 
 /// A card's access to the fabric. Used by one thread at a time.
 pub struct Fabric {
-    lid: u16,
-    listener: UnixListener,
-    outgoing: HashMap<u16, Outgoing>,
-    incoming: Vec<Option<Incoming>>,
-    /// LIDs that do not answer, and since when.
-    dead: HashMap<u16, Instant>,
-    sleeper: Arc<Sleeper>,
-    looked: Instant,
+    network: Network,
 }
 
-/// The abstract socket name of a LID. Users do not see each other's cards.
-fn name_of(lid: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/{lid}", sys::own_user()).into_bytes()
+enum Network {
+    Shared(Shared),
+    Tcp(Box<Tcp>),
 }
 
 impl Fabric {
-    /// Claims a LID that is free.
+    /// Claims a LID that is free, or an address, where the environment gives some.
     ///
     /// # Errors
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
-        let count = u32::from(*LIDS.end());
-        // Processes that start together begin their search in different places.
-        let seed = std::process::id().wrapping_mul(0x9e37) ^ Instant::now().elapsed().subsec_nanos();
-        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-        for step in 0..count {
-            let lid = (seed.wrapping_add(step) % count) as u16 + 1;
-            let address = SocketAddr::from_abstract_name(name_of(lid))?;
-            match UnixListener::bind_addr(&address) {
-                Ok(listener) => {
-                    listener.set_nonblocking(true)?;
-                    let sleeper = Arc::new(Sleeper::new()?);
-                    sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
-                    return Ok(Fabric {
-                        lid,
-                        listener,
-                        outgoing: HashMap::new(),
-                        incoming: Vec::new(),
-                        dead: HashMap::new(),
-                        sleeper,
-                        looked: Instant::now(),
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
-                Err(error) => return Err(FabricError::NoLid { last: error }),
-            }
-        }
-        Err(FabricError::NoLid { last })
+        let variable = LISTEN_VARIABLE;
+        let addresses =
+            listen::from_environment().map_err(|problem| FabricError::Addresses { variable, problem })?;
+        if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
     }
 
-    /// The LID.
+    /// On the fabric of this host.
+    pub(crate) fn on_host() -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Shared(Shared::bind()?) })
+    }
+
+    /// On the fabric of several hosts, at the first of these addresses that is free.
+    pub(crate) fn at(addresses: &[SocketAddrV4]) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses)?)) })
+    }
+
+    /// The LID; 0 between hosts.
     pub fn lid(&self) -> u16 {
-        self.lid
+        match &self.network {
+            Network::Shared(shared) => shared.lid(),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// The address; none on the fabric of one host.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        match &self.network {
+            Network::Shared(_) => None,
+            Network::Tcp(tcp) => Some(tcp.address()),
+        }
     }
 
     /// What the engine's thread sleeps on; usable by other threads, too.
     pub fn sleeper(&self) -> Arc<Sleeper> {
-        self.sleeper.clone()
+        match &self.network {
+            Network::Shared(shared) => shared.sleeper(),
+            Network::Tcp(tcp) => tcp.sleeper(),
+        }
     }
 
     /// Sends a packet, without ever blocking.
@@ -129,205 +150,70 @@ impl Fabric {
     /// Each payload part is readable memory. The header is at most [`MAX_HEADER`] bytes, the payload [`MAX_PAYLOAD`].
     pub unsafe fn try_send(
         &mut self,
-        lid: u16,
+        node: Node,
         header: &[u8],
         payload: &[(*const u8, usize)],
     ) -> SendOutcome {
-        if !self.outgoing.contains_key(&lid) {
-            match self.connect(lid) {
-                SendOutcome::Sent => {}
-                other => return other,
+        match &mut self.network {
+            Network::Shared(shared) => {
+                let Ok(lid) = u16::try_from(node) else { return SendOutcome::Unreachable };
+                // SAFETY: the caller's.
+                unsafe { shared.try_send(lid, header, payload) }
             }
-        }
-        let Some(link) = self.outgoing.get_mut(&lid) else { return SendOutcome::Unreachable };
-        // SAFETY: the caller's.
-        match unsafe { link.push(header, payload) } {
-            Ok(()) => SendOutcome::Sent,
-            Err(ring::PushError::Full) if link.is_closed() => {
-                self.forget(lid);
-                SendOutcome::Unreachable
-            }
-            Err(ring::PushError::Full) => SendOutcome::Full,
-            Err(ring::PushError::Corrupt) => {
-                tracing::warn!(lid, "a peer broke the ring that leads to it: the link is closed");
-                self.forget(lid);
-                SendOutcome::Unreachable
-            }
+            // SAFETY: the caller's.
+            Network::Tcp(tcp) => unsafe { tcp.try_send(node, header, payload) },
         }
     }
 
     /// Whether [`Self::try_send`] would find no room for a packet of that size: for those who ask before they fetch a payload
     /// at a price. If so, the fabric wakes its sleeper when there is room.
-    pub fn is_full(&self, lid: u16, header: usize, payload: usize) -> bool {
-        self.outgoing.get(&lid).is_some_and(|link| link.is_full(header, payload))
-    }
-
-    /// False where the process of that LID is known to be gone.
-    pub fn is_alive(&mut self, lid: u16) -> bool {
-        match self.outgoing.get(&lid) {
-            Some(link) if link.is_closed() => {
-                self.forget(lid);
-                false
+    pub fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).is_ok_and(|lid| shared.is_full(lid, header, payload))
             }
-            Some(_) => true,
-            None => !self.is_dead(lid),
+            Network::Tcp(tcp) => tcp.is_full(node),
         }
     }
 
-    fn is_dead(&mut self, lid: u16) -> bool {
-        if self.dead.get(&lid).is_some_and(|since| since.elapsed() > FORGET_DEAD_AFTER) {
-            self.dead.remove(&lid);
-        }
-        self.dead.contains_key(&lid)
-    }
-
-    fn forget(&mut self, lid: u16) {
-        self.outgoing.remove(&lid);
-        self.dead.insert(lid, Instant::now());
-    }
-
-    fn connect(&mut self, lid: u16) -> SendOutcome {
-        if lid == self.lid || !LIDS.contains(&lid) || self.is_dead(lid) {
-            return SendOutcome::Unreachable;
-        }
-        match Outgoing::connect(&name_of(lid), self.lid) {
-            Ok(link) => {
-                if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(lid)) {
-                    tracing::warn!(lid, %error, "a link cannot be watched");
-                    return SendOutcome::Full;
-                }
-                self.outgoing.insert(lid, link);
-                SendOutcome::Sent
-            }
-            // The peer's backlog is full: it has not come round to accepting yet.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => SendOutcome::Full,
-            Err(error) => {
-                tracing::debug!(lid, %error, "no card answers");
-                self.dead.insert(lid, Instant::now());
-                SendOutcome::Unreachable
-            }
+    /// False where the process there is known to be gone.
+    pub fn is_alive(&mut self, node: Node) -> bool {
+        match &mut self.network {
+            Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
+            Network::Tcp(tcp) => tcp.is_alive(node),
         }
     }
 
-    /// Hands over at most `budget` packets: source LID, header, payload in two parts. Returns how many.
+    /// Hands over at most `budget` packets: source, header, payload in two parts. Returns how many.
     ///
     /// The payload parts are memory that the sender can still write to: copy, do not trust twice.
     pub fn poll(
         &mut self,
         budget: usize,
-        mut take: impl FnMut(u16, &[u8], [(*const u8, usize); 2]),
+        mut take: impl FnMut(Node, &[u8], [(*const u8, usize); 2]),
     ) -> usize {
-        if self.looked.elapsed() > LOOK_AT_SOCKETS {
-            self.look_at_sockets();
-        }
-        let mut taken = 0;
-        for place in &mut self.incoming {
-            let Some(link) = place else { continue };
-            // Fair between links: none gets more than its share of a call.
-            let share = (budget - taken).min(16);
-            match link.poll(share, &mut take) {
-                Ok(count) => taken += count,
-                Err(ring::Corrupt(reason)) => {
-                    tracing::warn!(lid = link.source(), reason, "a peer broke its ring: the link is closed");
-                    *place = None;
-                }
+        match &mut self.network {
+            Network::Shared(shared) => {
+                shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
             }
-            if taken == budget {
-                break;
-            }
+            Network::Tcp(tcp) => tcp.poll(budget, take),
         }
-        taken
     }
 
     /// Before sleeping: peers will wake the sleeper from now on. False where packets are there already, or the sleeper was
     /// woken meanwhile.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.sleeper.announce();
-        let empty = self.incoming.iter().flatten().all(Incoming::announce_sleep);
-        if !empty {
-            self.finish_sleep();
+        match &mut self.network {
+            Network::Shared(shared) => shared.prepare_sleep(),
+            Network::Tcp(tcp) => tcp.prepare_sleep(),
         }
-        empty
     }
 
     /// After sleeping, or after [`Self::prepare_sleep`] when work was found meanwhile.
     pub fn finish_sleep(&mut self) {
-        self.incoming.iter().flatten().for_each(Incoming::awake);
-        self.sleeper.woke();
-        self.look_at_sockets();
-    }
-
-    /// Accepts links, takes wake-up bytes, and notices processes that are gone.
-    fn look_at_sockets(&mut self) {
-        self.looked = Instant::now();
-        for key in self.sleeper.epoll.ready() {
-            match key {
-                LISTENER => self.accept(),
-                key if key & OUTGOING != 0 => {
-                    let lid = key as u16;
-                    if let Some(link) = self.outgoing.get_mut(&lid)
-                        && !link.drain()
-                    {
-                        self.forget(lid);
-                    }
-                }
-                key => self.look_at_incoming(key as usize),
-            }
-        }
-    }
-
-    fn look_at_incoming(&mut self, index: usize) {
-        let Some(place) = self.incoming.get_mut(index) else { return };
-        let Some(link) = place else { return };
-        match link.look() {
-            Ok(()) => {
-                // What a process sent before it died is still delivered.
-                if link.is_finished() {
-                    tracing::debug!(lid = link.source(), "a peer is gone");
-                    *place = None;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a link is refused");
-                *place = None;
-            }
-        }
-    }
-
-    fn accept(&mut self) {
-        loop {
-            match self.listener.accept() {
-                Ok((socket, _)) => {
-                    let index = self.incoming.iter().position(Option::is_none).unwrap_or(self.incoming.len());
-                    let link = match Incoming::new(socket) {
-                        Ok(link) => link,
-                        Err(error) => {
-                            tracing::warn!(%error, "a link is refused");
-                            continue;
-                        }
-                    };
-                    if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), index as u64) {
-                        tracing::warn!(%error, "a link cannot be watched");
-                        continue;
-                    }
-                    if index == self.incoming.len() {
-                        self.incoming.push(None);
-                    }
-                    self.incoming[index] = Some(link);
-                    // Its greeting is usually there already.
-                    self.look_at_incoming(index);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    tracing::warn!(%error, "the fabric cannot accept links");
-                    return;
-                }
-            }
+        match &mut self.network {
+            Network::Shared(shared) => shared.finish_sleep(),
+            Network::Tcp(tcp) => tcp.finish_sleep(),
         }
     }
 }
-
-#[cfg(test)]
-#[path = "fabric_tests.rs"]
-mod tests;

@@ -1,6 +1,7 @@
 //! System calls that the standard library lacks: shared memory, file descriptors in messages, sleeping on several things.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
@@ -133,6 +134,102 @@ pub(super) fn connect(name: &[u8]) -> io::Result<UnixStream> {
     // SAFETY: the address is valid for its length.
     check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
     Ok(socket.into())
+}
+
+fn internet_address(address: SocketAddrV4) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Begins a connection to a peer, from an address of this host, without ever blocking.
+pub(super) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain system call; the descriptor is owned by nobody else.
+    let socket = unsafe { OwnedFd::from_raw_fd(check(libc::socket(libc::AF_INET, kind, 0))?) };
+    // The port is chosen when it connects: a port serves many connections then.
+    set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    let (own, peer) = (internet_address(SocketAddrV4::new(from, 0)), internet_address(to));
+    // SAFETY: the addresses are valid for their length.
+    let rc = unsafe {
+        check(libc::bind(socket.as_raw_fd(), (&raw const own).cast(), length))?;
+        check(libc::connect(socket.as_raw_fd(), (&raw const peer).cast(), length))
+    };
+    match rc {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value is readable for its length.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    check(rc).map(drop)
+}
+
+/// Ends a connection whose other host has been silent for so long, though asked.
+pub(super) fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
+    const QUESTIONS: libc::c_int = 5;
+    let socket = socket.as_fd();
+    let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
+    let each = (millis / 1000 / (QUESTIONS + 1)).max(1);
+    set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, each)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, each)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, QUESTIONS)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)
+}
+
+/// Sends bytes from several places, without blocking. Returns how many went.
+///
+/// # Safety
+/// Each part is readable memory.
+pub(super) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usize)]) -> io::Result<usize> {
+    let part =
+        |part: &(*const u8, usize)| libc::iovec { iov_base: part.0.cast_mut().cast(), iov_len: part.1 };
+    let mut list: Vec<libc::iovec> = parts.iter().map(part).collect();
+    loop {
+        // SAFETY: all-zero bytes are a valid message header; the list outlives the call and names readable memory, as the
+        // caller says; nothing is written to it.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = list.as_mut_ptr();
+            message.msg_iovlen = list.len();
+            libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => return Ok(sent),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Appends bytes that others may be writing to.
+///
+/// # Safety
+/// The bytes are readable, and not of the buffer.
+pub(super) unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, count: usize) {
+    buffer.reserve(count);
+    // SAFETY: there is room for as many more, which are written before the length covers them; the rest is the caller's.
+    unsafe {
+        buffer.as_mut_ptr().add(buffer.len()).copy_from_nonoverlapping(from, count);
+        buffer.set_len(buffer.len() + count);
+    }
 }
 
 /// The user that a socket's other side ran as when it connected.
@@ -275,7 +372,16 @@ impl Epoll {
 
     /// Watches a descriptor, until it is closed; `key` comes back with its events.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, u64: key };
+        self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP, key)
+    }
+
+    /// Watches a descriptor for changes only: something to read, its end, or room to write again.
+    pub(super) fn watch_changes(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, events: libc::c_int, key: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: both descriptors are open, the event is valid.
         let rc =
             unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };

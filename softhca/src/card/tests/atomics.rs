@@ -86,7 +86,7 @@ fn a_request_that_comes_again_is_answered_and_not_executed() {
     let mut header = Header::new(Kind::FetchAdd, pair.left.qpn, pair.right.qpn, 0);
     (header.addr, header.rkey) = (U64::new(pair.target.at as u64), U32::new(pair.target.key));
     header.operands[0] = U64::new(3);
-    let lid = engine.port.lid;
+    let lid = engine.port.node();
     for _ in 0..3 {
         let originals = deliver(&mut engine, lid, &header);
         assert_eq!(originals, Some(5), "the same answer every time");
@@ -101,7 +101,7 @@ fn a_request_that_comes_again_is_answered_and_not_executed() {
 }
 
 /// Hands a request to the card, and takes the value that it answers with.
-fn deliver(engine: &mut Engine, lid: u16, header: &Header) -> Option<u64> {
+fn deliver(engine: &mut Engine, lid: u32, header: &Header) -> Option<u64> {
     let qpn = header.dest_qpn.get();
     engine.deliver_for_test(|qps, context| {
         receive(qps, lid, header.as_bytes(), &[], context);

@@ -26,7 +26,7 @@ fn connect(card: &Card, qp: &TestQp, peer: u32) {
     card.modify_qp(qp.qpn, &QpChange { sq_psn: Some(0), ..change(QpState::Rts) }).unwrap();
 }
 
-fn pair(len: usize) -> Pair {
+pub(super) fn pair(len: usize) -> Pair {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let qp = || TestQp::with(&card, pdn, &SIZES, |config| config.transport = Transport::Uc);
@@ -157,7 +157,7 @@ fn deliver(pair: &Pair, flags: u8, psn: u32, byte: u8, length: u32) {
     let mut header = Header::new(Kind::Send, pair.left.qpn, pair.right.qpn, psn);
     (header.flags, header.length) = (flags, U32::new(length));
     let mut engine = pair.card.shared.engine.lock();
-    let lid = engine.port.lid;
+    let lid = engine.port.node();
     let payload = [(&raw const byte, 1)];
     engine.deliver_for_test(|qps, context| receive(qps, lid, header.as_bytes(), &payload, context));
 }

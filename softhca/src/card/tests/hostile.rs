@@ -133,7 +133,7 @@ proptest! {
             let (engine, lid) = (&mut card.shared.engine.lock(), card.lid());
             let parts = [(payload.as_ptr(), len)];
             let touched = engine.deliver_for_test(|qps, context| {
-                receive(qps, lid, header.as_bytes(), &parts, context)
+                receive(qps, u32::from(lid), header.as_bytes(), &parts, context)
             });
             touched.into_iter().for_each(|qpn| engine.schedule(qpn));
         }
@@ -160,7 +160,9 @@ fn reads_that_come_again_are_not_too_many() {
         // Four are allowed at once. The requester loses its patience with them, and asks again; then the first answers come, and
         // it has a place for the next.
         for psn in [0, 1, 2, 3, 0, 1, 2, 3] {
-            engine.deliver_for_test(|qps, context| receive(qps, lid, header(psn).as_bytes(), &[], context));
+            engine.deliver_for_test(|qps, context| {
+                receive(qps, u32::from(lid), header(psn).as_bytes(), &[], context)
+            });
         }
         let now = Instant::now();
         let answered = engine.with_qp(pair.right.qpn, now, |qp, context| {
@@ -171,7 +173,9 @@ fn reads_that_come_again_are_not_too_many() {
             })
         });
         assert!(answered.is_some());
-        engine.deliver_for_test(|qps, context| receive(qps, lid, header(4).as_bytes(), &[], context));
+        engine.deliver_for_test(|qps, context| {
+            receive(qps, u32::from(lid), header(4).as_bytes(), &[], context)
+        });
     }
     assert_eq!(pair.state(&pair.right), QpState::Rts, "{:?}", pair.card.diagnostics());
     pair.right.post(Opcode::Nop, &[]);

@@ -1,13 +1,14 @@
+use super::super::MAX_PAYLOAD;
 use super::*;
 use std::process::{Command, Stdio};
 
-fn send(fabric: &mut Fabric, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
+fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
     // SAFETY: a slice that lives through the call.
     unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
 }
 
 /// Packets that are there now: source and header.
-fn take(fabric: &mut Fabric) -> Vec<(u16, Vec<u8>)> {
+fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, |lid, header, _| taken.push((lid, header.to_vec())));
     taken
@@ -26,19 +27,19 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 #[test]
 fn lids_are_unique_and_free_again() {
-    let fabrics: Vec<Fabric> = (0..64).map(|_| Fabric::bind().unwrap()).collect();
-    let mut lids: Vec<u16> = fabrics.iter().map(Fabric::lid).collect();
+    let fabrics: Vec<Shared> = (0..64).map(|_| Shared::bind().unwrap()).collect();
+    let mut lids: Vec<u16> = fabrics.iter().map(Shared::lid).collect();
     lids.sort_unstable();
     lids.dedup();
     assert_eq!(lids.len(), 64);
     drop(fabrics);
-    let mut other = Fabric::bind().unwrap();
+    let mut other = Shared::bind().unwrap();
     assert_eq!(send(&mut other, lids[0], b"x", b""), SendOutcome::Unreachable);
 }
 
 #[test]
 fn packets_go_both_ways_in_order() {
-    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
     for i in 0..1000u32 {
         assert_eq!(
             until("room", || Some(send(&mut a, b.lid(), &i.to_ne_bytes(), &[7; 900]))
@@ -68,7 +69,7 @@ fn packets_go_both_ways_in_order() {
 
 #[test]
 fn a_full_link_wakes_the_sender_when_there_is_room() {
-    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
     let payload = vec![1; MAX_PAYLOAD];
     let mut sent = 0;
     while send(&mut a, b.lid(), b"", &payload) == SendOutcome::Sent {
@@ -99,7 +100,7 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
 
 #[test]
 fn sleepers_are_woken_by_packets_and_by_threads() {
-    let (mut a, mut b) = (Fabric::bind().unwrap(), Fabric::bind().unwrap());
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
     let (target, sleeper) = (b.lid(), b.sleeper());
     const ROUNDS: u32 = 2000;
     let back = a.lid();
@@ -147,7 +148,7 @@ fn sleepers_are_woken_by_packets_and_by_threads() {
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
-    let mut fabric = Fabric::bind().unwrap();
+    let mut fabric = Shared::bind().unwrap();
     for i in 0..3u8 {
         assert_eq!(send(&mut fabric, lid.parse().unwrap(), &[i], b""), SendOutcome::Sent);
     }
@@ -159,9 +160,9 @@ fn child_process() {
 
 #[test]
 fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
-    let mut fabric = Fabric::bind().unwrap();
+    let mut fabric = Shared::bind().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "fabric::tests::child_process", "--nocapture"])
+        .args(["--exact", "fabric::shared::tests::child_process", "--nocapture"])
         .env("GDSYNC_TEST_FABRIC_PARENT", fabric.lid().to_string())
         .stdout(Stdio::null())
         .spawn()
@@ -183,7 +184,7 @@ fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
     assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
 }
 
-fn take_one(fabric: &mut Fabric) -> Option<u16> {
+fn take_one(fabric: &mut Shared) -> Option<u16> {
     let mut source = None;
     fabric.poll(1, |lid, _, _| source = Some(lid));
     source
@@ -191,7 +192,7 @@ fn take_one(fabric: &mut Fabric) -> Option<u16> {
 
 #[test]
 fn strangers_are_refused() {
-    let mut fabric = Fabric::bind().unwrap();
+    let mut fabric = Shared::bind().unwrap();
     let stranger = sys::connect(&name_of(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
@@ -203,7 +204,7 @@ fn strangers_are_refused() {
 
 #[test]
 fn nobody_is_at_impossible_addresses() {
-    let mut fabric = Fabric::bind().unwrap();
+    let mut fabric = Shared::bind().unwrap();
     for lid in [0, 0xc000, 0xffff, fabric.lid()] {
         assert_eq!(send(&mut fabric, lid, b"", b""), SendOutcome::Unreachable);
     }

@@ -1,0 +1,85 @@
+//! Which addresses the cards of this process may have, when they speak to other hosts.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+/// Environment variable with the IPv4 addresses, `ADDRESS[:PORT]` with `,` between them, that cards of this process may have: each
+/// takes the first that is free, and speaks TCP. Without it cards speak to others of their host only.
+pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
+/// The TCP port without another: the number that RoCE v2 has among the ports of UDP. Cards that are to find each other use one
+/// port.
+pub const DEFAULT_PORT: u16 = 4791;
+
+/// Whether the environment asks for TCP.
+pub fn is_tcp() -> bool {
+    std::env::var_os(LISTEN_VARIABLE).is_some_and(|value| !value.is_empty())
+}
+
+/// What [`LISTEN_VARIABLE`] says; empty where it is not set.
+///
+/// # Errors
+/// In words: what is wrong with which address.
+pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, String> {
+    match std::env::var_os(LISTEN_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(value) => parse(&value.to_string_lossy()),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {
+    let addresses = text.split(',').map(|part| one(part.trim())).collect::<Result<Vec<_>, _>>()?;
+    match addresses.first() {
+        Some(first) if addresses.iter().any(|address| address.port() != first.port()) => {
+            Err("all addresses have one port: cards find each other by it".to_owned())
+        }
+        _ => Ok(addresses),
+    }
+}
+
+fn one(text: &str) -> Result<SocketAddrV4, String> {
+    let address = text.parse::<SocketAddrV4>().ok();
+    let address = address.or_else(|| Some(SocketAddrV4::new(text.parse().ok()?, DEFAULT_PORT)));
+    let address =
+        address.ok_or_else(|| format!("`{text}` is not ADDRESS or ADDRESS:PORT with an IPv4 address"))?;
+    if !is_of_one_host(*address.ip()) || address.port() == 0 {
+        return Err(format!("`{text}` is not the address and port of one host: peers connect to it"));
+    }
+    Ok(address)
+}
+
+/// Whether packets to that address go to one host. Those of 0.0.0.0/8 are nobody's.
+fn is_of_one_host(address: Ipv4Addr) -> bool {
+    address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_and_without_a_port() {
+        let plain = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), DEFAULT_PORT);
+        assert_eq!(parse("127.0.0.2"), Ok(vec![plain]));
+        let text = "10.0.0.1:99, 10.0.0.2:99";
+        assert_eq!(parse(text).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "), text);
+    }
+
+    #[test]
+    fn what_is_not_an_address_of_one_host_is_named() {
+        for (text, problem) in [
+            ("localhost", "IPv4"),
+            ("::1", "IPv4"),
+            ("10.0.0.1:", "IPv4"),
+            ("10.0.0.1:70000", "IPv4"),
+            ("0.0.0.0", "one host"),
+            ("0.0.0.7", "one host"),
+            ("224.0.0.1", "one host"),
+            ("255.255.255.255:1", "one host"),
+            ("10.0.0.1:0", "one host"),
+            ("10.0.0.1,", "IPv4"),
+            ("10.0.0.1:5,10.0.0.2:6", "one port"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Applying a plan: counting, drawing, deciding.
+
+use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, PacketKind, Rule, Side, Which};
+use gdsync_sys::prm::cqe::Syndrome;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What a rule has come to.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RuleCount {
+    /// The rule.
+    pub rule: Rule,
+    /// How many met its conditions.
+    pub matched: u64,
+    /// How many faults it has injected.
+    pub injected: u64,
+}
+
+impl fmt::Display for RuleCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} of {}", self.rule, self.injected, self.matched)
+    }
+}
+
+/// A packet that passes between a card and the network.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Crossing {
+    pub(crate) direction: Direction,
+    pub(crate) qpn: u32,
+    pub(crate) kind: Option<PacketKind>,
+    /// Of a reliable connection.
+    pub(crate) is_reliable: bool,
+    /// Of the requester.
+    pub(crate) is_request: bool,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Passes,
+    Lost,
+    Doubled,
+    /// Held back for so long, or until so many of other queue pairs have passed.
+    Held {
+        at_most: Duration,
+        others: Option<u32>,
+    },
+    /// Its work request fails.
+    Fails(Syndrome),
+}
+
+/// How a responder refuses a request that it could take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    NotReady,
+    With(Syndrome),
+}
+
+/// A card's faults. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Faults {
+    /// Whether there is anything to look at: all that is asked where there are no faults.
+    on: Arc<AtomicBool>,
+    state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("on", &self.is_on()).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    /// Which card of the process it is.
+    card: u64,
+    rules: Vec<Live>,
+    dead: bool,
+}
+
+/// A rule that is in force.
+struct Live {
+    count: RuleCount,
+    random: Random,
+}
+
+impl Faults {
+    pub(super) fn new(card: u64) -> Self {
+        let state = State { card, rules: Vec::new(), dead: false };
+        Faults { on: Arc::default(), state: Arc::new(Mutex::new(state)) }
+    }
+
+    pub(super) fn is_same(&self, other: &Faults) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    /// Puts a plan in force, or ends all faults.
+    pub(crate) fn set(&self, plan: Option<&FaultPlan>) {
+        let mut state = self.state.lock();
+        let seed = plan.map_or(0, |plan| plan.seed) ^ state.card.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let rules = plan.map_or(&[][..], |plan| &plan.rules).iter().enumerate();
+        let live = rules.map(|(index, rule)| Live {
+            count: RuleCount { rule: rule.clone(), matched: 0, injected: 0 },
+            random: Random::new(seed, index as u64),
+        });
+        state.rules = live.collect();
+        state.dead = false;
+        self.on.store(!state.rules.is_empty(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn counts(&self) -> Vec<RuleCount> {
+        self.state.lock().rules.iter().map(|live| live.count.clone()).collect()
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// What becomes of a packet that passes.
+    pub(crate) fn crosses(&self, packet: &Crossing) -> Fate {
+        let mut state = self.state.lock();
+        if state.dead {
+            return Fate::Lost;
+        }
+        let outgoing_request = packet.is_request && packet.direction == Direction::Out;
+        let action = state.decide(|rule| {
+            let concerns = match rule.action {
+                Action::Drop | Action::Delay(_) | Action::Hold(_) | Action::Die => true,
+                Action::Duplicate => packet.is_reliable,
+                Action::Fail(_) => outgoing_request,
+                _ => false,
+            };
+            concerns && rule.concerns(packet.direction, packet.qpn, packet.kind)
+        });
+        match action {
+            Some(Action::Drop) => Fate::Lost,
+            Some(Action::Duplicate) => Fate::Doubled,
+            Some(Action::Delay(at_most)) => Fate::Held { at_most, others: None },
+            Some(Action::Hold(others)) => Fate::Held { at_most: LONGEST_HOLD, others: Some(others) },
+            Some(Action::Fail(syndrome)) => Fate::Fails(syndrome),
+            Some(Action::Die) => {
+                state.dead = true;
+                Fate::Lost
+            }
+            _ => Fate::Passes,
+        }
+    }
+
+    /// Whether a responder refuses a request of a reliable connection that has come in its turn.
+    pub(crate) fn refuses(&self, qpn: u32, kind: Option<PacketKind>) -> Option<Refused> {
+        let action = self.state.lock().decide(|rule| {
+            matches!(rule.action, Action::Rnr | Action::Fail(_)) && rule.concerns(Direction::In, qpn, kind)
+        })?;
+        Some(match action {
+            Action::Fail(syndrome) => Refused::With(syndrome),
+            _ => Refused::NotReady,
+        })
+    }
+
+    /// How late a completion entry becomes visible.
+    pub(crate) fn completes_late(
+        &self,
+        direction: Direction,
+        qpn: u32,
+        kind: Option<PacketKind>,
+    ) -> Option<Duration> {
+        let action = self.state.lock().decide(|rule| {
+            let is_meant = rule.direction.is_none_or(|wanted| wanted == direction);
+            matches!(rule.action, Action::Late(_)) && is_meant && rule.is_about(qpn, kind)
+        })?;
+        if let Action::Late(time) = action { Some(time) } else { None }
+    }
+
+    /// Whether an access to memory finds no region of its key.
+    pub(crate) fn is_gone(&self, key: u32, side: Side) -> bool {
+        let mut state = self.state.lock();
+        let action = state.decide(|rule| {
+            let is_meant =
+                rule.key.is_none_or(|wanted| wanted == key) && rule.side.is_none_or(|wanted| wanted == side);
+            rule.action == Action::Gone && is_meant
+        });
+        action.is_some()
+    }
+}
+
+impl State {
+    /// The first rule of those that `concerns` chooses whose turn it is. All of them count.
+    fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
+        let mut decided = None;
+        for live in self.rules.iter_mut().filter(|live| concerns(&live.count.rule)) {
+            let is_its_turn = live.counts();
+            if is_its_turn && decided.is_none() {
+                live.count.injected += 1;
+                let RuleCount { rule, matched, injected } = &live.count;
+                tracing::info!(card = self.card, %rule, matched, injected, "a fault is injected");
+                decided = Some(rule.action);
+            }
+        }
+        decided
+    }
+}
+
+impl Live {
+    fn counts(&mut self) -> bool {
+        let RuleCount { rule, matched, injected } = &mut self.count;
+        *matched += 1;
+        let is_chosen = match rule.which {
+            Which::Nth(n) => *matched == n,
+            // None where the API was given 0.
+            Which::Every(n) => matched.checked_rem(n) == Some(0),
+            Which::Chance(p) => self.random.next_fraction() < p,
+        };
+        is_chosen && rule.times.is_none_or(|times| *injected < times)
+    }
+}
+
+impl Rule {
+    fn concerns(&self, direction: Direction, qpn: u32, kind: Option<PacketKind>) -> bool {
+        self.direction_or_usual() == direction && self.is_about(qpn, kind)
+    }
+
+    fn is_about(&self, qpn: u32, kind: Option<PacketKind>) -> bool {
+        self.qpn.is_none_or(|wanted| wanted == qpn) && self.kinds.allow(kind)
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): a rule's random numbers, its own so that rules do not disturb each other.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, stream: u64) -> Self {
+        let mut random = Random(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
+        // Neighbouring seeds begin far apart.
+        random.next();
+        random
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From 0 up to, but not, 1.
+    fn next_fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}

@@ -1,0 +1,277 @@
+//! What a plan says, and its text form.
+
+use gdsync_sys::prm::cqe::Syndrome;
+use std::fmt;
+use std::time::Duration;
+
+/// Rules, and the seed of those that go by chance.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct FaultPlan {
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// The rules; the first that applies to a packet, request, completion or access decides.
+    pub rules: Vec<Rule>,
+}
+
+impl FaultPlan {
+    /// A plan of these rules.
+    pub fn new(seed: u64, rules: Vec<Rule>) -> Self {
+        FaultPlan { seed, rules }
+    }
+}
+
+/// What happens, and to what.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Rule {
+    /// What happens.
+    pub action: Action,
+    /// To which of those that the conditions below let through.
+    pub which: Which,
+    /// At most so often.
+    pub times: Option<u64>,
+    /// Packets that leave the card, or that come to it. Of completions: those of sends, or those of receives.
+    pub direction: Option<Direction>,
+    /// Kinds of packets; of completions, the packets that led to them.
+    pub kinds: Kinds,
+    /// Number of the queue pair of this card.
+    pub qpn: Option<u32>,
+    /// Key of the memory, of [`Action::Gone`] only.
+    pub key: Option<u32>,
+    /// Whose access it is, of [`Action::Gone`] only.
+    pub side: Option<Side>,
+}
+
+impl Rule {
+    /// An action on everything that it can happen to.
+    pub fn new(action: Action) -> Self {
+        Rule {
+            action,
+            which: Which::Every(1),
+            times: None,
+            direction: None,
+            kinds: Kinds::empty(),
+            qpn: None,
+            key: None,
+            side: None,
+        }
+    }
+
+    /// To which way packets go when nothing is said: faults of the network happen to what leaves, those of a responder to what
+    /// comes.
+    pub(super) fn direction_or_usual(&self) -> Direction {
+        let usual = if self.action == Action::Rnr { Direction::In } else { Direction::Out };
+        self.direction.unwrap_or(usual)
+    }
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Action {
+    /// A packet is lost.
+    Drop,
+    /// A packet comes twice, the second right behind the first; of reliable connections only.
+    Duplicate,
+    /// A packet comes late, and those of its queue pair behind it, too.
+    Delay(Duration),
+    /// A packet, and those of its queue pair behind it, wait until so many of others have gone by: at most for
+    /// [`LONGEST_HOLD`].
+    Hold(u32),
+    /// The receiver says that it is not ready (RNR NAK), to a request of a reliable connection that would be taken.
+    Rnr,
+    /// The work request that a packet belongs to fails so; or, of packets that come, the responder refuses it so and fails.
+    Fail(Syndrome),
+    /// A completion entry becomes visible late, and those of its queue behind it, too.
+    Late(Duration),
+    /// An access finds no region of its key, as if that had just been deregistered.
+    Gone,
+    /// The card goes silent for good: no packet leaves it and none is heard, not even by itself.
+    Die,
+}
+
+/// How long [`Action::Hold`] holds a packet back when no others come by.
+pub const LONGEST_HOLD: Duration = Duration::from_millis(10);
+
+/// Which of those that match.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Which {
+    /// One: the n-th, counted from 1.
+    Nth(u64),
+    /// Every n-th.
+    Every(u64),
+    /// Each with this probability, from 0 to 1.
+    Chance(f64),
+}
+
+/// The way that a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// It leaves the card.
+    Out,
+    /// It comes to the card.
+    In,
+}
+
+/// Whose access to memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// By a key of the card's own work request.
+    Local,
+    /// By a key that a peer's request names.
+    Remote,
+}
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PacketKind {
+    /// Part of a send.
+    Send,
+    /// Part of an RDMA write.
+    Write,
+    /// RDMA read, the request.
+    Read,
+    /// Compare-and-swap, the request.
+    CompareSwap,
+    /// Fetch-and-add, the request.
+    FetchAdd,
+    /// Datagram.
+    Datagram,
+    /// Part of what an RDMA read asked for.
+    ReadResponse,
+    /// Original value that an atomic operation has found.
+    AtomicResponse,
+    /// Acknowledgement.
+    Ack,
+    /// Refusal.
+    Nak,
+}
+
+impl PacketKind {
+    /// All of them, with the words of the text form.
+    pub(super) const ALL: [(PacketKind, &'static str); 10] = [
+        (PacketKind::Send, "send"),
+        (PacketKind::Write, "write"),
+        (PacketKind::Read, "read"),
+        (PacketKind::CompareSwap, "compare-swap"),
+        (PacketKind::FetchAdd, "fetch-add"),
+        (PacketKind::Datagram, "datagram"),
+        (PacketKind::ReadResponse, "read-response"),
+        (PacketKind::AtomicResponse, "atomic-response"),
+        (PacketKind::Ack, "ack"),
+        (PacketKind::Nak, "nak"),
+    ];
+}
+
+/// A set of kinds of packets; the empty set stands for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds(u16);
+
+impl Kinds {
+    /// All kinds.
+    pub const fn empty() -> Self {
+        Kinds(0)
+    }
+
+    /// With another kind.
+    #[must_use]
+    pub fn with(self, kind: PacketKind) -> Self {
+        Kinds(self.0 | 1 << kind as u16)
+    }
+
+    /// Whether a rule is about this kind. What has no kind is meant by the empty set only.
+    pub(super) fn allow(self, kind: Option<PacketKind>) -> bool {
+        self.0 == 0 || kind.is_some_and(|kind| self.0 & 1 << kind as u16 != 0)
+    }
+}
+
+/// Syndromes that can be injected, with the words of the text form.
+pub(super) const SYNDROMES: [(Syndrome, &str); 9] = [
+    (Syndrome::LocalLength, "local-length"),
+    (Syndrome::LocalQpOperation, "local-qp-operation"),
+    (Syndrome::LocalProtection, "local-protection"),
+    (Syndrome::RemoteAccess, "remote-access"),
+    (Syndrome::RemoteInvalidRequest, "remote-invalid-request"),
+    (Syndrome::RemoteOperation, "remote-operation"),
+    (Syndrome::RetryExceeded, "retry-exceeded"),
+    (Syndrome::RnrRetryExceeded, "rnr-retry-exceeded"),
+    (Syndrome::WrFlush, "flush"),
+];
+
+/// A duration in the largest unit that is exact.
+struct Exact(Duration);
+
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanos = self.0.as_nanos();
+        let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
+        let (unit, name) =
+            units.into_iter().find(|(unit, _)| nanos.is_multiple_of(*unit)).unwrap_or((1, "ns"));
+        write!(f, "{}{name}", nanos / unit)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Drop => f.write_str("drop"),
+            Action::Duplicate => f.write_str("duplicate"),
+            Action::Delay(time) => write!(f, "delay={}", Exact(*time)),
+            Action::Hold(others) => write!(f, "hold={others}"),
+            Action::Rnr => f.write_str("rnr"),
+            Action::Fail(syndrome) => {
+                let known = SYNDROMES.iter().find(|(known, _)| known == syndrome);
+                write!(f, "fail={}", known.map_or("?", |(_, word)| word))
+            }
+            Action::Late(time) => write!(f, "late={}", Exact(*time)),
+            Action::Gone => f.write_str("gone"),
+            Action::Die => f.write_str("die"),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.action)?;
+        match self.which {
+            Which::Nth(n) => write!(f, " nth={n}")?,
+            Which::Every(1) => {}
+            Which::Every(n) => write!(f, " every={n}")?,
+            Which::Chance(p) => write!(f, " p={p}")?,
+        }
+        if let Some(times) = self.times {
+            write!(f, " times={times}")?;
+        }
+        match self.direction {
+            Some(Direction::Out) => f.write_str(" dir=out")?,
+            Some(Direction::In) => f.write_str(" dir=in")?,
+            None => {}
+        }
+        if self.kinds != Kinds::empty() {
+            let named = PacketKind::ALL.iter().filter(|(kind, _)| self.kinds.allow(Some(*kind)));
+            let words: Vec<&str> = named.map(|(_, word)| *word).collect();
+            write!(f, " kind={}", words.join(","))?;
+        }
+        if let Some(qpn) = self.qpn {
+            write!(f, " qp={qpn:#x}")?;
+        }
+        if let Some(key) = self.key {
+            write!(f, " key={key:#x}")?;
+        }
+        match self.side {
+            Some(Side::Local) => f.write_str(" access=local"),
+            Some(Side::Remote) => f.write_str(" access=remote"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for FaultPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed={}", self.seed)?;
+        self.rules.iter().try_for_each(|rule| write!(f, "; {rule}"))
+    }
+}
