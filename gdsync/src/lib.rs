@@ -70,7 +70,7 @@ mod request;
 mod stream;
 mod verbs_call;
 
-pub use batch::{Batch, BatchShape, StreamWait};
+pub use batch::{Batch, BatchShape, MemoryWrite, StreamWait};
 pub use cq::CompletionQueue;
 pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
@@ -80,7 +80,7 @@ pub use gdsync_sys::api::Provider;
 pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
-pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
+pub use memory::{HostAddr, MemoryKind, PinnedMemory, StreamAddr, StreamMemory, StreamWord, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
 pub use prepared::PreparedSend;
@@ -91,5 +91,5 @@ pub use queue::wait::PreparedWait;
 pub use request::WorkRequest;
 pub use stream::{
     Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,
-    Posted, SoftStream, Stream, StreamError, StreamOptions,
+    Posted, SoftStream, Staged, Stream, StreamError, StreamOptions,
 };

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
-const PROGRESS_EVERY: u32 = 64;
+pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
 const REAP_FROM: usize = 32;
-/// No descriptor takes more operations, its share of the closing ticket included: short batches need no counting.
+/// No descriptor but a write of bytes takes more operations, its share of the closing ticket included: short batches need no counting.
 const MOST_OPS: usize = 5;
 
 /// A backend on which batches are posted. Dereferences to the backend.
@@ -203,15 +203,16 @@ impl<B: MemOpStream> Stream<B> {
         self.state.lock()
     }
 
-    /// As many descriptors as fit one submission, with one operation kept for the closing ticket. At least one.
+    /// As many descriptors as fit one submission, with one operation kept for the closing ticket. At least one; a copy by itself.
     fn take_chunk(&self, descriptors: &mut Vec<Descriptor>) -> Vec<Descriptor> {
-        if descriptors.len().saturating_mul(MOST_OPS) <= self.caps.max_ops {
+        let short = descriptors.len().saturating_mul(MOST_OPS) <= self.caps.max_ops;
+        if short && !descriptors.iter().any(Descriptor::is_bytes) {
             return std::mem::take(descriptors);
         }
         let mut cost = 1usize;
         let fits = |descriptor: &&Descriptor| {
             cost = cost.saturating_add(descriptor.cost(&self.caps));
-            cost <= self.caps.max_ops
+            cost <= self.caps.max_ops && !descriptor.is_copied(&self.caps)
         };
         let count = descriptors.iter().take_while(fits).count().max(1);
         if count >= descriptors.len() {
@@ -230,7 +231,10 @@ impl<B: MemOpStream> Stream<B> {
     ) -> Result<(Tickets, usize), PostFailure> {
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
-        let result = self.try_post(state, chunk, &mut ops);
+        let result = match chunk {
+            [Descriptor::Bytes(bytes)] if bytes.is_copied(&self.caps) => self.post_bytes(state, bytes),
+            _ => self.try_post(state, chunk, &mut ops),
+        };
         let count = ops.len();
         state.ops = ops;
         match result {
