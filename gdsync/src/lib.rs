@@ -53,6 +53,9 @@ pub mod cuda;
 mod device;
 mod endpoint;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gid;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
@@ -68,6 +71,7 @@ mod qp_options;
 mod queue;
 mod request;
 mod stream;
+mod sync;
 mod verbs_call;
 
 pub use batch::{Batch, BatchShape, MemoryWrite, StreamWait};

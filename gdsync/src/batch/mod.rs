@@ -104,7 +104,7 @@ impl Batch {
     /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as such, in the same
     /// submission as what stands around them. Whatever is longer, or has single bytes at its ends, is a copy, and a submission of
     /// its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, which the bytes are
-    /// put into first (some 20 µs of the CPU's time): a copy from host to host would block the caller. Each page of host memory
+    /// put into first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host memory
     /// that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
     pub fn write_memory(mut self, write: MemoryWrite) -> Self {
         write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));

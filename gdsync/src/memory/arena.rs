@@ -2,11 +2,12 @@
 //! learn of a few large ranges instead of many small ones.
 
 use super::{HostAddr, PinnedMemory};
+use crate::sync::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{LazyLock, Mutex};
 
 /// Smallest chunk that the arena asks the system for, in bytes.
 const CHUNK: usize = 1 << 20;
