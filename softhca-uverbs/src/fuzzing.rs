@@ -4,6 +4,11 @@ use crate::attributes::Request;
 use crate::uapi::ioctl::{Attr, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Attributes that are pointers whatever their length.
+fn is_output(id: u16) -> bool {
+    id % 2 == 1
+}
+
 /// Reads a command whose header and attributes are these bytes. Pointers of attributes are taken as offsets into them, so that
 /// they lead to memory, or behind it.
 pub fn command(bytes: &[u8]) {
@@ -12,13 +17,11 @@ pub fn command(bytes: &[u8]) {
     let base = memory.as_ptr() as u64;
     let place = memory.as_mut_bytes();
     place[..bytes.len()].copy_from_slice(bytes);
-    for attr in place[..bytes.len()]
-        .get_mut(size_of::<Header>()..)
-        .unwrap_or_default()
-        .chunks_exact_mut(size_of::<Attr>())
-    {
+    // An attribute that the bytes end in, too: zeroes complete it.
+    let attributes = size_of::<Header>()..bytes.len().max(size_of::<Header>()) + size_of::<Attr>();
+    for attr in place[attributes].chunks_exact_mut(size_of::<Attr>()) {
         let Ok(mut fixed) = Attr::read_from_bytes(attr) else { continue };
-        if fixed.len > 8 {
+        if fixed.len > 8 || is_output(fixed.attr_id) {
             fixed.data = if fixed.data % 5 == 0 {
                 fixed.data % 4096
             } else {
@@ -36,9 +39,8 @@ pub fn command(bytes: &[u8]) {
         }
         let _ = (request.number(id), request.number32(id), request.optional_number(id));
         let _ = (request.handle(id), request.fd(id), request.structure::<[u64; 4]>(id));
-        // Into the attribute's own room.
-        let answered = request.answer(id, &[7; 40]).is_ok() && request.has(id);
-        if answered && len > 0 && len <= 8 {
+        if is_output(id) && request.answer(id, &[7; 40]).is_ok() && request.has(id) {
+            // In the attribute itself, which is memory of ours.
             assert!(request.answer_made(id, 5).is_ok());
         }
     }
