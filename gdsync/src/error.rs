@@ -278,6 +278,14 @@ pub enum QueueError {
         /// Length of the region.
         len: u64,
     },
+    /// A write of bytes is too long.
+    #[error("a write of {given} bytes is longer than the {limit} that one takes: split it")]
+    WriteTooLong {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
     /// A word lies outside its memory or is not aligned.
     #[error("offset {offset} is no aligned {size}-byte word within {len} bytes")]
     BadWord {

@@ -7,10 +7,11 @@
 
 use crate::memory::HostAddr;
 use crate::memory::arena::Line;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 /// A position in a stream's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

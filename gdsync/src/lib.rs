@@ -54,6 +54,9 @@ pub mod cuda;
 mod device;
 mod endpoint;
 mod error;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gid;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
@@ -70,11 +73,12 @@ mod qp_options;
 mod queue;
 mod request;
 mod stream;
+mod sync;
 mod transport;
 mod verbs_call;
 
 pub use ah::AddressHandle;
-pub use batch::{Batch, BatchShape, StreamWait};
+pub use batch::{Batch, BatchShape, MemoryWrite, StreamWait};
 pub use cq::CompletionQueue;
 pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
@@ -84,7 +88,7 @@ pub use gdsync_sys::api::Provider;
 pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
-pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
+pub use memory::{HostAddr, MemoryKind, PinnedMemory, StreamAddr, StreamMemory, StreamWord, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
 pub use prepared::PreparedSend;
@@ -96,6 +100,6 @@ pub use queue::wait::PreparedWait;
 pub use request::WorkRequest;
 pub use stream::{
     Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,
-    Posted, SoftStream, Stream, StreamError, StreamOptions,
+    Posted, SoftStream, Staged, Stream, StreamError, StreamOptions,
 };
 pub use transport::Transport;

@@ -22,6 +22,9 @@ mod devx;
 mod errno;
 mod events;
 mod files;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hooks;
 mod mr;
 mod pd;

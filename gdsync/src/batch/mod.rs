@@ -3,17 +3,20 @@
 //! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations*
 //! (what the card's protocol needs) and *memory operations* (what a stream can do).
 
+mod bytes;
 mod plan;
 mod shape;
 mod stream_wait;
 
+pub(crate) use bytes::Bytes;
+pub use bytes::MemoryWrite;
 pub(crate) use plan::{Lowering, Owner, Step};
 pub use shape::BatchShape;
 pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;
 
 use crate::error::QueueError;
-use crate::memory::{Word32, Word64};
+use crate::memory::{Place, StreamWord};
 use crate::prepared::PreparedSend;
 use crate::qp::QueuePairInner;
 use crate::queue::wait::PreparedWait;
@@ -35,10 +38,13 @@ pub struct Batch {
 pub(crate) enum Descriptor {
     Send(PreparedSend),
     WaitCq(PreparedWait),
-    Wait32(Word32, Condition, u32),
-    Wait64(Word64, Condition, u64),
-    Write32(Word32, u32),
-    Write64(Word64, u64),
+    Wait32(Place, Condition, u32),
+    Wait64(Place, Condition, u64),
+    Write32(Place, u32),
+    Write64(Place, u64),
+    Bytes(Bytes),
+    Barrier,
+    Flush,
 }
 
 impl Batch {
@@ -63,14 +69,14 @@ impl Batch {
     }
 
     /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream never goes on.
-    pub fn wait_value32(mut self, word: &Word32, condition: Condition, value: u32) -> Self {
-        self.push(Descriptor::Wait32(word.clone(), condition, value));
+    pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
+        self.push(Descriptor::Wait32(word.place(), condition, value));
         self
     }
 
     /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream never goes on.
-    pub fn wait_value64(mut self, word: &Word64, condition: Condition, value: u64) -> Self {
-        self.push(Descriptor::Wait64(word.clone(), condition, value));
+    pub fn wait_value64(mut self, word: &impl StreamWord<u64>, condition: Condition, value: u64) -> Self {
+        self.push(Descriptor::Wait64(word.place(), condition, value));
         self
     }
 
@@ -81,14 +87,47 @@ impl Batch {
     }
 
     /// Adds: write a 32-bit word. Everything before is visible to whoever sees the value.
-    pub fn write_value32(mut self, word: &Word32, value: u32) -> Self {
-        self.push(Descriptor::Write32(word.clone(), value));
+    pub fn write_value32(mut self, word: &impl StreamWord<u32>, value: u32) -> Self {
+        self.push(Descriptor::Write32(word.place(), value));
         self
     }
 
     /// Adds: write a 64-bit word. Everything before is visible to whoever sees the value.
-    pub fn write_value64(mut self, word: &Word64, value: u64) -> Self {
-        self.push(Descriptor::Write64(word.clone(), value));
+    pub fn write_value64(mut self, word: &impl StreamWord<u64>, value: u64) -> Self {
+        self.push(Descriptor::Write64(word.place(), value));
+        self
+    }
+
+    /// Adds: write bytes. Everything before happens before it, and everything after sees it; while it happens, others may see some
+    /// of the bytes and not the rest, in any order.
+    ///
+    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as such, in the same
+    /// submission as what stands around them. Whatever is longer, or has single bytes at its ends, is a copy, and a submission of
+    /// its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, which the bytes are
+    /// put into first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host memory
+    /// that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
+    pub fn write_memory(mut self, write: MemoryWrite) -> Self {
+        write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));
+        self
+    }
+
+    /// Adds: everything before is visible to everybody before anything after. Waits and writes keep their order without it, and every
+    /// write is visible no earlier than everything before it: this is for what else the program has on the stream, such as
+    /// a kernel that polls memory.
+    ///
+    /// On a CUDA stream `CU_STREAM_MEM_OP_BARRIER`, for the system; on others a fence of the CPU.
+    pub fn barrier(mut self) -> Self {
+        self.push(Descriptor::Barrier);
+        self
+    }
+
+    /// Adds: what cards wrote before the last wait was satisfied is visible to whatever comes after. Waits do that of their own
+    /// accord where it is needed; this is for words that something else than a card writes, after it has seen what a card wrote.
+    ///
+    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
+    /// ([`crate::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
+    pub fn flush(mut self) -> Self {
+        self.push(Descriptor::Flush);
         self
     }
 
@@ -120,8 +159,18 @@ impl Descriptor {
             Descriptor::Send(_) => 4,
             Descriptor::WaitCq(_) => 2 + flush,
             Descriptor::Wait32(..) | Descriptor::Wait64(..) => 1 + flush,
-            Descriptor::Write32(..) | Descriptor::Write64(..) => 1,
+            Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Barrier | Descriptor::Flush => 1,
+            Descriptor::Bytes(bytes) => bytes.cost(),
         }
+    }
+
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self, Descriptor::Bytes(_))
+    }
+
+    /// It is a submission of its own.
+    pub(crate) fn is_copied(&self, caps: &MemOpCaps) -> bool {
+        matches!(self, Descriptor::Bytes(bytes) if bytes.is_copied(caps))
     }
 }
 
@@ -168,13 +217,18 @@ impl fmt::Display for Descriptor {
             Descriptor::Send(send) => write!(f, "send on queue pair {:#x}", send.qp_num()),
             Descriptor::WaitCq(wait) => write!(f, "{wait}"),
             Descriptor::Wait32(word, condition, value) => {
-                write!(f, "wait until {:?} {condition:?} {value:#x}", word.addr())
+                write!(f, "wait until {word} {condition:?} {value:#x}")
             }
             Descriptor::Wait64(word, condition, value) => {
-                write!(f, "wait until {:?} {condition:?} {value:#x}", word.addr())
+                write!(f, "wait until {word} {condition:?} {value:#x}")
             }
-            Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {:?}", word.addr()),
-            Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {:?}", word.addr()),
+            Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
+            Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),
+            Descriptor::Bytes(bytes) => {
+                write!(f, "write {} bytes to {}", bytes.content().len(), bytes.place())
+            }
+            Descriptor::Barrier => f.write_str("barrier"),
+            Descriptor::Flush => f.write_str("flush"),
         }
     }
 }

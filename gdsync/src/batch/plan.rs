@@ -1,7 +1,7 @@
 //! From steps to memory operations, one to one. Pure: no I/O, no locks, no FFI.
 
 use crate::lane::Ticket;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, Site, StreamAddr};
 use crate::peer::{Doorbell, PeerOp};
 use crate::stream::{Condition, MemOp, MemOpCaps, StreamError};
 
@@ -11,13 +11,17 @@ pub(crate) enum Step {
     /// Wait for a completion entry, then tell the CPU that the stream has seen it.
     WaitCq(PeerOp, Ticket),
     /// Wait for a word.
-    Wait32(HostAddr, Condition, u32),
+    Wait32(Site, Condition, u32),
     /// Wait for a word.
-    Wait64(HostAddr, Condition, u64),
+    Wait64(Site, Condition, u64),
     /// Write a word.
-    Write32(HostAddr, u32),
+    Write32(Site, u32),
     /// Write a word.
-    Write64(HostAddr, u64),
+    Write64(Site, u64),
+    /// Make everything before visible to everybody before anything after.
+    Barrier,
+    /// Make visible what cards wrote before the last wait was satisfied.
+    Flush,
     /// Tell the CPU how far the stream has come.
     Progress(Ticket),
 }
@@ -48,22 +52,25 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
             Step::WaitCq(op, ticket) => {
                 self.peer_op(op, ops)?;
                 self.flush(ops);
-                self.write32(self.lane, ticket.0, Owner::Library, ops)?;
+                self.write32(self.library(self.lane, 4)?, ticket.0, ops);
             }
-            Step::Wait32(addr, condition, value) => {
-                self.wait32(addr, condition, value, Owner::Program, ops)?;
+            Step::Wait32(site, condition, value) => {
+                self.wait32(self.program(site, 4)?, condition, value, ops)?;
                 self.flush(ops);
             }
-            Step::Wait64(addr, condition, value) => {
+            Step::Wait64(site, condition, value) => {
                 self.check_condition(condition)?;
                 self.check_64_bit()?;
-                let addr = (self.translate)(addr, 8, Owner::Program)?;
+                let addr = self.program(site, 8)?;
                 ops.push(MemOp::Wait64 { addr, condition, value });
                 self.flush(ops);
             }
-            Step::Write32(addr, value) => self.write32(addr, value, Owner::Program, ops)?,
-            Step::Write64(addr, value) => self.write64(addr, value, Owner::Program, ops)?,
-            Step::Progress(ticket) => self.write32(self.lane, ticket.0, Owner::Library, ops)?,
+            Step::Write32(site, value) => self.write32(self.program(site, 4)?, value, ops),
+            Step::Write64(site, value) => self.write64(self.program(site, 8)?, value, ops)?,
+            Step::Barrier => ops.push(MemOp::Barrier),
+            Step::Flush if self.caps.flush_remote => ops.push(MemOp::FlushRemote),
+            Step::Flush => return Err(StreamError::Unsupported { what: "flushing what cards wrote" }),
+            Step::Progress(ticket) => self.write32(self.library(self.lane, 4)?, ticket.0, ops),
         }
         Ok(())
     }
@@ -87,11 +94,31 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
                 ops.push(MemOp::Barrier);
                 Ok(())
             }
-            PeerOp::StoreDword { addr, value } => self.write32(addr, value, Owner::Library, ops),
+            PeerOp::StoreDword { addr, value } => {
+                self.write32(self.library(addr, 4)?, value, ops);
+                Ok(())
+            }
             // Never two 32-bit stores: the card takes the doorbell when it sees the first.
-            PeerOp::StoreQword { addr, value } => self.write64(addr, value, Owner::Library, ops),
-            PeerOp::PollAnd { addr, value } => self.wait32(addr, Condition::And, value, Owner::Library, ops),
-            PeerOp::PollNor { addr, value } => self.wait32(addr, Condition::Nor, value, Owner::Library, ops),
+            PeerOp::StoreQword { addr, value } => self.write64(self.library(addr, 8)?, value, ops),
+            PeerOp::PollAnd { addr, value } => {
+                self.wait32(self.library(addr, 4)?, Condition::And, value, ops)
+            }
+            PeerOp::PollNor { addr, value } => {
+                self.wait32(self.library(addr, 4)?, Condition::Nor, value, ops)
+            }
+        }
+    }
+
+    #[inline]
+    fn library(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        (self.translate)(addr, len, Owner::Library)
+    }
+
+    #[inline]
+    fn program(&self, site: Site, len: usize) -> Result<StreamAddr, StreamError> {
+        match site {
+            Site::Host(addr) => (self.translate)(addr, len, Owner::Program),
+            Site::Stream(addr) => Ok(addr),
         }
     }
 
@@ -103,42 +130,25 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
     }
 
     #[inline]
-    fn write32(
-        &self,
-        addr: HostAddr,
-        value: u32,
-        owner: Owner,
-        ops: &mut Vec<MemOp>,
-    ) -> Result<(), StreamError> {
-        let addr = (self.translate)(addr, 4, owner)?;
+    fn write32(&self, addr: StreamAddr, value: u32, ops: &mut Vec<MemOp>) {
         ops.push(MemOp::Write32 { addr, value });
-        Ok(())
     }
 
     #[inline]
-    fn write64(
-        &self,
-        addr: HostAddr,
-        value: u64,
-        owner: Owner,
-        ops: &mut Vec<MemOp>,
-    ) -> Result<(), StreamError> {
+    fn write64(&self, addr: StreamAddr, value: u64, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         self.check_64_bit()?;
-        let addr = (self.translate)(addr, 8, owner)?;
         ops.push(MemOp::Write64 { addr, value });
         Ok(())
     }
 
     fn wait32(
         &self,
-        addr: HostAddr,
+        addr: StreamAddr,
         condition: Condition,
         value: u32,
-        owner: Owner,
         ops: &mut Vec<MemOp>,
     ) -> Result<(), StreamError> {
         self.check_condition(condition)?;
-        let addr = (self.translate)(addr, 4, owner)?;
         ops.push(MemOp::Wait32 { addr, condition, value });
         Ok(())
     }
@@ -163,6 +173,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
 mod tests {
     use super::*;
 
+    const HERE: Site = Site::Host(HostAddr(0));
     const LANE: HostAddr = HostAddr(0x100);
     const SEND: Doorbell =
         Doorbell { record_at: HostAddr(0x200), record: 1, register: HostAddr(0x800), value: 2 };
@@ -225,7 +236,7 @@ mod tests {
     fn waits_are_flushed_where_that_is_needed() {
         let caps = MemOpCaps { flush_after_wait: true, ..MemOpCaps::FULL };
         let poll = PeerOp::PollAnd { addr: HostAddr(0x300), value: 5 };
-        let word = HostAddr(0x308);
+        let word = Site::Host(HostAddr(0x308));
         let steps = [
             Step::WaitCq(poll, Ticket(9)),
             Step::Wait32(word, Condition::Eq, 1),
@@ -248,19 +259,38 @@ mod tests {
 
     #[test]
     fn missing_capabilities_are_refused() {
-        let nor = Step::Wait32(HostAddr(0), Condition::Nor, 0);
+        let nor = Step::Wait32(HERE, Condition::Nor, 0);
         let error = lower(MemOpCaps { wait_nor: false, ..MemOpCaps::FULL }, &[nor]).unwrap_err();
         assert!(matches!(error, StreamError::Unsupported { what: "waiting for NOR" }));
         let no_64_bit = MemOpCaps { ops_64_bit: false, ..MemOpCaps::FULL };
         assert!(send(no_64_bit).is_err());
-        for step in [Step::Write64(HostAddr(0), 1), Step::Wait64(HostAddr(0), Condition::Eq, 1)] {
+        for step in [Step::Write64(HERE, 1), Step::Wait64(HERE, Condition::Eq, 1)] {
             assert!(lower(no_64_bit, &[step]).is_err());
         }
     }
 
     #[test]
     fn an_unregistered_address_is_refused() {
-        let error = lower(MemOpCaps::FULL, &[Step::Write32(HostAddr(0x2000), 1)]).unwrap_err();
+        let error = lower(MemOpCaps::FULL, &[Step::Write32(Site::Host(HostAddr(0x2000)), 1)]).unwrap_err();
         assert!(matches!(error, StreamError::Unregistered { len: 4, .. }));
+    }
+
+    #[test]
+    fn memory_of_the_streams_own_device_is_named_as_it_is() {
+        let site = Site::Stream(StreamAddr::new(0x9_0000));
+        let ops = lower(MemOpCaps::FULL, &[Step::Write64(site, 1), Step::Wait32(site, Condition::Geq, 2)]);
+        let addr = StreamAddr::new(0x9_0000);
+        let wait = MemOp::Wait32 { addr, condition: Condition::Geq, value: 2 };
+        assert_eq!(ops, Ok(vec![MemOp::Write64 { addr, value: 1 }, wait]));
+    }
+
+    #[test]
+    fn barriers_and_flushes_are_what_they_are_called_or_refused() {
+        let ops = lower(MemOpCaps::FULL, &[Step::Barrier, Step::Flush]);
+        assert_eq!(ops, Ok(vec![MemOp::Barrier, MemOp::FlushRemote]));
+        let none = MemOpCaps { flush_remote: false, ..MemOpCaps::FULL };
+        assert!(lower(none, &[Step::Barrier]).is_ok());
+        let error = lower(none, &[Step::Flush]).unwrap_err();
+        assert_eq!(error.to_string(), "the stream does not support flushing what cards wrote");
     }
 }

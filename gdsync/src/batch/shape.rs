@@ -19,6 +19,9 @@ pub(crate) enum Kind {
     Wait64,
     Write32,
     Write64,
+    Bytes,
+    Barrier,
+    Flush,
 }
 
 impl BatchShape {
@@ -67,6 +70,16 @@ impl BatchShape {
         self.with(Kind::Write64)
     }
 
+    /// Adds what [`Batch::barrier`] adds.
+    pub fn barrier(self) -> Self {
+        self.with(Kind::Barrier)
+    }
+
+    /// Adds what [`Batch::flush`] adds.
+    pub fn flush(self) -> Self {
+        self.with(Kind::Flush)
+    }
+
     /// Number of descriptors.
     pub fn len(&self) -> usize {
         self.kinds.len()
@@ -96,6 +109,9 @@ impl Kind {
             Descriptor::Wait64(..) => Kind::Wait64,
             Descriptor::Write32(..) => Kind::Write32,
             Descriptor::Write64(..) => Kind::Write64,
+            Descriptor::Bytes(_) => Kind::Bytes,
+            Descriptor::Barrier => Kind::Barrier,
+            Descriptor::Flush => Kind::Flush,
         }
     }
 
@@ -107,6 +123,9 @@ impl Kind {
             Kind::Wait64 => "wait_value64",
             Kind::Write32 => "write_value32",
             Kind::Write64 => "write_value64",
+            Kind::Bytes => "write_memory",
+            Kind::Barrier => "barrier",
+            Kind::Flush => "flush",
         }
     }
 }

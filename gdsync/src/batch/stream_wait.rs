@@ -52,8 +52,10 @@ impl StreamWait {
 
     pub(super) fn descriptor(&self) -> Descriptor {
         match &self.word {
-            Word::Short { word, value, .. } => Descriptor::Wait32(word.clone(), self.condition, *value),
-            Word::Long { word, value, .. } => Descriptor::Wait64(word.clone(), self.condition, *value),
+            Word::Short { word, value, .. } => {
+                Descriptor::Wait32(word.clone().into(), self.condition, *value)
+            }
+            Word::Long { word, value, .. } => Descriptor::Wait64(word.clone().into(), self.condition, *value),
         }
     }
 }

@@ -95,6 +95,7 @@ impl GpuCapabilities {
             // Every write of the v2 entry points carries a system fence (HARDWARE: they refuse the flag that would drop it).
             writes_are_fenced: true,
             flush_after_wait: self.consistency() == Consistency::Flushed,
+            flush_remote: self.flush_remote_writes,
             ..MemOpCaps::FULL
         }
     }

@@ -9,9 +9,9 @@
 //! store and the thread steps back; if it falls after it, it falls after the store of `busy`, too, which the closing thread then
 //! sees. Both cannot miss each other. Without the system call, both sides fence themselves.
 
+use crate::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+use crate::sync::yield_now;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
-use std::thread;
 
 /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration (`linux/membarrier.h`).
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -46,7 +46,12 @@ pub(crate) struct Closed<'a>(&'a Gate);
 
 impl Gate {
     pub(crate) fn new() -> Self {
-        Gate { closed: AtomicBool::new(false), fenced_by_system: *FENCED_BY_SYSTEM }
+        Self::fenced(*FENCED_BY_SYSTEM)
+    }
+
+    /// With the system's fences, where it has them, or with its own.
+    pub(crate) fn fenced(fenced_by_system: bool) -> Self {
+        Gate { closed: AtomicBool::new(false), fenced_by_system }
     }
 
     /// Goes through, as soon as the gate is open. `busy` is that of the stream submitted to.
@@ -64,7 +69,7 @@ impl Gate {
             }
             busy.0.store(false, Ordering::Release);
             while self.closed.load(Ordering::Relaxed) {
-                thread::yield_now();
+                yield_now();
             }
         }
     }
@@ -106,10 +111,11 @@ impl Drop for Closed<'_> {
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
+    use std::thread;
 
     /// Whoever submits adds to a counter that only they may touch while the gate is open; whoever closes it reads it twice.
     fn exclude(fenced_by_system: bool) {
-        let gate = Gate { closed: AtomicBool::new(false), fenced_by_system };
+        let gate = Gate::fenced(fenced_by_system);
         let (busy, inside, stop) = (Busy::default(), AtomicU64::new(0), AtomicBool::new(false));
         let mut closed = 0;
         thread::scope(|scope| {

@@ -60,6 +60,19 @@ impl GpuMemory {
         Ok(memory)
     }
 
+    /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may be held.
+    pub(crate) fn holding(context: &Arc<GpuContext>, bytes: &[u8]) -> Result<Self, CudaError> {
+        let entered = context.enter()?;
+        let _relaxed = super::Relaxed::enter();
+        let mut address = 0;
+        // SAFETY: `address` is a valid place; the context is current.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(1)) })?;
+        drop(entered);
+        let memory = Self::known(address, bytes.len(), context.clone(), Owner::Ours);
+        memory.write(0, bytes)?;
+        Ok(memory)
+    }
+
     /// Takes a buffer of cudarc. What was enqueued for it on its stream is waited for.
     ///
     /// # Errors

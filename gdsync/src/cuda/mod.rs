@@ -59,6 +59,7 @@ mod error;
 pub(crate) mod gate;
 mod memory;
 mod region;
+mod word;
 
 pub use crate::stream::cuda::CudaStream;
 pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
@@ -66,6 +67,7 @@ pub use context::{Consistency, GpuCapabilities, WritesOrdering};
 pub use error::CudaError;
 pub use memory::GpuMemory;
 pub use region::GpuMemoryRegion;
+pub use word::{GpuWord32, GpuWord64};
 
 pub(crate) use context::{GpuContext, Relaxed};
 pub(crate) use error::check;

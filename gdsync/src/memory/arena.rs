@@ -2,11 +2,12 @@
 //! learn of a few large ranges instead of many small ones.
 
 use super::{HostAddr, PinnedMemory};
+use crate::sync::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{LazyLock, Mutex};
 
 /// Smallest chunk that the arena asks the system for, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -113,6 +114,35 @@ impl Line {
 }
 
 impl Drop for Line {
+    fn drop(&mut self) {
+        SHARED.release(self.0.as_ptr());
+    }
+}
+
+/// A copy of some bytes in pinned memory, where a device can fetch it. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Block(NonNull<u8>);
+
+// SAFETY: an address; nothing is written there after `holding`.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    pub(crate) fn holding(bytes: &[u8]) -> io::Result<Self> {
+        let block = SHARED.allocate(bytes.len(), LINE)?;
+        let place = NonNull::new(block).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: the block is ours, and so long.
+        unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(Block(place))
+    }
+
+    pub(crate) fn addr(&self) -> HostAddr {
+        HostAddr(self.0.as_ptr() as u64)
+    }
+}
+
+impl Drop for Block {
     fn drop(&mut self) {
         SHARED.release(self.0.as_ptr());
     }

@@ -3,11 +3,14 @@
 pub(crate) mod arena;
 pub(crate) mod peer_map;
 mod pinned;
+mod place;
 pub(crate) mod spans;
 mod word;
 
 pub use pinned::PinnedMemory;
 pub(crate) use pinned::page_size;
+pub use place::{MemoryKind, StreamMemory, StreamWord};
+pub(crate) use place::{Named, Place, Site};
 pub use word::{Word32, Word64};
 
 use std::fmt;

@@ -1,5 +1,6 @@
 //! Handles to single words of pinned memory, for streams to wait on and to write.
 
+use super::place::{Named, Place, StreamWord};
 use super::{HostAddr, PinnedMemory};
 use crate::error::QueueError;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,6 +44,21 @@ macro_rules! word {
 
             fn atomic(&self) -> &$atomic {
                 &self.memory.$words()[self.index]
+            }
+        }
+
+        impl Named for $name {
+            #[inline]
+            fn place(&self) -> Place {
+                Place::host(&self.memory, self.index * size_of::<$value>())
+            }
+        }
+
+        impl StreamWord<$value> for $name {}
+
+        impl From<$name> for Place {
+            fn from(word: $name) -> Self {
+                word.place()
             }
         }
     };

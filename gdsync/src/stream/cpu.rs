@@ -1,8 +1,8 @@
 //! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::pause::Pause;
-use super::{MemOp, MemOpCaps, MemOpStream, StreamError, barrier, execute};
-use crate::memory::{HostAddr, StreamAddr};
+use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, barrier, execute};
+use crate::memory::{HostAddr, MemoryKind, StreamAddr};
 use crate::peer::PeerOp;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -69,6 +69,15 @@ impl MemOpStream for Cpu {
             }
         }
         Ok(())
+    }
+
+    unsafe fn write_bytes(&self, to: StreamAddr, _: MemoryKind, bytes: &[u8]) -> Result<Staged, StreamError> {
+        if let Some(error) = &*self.failure() {
+            return Err(error.clone());
+        }
+        // SAFETY: the caller's; stream addresses of this backend are host addresses.
+        unsafe { execute::write_bytes(to, bytes) };
+        Ok(None)
     }
 
     fn wait_idle(&self, _timeout: Duration) -> Result<bool, StreamError> {

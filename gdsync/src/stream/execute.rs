@@ -3,7 +3,7 @@
 use super::barrier;
 use super::{Condition, MemOp};
 use crate::memory::StreamAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 impl Condition {
     pub(crate) fn holds32(self, word: u32, value: u32) -> bool {
@@ -58,6 +58,18 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
             std::sync::atomic::fence(Ordering::SeqCst);
             true
         }
+    }
+}
+
+/// Copies bytes to where a stream was told to. What was written before is visible to whoever sees them.
+///
+/// # Safety
+/// `to..to + bytes.len()` are host addresses, valid for writing by atomics.
+pub(super) unsafe fn write_bytes(to: StreamAddr, bytes: &[u8]) {
+    barrier::to_device();
+    for (address, byte) in (to.get()..).zip(bytes) {
+        // SAFETY: the caller's; a byte needs no alignment.
+        unsafe { AtomicU8::from_ptr(address as *mut u8) }.store(*byte, Ordering::Relaxed);
     }
 }
 

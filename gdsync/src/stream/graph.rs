@@ -92,6 +92,9 @@ pub enum GraphError {
         /// Most that a node takes.
         limit: usize,
     },
+    /// A write of bytes, which a batch node cannot hold.
+    #[error("write_memory cannot be a part of a batch node: add a memory-copy node, or write words")]
+    Copy,
     /// The graph belongs to another GPU context than the stream.
     #[error("the graph was recorded on GPU {graph}, in another context than the stream's")]
     OtherContext {
@@ -175,6 +178,12 @@ impl Recorder {
                 Kind::Wait64 => ops.push(wait64),
                 Kind::Write32 => ops.push(write32),
                 Kind::Write64 => ops.push(write64),
+                Kind::Barrier => ops.push(MemOp::Barrier),
+                Kind::Flush if caps.flush_remote => ops.push(MemOp::FlushRemote),
+                Kind::Flush => {
+                    return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
+                }
+                Kind::Bytes => return Err(GraphError::Copy),
             }
             if caps.flush_after_wait && ops[before].is_wait() {
                 ops.insert(before + 1, MemOp::FlushRemote);

@@ -57,10 +57,24 @@ impl<B: MemOpStream> Stream<B> {
                     *ticket = ticket.next();
                     Step::WaitCq(wait.commit(&self.lane, *ticket), *ticket)
                 }
-                Descriptor::Wait32(word, condition, value) => Step::Wait32(word.addr(), *condition, *value),
-                Descriptor::Wait64(word, condition, value) => Step::Wait64(word.addr(), *condition, *value),
-                Descriptor::Write32(word, value) => Step::Write32(word.addr(), *value),
-                Descriptor::Write64(word, value) => Step::Write64(word.addr(), *value),
+                Descriptor::Wait32(word, condition, value) => {
+                    Step::Wait32(self.site(word)?, *condition, *value)
+                }
+                Descriptor::Wait64(word, condition, value) => {
+                    Step::Wait64(self.site(word)?, *condition, *value)
+                }
+                Descriptor::Write32(word, value) => Step::Write32(self.site(word)?, *value),
+                Descriptor::Write64(word, value) => Step::Write64(self.site(word)?, *value),
+                Descriptor::Barrier => Step::Barrier,
+                Descriptor::Flush => Step::Flush,
+                Descriptor::Bytes(bytes) => {
+                    let mut site = self.site(bytes.place())?;
+                    for word in bytes.words(&self.caps)? {
+                        lowering.lower(word.step(site), ops)?;
+                        site = site.after(word.len());
+                    }
+                    continue;
+                }
             };
             lowering.lower(step, ops)?;
         }

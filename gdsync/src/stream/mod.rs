@@ -5,6 +5,7 @@
 //! knows how far the backend has come.
 
 mod barrier;
+mod bytes;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod doorbells;
@@ -26,7 +27,9 @@ pub use post::Stream;
 pub use post_error::{PostError, PostFailure, Posted};
 pub use soft::{Event, SoftStream};
 
-use crate::memory::{HostAddr, StreamAddr};
+use crate::cuda::GpuMemory;
+use crate::memory::{HostAddr, MemoryKind, StreamAddr};
+use std::any::Any;
 use std::time::Duration;
 
 /// When a wait is satisfied, as CUDA defines it (`CUstreamWaitValue_flags`).
@@ -125,6 +128,8 @@ pub struct MemOpCaps {
     pub writes_are_fenced: bool,
     /// Waits need [`MemOp::FlushRemote`] after them, and the backend has it.
     pub flush_after_wait: bool,
+    /// [`MemOp::FlushRemote`], asked for by [`crate::Batch::flush`].
+    pub flush_remote: bool,
 }
 
 impl MemOpCaps {
@@ -137,8 +142,12 @@ impl MemOpCaps {
         wait_nor: true,
         writes_are_fenced: true,
         flush_after_wait: false,
+        flush_remote: true,
     };
 }
+
+/// What a backend keeps bytes in until it has copied them; nothing, where it needs nothing.
+pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 
 /// A backend: something that performs memory operations in the order of submission.
 pub trait MemOpStream: Send + Sync {
@@ -173,6 +182,35 @@ pub trait MemOpStream: Send + Sync {
     /// the operation has been performed or the backend has failed. Nobody else submits to this backend meanwhile.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
+    /// Whether the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`] says.
+    ///
+    /// # Errors
+    /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where on another GPU.
+    fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        let _ = memory;
+        Err(StreamError::Unsupported { what: "GPU memory: only streams of that GPU do" })
+    }
+
+    /// Writes bytes in stream order: a submission of its own, after all that was submitted before. Takes a copy of the bytes
+    /// before it returns. `to..to + bytes.len()` is of the given kind and lies, where that is the host's, within one page.
+    ///
+    /// Returns what has to stay alive until it has been performed: where the stream finds the copy.
+    ///
+    /// # Errors
+    /// As [`Self::submit`]; [`StreamError::Unsupported`] for a backend that cannot.
+    ///
+    /// # Safety
+    /// As [`Self::submit`], but for the alignment; and the returned value stays alive as long as the addresses stay valid.
+    unsafe fn write_bytes(
+        &self,
+        to: StreamAddr,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<Staged, StreamError> {
+        let _ = (to, kind, bytes);
+        Err(StreamError::Unsupported { what: "copying bytes" })
+    }
+
     /// Waits until everything submitted has been performed; false where that took longer than `timeout`.
     ///
     /// # Errors
@@ -204,6 +242,16 @@ pub enum StreamError {
         addr: HostAddr,
         /// What the device said.
         reason: String,
+    },
+    /// GPU memory of another context.
+    #[error(
+        "the memory is GPU {memory}'s and the stream GPU {stream}'s, or in another context of it: use a stream of the memory's context"
+    )]
+    OtherGpu {
+        /// The stream's GPU.
+        stream: i32,
+        /// The memory's.
+        memory: i32,
     },
     /// The stream lacks a capability.
     #[error("the stream does not support {what}")]

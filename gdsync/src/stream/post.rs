@@ -21,10 +21,10 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
-const PROGRESS_EVERY: u32 = 64;
+pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
 const REAP_FROM: usize = 32;
-/// No descriptor takes more operations, its share of the closing ticket included: short batches need no counting.
+/// No descriptor but a write of bytes takes more operations, its share of the closing ticket included: short batches need no counting.
 const MOST_OPS: usize = 5;
 
 /// A backend on which batches are posted. Dereferences to the backend.
@@ -216,15 +216,16 @@ impl<B: MemOpStream> Stream<B> {
         self.state.lock()
     }
 
-    /// As many descriptors as fit one submission, with one operation kept for the closing ticket. At least one.
+    /// As many descriptors as fit one submission, with one operation kept for the closing ticket. At least one; a copy by itself.
     fn take_chunk(&self, descriptors: &mut Vec<Descriptor>) -> Vec<Descriptor> {
-        if descriptors.len().saturating_mul(MOST_OPS) <= self.caps.max_ops {
+        let short = descriptors.len().saturating_mul(MOST_OPS) <= self.caps.max_ops;
+        if short && !descriptors.iter().any(Descriptor::is_bytes) {
             return std::mem::take(descriptors);
         }
         let mut cost = 1usize;
         let fits = |descriptor: &&Descriptor| {
             cost = cost.saturating_add(descriptor.cost(&self.caps));
-            cost <= self.caps.max_ops
+            cost <= self.caps.max_ops && !descriptor.is_copied(&self.caps)
         };
         let count = descriptors.iter().take_while(fits).count().max(1);
         if count >= descriptors.len() {
@@ -240,6 +241,11 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         chunk: &mut [Descriptor],
     ) -> Result<(Tickets, usize), PostFailure> {
+        if let [Descriptor::Bytes(bytes)] = chunk
+            && bytes.is_copied(&self.caps)
+        {
+            return self.post_bytes(state, bytes).map(|tickets| (tickets, 0));
+        }
         let tickets = state.tickets(chunk.iter());
         let mut ticket = tickets.before;
         let lowered = self.submit_lowered(state, tickets, |state, ops, rings| {

@@ -1,8 +1,8 @@
 //! A stream in software: a worker thread that performs memory operations and host closures in order.
 
 use super::pause::{Pause, use_fine_timers};
-use super::{MemOp, MemOpCaps, MemOpStream, StreamError, execute};
-use crate::memory::{HostAddr, StreamAddr};
+use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, execute};
+use crate::memory::{HostAddr, MemoryKind, StreamAddr};
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +39,7 @@ struct State {
 
 enum Item {
     Ops(Vec<MemOp>),
+    Bytes(StreamAddr, Vec<u8>),
     Kernel(Box<dyn FnOnce() + Send>),
     Record(Event),
     Await(Event),
@@ -116,6 +117,10 @@ impl MemOpStream for SoftStream {
 
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.shared.push(Item::Ops(ops.to_vec()))
+    }
+
+    unsafe fn write_bytes(&self, to: StreamAddr, _: MemoryKind, bytes: &[u8]) -> Result<Staged, StreamError> {
+        self.shared.push(Item::Bytes(to, bytes.to_vec())).map(|()| None)
     }
 
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
@@ -220,6 +225,8 @@ fn perform(item: Item) -> Result<(), String> {
                 }
             }
         }
+        // SAFETY: whoever called `write_bytes` vouched that the addresses are valid until now.
+        Item::Bytes(to, bytes) => unsafe { execute::write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
             // The closure is consumed; what it shares with others it shares through types that tolerate a panic or poison.
             catch_unwind(AssertUnwindSafe(kernel))

@@ -20,6 +20,9 @@ mod dma;
 mod engine;
 mod error;
 mod fetch;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod held;
 mod link;

@@ -1,0 +1,19 @@
+//! The tool's arguments: one to a line. They parse or are refused with one line of text.
+#![no_main]
+#![allow(dead_code, reason = "only the parser of the command is here, not what it calls")]
+
+#[path = "../../src/cli.rs"]
+mod cli;
+#[path = "../../src/hca.rs"]
+mod hca;
+
+/// As the command has it.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    use std::os::unix::ffi::OsStrExt;
+    let words = bytes.split(|byte| *byte == b'\n').map(std::ffi::OsStr::from_bytes);
+    if let Err(error) = cli::Cli::parse_words(std::iter::once("gdsync".as_ref()).chain(words)) {
+        assert!(!cli::one_line(&error.to_string()).contains('\n'));
+    }
+});

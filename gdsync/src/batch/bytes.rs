@@ -1,0 +1,224 @@
+//! Writes of bytes in stream order: cut into pieces, and each into words or given to a copy.
+
+use super::plan::Step;
+use crate::error::QueueError;
+use crate::memory::{MemoryKind, Place, Site, StreamMemory};
+use crate::stream::{MemOpCaps, Staged, StreamError};
+
+/// A piece of host memory that is written in one go does not leave a page: devices know its pages one by one.
+const PAGE: u64 = 4096;
+/// More words than so many are copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy is a
+/// submission of its own, which words are not.
+const MOST_WORDS: usize = 8;
+
+/// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
+///
+/// It holds a copy of the bytes, so the source may change once it is made, and it can be added to any number of batches.
+#[derive(Clone, Debug)]
+pub struct MemoryWrite {
+    place: Place,
+    bytes: Vec<u8>,
+}
+
+impl MemoryWrite {
+    /// Most bytes of one write: 4 KiB.
+    pub const MAX: usize = 4096;
+
+    /// A write of bytes to an offset of pinned memory or GPU memory. Neither it nor the length needs any alignment.
+    ///
+    /// # Errors
+    /// [`QueueError::WriteTooLong`]; [`QueueError::OutOfBounds`].
+    pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, QueueError> {
+        let (place, given) = (memory.place(), bytes.len());
+        if given > Self::MAX {
+            return Err(QueueError::WriteTooLong { given, limit: Self::MAX });
+        }
+        let end = offset.saturating_add(given);
+        if end > place.len() {
+            let (start, end, len) = (offset as u64, end as u64, place.len() as u64);
+            return Err(QueueError::OutOfBounds { start, end, len });
+        }
+        Ok(MemoryWrite { place: place.at(offset), bytes: bytes.to_vec() })
+    }
+
+    /// The pieces that a stream writes one by one.
+    pub(super) fn pieces(self) -> impl Iterator<Item = Bytes> {
+        let MemoryWrite { place, bytes } = self;
+        let first = match place.kind() {
+            MemoryKind::Host => (PAGE - place.address() % PAGE) as usize,
+            MemoryKind::Gpu => Self::MAX,
+        };
+        let cut = first.min(bytes.len());
+        [0..cut, cut..bytes.len()].into_iter().filter(|range| !range.is_empty()).map(move |range| Bytes {
+            place: place.at(range.start),
+            content: bytes[range].into(),
+            staged: None,
+        })
+    }
+}
+
+/// One piece of a write.
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    place: Place,
+    content: Box<[u8]>,
+    /// Where the stream finds the content, once it has been told.
+    staged: Staged,
+}
+
+/// A word of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    Short(u32),
+    Long(u64),
+}
+
+impl Word {
+    pub(crate) fn step(self, site: Site) -> Step {
+        match self {
+            Word::Short(value) => Step::Write32(site, value),
+            Word::Long(value) => Step::Write64(site, value),
+        }
+    }
+
+    /// Bytes of it.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Word::Short(_) => 4,
+            Word::Long(_) => 8,
+        }
+    }
+}
+
+impl Bytes {
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn content(&self) -> &[u8] {
+        &self.content
+    }
+
+    /// Keeps what the stream reads from.
+    pub(crate) fn keep(&mut self, staged: Staged) {
+        self.staged = staged;
+    }
+
+    /// True where the stream copies it. No stream writes less than 32 bits at a time, so what is not made of whole words is copied,
+    /// too.
+    pub(crate) fn is_copied(&self, caps: &MemOpCaps) -> bool {
+        let (address, len) = (self.place.address(), self.content.len());
+        !caps.ops_64_bit
+            || !address.is_multiple_of(4)
+            || !len.is_multiple_of(4)
+            || words(address, len) > MOST_WORDS
+    }
+
+    /// Words that it is made of, where it is not copied.
+    pub(crate) fn cost(&self) -> usize {
+        words(self.place.address(), self.content.len())
+    }
+
+    /// Its words in order.
+    ///
+    /// # Errors
+    /// [`StreamError::Unsupported`] where it is copied: a copy is no part of another submission.
+    pub(crate) fn words(&self, caps: &MemOpCaps) -> Result<impl Iterator<Item = Word>, StreamError> {
+        if self.is_copied(caps) {
+            return Err(StreamError::Unsupported { what: "copies among other operations" });
+        }
+        // To the next multiple of 8; then whole 64-bit words; then the end.
+        let head = (self.place.address() % 8) as usize;
+        let (first, rest) = self.content.split_at(head.min(self.content.len()));
+        let short = |bytes: &[u8]| bytes.first_chunk().map(|word| Word::Short(u32::from_ne_bytes(*word)));
+        let (longs, last) = rest.as_chunks::<8>();
+        let longs = longs.iter().map(|word| Word::Long(u64::from_ne_bytes(*word)));
+        Ok(short(first).into_iter().chain(longs).chain(short(last)))
+    }
+}
+
+/// How many words, 32-bit ones at the ends and 64-bit ones between, an aligned range has.
+fn words(address: u64, len: usize) -> usize {
+    let head = ((address % 8) as usize).min(len);
+    head.div_ceil(4) + (len - head) / 8 + ((len - head) % 8).div_ceil(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PinnedMemory;
+    use proptest::prelude::*;
+
+    fn piece(offset: usize, bytes: &[u8]) -> Bytes {
+        let memory = PinnedMemory::allocate(PAGE as usize).unwrap();
+        MemoryWrite::new(&memory, offset, bytes).unwrap().pieces().next().unwrap()
+    }
+
+    #[test]
+    fn short_aligned_writes_are_words() {
+        let caps = MemOpCaps::FULL;
+        let bytes: Vec<u8> = (1..=16).collect();
+        let (low, high) = (u32::from_ne_bytes([1, 2, 3, 4]), u32::from_ne_bytes([13, 14, 15, 16]));
+        let middle = u64::from_ne_bytes([5, 6, 7, 8, 9, 10, 11, 12]);
+        let found: Vec<Word> = piece(12, &bytes).words(&caps).unwrap().collect();
+        assert_eq!(found, [Word::Short(low), Word::Long(middle), Word::Short(high)]);
+        assert_eq!(piece(8, &[0; 64]).words(&caps).unwrap().count(), MOST_WORDS);
+        assert_eq!(piece(4, &[0; 4]).words(&caps).unwrap().count(), 1);
+        let copied = [piece(1, &[0; 4]), piece(0, &[0; 3]), piece(4, &[0; 64])];
+        assert!(copied.iter().all(|piece| piece.is_copied(&caps) && piece.words(&caps).is_err()));
+        assert!(piece(8, &[0; 8]).is_copied(&MemOpCaps { ops_64_bit: false, ..caps }));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let memory = PinnedMemory::allocate(5000).unwrap();
+        let error = MemoryWrite::new(&memory, 0, &[0; 4097]).unwrap_err().to_string();
+        assert!(error.contains("4097") && error.contains("4096"), "{error}");
+        for offset in [4999, 5001, usize::MAX] {
+            let error = MemoryWrite::new(&memory, offset, &[1, 2]).unwrap_err();
+            assert!(matches!(error, QueueError::OutOfBounds { len: 5000, .. }), "{error}");
+        }
+        assert_eq!(MemoryWrite::new(&memory, 5000, &[]).unwrap().pieces().count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_bytes_within_pages_and_words_are_the_pieces(
+            offset in 0usize..5000,
+            bytes in proptest::collection::vec(any::<u8>(), 0..3000),
+        ) {
+            let memory = PinnedMemory::allocate(8192).unwrap();
+            let base = memory.addr().get() + offset as u64;
+            let mut at = 0;
+            for piece in MemoryWrite::new(&memory, offset, &bytes).unwrap().pieces() {
+                let first = base + at as u64;
+                let len = piece.content.len();
+                prop_assert_eq!(piece.place.address(), first);
+                prop_assert_eq!(first / PAGE, (first + len as u64 - 1) / PAGE);
+                prop_assert_eq!(&*piece.content, &bytes[at..at + len]);
+                if !piece.is_copied(&MemOpCaps::FULL) {
+                    let mut address = first;
+                    let mut out = Vec::new();
+                    for word in piece.words(&MemOpCaps::FULL).unwrap() {
+                        prop_assert_eq!(address % word.len() as u64, 0);
+                        address += word.len() as u64;
+                        match word {
+                            Word::Short(value) => out.extend(value.to_ne_bytes()),
+                            Word::Long(value) => out.extend(value.to_ne_bytes()),
+                        }
+                    }
+                    prop_assert_eq!(&out[..], &*piece.content);
+                    prop_assert!(piece.cost() <= MOST_WORDS);
+                }
+                at += len;
+            }
+            prop_assert_eq!(at, bytes.len());
+        }
+
+        #[test]
+        fn the_cost_is_the_number_of_words(word in 0usize..32, count in 1usize..=8) {
+            let piece = piece(word * 4, &vec![7; count * 4]);
+            prop_assert_eq!(piece.cost(), piece.words(&MemOpCaps::FULL).unwrap().count());
+        }
+    }
+}

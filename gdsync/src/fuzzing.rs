@@ -1,0 +1,19 @@
+//! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
+
+use crate::cq::CompletionQueue;
+use crate::peer::PeerOp;
+use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Writes a completion entry in the card's place: the owner bit last.
+pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) {
+    let (PeerOp::PollAnd { addr, .. } | PeerOp::PollNor { addr, .. }) = queue.inner.lock().wait_op(index)
+    else {
+        return;
+    };
+    let first = addr.get() - LAST_DWORD as u64;
+    for (at, byte) in (first..).zip(entry) {
+        // SAFETY: the entry belongs to the queue's ring, which lives as long as the queue; a card may write there at any time.
+        unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(*byte, Ordering::Release);
+    }
+}

@@ -1,0 +1,9 @@
+//! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with loom's in this place.
+
+pub(crate) use std::sync::Mutex;
+pub(crate) use std::thread::yield_now;
+
+/// As `std::sync::atomic`.
+pub(crate) mod atomic {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+}
