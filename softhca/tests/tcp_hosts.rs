@@ -1,5 +1,7 @@
 //! Cards of different hosts: processes in network namespaces of their own, and at loopback addresses of their own.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 mod verbs_bed;
 
 use gdsync_sys::prm::cqe::CqeOpcode;
