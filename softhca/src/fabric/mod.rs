@@ -1,8 +1,8 @@
 //! The fabric: packets between software cards, in order and without loss, until a process dies.
 //!
-//! On one host cards find each other by LID, and packets go through shared memory ([`shared`]); that is what a program gets that
+//! On one host cards find each other by LID, and packets go through shared memory (`shared.rs`); that is what a program gets that
 //! asks for nothing. Between hosts they find each other by IPv4 address, which their GIDs end with, and packets go through TCP
-//! ([`tcp`]), where [`LISTEN_VARIABLE`] gives the process addresses.
+//! (`tcp.rs`), where [`LISTEN_VARIABLE`] gives the process addresses.
 
 mod frame;
 mod link;

@@ -1,5 +1,6 @@
 use super::super::MAX_PAYLOAD;
 use super::*;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
@@ -144,6 +145,9 @@ fn sleepers_are_woken_by_packets_and_by_threads() {
     b.finish_sleep();
 }
 
+/// What the child says when it has sent everything.
+const ALL_SENT: &str = "all packets are sent";
+
 /// Run by `a_killed_process_is_noticed` in a process of its own: sends three packets, and waits to be killed.
 #[test]
 fn child_process() {
@@ -152,6 +156,7 @@ fn child_process() {
     for i in 0..3u8 {
         assert_eq!(send(&mut fabric, lid.parse().unwrap(), &[i], b""), SendOutcome::Sent);
     }
+    println!("\n{ALL_SENT}");
     loop {
         take(&mut fabric);
         std::thread::sleep(Duration::from_millis(1));
@@ -164,9 +169,11 @@ fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "fabric::shared::tests::child_process", "--nocapture"])
         .env("GDSYNC_TEST_FABRIC_PARENT", fabric.lid().to_string())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.any(|line| line == ALL_SENT), "it is not killed before it has sent everything");
     let lid = until("the first packet", || take_one(&mut fabric));
     assert_eq!(send(&mut fabric, lid, b"hello", b""), SendOutcome::Sent);
     std::thread::sleep(Duration::from_millis(20));
