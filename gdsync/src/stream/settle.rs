@@ -107,6 +107,7 @@ impl<B: MemOpStream> Stream<B> {
         drop(state);
         lost.iter().for_each(InFlight::abort);
     }
+
     /// Has the stream say when it is through, unless its last submission does.
     fn write_closing_ticket(&self, state: &mut State) -> Result<(), StreamError> {
         if state.unwritten == 0 {
