@@ -132,6 +132,8 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
         (&["bench", "flood"], "possible values: card, post, memops, turnaround, graph, overlap"),
+        (&["soak", "--minutes", "0"], "0 is no number of minutes"),
+        (&["soak", "--procs", "5"], "5 is not in 2..=4"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
@@ -396,6 +398,18 @@ fn a_peer_whose_parent_is_killed_ends_too() {
         assert!(Instant::now() < deadline, "the orphan goes on");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_soak_accounts_for_everything() {
+    let counts =
+        json(&["soak", "--minutes", "0.02", "--links", "6", "--procs", "2", "--seed", "7", "--json"]);
+    let count = |name: &str| counts[name].as_u64().unwrap();
+    for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
+        assert_eq!(count(name), 0, "{name}: {counts}");
+    }
+    assert!(count("operations") > 0 && count("bytes") > 0, "{counts}");
+    assert!(count("sent") >= count("received") && count("received") > 0, "{counts}");
 }
 
 #[test]
