@@ -89,6 +89,11 @@ impl QueuePairInner {
         self.modify(&mut attr, mask, "RESET to INIT")
     }
 
+    pub(crate) fn to_reset(&self) -> Result<(), Error> {
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RESET, ..Default::default() };
+        self.modify(&mut attr, verbs::IBV_QP_STATE, "to RESET")
+    }
+
     pub(crate) fn to_error(&self) -> Result<(), Error> {
         let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")
@@ -98,7 +103,14 @@ impl QueuePairInner {
         let port = self.domain.pd.device.active_port(self.config.port)?;
         let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
         let GidEntry { gid, kind, .. } = self.gid;
-        Ok(Endpoint { qpn: self.number(), psn: self.psn, kind, lid: port.lid, gid, mtu })
+        Ok(Endpoint {
+            qpn: self.number(),
+            psn: self.psn.load(Ordering::Relaxed),
+            kind,
+            lid: port.lid,
+            gid,
+            mtu,
+        })
     }
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
@@ -135,7 +147,7 @@ impl QueuePairInner {
             timeout: options.timeout,
             retry_cnt: options.retry_count,
             rnr_retry: options.rnr_retry,
-            sq_psn: self.psn,
+            sq_psn: self.psn.load(Ordering::Relaxed),
             max_rd_atomic: options.max_reads,
             ..Default::default()
         };

@@ -43,7 +43,8 @@ pub(crate) struct QueuePairInner {
     number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
-    pub(crate) psn: u32,
+    /// First sequence number of what it sends: another one after each reset.
+    pub(crate) psn: AtomicU32,
     pub(crate) config: QueuePairConfig,
     limits: Limits,
     recv_segments: u32,
@@ -75,6 +76,10 @@ unsafe impl Sync for QueuePairInner {}
 /// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
 /// again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn next_psn() -> u32 {
+    NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff
+}
 
 impl QueuePair {
     /// Makes a queue pair, ready to take receives (INIT) and to be connected.
@@ -123,7 +128,7 @@ impl QueuePair {
             raw,
             number,
             gid,
-            psn: NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff,
+            psn: AtomicU32::new(next_psn()),
             config,
             limits: Limits {
                 segments: attr.cap.max_send_sge,
@@ -142,6 +147,7 @@ impl QueuePair {
         });
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
+        device.queue_pairs.add(&inner);
         inner.to_init()?;
         Ok(QueuePair { inner })
     }
@@ -312,7 +318,11 @@ impl QueuePairInner {
         self.send.lock()
     }
 
-    fn recv(&self) -> MutexGuard<'_, RecvState> {
+    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
+        &self.recv_cq
+    }
+
+    pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
         self.recv.lock()
     }
 
@@ -419,11 +429,13 @@ impl QueuePairInner {
     }
 
     /// Remembers the first error.
-    fn fail(&self, cause: FailureCause) {
+    pub(crate) fn fail(&self, cause: FailureCause) {
         let mut status = self.status();
         if !matches!(*status, Status::Failed(_)) {
             match cause {
-                FailureCause::Work(_) => tracing::warn!(qpn = self.number, %cause, "queue pair failed"),
+                FailureCause::Work(_) | FailureCause::Event(_) => {
+                    tracing::warn!(qpn = self.number, %cause, "queue pair failed")
+                }
                 FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
             }
             *status = Status::Failed(cause);

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Words of a 64-byte completion entry.
 const CQE_WORDS: usize = 16;
@@ -138,6 +138,8 @@ pub(crate) struct CompletionState {
     expected: u32,
     /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
     reserved: u32,
+    /// Set when the card writes nothing here any more: the first entry that it has not written.
+    lost_from: Option<u32>,
 }
 
 impl CompletionState {
@@ -150,7 +152,15 @@ impl CompletionState {
             bytes[3] = OP_OWN_INVALID;
             word.store(u32::from_ne_bytes(bytes), Ordering::Release);
         }
-        CompletionState { ring, polled: 0, recycled: 0, slots: VecDeque::new(), expected: 0, reserved: 0 }
+        CompletionState {
+            ring,
+            polled: 0,
+            recycled: 0,
+            slots: VecDeque::new(),
+            expected: 0,
+            reserved: 0,
+            lost_from: None,
+        }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -211,6 +221,52 @@ impl CompletionState {
         self.waits_ahead() + removed >= self.expected
     }
 
+    /// The card writes nothing here any more, as it has said: writes what streams wait for in its place, now and for waits that
+    /// are posted later, so that they go on. The CPU is not shown these entries.
+    pub(crate) fn lose(&mut self) {
+        if self.lost_from.is_some() {
+            return;
+        }
+        let mut first = self.polled;
+        while self.is_written(first) && first.wrapping_sub(self.polled) < self.entries() {
+            first = first.wrapping_add(1);
+        }
+        self.lost_from = Some(first);
+        for position in 0..self.slots.len() {
+            if matches!(self.slots[position], Slot::Posted(..)) {
+                self.wake_lost(self.recycled.wrapping_add(position as u32));
+            }
+        }
+    }
+
+    /// Makes the card find the queue full.
+    #[cfg(test)]
+    pub(crate) fn spoil_consumer_index(&self) {
+        self.ring.publish(doorbell::ci_record(self.recycled.wrapping_add(1)));
+    }
+
+    /// True once [`Self::lose`] was called.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost_from.is_some()
+    }
+
+    /// True for entries that the card did not write and will not.
+    fn is_beyond(&self, index: u32) -> bool {
+        self.lost_from.is_some_and(|first| index.wrapping_sub(first) <= i32::MAX as u32)
+    }
+
+    fn wake_lost(&mut self, index: u32) {
+        if self.is_beyond(index) {
+            let cqe = Cqe64::error(CqeOpcode::RequesterError, 0, 0, 0, Syndrome::WrFlush, 0);
+            let cqe = cqe.with_owner(self.owner_of(index));
+            // The last word last: a stream may be looking at it.
+            for (i, word) in cqe.as_bytes().chunks_exact(4).enumerate() {
+                let word = word.try_into().map_or(0, u32::from_ne_bytes);
+                self.ring.word(index, i * 4).store(word, Ordering::Release);
+            }
+        }
+    }
+
     /// Takes the next entry that nobody waits for yet.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
         if self.waits_ahead() >= self.expected {
@@ -237,6 +293,9 @@ impl CompletionState {
     /// The wait for `index` was posted on a stream.
     pub(crate) fn post_wait(&mut self, index: u32, lane: &Arc<Lane>, ticket: Ticket) {
         self.set_slot(index, Slot::Posted(lane.clone(), ticket));
+        if self.is_lost() {
+            self.wake_lost(index);
+        }
     }
 
     /// The post failed: the wait is only prepared again.
@@ -274,20 +333,30 @@ impl CompletionState {
         (index >> self.entries().trailing_zeros()) & 1 == 1
     }
 
+    /// Whether an entry that is not the card's again holds a completion.
+    fn is_written(&self, index: u32) -> bool {
+        let op_own = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes()[3];
+        (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8
+    }
+
     /// Reads the next entry, if the card has written it. Does not move past it.
     pub(crate) fn peek(&self) -> Option<RawCompletion> {
-        let last = self.ring.word(self.polled, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
-        let op_own = last[3];
-        let valid =
-            (op_own & 1 == 1) == self.owner_of(self.polled) && op_own >> 4 != CqeOpcode::Invalid as u8;
-        if !valid {
+        if self.is_lost() && self.is_beyond(self.polled) {
+            return None;
+        }
+        self.read(self.polled)
+    }
+
+    /// Reads an entry that is not the card's again, if it was written.
+    pub(crate) fn read(&self, index: u32) -> Option<RawCompletion> {
+        if !self.is_written(index) {
             return None;
         }
         // The owner bit was read first (acquire): the card wrote the rest of the entry before it.
         fence(Ordering::Acquire);
         let mut words = [0u32; CQE_WORDS];
         for (i, word) in words.iter_mut().enumerate() {
-            *word = self.ring.word(self.polled, i * 4).load(Ordering::Relaxed);
+            *word = self.ring.word(index, i * 4).load(Ordering::Relaxed);
         }
         let mut bytes = [0u8; CQE_WORDS * 4];
         for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -295,7 +364,7 @@ impl CompletionState {
         }
         // 64 bytes for a type of 64 bytes without alignment: cannot fail.
         let cqe = Cqe64::read_from_bytes(&bytes).ok()?;
-        Some(RawCompletion { index: self.polled, cqe })
+        Some(RawCompletion { index, cqe })
     }
 
     /// Moves past the entry that [`Self::peek`] returned.

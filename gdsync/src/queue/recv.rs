@@ -68,6 +68,17 @@ impl RecvState {
         Some((last.wr_id, retired))
     }
 
+    /// Starts anew after the card has forgotten the queue, which is empty.
+    pub(crate) fn reset(&mut self) {
+        self.tail = 0;
+        self.ring.publish(0);
+    }
+
+    /// Receives posted and not retired.
+    pub(crate) fn len(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -5,7 +5,7 @@
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
-use crate::error::QueueError;
+use crate::error::{Obstacle, QueueError};
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
 use crate::peer::Doorbell;
@@ -320,8 +320,13 @@ impl SendState {
         ticket: Ticket,
     ) -> Result<Before, QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
-        if serial > expected {
-            return Err(QueueError::OutOfOrder { qpn, serial, expected });
+        if serial != expected {
+            if serial > expected {
+                return Err(QueueError::OutOfOrder { qpn, serial, expected });
+            }
+            if serial < self.first_serial {
+                return Err(QueueError::Stale { qpn, serial });
+            }
         }
         let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.lane, lane));
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
@@ -454,6 +459,26 @@ impl SendState {
         }
         self.skip_unprepared();
         Some(newest)
+    }
+
+    /// What keeps the queue from starting anew.
+    pub(crate) fn obstacle(&self) -> Option<Obstacle> {
+        match self.unsettled() {
+            Some(last) if !last.lane.has_passed(last.ticket) => {
+                return Some(Obstacle::Stream(last.lane.blocked_on(last.ticket)));
+            }
+            _ if self.proxied > 0 => return Some(Obstacle::Doorbells(self.proxied)),
+            _ => {}
+        }
+        (!self.entries.is_empty()).then_some(Obstacle::Sends(self.entries.len() as u32))
+    }
+
+    /// Starts anew after the card has forgotten the queue, which is empty: block 0 is next. Serial numbers go on, so that a send
+    /// prepared before is known as such.
+    pub(crate) fn reset(&mut self) {
+        (self.head, self.tail) = (0, 0);
+        (self.last_post, self.flushed) = (None, false);
+        self.ring.publish(0);
     }
 
     fn has_unpassed_posts(&self) -> bool {

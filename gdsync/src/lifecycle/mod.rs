@@ -1,0 +1,9 @@
+//! The life of a queue pair beyond its first connection: what the card reports of it, and how it starts anew.
+
+mod events;
+mod reset;
+mod watch;
+
+pub(crate) use events::QueuePairs;
+pub use events::{AsyncEvent, AsyncEventKind};
+pub use watch::EventWatch;
