@@ -47,6 +47,8 @@
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
 mod batch;
+mod checked;
+mod checked_watcher;
 mod connect;
 mod cq;
 pub mod cuda;
@@ -72,6 +74,7 @@ mod stream;
 mod verbs_call;
 
 pub use batch::{Batch, BatchShape, StreamWait};
+pub use checked::{CheckedWait, Status};
 pub use cq::CompletionQueue;
 pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
@@ -81,7 +84,7 @@ pub use gdsync_sys::api::Provider;
 pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
-pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch};
+pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdog};
 pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;

@@ -3,7 +3,9 @@
 mod events;
 mod reset;
 mod watch;
+mod watchdog;
 
 pub(crate) use events::QueuePairs;
 pub use events::{AsyncEvent, AsyncEventKind};
 pub use watch::EventWatch;
+pub use watchdog::{StalledWait, Watchdog};

@@ -1,5 +1,6 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
+use crate::checked::Checked;
 use crate::cq::CompletionQueueInner;
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
@@ -21,12 +22,14 @@ pub struct PreparedWait {
     ticket: Option<Ticket>,
     /// Once posted: the queue pairs that complete here. Without them nothing would ever arrive.
     queue_pairs: Vec<Arc<QueuePairInner>>,
+    /// A thread looks at the entry, and the stream waits for what it says.
+    pub(crate) checked: Option<Checked>,
 }
 
 impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         let index = cq.lock().prepare_wait()?;
-        Ok(PreparedWait { cq, index, ticket: None, queue_pairs: Vec::new() })
+        Ok(PreparedWait { cq, index, ticket: None, queue_pairs: Vec::new(), checked: None })
     }
 
     /// Which completion it waits for: the how-manieth of the queue, from 0 on, modulo 2^32.
@@ -40,10 +43,19 @@ impl PreparedWait {
         self.queue_pairs = self.cq.attached();
         let mut completions = self.cq.lock();
         completions.post_wait(self.index, lane, ticket);
-        completions.wait_op(self.index)
+        match &mut self.checked {
+            None => completions.wait_op(self.index),
+            Some(checked) => {
+                drop(completions);
+                checked.commit(&self.cq, self.index, &self.queue_pairs, lane, ticket)
+            }
+        }
     }
 
     pub(crate) fn undo(&mut self) {
+        if let Some(checked) = &self.checked {
+            checked.undo();
+        }
         self.cq.lock().unpost_wait(self.index);
         self.ticket = None;
         self.queue_pairs.clear();
@@ -52,6 +64,19 @@ impl PreparedWait {
     /// True once the stream has passed it.
     pub(crate) fn is_passed(&self, lane: &Lane) -> bool {
         self.ticket.is_some_and(|ticket| lane.has_passed(ticket))
+    }
+
+    /// True where what it waits for is there. Only of a wait that is posted and not passed.
+    pub(crate) fn is_satisfied(&self) -> bool {
+        match &self.checked {
+            None => self.cq.lock().read(self.index).is_some(),
+            Some(checked) => checked.is_satisfied(),
+        }
+    }
+
+    /// The number of its completion queue.
+    pub(crate) fn cq_num(&self) -> u32 {
+        self.cq.number()
     }
 
     /// The queue pairs that complete here, once posted.
