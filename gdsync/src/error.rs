@@ -378,6 +378,20 @@ pub enum QueueError {
     },
 }
 
+impl QueueError {
+    /// True where the same may succeed later, when completions were polled or a stream has come further.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(
+            self,
+            QueueError::SendQueueFull { .. }
+                | QueueError::ReceiveQueueFull { .. }
+                | QueueError::CompletionQueueFull { .. }
+                | QueueError::WouldBlock(_)
+                | QueueError::HeldByPreparedWait
+        )
+    }
+}
+
 /// Why a queue pair is in the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -64,6 +64,8 @@ mod memory;
 mod mr;
 mod pd;
 mod peer;
+mod persistent;
+mod persistent_claim;
 mod prepared;
 pub mod provider;
 mod qp;
@@ -88,6 +90,7 @@ pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdo
 pub use memory::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
+pub use persistent::{PersistentError, PersistentRecv, PersistentSend, StillActive};
 pub use prepared::PreparedSend;
 pub use qp::QueuePair;
 pub use qp_options::{ConnectOptions, QueuePairConfig};

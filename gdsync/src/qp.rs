@@ -8,6 +8,7 @@ use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
 use crate::pd::ProtectionDomain;
+use crate::persistent_claim::Claim;
 use crate::prepared::PreparedSend;
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
 use crate::queue::Ring;
@@ -199,7 +200,7 @@ impl QueuePair {
     /// # Errors
     /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
+        self.inner.post_recv(slices, wr_id, None)
     }
 
     /// Where its sends complete.
@@ -367,7 +368,18 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+    /// Whether slices could be posted as a receive.
+    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+        slices.iter().try_for_each(|slice| self.check(slice, true))?;
+        data_segments(slices, self.recv_segments).map(drop)
+    }
+
+    pub(crate) fn post_recv(
+        &self,
+        slices: &[Slice],
+        wr_id: u64,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(), QueueError> {
         if let Status::Failed(cause) = *self.status() {
             return Err(QueueError::Failed { qpn: self.number, cause });
         }
@@ -381,6 +393,9 @@ impl QueuePairInner {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
+        if let Some(claim) = claim {
+            recv.claim_newest(claim);
+        }
         Ok(())
     }
 
@@ -405,27 +420,36 @@ impl QueuePairInner {
         let unknown =
             || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let (wr_id, kind) = if is_send {
+        let (wr_id, kind, claim) = if is_send {
             let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
             let Some(kind) = requester_kind(cqe)?.filter(|_| !retired.cancelled) else { return Ok(None) };
-            (retired.wr_id, kind)
+            (retired.wr_id, kind, retired.claim)
         } else {
-            let (wr_id, retired) = self.recv().retire(counter).ok_or_else(unknown)?;
+            let mut recv = self.recv();
+            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+            let claim = recv.take_claim();
             (0..retired).for_each(|_| state.unreserve(true));
             let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive })
+            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
         };
         let has_bytes = status.is_ok() && !matches!(kind, WorkKind::Send | WorkKind::RdmaWrite);
         let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
-        Ok(Some(Completion {
+        let completion = Completion {
             wr_id,
             qp_num: self.number,
             kind,
             byte_len: if has_bytes { cqe.byte_count() } else { 0 },
             immediate: has_immediate.then(|| u32::from_be_bytes(cqe.imm())),
             status,
-        }))
+        };
+        match claim {
+            Some(claim) => {
+                claim.finish(completion);
+                Ok(None)
+            }
+            None => Ok(Some(completion)),
+        }
     }
 
     /// Remembers the first error.

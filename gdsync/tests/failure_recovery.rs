@@ -4,37 +4,11 @@
 
 mod common;
 
-use common::{LONG, Pair, content, cpu, fill, poll, ring, soft, synchronize};
+use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize};
 use gdsync::{
-    Batch, Condition, ConnectOptions, Error, Obstacle, PostFailure, QueueError, QueuePair, QueuePairConfig,
+    Batch, Condition, ConnectOptions, Error, Obstacle, PostFailure, QueueError, QueuePairConfig,
     RemoteMemory, Syndrome, WorkRequest,
 };
-
-/// Polls until every work request of a failed queue pair has completed.
-fn drain(queue_pair: &QueuePair) {
-    while matches!(
-        queue_pair.reset(),
-        Err(Error::NotDrained { obstacle: Obstacle::Sends(_) | Obstacle::Receives(_), .. })
-    ) {
-        for queue in [queue_pair.send_cq(), queue_pair.recv_cq()] {
-            while let Some(completion) = queue.poll().unwrap() {
-                assert!(completion.status.is_err(), "{completion:?}");
-            }
-        }
-    }
-}
-
-/// Both sides start anew.
-fn reconnect(pair: &Pair) {
-    for side in [&pair.left, &pair.right] {
-        side.abort().unwrap();
-        drain(side);
-        assert_eq!(side.failure(), None);
-    }
-    let (left, right) = (pair.left.endpoint().unwrap(), pair.right.endpoint().unwrap());
-    pair.left.reconnect(&right, ConnectOptions::default()).unwrap();
-    pair.right.reconnect(&left, ConnectOptions::default()).unwrap();
-}
 
 /// A message from left to right, rung and awaited by streams.
 fn exchange(pair: &Pair, seed: usize) {
@@ -70,7 +44,7 @@ fn a_failed_pair_starts_anew_again_and_again() {
         let error = poll(&pair.left.send_cq()).status.unwrap_err();
         assert_eq!(error.kind(), Some(Syndrome::RemoteAccess));
         assert!(matches!(pair.left.prepare(WorkRequest::send(&[])), Err(QueueError::Failed { .. })));
-        reconnect(&pair);
+        drain_and_reconnect(&pair);
         assert_ne!(pair.left.endpoint().unwrap().psn, first.psn, "old packets are not taken for new ones");
         exchange(&pair, 100 + round);
     }
@@ -113,7 +87,7 @@ fn a_send_prepared_before_a_reset_is_refused_after_it() {
     let target = pair.region(8);
     let prepare = || pair.left.prepare(WorkRequest::write_inline(&[1], target.remote())).unwrap();
     let (kept, dropped) = (prepare(), prepare());
-    reconnect(&pair);
+    drain_and_reconnect(&pair);
     let fresh = pair.left.prepare(WorkRequest::write_inline(&[0, 2], target.remote())).unwrap();
     let error = stream.post_send(kept).unwrap_err();
     assert!(matches!(error.source, PostFailure::Queue(QueueError::Stale { .. })), "{error}");
@@ -132,7 +106,7 @@ fn waits_that_a_stream_has_not_come_to_survive_a_reset() {
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
     pair.right.post_recv(&[], 1).unwrap();
     stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
-    reconnect(&pair);
+    drain_and_reconnect(&pair);
     // The entry of the old connection stays where it is until the stream has seen it.
     exchange(&pair, 3);
     assert!(!stream.synchronize_timeout(std::time::Duration::from_millis(5)).unwrap());

@@ -140,6 +140,8 @@ pub(crate) struct CompletionState {
     reserved: u32,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
+    /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
+    pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
 }
 
 impl CompletionState {
@@ -160,6 +162,7 @@ impl CompletionState {
             expected: 0,
             reserved: 0,
             lost_from: None,
+            set_aside: VecDeque::new(),
         }
     }
 
@@ -170,7 +173,7 @@ impl CompletionState {
     /// Makes sure that one more work request can complete without overrunning the ring, and books its entry.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
-        if self.held() + self.reserved >= self.entries() {
+        if self.taken() >= self.entries() {
             self.make_room()?;
         }
         self.reserved += 1;
@@ -182,7 +185,7 @@ impl CompletionState {
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
         self.recycle();
-        if self.held() + self.reserved < self.entries() {
+        if self.taken() < self.entries() {
             return Ok(());
         }
         Err(match self.slots.front() {
@@ -198,6 +201,13 @@ impl CompletionState {
     pub(crate) fn unreserve(&mut self, signaled: bool) {
         self.reserved = self.reserved.saturating_sub(1);
         self.expected = self.expected.saturating_sub(u32::from(signaled));
+    }
+
+    /// Entries that no other work request may need. What was set aside counts: a program that does not poll is refused as if there
+    /// were no persistent requests.
+    #[inline(always)]
+    fn taken(&self) -> u32 {
+        self.held() + self.reserved + self.set_aside.len() as u32
     }
 
     /// Entries that were polled and are not the card's yet.

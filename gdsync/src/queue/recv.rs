@@ -3,6 +3,7 @@
 use super::Ring;
 use crate::error::QueueError;
 use crate::mr::MemoryRegionInner;
+use crate::persistent_claim::{Claim, Claims};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;
@@ -22,11 +23,13 @@ pub(crate) struct RecvState {
     ring: Ring,
     tail: u32,
     entries: VecDeque<Entry>,
+    /// Whose completions are not for whoever polls, by index.
+    claims: Claims,
 }
 
 impl RecvState {
     pub(crate) fn new(ring: Ring) -> Self {
-        RecvState { ring, tail: 0, entries: VecDeque::new() }
+        RecvState { ring, tail: 0, entries: VecDeque::new(), claims: Claims::default() }
     }
 
     pub(crate) fn check_room(&self) -> Result<(), QueueError> {
@@ -53,6 +56,17 @@ impl RecvState {
         self.entries.push_back(Entry { wr_id, _regions: regions });
         // The card reads the entry once it sees the record: `publish` orders the two.
         self.ring.publish(doorbell::record(head.wrapping_add(1)));
+    }
+
+    /// The completion of the newest receive goes to `claim`.
+    pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
+        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
+        self.claims.add(newest.into(), claim);
+    }
+
+    /// The claim on the receive that has just retired.
+    pub(crate) fn take_claim(&mut self) -> Option<Arc<Claim>> {
+        self.claims.take(self.tail.wrapping_sub(1).into())
     }
 
     /// Matches a completion with its work request. A card completes receives in order, so a gap is its mistake: the

@@ -9,6 +9,7 @@ use crate::error::{Obstacle, QueueError};
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
 use crate::peer::Doorbell;
+use crate::persistent_claim::{Claim, Claims};
 use crate::request::{Rules, WorkRequest};
 use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
@@ -76,6 +77,7 @@ pub(crate) struct Retired {
     pub(crate) signaled: u32,
     /// The send had been dropped: nobody wants to hear of it.
     pub(crate) cancelled: bool,
+    pub(crate) claim: Option<Arc<Claim>>,
 }
 
 /// Work requests that were taken out of the ring again.
@@ -128,6 +130,8 @@ pub(crate) struct SendState {
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
+    /// Whose completions are not for whoever polls.
+    pub(crate) claims: Claims,
     /// Serial number of `entries[0]`.
     first_serial: u64,
     /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
@@ -149,6 +153,7 @@ impl SendState {
             head: 0,
             tail: 0,
             entries: VecDeque::new(),
+            claims: Claims::default(),
             first_serial: 0,
             next_to_post: 0,
             last_post: None,
@@ -386,6 +391,7 @@ impl SendState {
             return removed;
         }
         self.entries[position].state = State::Cancelled;
+        self.claims.forget(serial);
         while let Some(newest) = self.entries.back() {
             if newest.state != State::Cancelled || (newest.signaled && awaited(removed.signaled)) {
                 break;
@@ -415,7 +421,7 @@ impl SendState {
     /// Matches a completion with its work request, which retires together with all before it.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false };
+        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false, claim: None };
         for entry in self.entries.drain(..=position) {
             retired.wr_id = entry.wr_id;
             retired.cancelled = entry.state == State::Cancelled;
@@ -424,6 +430,7 @@ impl SendState {
             self.tail = entry.end();
         }
         self.first_serial += u64::from(retired.entries);
+        retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {
             self.last_post.iter_mut().for_each(|last| last.settled = true);
         }
