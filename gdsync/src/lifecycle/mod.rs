@@ -6,6 +6,9 @@ mod watch;
 mod watchdog;
 
 pub(crate) use events::QueuePairs;
+#[cfg(test)]
+mod spoilt_tests;
+
 pub use events::{AsyncEvent, AsyncEventKind};
 pub use watch::EventWatch;
 pub use watchdog::{StalledWait, Watchdog};

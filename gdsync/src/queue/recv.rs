@@ -58,6 +58,13 @@ impl RecvState {
         self.ring.publish(doorbell::record(head.wrapping_add(1)));
     }
 
+    /// Gives the newest receive, which has a slice, a key that the card does not know.
+    #[cfg(test)]
+    pub(crate) fn spoil_key(&self) {
+        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
+        self.ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
+    }
+
     /// The completion of the newest receive goes to `claim`.
     pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
         let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);

@@ -468,6 +468,13 @@ impl SendState {
         Some(newest)
     }
 
+    /// Gives the newest request, which has one slice and no remote address, a key that the card does not know.
+    #[cfg(test)]
+    pub(crate) fn spoil_key(&self) {
+        let newest = self.entries.back().map_or(0, |entry| entry.first);
+        self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
+    }
+
     /// What keeps the queue from starting anew.
     pub(crate) fn obstacle(&self) -> Option<Obstacle> {
         match self.unsettled() {
