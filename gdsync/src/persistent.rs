@@ -54,7 +54,7 @@ pub enum PersistentError {
 #[error("the request is active: complete() it before it is freed, or drop it")]
 pub struct StillActive<R: fmt::Debug> {
     /// The request.
-    pub request: R,
+    pub request: Box<R>,
 }
 
 /// What sends and receives have in common.
@@ -288,7 +288,7 @@ impl PersistentSend {
     /// [`StillActive`], with the request, where starts have not completed.
     pub fn free(mut self) -> Result<(), StillActive<Self>> {
         self.request.take_done();
-        if self.is_active() { Err(StillActive { request: self }) } else { Ok(()) }
+        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
 
@@ -364,7 +364,7 @@ impl PersistentRecv {
     /// As [`PersistentSend::free`].
     pub fn free(mut self) -> Result<(), StillActive<Self>> {
         self.request.take_done();
-        if self.is_active() { Err(StillActive { request: self }) } else { Ok(()) }
+        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
 

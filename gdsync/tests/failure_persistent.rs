@@ -73,7 +73,7 @@ fn an_active_request_is_neither_started_nor_freed() {
     );
     assert!(send.complete(Duration::from_millis(5)).unwrap().is_none(), "no receive is posted");
     let refused = send.free().unwrap_err();
-    let mut send = refused.request;
+    let mut send = *refused.request;
     pair.right.post_recv(&[target.slice(..).unwrap()], 1).unwrap();
     assert_eq!(send.complete(LONG).unwrap().unwrap().status, Ok(()));
     synchronize(&stream);
