@@ -195,6 +195,17 @@ pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
     }
 }
 
+/// Why a queue pair has failed, of which `error` tells: where that was flushed, the card has written the cause before, perhaps
+/// where nobody has looked yet.
+fn first_cause(queue_pair: &QueuePairInner, error: WorkError) -> WorkError {
+    if !error.is_flush() {
+        return error;
+    }
+    let queues = [queue_pair.send_cq(), queue_pair.recv_cq()];
+    let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(queue_pair.number()));
+    cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
+}
+
 impl Watched for Check {
     fn look(&mut self) -> bool {
         // The lane passes only after the status was written, unless its stream has failed: then the entry may be the card's again.
@@ -212,7 +223,7 @@ impl Watched for Check {
         if let Err(error) = outcome
             && let Some(failed) = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn())
         {
-            failed.fail(FailureCause::Work(error));
+            failed.fail(FailureCause::Work(first_cause(failed, error)));
             failed.flush_unposted();
         }
         self.status.set(outcome);

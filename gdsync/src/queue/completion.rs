@@ -377,6 +377,18 @@ impl CompletionState {
         Some(RawCompletion { index, cqe })
     }
 
+    /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
+    pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
+        let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
+        let written = indices
+            .map_while(|index| if self.is_lost() && self.is_beyond(index) { None } else { self.read(index) });
+        let mut failures = written.map(|entry| entry.cqe).filter(|cqe| {
+            let failed = matches!(cqe.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+            failed && cqe.qpn() == qpn && cqe.raw_syndrome() != Syndrome::WrFlush as u8
+        });
+        failures.next()
+    }
+
     /// Moves past the entry that [`Self::peek`] returned.
     pub(crate) fn advance(&mut self) {
         self.polled = self.polled.wrapping_add(1);
