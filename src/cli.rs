@@ -214,6 +214,8 @@ pub(crate) struct BenchOptions {
 pub(crate) enum Benchmark {
     /// The software card against memcpy
     Card,
+    /// A software stream's wait that tells success from failure, against a plain one
+    Checked,
     /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
     Post,
     /// What each kind of stream memory operation costs a GPU

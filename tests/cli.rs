@@ -131,7 +131,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
-        (&["bench", "flood"], "possible values: card, post, memops, turnaround, graph, overlap"),
+        (&["bench", "flood"], "possible values: card, checked, post, memops, turnaround, graph, overlap"),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
         (&["soak", "--procs", "5"], "5 is not in 2..=4"),
         (&["flood"], "flood"),
@@ -418,4 +418,16 @@ fn the_bench_relates_the_card_to_memcpy() {
     for name in ["write_8b_us", "write_1mib_bytes_per_s", "memcpy_1mib_bytes_per_s", "ratio"] {
         assert!(results[name].as_f64().unwrap() > 0.0, "{results}");
     }
+}
+
+#[test]
+fn a_checked_wait_is_measured_beside_a_plain_one() {
+    let results = json(&["bench", "checked", "--json"]);
+    let software = &results[0];
+    assert_eq!(software["what"], "a software stream");
+    assert!(
+        ["gdsync_us", "reference_us", "ratio"]
+            .iter()
+            .all(|field| software[field].as_f64().is_some_and(|us| us > 0.0))
+    );
 }

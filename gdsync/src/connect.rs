@@ -104,11 +104,17 @@ impl QueuePairInner {
         let mut status = self.status();
         let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTR, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE, "INIT to RTR")?;
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn: self.psn, ..Default::default() };
+        let sq_psn = self.psn.load(Ordering::Relaxed);
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
         *status = Status::Connected;
         self.connected.store(true, Ordering::Release);
         Ok(())
+    }
+
+    pub(crate) fn to_reset(&self) -> Result<(), Error> {
+        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RESET, ..Default::default() };
+        self.modify(&mut attr, verbs::IBV_QP_STATE, "to RESET")
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
@@ -120,7 +126,14 @@ impl QueuePairInner {
         let port = self.domain.pd.device.active_port(self.config.port)?;
         let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
         let GidEntry { gid, kind, .. } = self.gid;
-        Ok(Endpoint { qpn: self.number(), psn: self.psn, kind, lid: port.lid, gid, mtu })
+        Ok(Endpoint {
+            qpn: self.number(),
+            psn: self.psn.load(Ordering::Relaxed),
+            kind,
+            lid: port.lid,
+            gid,
+            mtu,
+        })
     }
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
@@ -163,7 +176,7 @@ impl QueuePairInner {
             timeout: options.timeout,
             retry_cnt: options.retry_count,
             rnr_retry: options.rnr_retry,
-            sq_psn: self.psn,
+            sq_psn: self.psn.load(Ordering::Relaxed),
             max_rd_atomic: options.max_reads,
             ..Default::default()
         };

@@ -185,9 +185,22 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
+        self.take(false).transpose()
+    }
+
+    /// Takes what has completed, for persistent requests that have claimed it. Other completions are set aside for whoever polls.
+    pub(crate) fn progress(&self) {
+        self.take(true);
+    }
+
+    /// Takes the next completion; or, to set them aside, all of them.
+    fn take(&self, aside: bool) -> Option<Result<Completion, QueueError>> {
         loop {
             let mut state = self.lock();
-            let Some(raw) = state.peek() else { return Ok(None) };
+            if !aside && let Some(taken) = state.set_aside.pop_front() {
+                return Some(taken);
+            }
+            let raw = state.peek()?;
             state.advance();
             let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
@@ -198,17 +211,28 @@ impl CompletionQueueInner {
                 Owner::Here(queue_pair) => queue_pair,
                 // Nobody is there to hear of it; what is booked for it goes with the queue pair.
                 Owner::Going => continue,
-                Owner::Unknown => return Err(bad(format!("queue pair {qpn:#x} does not complete here"))),
+                Owner::Unknown => {
+                    let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
+                    if !aside {
+                        return Some(taken);
+                    }
+                    state.set_aside.push_back(taken);
+                    continue;
+                }
             };
-            let completion = queue_pair.complete(&mut state, &raw.cqe).map_err(bad);
+            let mut taken = queue_pair.complete(&mut state, &raw.cqe).map_err(bad).transpose();
+            if aside {
+                // Under the same lock, so that completions stay in their order.
+                state.set_aside.extend(taken.take());
+            }
             drop(state);
             if queue_pair.failure().is_some() {
                 queue_pair.flush_unposted();
             }
             // The queue pair may be the last handle: it must not be dropped under the lock that its drop takes.
             drop(queue_pair);
-            if let Some(completion) = completion? {
-                return Ok(Some(completion));
+            if taken.is_some() {
+                return taken;
             }
         }
     }

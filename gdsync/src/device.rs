@@ -2,11 +2,13 @@
 
 use crate::error::Error;
 use crate::gid::{GidEntry, LinkLayer};
+use crate::lifecycle::QueuePairs;
 use crate::memory::arena::Arena;
 use crate::verbs_call;
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
+use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::fmt;
 use std::ptr::NonNull;
@@ -31,6 +33,10 @@ pub(crate) struct DeviceInner {
     borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arena,
+    /// Whom asynchronous events concern.
+    pub(crate) queue_pairs: QueuePairs,
+    /// Held by who reads an event.
+    pub(crate) reader: Mutex<()>,
 }
 
 // SAFETY: libibverbs allows a context to be used from any thread.
@@ -126,7 +132,15 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = verbs_call::pointer("ibv_open_device", raw, || found.clone())?;
-        let inner = DeviceInner { raw, api, name: found.clone(), borrowed: false, arena: Arena::default() };
+        let inner = DeviceInner {
+            raw,
+            api,
+            name: found.clone(),
+            borrowed: false,
+            arena: Arena::default(),
+            queue_pairs: QueuePairs::default(),
+            reader: Mutex::default(),
+        };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -148,7 +162,15 @@ impl Device {
         if !supported {
             return Err(Error::NotMlx5 { name });
         }
-        let inner = DeviceInner { raw: context, api, name, borrowed: true, arena: Arena::default() };
+        let inner = DeviceInner {
+            raw: context,
+            api,
+            name,
+            borrowed: true,
+            arena: Arena::default(),
+            queue_pairs: QueuePairs::default(),
+            reader: Mutex::default(),
+        };
         Ok(Device { inner: Arc::new(inner) })
     }
 

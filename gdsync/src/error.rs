@@ -3,6 +3,7 @@
 use crate::device::PortState;
 use crate::gid::{GidKind, LinkLayer};
 use crate::lane::Blocked;
+use crate::lifecycle::AsyncEventKind;
 use crate::queue::completion::WorkError;
 use crate::stream::Condition;
 use crate::transport::Transport;
@@ -181,6 +182,22 @@ pub enum Error {
         what: &'static str,
         /// Its value.
         value: u64,
+    },
+    /// Something of the queue pair's last connection is outstanding.
+    #[error("queue pair {qpn:#x} cannot be reset: {obstacle}")]
+    NotDrained {
+        /// Its number.
+        qpn: u32,
+        /// What is in the way.
+        obstacle: Obstacle,
+    },
+    /// A thread of the library could not be started.
+    #[error("cannot start the thread {name}: {source}")]
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// The operating system's error.
+        source: io::Error,
     },
     /// The queue pair is in the wrong state.
     #[error("queue pair {qpn:#x} is {state}, but must be {needed}")]
@@ -376,7 +393,9 @@ pub enum QueueError {
         value: u64,
     },
     /// The queue pair has failed.
-    #[error("queue pair {qpn:#x} is in the error state ({cause}): make a new one")]
+    #[error(
+        "queue pair {qpn:#x} is in the error state ({cause}): poll it dry and reset() it, or make a new one"
+    )]
     Failed {
         /// Its number.
         qpn: u32,
@@ -401,6 +420,20 @@ pub enum QueueError {
         /// The oldest send that is not posted.
         expected: u64,
     },
+    /// The send was prepared before the queue pair was reset.
+    #[error("send {serial} of queue pair {qpn:#x} was prepared before reset(): drop it and prepare it again")]
+    Stale {
+        /// The queue pair.
+        qpn: u32,
+        /// The send that was to be posted.
+        serial: u64,
+    },
+    /// The completion queue has overrun, and the card writes nothing there any more.
+    #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]
+    CompletionQueueLost {
+        /// Its number.
+        cqn: u32,
+    },
     /// Earlier sends of the queue pair are outstanding on another stream.
     #[error(
         "earlier sends of queue pair {qpn:#x} are outstanding on another stream ({blocked}): synchronize it first"
@@ -421,6 +454,20 @@ pub enum QueueError {
     },
 }
 
+impl QueueError {
+    /// True where the same may succeed later, when completions were polled or a stream has come further.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(
+            self,
+            QueueError::SendQueueFull { .. }
+                | QueueError::ReceiveQueueFull { .. }
+                | QueueError::CompletionQueueFull { .. }
+                | QueueError::WouldBlock(_)
+                | QueueError::HeldByPreparedWait
+        )
+    }
+}
+
 /// Why a queue pair is in the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -431,4 +478,32 @@ pub enum FailureCause {
     /// [`crate::QueuePair::abort`] was called.
     #[error("aborted")]
     Aborted,
+    /// The card reported an asynchronous event.
+    #[error("{0}")]
+    Event(AsyncEventKind),
+}
+
+/// What is in the way of [`crate::QueuePair::reset`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// A stream still has to ring for sends that it was given.
+    #[error("a stream still has to post sends of it ({0}): let the stream go on and synchronize it")]
+    Stream(Blocked),
+    /// The proxy still has to ring for a stream.
+    #[error("{0} doorbells that a stream handed to the proxy are not rung yet: synchronize the stream")]
+    Doorbells(u32),
+    /// Sends are prepared, or posted and their completions not polled.
+    #[error(
+        "{0} sends have not completed: abort() it, then poll its send completion queue until it is empty"
+    )]
+    Sends(u32),
+    /// Receives are posted, and their completions not polled.
+    #[error(
+        "{0} receives have not completed: abort() it, then poll its receive completion queue until it is empty"
+    )]
+    Receives(u32),
+    /// A completion queue of it has overrun: what is outstanding will never complete.
+    #[error("its completion queue {0:#x} has overrun and is lost: make a new queue pair")]
+    CompletionQueueLost(u32),
 }

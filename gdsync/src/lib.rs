@@ -48,6 +48,8 @@
 
 mod ah;
 mod batch;
+mod checked;
+mod checked_watcher;
 mod connect;
 mod cq;
 pub mod cuda;
@@ -61,10 +63,13 @@ mod gid;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 mod lane;
+mod lifecycle;
 mod memory;
 mod mr;
 mod pd;
 mod peer;
+mod persistent;
+mod persistent_claim;
 mod prepared;
 pub mod provider;
 mod qp;
@@ -79,18 +84,21 @@ mod verbs_call;
 
 pub use ah::AddressHandle;
 pub use batch::{Batch, BatchShape, MemoryWrite, StreamWait};
+pub use checked::{CheckedWait, Status};
 pub use cq::CompletionQueue;
 pub use cudarc;
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use endpoint::Endpoint;
-pub use error::{Error, FailureCause, QueueError};
+pub use error::{Error, FailureCause, Obstacle, QueueError};
 pub use gdsync_sys::api::Provider;
 pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
+pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdog};
 pub use memory::{HostAddr, MemoryKind, PinnedMemory, StreamAddr, StreamMemory, StreamWord, Word32, Word64};
 pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
 pub use pd::ProtectionDomain;
+pub use persistent::{PersistentError, PersistentRecv, PersistentSend, StillActive};
 pub use prepared::PreparedSend;
 pub use qp::QueuePair;
 pub use qp_options::{ConnectOptions, QueuePairConfig};

@@ -3,6 +3,7 @@
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::peer::Doorbell;
+use crate::persistent_claim::Claim;
 use crate::qp::QueuePairInner;
 use crate::queue::send::Before;
 use crate::request::WorkRequest;
@@ -24,11 +25,32 @@ pub struct PreparedSend {
 
 impl PreparedSend {
     pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
+        Self::prepare(queue_pair, request, None)
+    }
+
+    /// A send whose completion goes to `claim`.
+    pub(crate) fn claimed(
+        queue_pair: Arc<QueuePairInner>,
+        request: WorkRequest<'_>,
+        claim: Arc<Claim>,
+    ) -> Result<Self, QueueError> {
+        Self::prepare(queue_pair, request, Some(claim))
+    }
+
+    fn prepare(
+        queue_pair: Arc<QueuePairInner>,
+        request: WorkRequest<'_>,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<Self, QueueError> {
         queue_pair.check_connected()?;
         let (serial, doorbell) = {
             let mut completions = queue_pair.send_cq().lock();
             let mut send = queue_pair.send();
-            send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?
+            let prepared = send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?;
+            if let Some(claim) = claim {
+                send.claims.add(prepared.0, claim);
+            }
+            prepared
         };
         Ok(PreparedSend { queue_pair, serial, doorbell, posted: None })
     }

@@ -10,6 +10,7 @@ use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
 use crate::pd::ProtectionDomain;
+use crate::persistent_claim::Claim;
 use crate::prepared::PreparedSend;
 use crate::qp_life::{DestroyQp, describe, init_attr, refusal};
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
@@ -50,7 +51,8 @@ pub(crate) struct QueuePairInner {
     number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
-    pub(crate) psn: u32,
+    /// First sequence number of what it sends: another one after each reset.
+    pub(crate) psn: AtomicU32,
     pub(crate) config: QueuePairConfig,
     limits: Limits,
     recv_segments: u32,
@@ -82,6 +84,10 @@ unsafe impl Sync for QueuePairInner {}
 /// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
 /// again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn next_psn() -> u32 {
+    NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff
+}
 
 impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
@@ -159,7 +165,7 @@ impl QueuePair {
             raw,
             number,
             gid,
-            psn: NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff,
+            psn: AtomicU32::new(next_psn()),
             config,
             limits: Limits {
                 segments: attr.cap.max_send_sge,
@@ -184,6 +190,7 @@ impl QueuePair {
         });
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
+        device.queue_pairs.add(&inner);
         inner.to_init()?;
         if config.transport == Transport::Ud {
             inner.to_ready()?;
@@ -253,7 +260,7 @@ impl QueuePair {
     /// # Errors
     /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
-        self.inner.post_recv(slices, wr_id)
+        self.inner.post_recv(slices, wr_id, None)
     }
 
     /// Where its sends complete.
@@ -308,7 +315,11 @@ impl QueuePairInner {
         self.send.lock()
     }
 
-    fn recv(&self) -> MutexGuard<'_, RecvState> {
+    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
+        &self.recv_cq
+    }
+
+    pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
         self.recv.lock()
     }
 
@@ -353,7 +364,18 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+    /// Whether slices could be posted as a receive.
+    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+        slices.iter().try_for_each(|slice| self.check(slice, true))?;
+        data_segments(slices, self.recv_segments).map(drop)
+    }
+
+    pub(crate) fn post_recv(
+        &self,
+        slices: &[Slice],
+        wr_id: u64,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(), QueueError> {
         if let Status::Failed(cause) = *self.status() {
             return Err(QueueError::Failed { qpn: self.number, cause });
         }
@@ -367,6 +389,9 @@ impl QueuePairInner {
         recv.check_room()?;
         completions.reserve(true)?;
         recv.post(&segments, wr_id, regions);
+        if let Some(claim) = claim {
+            recv.claim_newest(claim);
+        }
         Ok(())
     }
 
@@ -391,23 +416,25 @@ impl QueuePairInner {
         let unknown =
             || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
         let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let (wr_id, kind) = if is_send {
+        let (wr_id, kind, claim) = if is_send {
             let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
             if retired.cancelled {
                 return Ok(None);
             }
-            (retired.wr_id, requester_kind(cqe)?)
+            (retired.wr_id, requester_kind(cqe)?, retired.claim)
         } else {
-            let (wr_id, retired) = self.recv().retire(counter).ok_or_else(unknown)?;
+            let mut recv = self.recv();
+            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+            let claim = recv.take_claim();
             (0..retired).for_each(|_| state.unreserve(true));
             let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive })
+            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
         };
         let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
         let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
         let number = u32::from_be_bytes(cqe.imm());
-        Ok(Some(Completion {
+        let completion = Completion {
             wr_id,
             qp_num: self.number,
             kind,
@@ -416,15 +443,24 @@ impl QueuePairInner {
             invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
             source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
             status,
-        }))
+        };
+        match claim {
+            Some(claim) => {
+                claim.finish(completion);
+                Ok(None)
+            }
+            None => Ok(Some(completion)),
+        }
     }
 
     /// Remembers the first error.
-    fn fail(&self, cause: FailureCause) {
+    pub(crate) fn fail(&self, cause: FailureCause) {
         let mut status = self.status();
         if !matches!(*status, Status::Failed(_)) {
             match cause {
-                FailureCause::Work(_) => tracing::warn!(qpn = self.number, %cause, "queue pair failed"),
+                FailureCause::Work(_) | FailureCause::Event(_) => {
+                    tracing::warn!(qpn = self.number, %cause, "queue pair failed")
+                }
                 FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
             }
             *status = Status::Failed(cause);

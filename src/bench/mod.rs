@@ -1,6 +1,7 @@
 //! Measurements, each beside a reference in the same run.
 
 mod card;
+mod checked;
 mod gpu;
 mod graph;
 mod memops;
@@ -17,6 +18,7 @@ use std::io::{self, Write};
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     match options.what {
         Benchmark::Card => card::run(options),
+        Benchmark::Checked => checked::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Graph => graph::run(options),

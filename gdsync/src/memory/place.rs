@@ -1,6 +1,6 @@
 //! What a stream's operations can name: words and ranges of pinned host memory, and of GPU memory.
 
-use super::{HostAddr, PinnedMemory, StreamAddr};
+use super::{HostAddr, PinnedMemory, StreamAddr, Word32, Word64};
 use crate::cuda::GpuMemory;
 use std::fmt;
 
@@ -108,6 +108,22 @@ impl Place {
             Memory::Gpu(memory) => memory.address(),
         };
         base + self.offset as u64
+    }
+
+    /// The 32-bit word there now; `None` in GPU memory, which the CPU does not look at.
+    pub(crate) fn load32(&self) -> Option<u32> {
+        match &self.memory {
+            Memory::Host(memory) => Word32::new(memory, self.offset).ok().map(|word| word.load()),
+            Memory::Gpu(_) => None,
+        }
+    }
+
+    /// The 64-bit word there now; `None` in GPU memory.
+    pub(crate) fn load64(&self) -> Option<u64> {
+        match &self.memory {
+            Memory::Host(memory) => Word64::new(memory, self.offset).ok().map(|word| word.load()),
+            Memory::Gpu(_) => None,
+        }
     }
 
     #[inline]

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Words of a 64-byte completion entry.
 const CQE_WORDS: usize = 16;
@@ -151,6 +151,10 @@ pub(crate) struct CompletionState {
     reserved: u32,
     /// Entries of queue pairs that are gone, not polled yet: nobody is told of them.
     left_behind: VecDeque<u32>,
+    /// Set when the card writes nothing here any more: the first entry that it has not written.
+    lost_from: Option<u32>,
+    /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
+    pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
 }
 
 impl CompletionState {
@@ -171,6 +175,8 @@ impl CompletionState {
             expected: 0,
             reserved: 0,
             left_behind: VecDeque::new(),
+            lost_from: None,
+            set_aside: VecDeque::new(),
         }
     }
 
@@ -181,7 +187,7 @@ impl CompletionState {
     /// Makes sure that one more work request can complete without overrunning the ring, and books its entry.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
-        if self.held() + self.reserved >= self.entries() {
+        if self.taken() >= self.entries() {
             self.make_room()?;
         }
         self.reserved += 1;
@@ -193,7 +199,7 @@ impl CompletionState {
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
         self.recycle();
-        if self.held() + self.reserved < self.entries() {
+        if self.taken() < self.entries() {
             return Ok(());
         }
         Err(match self.slots.front() {
@@ -215,14 +221,15 @@ impl CompletionState {
     /// their places, which streams may wait for, and are passed over by [`Self::take_left_behind`].
     pub(crate) fn forget(&mut self, qpn: u32) {
         let mut index = self.polled;
-        while let Some(cqe) = self.read(index) {
-            if cqe.qpn() == qpn && !self.left_behind.contains(&index) {
+        while let Some(entry) = self.read(index) {
+            if entry.cqe.qpn() == qpn && !self.left_behind.contains(&index) {
                 self.left_behind.push_back(index);
                 self.reserved += 1;
                 self.expected += 1;
             }
             index = index.wrapping_add(1);
         }
+        self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
     /// Whether the entry that was polled last belongs to a queue pair that is gone.
@@ -231,6 +238,13 @@ impl CompletionState {
         self.left_behind.remove(position);
         self.unreserve(true);
         true
+    }
+
+    /// Entries that no other work request may need. What was set aside counts: a program that does not poll is refused as if there
+    /// were no persistent requests.
+    #[inline(always)]
+    fn taken(&self) -> u32 {
+        self.held() + self.reserved + self.set_aside.len() as u32
     }
 
     /// Entries that were polled and are not the card's yet.
@@ -252,6 +266,52 @@ impl CompletionState {
     /// True where a wait needs the completion of the newest signaled work request, not counting the last `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
         self.waits_ahead() + removed >= self.expected
+    }
+
+    /// The card writes nothing here any more, as it has said: writes what streams wait for in its place, now and for waits that
+    /// are posted later, so that they go on. The CPU is not shown these entries.
+    pub(crate) fn lose(&mut self) {
+        if self.lost_from.is_some() {
+            return;
+        }
+        let mut first = self.polled;
+        while self.is_written(first) && first.wrapping_sub(self.polled) < self.entries() {
+            first = first.wrapping_add(1);
+        }
+        self.lost_from = Some(first);
+        for position in 0..self.slots.len() {
+            if matches!(self.slots[position], Slot::Posted(..)) {
+                self.wake_lost(self.recycled.wrapping_add(position as u32));
+            }
+        }
+    }
+
+    /// Makes the card find the queue full.
+    #[cfg(test)]
+    pub(crate) fn spoil_consumer_index(&self) {
+        self.ring.publish(doorbell::ci_record(self.recycled.wrapping_add(1)));
+    }
+
+    /// True once [`Self::lose`] was called.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost_from.is_some()
+    }
+
+    /// True for entries that the card did not write and will not.
+    fn is_beyond(&self, index: u32) -> bool {
+        self.lost_from.is_some_and(|first| index.wrapping_sub(first) <= i32::MAX as u32)
+    }
+
+    fn wake_lost(&mut self, index: u32) {
+        if self.is_beyond(index) {
+            let cqe = Cqe64::error(CqeOpcode::RequesterError, 0, 0, 0, Syndrome::WrFlush, 0);
+            let cqe = cqe.with_owner(self.owner_of(index));
+            // The last word last: a stream may be looking at it.
+            for (i, word) in cqe.as_bytes().chunks_exact(4).enumerate() {
+                let word = word.try_into().map_or(0, u32::from_ne_bytes);
+                self.ring.word(index, i * 4).store(word, Ordering::Release);
+            }
+        }
     }
 
     /// Takes the next entry that nobody waits for yet.
@@ -280,6 +340,9 @@ impl CompletionState {
     /// The wait for `index` was posted on a stream.
     pub(crate) fn post_wait(&mut self, index: u32, lane: &Arc<Lane>, ticket: Ticket) {
         self.set_slot(index, Slot::Posted(lane.clone(), ticket));
+        if self.is_lost() {
+            self.wake_lost(index);
+        }
     }
 
     /// The post failed: the wait is only prepared again.
@@ -317,17 +380,23 @@ impl CompletionState {
         (index >> self.entries().trailing_zeros()) & 1 == 1
     }
 
-    /// Reads the next entry, if the card has written it. Does not move past it.
-    pub(crate) fn peek(&self) -> Option<RawCompletion> {
-        self.read(self.polled).map(|cqe| RawCompletion { index: self.polled, cqe })
+    /// Whether an entry that is not the card's again holds a completion.
+    fn is_written(&self, index: u32) -> bool {
+        let op_own = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes()[3];
+        (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8
     }
 
-    /// An entry, if the card has written it.
-    fn read(&self, index: u32) -> Option<Cqe64> {
-        let last = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
-        let op_own = last[3];
-        let valid = (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8;
-        if !valid {
+    /// Reads the next entry, if the card has written it. Does not move past it.
+    pub(crate) fn peek(&self) -> Option<RawCompletion> {
+        if self.is_lost() && self.is_beyond(self.polled) {
+            return None;
+        }
+        self.read(self.polled)
+    }
+
+    /// Reads an entry that is not the card's again, if it was written.
+    pub(crate) fn read(&self, index: u32) -> Option<RawCompletion> {
+        if !self.is_written(index) {
             return None;
         }
         // The owner bit was read first (acquire): the card wrote the rest of the entry before it.
@@ -341,7 +410,21 @@ impl CompletionState {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         // 64 bytes for a type of 64 bytes without alignment: cannot fail.
-        Cqe64::read_from_bytes(&bytes).ok()
+        let cqe = Cqe64::read_from_bytes(&bytes).ok()?;
+        Some(RawCompletion { index, cqe })
+    }
+
+    /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
+    pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
+        let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
+        let written = indices
+            .map_while(|index| if self.is_lost() && self.is_beyond(index) { None } else { self.read(index) })
+            .filter(|entry| !self.left_behind.contains(&entry.index));
+        let mut failures = written.map(|entry| entry.cqe).filter(|cqe| {
+            let failed = matches!(cqe.opcode(), Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError));
+            failed && cqe.qpn() == qpn && cqe.raw_syndrome() != Syndrome::WrFlush as u8
+        });
+        failures.next()
     }
 
     /// Moves past the entry that [`Self::peek`] returned.

@@ -3,6 +3,7 @@
 use super::Ring;
 use crate::error::QueueError;
 use crate::mr::MemoryRegionInner;
+use crate::persistent_claim::{Claim, Claims};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;
@@ -22,11 +23,13 @@ pub(crate) struct RecvState {
     ring: Ring,
     tail: u32,
     entries: VecDeque<Entry>,
+    /// Whose completions are not for whoever polls, by index.
+    claims: Claims,
 }
 
 impl RecvState {
     pub(crate) fn new(ring: Ring) -> Self {
-        RecvState { ring, tail: 0, entries: VecDeque::new() }
+        RecvState { ring, tail: 0, entries: VecDeque::new(), claims: Claims::default() }
     }
 
     pub(crate) fn check_room(&self) -> Result<(), QueueError> {
@@ -55,6 +58,24 @@ impl RecvState {
         self.ring.publish(doorbell::record(head.wrapping_add(1)));
     }
 
+    /// Gives the newest receive, which has a slice, a key that the card does not know.
+    #[cfg(test)]
+    pub(crate) fn spoil_key(&self) {
+        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
+        self.ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
+    }
+
+    /// The completion of the newest receive goes to `claim`.
+    pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
+        let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
+        self.claims.add(newest.into(), claim);
+    }
+
+    /// The claim on the receive that has just retired.
+    pub(crate) fn take_claim(&mut self) -> Option<Arc<Claim>> {
+        self.claims.take(self.tail.wrapping_sub(1).into())
+    }
+
     /// Matches a completion with its work request. A card completes receives in order, so a gap is its mistake: the
     /// skipped ones retire, too. Returns the request's number and how many retired.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<(u64, u32)> {
@@ -66,6 +87,17 @@ impl RecvState {
         self.tail = self.tail.wrapping_add(retired);
         let last = self.entries.drain(..=position).next_back()?;
         Some((last.wr_id, retired))
+    }
+
+    /// Starts anew after the card has forgotten the queue, which is empty.
+    pub(crate) fn reset(&mut self) {
+        self.tail = 0;
+        self.ring.publish(0);
+    }
+
+    /// Receives posted and not retired.
+    pub(crate) fn len(&self) -> u32 {
+        self.entries.len() as u32
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -5,10 +5,11 @@
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
-use crate::error::QueueError;
+use crate::error::{Obstacle, QueueError};
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
 use crate::peer::Doorbell;
+use crate::persistent_claim::{Claim, Claims};
 use crate::request::{Rules, WorkRequest};
 use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
@@ -84,6 +85,7 @@ pub(crate) struct Retired {
     pub(crate) signaled: u32,
     /// The send had been dropped: nobody wants to hear of it.
     pub(crate) cancelled: bool,
+    pub(crate) claim: Option<Arc<Claim>>,
 }
 
 /// Work requests that were taken out of the ring again.
@@ -136,6 +138,8 @@ pub(crate) struct SendState {
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
+    /// Whose completions are not for whoever polls.
+    pub(crate) claims: Claims,
     /// Serial number of `entries[0]`.
     first_serial: u64,
     /// Serial number of the next send to be posted: of the oldest that is prepared, if any is.
@@ -157,6 +161,7 @@ impl SendState {
             head: 0,
             tail: 0,
             entries: VecDeque::new(),
+            claims: Claims::default(),
             first_serial: 0,
             next_to_post: 0,
             last_post: None,
@@ -329,8 +334,13 @@ impl SendState {
         ticket: Ticket,
     ) -> Result<Before, QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
-        if serial > expected {
-            return Err(QueueError::OutOfOrder { qpn, serial, expected });
+        if serial != expected {
+            if serial > expected {
+                return Err(QueueError::OutOfOrder { qpn, serial, expected });
+            }
+            if serial < self.first_serial {
+                return Err(QueueError::Stale { qpn, serial });
+            }
         }
         let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.lane, lane));
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
@@ -390,6 +400,7 @@ impl SendState {
             return removed;
         }
         self.entries[position].state = State::Cancelled;
+        self.claims.forget(serial);
         while let Some(newest) = self.entries.back() {
             if newest.state != State::Cancelled || (newest.signaled && awaited(removed.signaled)) {
                 break;
@@ -419,7 +430,7 @@ impl SendState {
     /// Matches a completion with its work request, which retires together with all before it.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false };
+        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false, claim: None };
         for entry in self.entries.drain(..=position) {
             retired.wr_id = entry.wr_id;
             retired.cancelled = entry.state == State::Cancelled;
@@ -428,6 +439,7 @@ impl SendState {
             self.tail = entry.end();
         }
         self.first_serial += u64::from(retired.entries);
+        retired.claim = self.claims.take(self.first_serial.wrapping_sub(1));
         if !self.has_posted() {
             self.last_post.iter_mut().for_each(|last| last.settled = true);
         }
@@ -463,6 +475,33 @@ impl SendState {
         }
         self.skip_unprepared();
         Some(newest)
+    }
+
+    /// Gives the newest request, which has one slice and no remote address, a key that the card does not know.
+    #[cfg(test)]
+    pub(crate) fn spoil_key(&self) {
+        let newest = self.entries.back().map_or(0, |entry| entry.first);
+        self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
+    }
+
+    /// What keeps the queue from starting anew.
+    pub(crate) fn obstacle(&self) -> Option<Obstacle> {
+        match self.unsettled() {
+            Some(last) if !last.lane.has_passed(last.ticket) => {
+                return Some(Obstacle::Stream(last.lane.blocked_on(last.ticket)));
+            }
+            _ if self.proxied > 0 => return Some(Obstacle::Doorbells(self.proxied)),
+            _ => {}
+        }
+        (!self.entries.is_empty()).then_some(Obstacle::Sends(self.entries.len() as u32))
+    }
+
+    /// Starts anew after the card has forgotten the queue, which is empty: block 0 is next. Serial numbers go on, so that a send
+    /// prepared before is known as such.
+    pub(crate) fn reset(&mut self) {
+        (self.head, self.tail) = (0, 0);
+        (self.last_post, self.flushed) = (None, false);
+        self.ring.publish(0);
     }
 
     fn has_unpassed_posts(&self) -> bool {

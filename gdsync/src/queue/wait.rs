@@ -1,5 +1,6 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
+use crate::checked::Checked;
 use crate::cq::CompletionQueueInner;
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
@@ -24,6 +25,8 @@ pub struct PreparedWait {
     ticket: Option<Ticket>,
     /// The queue pairs that completed here when it was prepared: what it counts on is theirs, and would not come without them.
     queue_pairs: Vec<Arc<QueuePairInner>>,
+    /// A thread looks at the entry, and the stream waits for what it says.
+    pub(crate) checked: Option<Checked>,
 }
 
 impl PreparedWait {
@@ -39,7 +42,7 @@ impl PreparedWait {
             let prepared = state.prepare_wait();
             // Before the queue pairs are let go of: the last one to do so needs the lock.
             drop(state);
-            return Ok(PreparedWait { index: prepared?, cq, ticket: None, queue_pairs });
+            return Ok(PreparedWait { index: prepared?, cq, ticket: None, queue_pairs, checked: None });
         }
     }
 
@@ -53,10 +56,19 @@ impl PreparedWait {
         self.ticket = Some(ticket);
         let mut completions = self.cq.lock();
         completions.post_wait(self.index, lane, ticket);
-        completions.wait_op(self.index)
+        match &mut self.checked {
+            None => completions.wait_op(self.index),
+            Some(checked) => {
+                drop(completions);
+                checked.commit(&self.cq, self.index, &self.queue_pairs, lane, ticket)
+            }
+        }
     }
 
     pub(crate) fn undo(&mut self) {
+        if let Some(checked) = &self.checked {
+            checked.undo();
+        }
         self.cq.lock().unpost_wait(self.index);
         self.ticket = None;
     }
@@ -64,6 +76,19 @@ impl PreparedWait {
     /// True once the stream has passed it.
     pub(crate) fn is_passed(&self, lane: &Lane) -> bool {
         self.ticket.is_some_and(|ticket| lane.has_passed(ticket))
+    }
+
+    /// True where what it waits for is there. Only of a wait that is posted and not passed.
+    pub(crate) fn is_satisfied(&self) -> bool {
+        match &self.checked {
+            None => self.cq.lock().read(self.index).is_some(),
+            Some(checked) => checked.is_satisfied(),
+        }
+    }
+
+    /// The number of its completion queue.
+    pub(crate) fn cq_num(&self) -> u32 {
+        self.cq.number()
     }
 
     /// The queue pairs that complete here.

@@ -54,14 +54,21 @@ impl InFlight {
         abort(&self.descriptors);
     }
 
-    /// The first wait that the stream has not passed, in words, where this submission starts after `ticket`.
-    pub(super) fn oldest_wait(&self, lane: &Lane) -> Option<String> {
-        let waits = self.descriptors.iter().filter(|descriptor| descriptor.is_wait());
-        let open = waits.filter(|descriptor| match descriptor {
-            Descriptor::WaitCq(wait) => !wait.is_passed(lane),
+    /// The first wait that the stream has not passed and that is not satisfied now, with its position. Of words in GPU memory
+    /// nobody knows, and they count as not satisfied.
+    pub(super) fn oldest_wait(&self, lane: &Lane) -> Option<(usize, &Descriptor)> {
+        let waits = self.descriptors.iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
+        let mut open = waits.filter(|(_, descriptor)| match descriptor {
+            Descriptor::WaitCq(wait) => !wait.is_passed(lane) && !wait.is_satisfied(),
+            Descriptor::Wait32(word, condition, value) => {
+                word.load32().is_none_or(|now| !condition.holds32(now, *value))
+            }
+            Descriptor::Wait64(word, condition, value) => {
+                word.load64().is_none_or(|now| !condition.holds64(now, *value))
+            }
             _ => true,
         });
-        open.map(ToString::to_string).next()
+        open.next()
     }
 }
 

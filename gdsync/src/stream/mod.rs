@@ -13,7 +13,7 @@ mod execute;
 pub(crate) mod flight;
 pub(crate) mod graph;
 mod lower;
-mod pause;
+pub(crate) mod pause;
 mod post;
 mod post_error;
 mod proxy;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 ///
 /// The wait is usually for another thread of this machine (a software card, a kernel, a peer process). Where there are
 /// hardly more cores than such threads, a spinning one keeps the core from the one it waits for, so it spins briefly.
-pub(super) struct Pause {
+pub(crate) struct Pause {
     started: Instant,
     spins: u32,
     nap: Duration,
@@ -17,17 +17,17 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 
 impl Pause {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Pause { started: Instant::now(), spins: 0, nap: SHORTEST_NAP }
     }
 
     /// Time since the wait began.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Called between two looks at the memory.
-    pub(super) fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         self.spins = self.spins.wrapping_add(1);
         // Reading the clock costs more than a look, so it is read now and then only.
         if !self.spins.is_multiple_of(32) {
@@ -54,7 +54,7 @@ fn spin_time() -> Duration {
 }
 
 /// Lets the calling thread's naps end when they should: by default Linux rounds them up by 50 µs.
-pub(super) fn use_fine_timers() {
+pub(crate) fn use_fine_timers() {
     #[cfg(target_os = "linux")]
     // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
     unsafe {

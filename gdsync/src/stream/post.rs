@@ -31,10 +31,10 @@ const MOST_OPS: usize = 5;
 ///
 /// Dropping it does not wait for the work that it has accepted; what that work names stays alive until it is past.
 pub struct Stream<B: MemOpStream> {
-    pub(super) backend: B,
+    pub(crate) backend: B,
     pub(super) caps: MemOpCaps,
     pub(super) path: DoorbellPath,
-    pub(super) lane: Arc<Lane>,
+    pub(crate) lane: Arc<Lane>,
     state: Mutex<State>,
 }
 

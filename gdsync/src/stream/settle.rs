@@ -3,6 +3,9 @@
 use super::flight::{self, Held, InFlight};
 use super::post::{State, Stream, Tickets};
 use super::{MemOpStream, StreamError};
+use crate::batch::Descriptor;
+use crate::lane::Ticket;
+use crate::lifecycle::StalledWait;
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -73,9 +76,34 @@ impl<B: MemOpStream> Stream<B> {
         outstanding
     }
 
-    /// The oldest wait that the stream is not known to have passed, in words: what it hangs at, if it hangs.
+    /// The oldest wait that the stream is not known to have passed and that is not satisfied, in words: what it hangs at, if it
+    /// hangs.
     pub fn oldest_wait(&self) -> Option<String> {
-        self.lock().in_flight.iter().find_map(|submission| submission.oldest_wait(&self.lane))
+        let state = self.lock();
+        let oldest = state.in_flight.iter().find_map(|submission| submission.oldest_wait(&self.lane));
+        oldest.map(|(_, wait)| wait.to_string())
+    }
+
+    /// The same, unless the stream is idle or has failed, and where it stands in the stream's order.
+    pub(crate) fn stalled(&self) -> Option<((Ticket, usize), StalledWait)> {
+        if !matches!(self.backend.wait_idle(Duration::ZERO), Ok(false)) {
+            return None;
+        }
+        let state = self.lock();
+        state.in_flight.iter().find_map(|submission| {
+            let (position, descriptor) = submission.oldest_wait(&self.lane)?;
+            let wait = match descriptor {
+                Descriptor::WaitCq(wait) => Some(wait),
+                _ => None,
+            };
+            let stalled = StalledWait {
+                description: descriptor.to_string(),
+                completion_queue: wait.map(|wait| wait.cq_num()),
+                index: wait.map(|wait| wait.index()),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number()).collect(),
+            };
+            Some(((submission.end, position), stalled))
+        })
     }
 
     /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that

@@ -5,8 +5,8 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
-    Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, MemoryRegion, PreparedSend,
-    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
+    Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
+    PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
 };
 use std::time::{Duration, Instant};
 
@@ -95,4 +95,32 @@ pub fn content(region: &MemoryRegion) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read(0, &mut bytes);
     bytes
+}
+
+/// Polls until every work request of an aborted queue pair has completed, and resets it.
+pub fn drain(queue_pair: &QueuePair) {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match queue_pair.reset() {
+            Ok(()) => return,
+            Err(Error::NotDrained { obstacle: Obstacle::Sends(_) | Obstacle::Receives(_), .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert!(Instant::now() < deadline, "not everything completes");
+        for queue in [queue_pair.send_cq(), queue_pair.recv_cq()] {
+            while queue.poll().unwrap().is_some() {}
+        }
+    }
+}
+
+/// Both sides start anew.
+pub fn drain_and_reconnect(pair: &Pair) {
+    for side in [&pair.left, &pair.right] {
+        side.abort().unwrap();
+        drain(side);
+        assert_eq!(side.failure(), None);
+    }
+    let (left, right) = (pair.left.endpoint().unwrap(), pair.right.endpoint().unwrap());
+    pair.left.reconnect(&right, ConnectOptions::default()).unwrap();
+    pair.right.reconnect(&left, ConnectOptions::default()).unwrap();
 }
