@@ -5,9 +5,11 @@ use crate::lane::{Lane, Ticket};
 use crate::peer::Doorbell;
 use crate::persistent_claim::Claim;
 use crate::qp::QueuePairInner;
-use crate::queue::send::Before;
+use crate::queue::send::{Before, Replaced};
 use crate::request::WorkRequest;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
@@ -76,6 +78,36 @@ impl PreparedSend {
         let mut send = self.queue_pair.send();
         self.posted = Some(send.post(self.serial, lane, ticket)?);
         Ok((!send.is_flushed()).then_some(self.doorbell))
+    }
+
+    /// What hands it to the card, unless that was told of it because the queue pair failed.
+    #[inline]
+    pub(crate) fn doorbell(&self) -> Doorbell {
+        self.doorbell
+    }
+
+    /// Marks it as posted, where it is plainly the next one on the stream that has posted before it. Returns what that has
+    /// replaced, for [`Self::undo_next`]; none where [`Self::commit`] has to look, and nothing has changed.
+    #[inline]
+    pub(crate) fn commit_next(&self, lane: &Arc<Lane>, ticket: Ticket) -> Option<Replaced> {
+        if !self.queue_pair.connected.load(Ordering::Acquire) {
+            return None;
+        }
+        self.queue_pair.send().post_next(self.serial, lane, ticket)
+    }
+
+    #[cold]
+    pub(crate) fn undo_next(&self, replaced: Replaced) {
+        self.queue_pair.send().undo_post(self.serial, Before::SameLane(replaced));
+    }
+
+    /// Once posted: what has to live until the stream has passed it.
+    #[inline]
+    pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
+        let mut send = ManuallyDrop::new(self);
+        drop(send.posted.take());
+        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to be.
+        unsafe { std::ptr::read(&send.queue_pair) }
     }
 
     pub(crate) fn undo(&mut self) {

@@ -31,6 +31,13 @@ pub(crate) struct LastPost {
 }
 
 impl LastPost {
+    #[inline]
+    fn replace(&mut self, ticket: Ticket) -> Replaced {
+        let replaced = Replaced { ticket: self.ticket, settled: self.settled };
+        (self.ticket, self.settled) = (ticket, false);
+        replaced
+    }
+
     #[cold]
     #[inline(never)]
     fn in_the_way(&self, qpn: u32) -> QueueError {
@@ -38,11 +45,18 @@ impl LastPost {
     }
 }
 
+/// An earlier ticket of a lane, and whether it was settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replaced {
+    ticket: Ticket,
+    settled: bool,
+}
+
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
-    /// An earlier ticket of the same lane, and whether that was settled.
-    SameLane(Ticket, bool),
+    /// An earlier ticket of the same lane.
+    SameLane(Replaced),
     /// Another lane, or none.
     Other(Option<LastPost>),
 }
@@ -353,13 +367,28 @@ impl SendState {
             self.skip_unprepared();
         }
         Ok(match &mut self.last_post {
-            Some(last) if same => {
-                let before = Before::SameLane(last.ticket, last.settled);
-                (last.ticket, last.settled) = (ticket, false);
-                before
-            }
+            Some(last) if same => Before::SameLane(last.replace(ticket)),
             other => Before::Other(other.replace(LastPost { lane: lane.clone(), ticket, settled: false })),
         })
+    }
+
+    /// As [`Self::post`], where nothing but the common case has to be thought of: the next send, on the lane of the last one.
+    /// Otherwise changes nothing.
+    #[inline]
+    pub(crate) fn post_next(&mut self, serial: u64, lane: &Arc<Lane>, ticket: Ticket) -> Option<Replaced> {
+        let position = serial.wrapping_sub(self.first_serial) as usize;
+        let last = self.last_post.as_mut().filter(|last| Arc::ptr_eq(&last.lane, lane))?;
+        if serial != self.next_to_post || self.flushed {
+            return None;
+        }
+        let entry = self.entries.get_mut(position)?;
+        entry.state = State::Posted;
+        let replaced = last.replace(ticket);
+        self.next_to_post = serial + 1;
+        if position + 1 < self.entries.len() {
+            self.skip_unprepared();
+        }
+        Some(replaced)
     }
 
     /// Moves on to the next send that is prepared.
@@ -381,10 +410,10 @@ impl SendState {
             self.next_to_post = self.next_to_post.min(serial);
         }
         match (before, &mut self.last_post) {
-            (Before::SameLane(ticket, settled), Some(last)) => {
+            (Before::SameLane(Replaced { ticket, settled }), Some(last)) => {
                 (last.ticket, last.settled) = (ticket, settled)
             }
-            (Before::SameLane(..), None) => {}
+            (Before::SameLane(_), None) => {}
             (Before::Other(before), now) => *now = before,
         }
     }

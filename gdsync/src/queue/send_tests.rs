@@ -129,7 +129,7 @@ fn sends_are_posted_in_the_order_of_preparation() {
     queue.undo_post(serials[2], before);
     assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().lane, &lane));
     let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Ticket(1), false)));
+    assert!(matches!(before, Before::SameLane(Replaced { ticket: Ticket(1), settled: false })));
     queue.undo_post(serials[2], before);
     assert_eq!(queue.unsettled().unwrap().ticket, Ticket(1));
     assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());

@@ -125,6 +125,7 @@ impl StreamHandle {
         self.raw as usize <= PER_THREAD
     }
 
+    #[inline]
     pub(super) fn check_thread(&self) -> Result<(), CudaError> {
         match self.thread {
             Some(thread) if thread != thread::current().id() => Err(CudaError::OtherThread),
@@ -133,6 +134,7 @@ impl StreamHandle {
     }
 
     /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
+    #[inline]
     pub(super) fn check_not_capturing(&self) -> Result<(), CudaError> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
@@ -187,6 +189,7 @@ impl MemOpStream for CudaStream {
         })
     }
 
+    #[inline]
     fn epoch(&self) -> u64 {
         self.context.epoch()
     }
@@ -195,6 +198,8 @@ impl MemOpStream for CudaStream {
         self.context.id()
     }
 
+    // Inlined: where the operations are known, so is what the driver is given.
+    #[inline]
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
         // A default stream is that of the current context; for any other the driver does not ask which is current.

@@ -4,42 +4,43 @@ use crate::batch::Descriptor;
 use crate::lane::{Lane, Ticket};
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One submission. Its descriptors hold what its operations name: queue pairs, completion queues, memory of words.
+/// One submission.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: Ticket,
     /// How many of the submissions that a stream takes it counts for.
-    pub(super) weight: usize,
-    pub(super) descriptors: Held,
+    pub(super) weight: u32,
+    pub(super) held: Held,
 }
 
-/// Descriptors of a submission. Many are of one.
+/// What a submission names, and keeps alive.
 #[derive(Debug)]
 pub(super) enum Held {
-    One(Descriptor),
+    /// The queue pair of one send.
+    Send(Arc<QueuePairInner>),
+    /// Descriptors, which hold queue pairs, completion queues, memory of words.
     Many(Vec<Descriptor>),
-}
-
-impl Deref for Held {
-    type Target = [Descriptor];
-
-    fn deref(&self) -> &[Descriptor] {
-        match self {
-            Held::One(descriptor) => std::slice::from_ref(descriptor),
-            Held::Many(descriptors) => descriptors,
-        }
-    }
 }
 
 /// Submissions of streams that were dropped before they had passed them.
 static ORPHANS: Mutex<Vec<(Arc<Lane>, InFlight)>> = Mutex::new(Vec::new());
 
 impl InFlight {
+    fn descriptors(&self) -> &[Descriptor] {
+        match &self.held {
+            Held::Send(_) => &[],
+            Held::Many(descriptors) => descriptors,
+        }
+    }
+
     fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
-        self.descriptors.iter().flat_map(Descriptor::queue_pairs)
+        let sent = match &self.held {
+            Held::Send(queue_pair) => Some(queue_pair),
+            Held::Many(_) => None,
+        };
+        sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }
 
     /// Looks after queue pairs that have failed meanwhile.
@@ -51,13 +52,13 @@ impl InFlight {
 
     /// The backend has failed: nobody knows what it rang.
     pub(super) fn abort(&self) {
-        abort(&self.descriptors);
+        abort(self.queue_pairs());
     }
 
     /// The first wait that the stream has not passed and that is not satisfied now, with its position. Of words in GPU memory
     /// nobody knows, and they count as not satisfied.
     pub(super) fn oldest_wait(&self, lane: &Lane) -> Option<(usize, &Descriptor)> {
-        let waits = self.descriptors.iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
+        let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
         let mut open = waits.filter(|(_, descriptor)| match descriptor {
             Descriptor::WaitCq(wait) => !wait.is_passed(lane) && !wait.is_satisfied(),
             Descriptor::Wait32(word, condition, value) => {
@@ -72,9 +73,9 @@ impl InFlight {
     }
 }
 
-/// Moves the queue pairs that descriptors name to the error state.
-pub(super) fn abort(descriptors: &[Descriptor]) {
-    for queue_pair in descriptors.iter().flat_map(Descriptor::queue_pairs) {
+/// Moves queue pairs to the error state.
+pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
+    for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {
             tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
         }

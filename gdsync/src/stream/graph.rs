@@ -321,14 +321,14 @@ impl Stream<CudaStream> {
         tickets.open = false;
         match result {
             Ok(()) => {
-                state.accept(tickets, Held::Many(std::mem::take(descriptors)), graph.nodes.len());
+                state.accept(tickets, Held::Many(std::mem::take(descriptors)), graph.nodes.len(), &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
                 descriptors.iter_mut().rev().for_each(Descriptor::undo);
                 if fatal(&error) {
                     self.abandon(state);
-                    flight::abort(descriptors);
+                    flight::abort(descriptors.iter().flat_map(Descriptor::queue_pairs));
                 }
                 Err(error)
             }

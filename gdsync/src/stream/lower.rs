@@ -176,5 +176,6 @@ impl State {
     fn fall_back(&self, reason: String) {
         tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
         *self.doorbells.borrow_mut() = Doorbells::Proxy { reason };
+        self.plain.set(0);
     }
 }

@@ -16,6 +16,7 @@ mod lower;
 pub(crate) mod pause;
 mod post;
 mod post_error;
+mod post_one;
 mod proxy;
 mod settle;
 mod soft;

@@ -10,20 +10,18 @@ use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::batch::{Batch, Descriptor};
 use crate::error::Error;
 use crate::lane::{Lane, Ticket};
-use crate::prepared::PreparedSend;
 use parking_lot::{Mutex, MutexGuard};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::level_filters::LevelFilter;
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
 pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
-const REAP_FROM: usize = 32;
+pub(super) const REAP_FROM: usize = 32;
 /// No descriptor but a write of bytes takes more operations, its share of the closing ticket included: short batches need no counting.
 const MOST_OPS: usize = 5;
 
@@ -47,6 +45,9 @@ pub(super) struct State {
     pub(super) in_flight: VecDeque<InFlight>,
     /// What they count for together.
     pub(super) weight: usize,
+    /// So many sends can be posted before anything else has to be looked after: submissions that are past, progress to be written,
+    /// the limit of what is outstanding. None while the proxy rings.
+    pub(super) plain: Cell<u32>,
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
     /// Doorbells that the proxy has to ring for this stream.
@@ -87,6 +88,7 @@ impl<B: MemOpStream> Stream<B> {
             unwritten: 0,
             in_flight: VecDeque::new(),
             weight: 0,
+            plain: Cell::new(0),
             doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
             translations: Translations::default(),
             proxied: Arc::default(),
@@ -106,41 +108,6 @@ impl<B: MemOpStream> Stream<B> {
     pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         self.post_counting(batch, &mut done).map(|()| done)
-    }
-
-    /// Posts a prepared send: what [`Self::post`] does with a batch of it alone, for less of the CPU's time.
-    ///
-    /// # Errors
-    /// As [`Self::post`].
-    pub fn post_send(&self, mut send: PreparedSend) -> Result<Posted, PostError> {
-        // Dropped after the lock: anything may hang on it.
-        let mut past = Vec::new();
-        let mut state = self.lock();
-        if state.in_flight.len() >= REAP_FROM {
-            past = self.reap(&mut state);
-        }
-        let (before, end) = (state.issued, state.issued.next());
-        let lowered = self.submit_lowered(
-            &mut state,
-            Tickets { before, end, open: true },
-            #[inline(always)]
-            |state, ops, rings| match send.commit(&self.lane, end)? {
-                Some(doorbell) => Ok(self.lower_send(state, &send, doorbell, ops, rings)?),
-                None => Ok(()),
-            },
-        );
-        match lowered {
-            Ok((tickets, operations)) => {
-                state.accept(tickets, Held::One(Descriptor::Send(send)), 1);
-                drop(state);
-                drop(past);
-                Ok(Posted { operations, submissions: 1 })
-            }
-            Err(source) => {
-                send.undo();
-                Err(self.refuse(state, vec![Descriptor::Send(send)], 0, source))
-            }
-        }
     }
 
     /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions outstanding as it takes.
@@ -181,7 +148,7 @@ impl<B: MemOpStream> Stream<B> {
             let count = chunk.len();
             match self.post_chunk(&mut state, &mut chunk) {
                 Ok((tickets, operations)) => {
-                    state.accept(tickets, Held::Many(chunk), 1);
+                    state.accept(tickets, Held::Many(chunk), 1, &self.caps);
                     posted += count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -198,7 +165,7 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Gives back what was not posted. Where the backend has failed, nobody knows what it rang.
     #[cold]
-    fn refuse(
+    pub(super) fn refuse(
         &self,
         state: MutexGuard<'_, State>,
         descriptors: Vec<Descriptor>,
@@ -207,7 +174,7 @@ impl<B: MemOpStream> Stream<B> {
     ) -> PostError {
         if matches!(source, PostFailure::Stream(StreamError::Failed { .. })) {
             self.abandon(state);
-            flight::abort(&descriptors);
+            flight::abort(descriptors.iter().flat_map(Descriptor::queue_pairs));
         }
         PostError { batch: Batch { descriptors }, posted, source }
     }
@@ -255,8 +222,7 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Submits what `lower` appends, and the closing ticket where it is due. Returns the tickets, and the number of operations.
-    #[inline(always)]
-    fn submit_lowered(
+    pub(super) fn submit_lowered(
         &self,
         state: &mut State,
         mut tickets: Tickets,
@@ -321,21 +287,20 @@ impl State {
     }
 
     /// The backend has taken a submission.
-    #[inline]
-    pub(super) fn accept(&mut self, tickets: Tickets, descriptors: Held, weight: usize) {
+    pub(super) fn accept(&mut self, tickets: Tickets, held: Held, weight: usize, caps: &MemOpCaps) {
         self.issued = tickets.end;
         self.unwritten = if tickets.open { self.unwritten + 1 } else { 0 };
         self.weight += weight;
-        self.in_flight.push_back(InFlight { end: tickets.end, weight, descriptors });
-        if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_posted(tickets.end);
-        }
+        self.in_flight.push_back(InFlight { end: tickets.end, weight: weight as u32, held });
+        let room = caps.max_outstanding.saturating_sub(self.weight + 1);
+        let plain = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
+        let plain = plain.min(PROGRESS_EVERY.saturating_sub(self.unwritten + 1));
+        self.plain.set(if self.rings_itself() && caps.writes_are_fenced { plain } else { 0 });
+        trace_posted(tickets.end);
     }
 }
 
-#[cold]
-#[inline(never)]
-fn trace_posted(ticket: Ticket) {
+pub(super) fn trace_posted(ticket: Ticket) {
     tracing::trace!(ticket = ticket.0, "posted");
 }
 

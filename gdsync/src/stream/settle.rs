@@ -116,7 +116,7 @@ impl<B: MemOpStream> Stream<B> {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
-                state.weight -= passed.weight;
+                state.weight -= passed.weight as usize;
                 past.push(passed);
             }
         }
@@ -149,7 +149,7 @@ impl<B: MemOpStream> Stream<B> {
         // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it says `end`. The
         // lock on the state keeps others from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(Tickets { before: end, end, open: false }, Held::Many(Vec::new()), 1);
+        state.accept(Tickets { before: end, end, open: false }, Held::Many(Vec::new()), 1, &self.caps);
         Ok(())
     }
 }

@@ -23,11 +23,27 @@ pub(super) struct Translations {
 impl Translations {
     /// Before a batch: forgets everything if something has changed meanwhile. What the batch itself names cannot change
     /// while it is posted, as it is held.
+    #[inline]
     pub(super) fn refresh(&self, backend: &impl MemOpStream) {
         let epoch = backend.epoch();
-        if self.epoch.replace(epoch) != epoch {
-            self.places.iter().for_each(|place| place.set((0, 0)));
+        if self.epoch.get() != epoch {
+            self.forget(epoch);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget(&self, epoch: u64) {
+        self.epoch.set(epoch);
+        self.places.iter().for_each(|place| place.set((0, 0)));
+    }
+
+    /// An address of the library's, where its page is remembered.
+    #[inline]
+    pub(super) fn known(&self, addr: HostAddr) -> Option<StreamAddr> {
+        let page = addr.get() / PAGE;
+        let (known, offset) = self.places[page as usize % PLACES].get();
+        (known == page && known != 0).then(|| StreamAddr::new(addr.get().wrapping_add(offset)))
     }
 
     #[inline]
@@ -37,12 +53,10 @@ impl Translations {
         addr: HostAddr,
         len: usize,
     ) -> Result<StreamAddr, StreamError> {
-        let page = addr.get() / PAGE;
-        let (known, offset) = self.places[page as usize % PLACES].get();
-        if known == page && known != 0 {
-            return Ok(StreamAddr::new(addr.get().wrapping_add(offset)));
+        match self.known(addr) {
+            Some(found) => Ok(found),
+            None => self.ask(backend, addr, len),
         }
-        self.ask(backend, addr, len)
     }
 
     #[cold]
