@@ -21,7 +21,7 @@ use std::time::Duration;
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
 pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
-pub(super) const REAP_FROM: usize = 32;
+const REAP_FROM: usize = 32;
 /// No descriptor but a write of bytes takes more operations, its share of the closing ticket included: short batches need no counting.
 const MOST_OPS: usize = 5;
 
@@ -141,7 +141,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut state = self.lock();
         let mut posted = 0;
         while !batch.is_empty() {
-            if state.in_flight.len() >= REAP_FROM {
+            if state.is_long(&self.caps) {
                 past.extend(self.reap(&mut state));
             }
             let mut chunk = self.take_chunk(&mut batch.descriptors);
@@ -284,6 +284,12 @@ impl State {
         }
         // A ticket is written right after its wait: whatever comes after the last wait needs another.
         Tickets { before: self.issued, end: if open { end.next() } else { end }, open }
+    }
+
+    /// It is time to look which submissions are past.
+    #[inline]
+    pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
+        self.in_flight.len() >= REAP_FROM || self.weight >= caps.max_outstanding
     }
 
     /// The backend has taken a submission.

@@ -1,7 +1,7 @@
 //! Posting one send: little more than the driver's call, as programs that send from a loop do little else.
 
 use super::flight::{Held, InFlight};
-use super::post::{REAP_FROM, State, Stream, Tickets};
+use super::post::{State, Stream, Tickets};
 use super::post_error::{PostError, PostFailure, Posted};
 use super::{MemOp, MemOpStream};
 use crate::batch::Descriptor;
@@ -58,7 +58,7 @@ impl<B: MemOpStream> Stream<B> {
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
         // Dropped after the lock: anything may hang on it.
-        let past = if state.in_flight.len() >= REAP_FROM { self.reap(&mut state) } else { Vec::new() };
+        let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Vec::new() };
         let (before, end) = (state.issued, state.issued.next());
         let tickets = Tickets { before, end, open: true };
         let lowered = self.submit_lowered(&mut state, tickets, |state, ops, rings| {
