@@ -7,7 +7,7 @@
 use crate::batch::{Batch, Descriptor};
 use crate::checked_watcher::{self, Watched};
 use crate::cq::CompletionQueueInner;
-use crate::error::{Error, FailureCause};
+use crate::error::Error;
 use crate::lane::{Lane, Ticket};
 use crate::memory::{PinnedMemory, Word32};
 use crate::peer::PeerOp;
@@ -195,17 +195,6 @@ pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
     }
 }
 
-/// Why a queue pair has failed, of which `error` tells: where that was flushed, the card has written the cause before, perhaps
-/// where nobody has looked yet.
-fn first_cause(queue_pair: &QueuePairInner, error: WorkError) -> WorkError {
-    if !error.is_flush() {
-        return error;
-    }
-    let queues = [queue_pair.send_cq(), queue_pair.recv_cq()];
-    let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(queue_pair.number()));
-    cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
-}
-
 impl Watched for Check {
     fn look(&mut self) -> bool {
         // The lane passes only after the status was written, unless its stream has failed: then the entry may be the card's again.
@@ -223,7 +212,7 @@ impl Watched for Check {
         if let Err(error) = outcome
             && let Some(failed) = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn())
         {
-            failed.fail(FailureCause::Work(first_cause(failed, error)));
+            failed.fail_with_work(error);
             failed.flush_unposted();
         }
         self.status.set(outcome);
