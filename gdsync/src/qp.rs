@@ -64,6 +64,8 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
+    /// Receives that will be posted when a stream has come to the start of a persistent request.
+    pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
     pub(crate) domain: Arc<QueueDomain>,
@@ -185,6 +187,7 @@ impl QueuePair {
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
+            starts: AtomicU32::new(0),
             _registers: registers,
             domain,
         });

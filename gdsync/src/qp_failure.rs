@@ -115,6 +115,8 @@ impl QueuePairInner {
         // One lock at a time: both may be the same queue's.
         let sends = self.send_cq.lock().has_posted_waits();
         let receives = self.recv_cq.lock().has_posted_waits();
-        sends || receives || self.send().in_flight() || !self.recv().is_empty()
+        // Starts before receives: one becomes the other.
+        let starts = self.starts.load(Ordering::Acquire) > 0;
+        sends || receives || starts || self.send().in_flight() || !self.recv().is_empty()
     }
 }
