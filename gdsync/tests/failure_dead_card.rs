@@ -26,7 +26,8 @@ fn side(card: &str) -> Side {
 }
 
 fn connect(one: &Side, other: &Side) {
-    let options = ConnectOptions::default().timeout(9).retry_count(2);
+    // 4.096 µs * 2^13, eight times: a quarter of a second, which a living card on a busy machine keeps to.
+    let options = ConnectOptions::default().timeout(13).retry_count(7);
     for (own, remote) in [(one, other), (other, one)] {
         own.queue_pair.connect(&remote.queue_pair.endpoint().unwrap(), options).unwrap();
     }
