@@ -1,7 +1,8 @@
 //! Nothing is left behind: objects are made, used, failed and dropped in any order, thousands of times, with work in flight; then
 //! the process has the files, mappings, threads and memory that it had after the first few hundred.
 //!
-//! `GDSYNC_LEAK_CYCLES` says how many (10,000 without it): fewer for a tool under which everything is slow.
+//! `GDSYNC_LEAK_CYCLES` says how many (10,000 without it): fewer than 500 for a tool under which everything is slow, and which
+//! keeps memory of its own: then only files and threads are compared.
 
 #![cfg(feature = "software-card")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
@@ -285,9 +286,11 @@ fn nothing_is_left_behind() {
     let text = format!("{cycles} cycles, {tally:?}\nbefore {before:?}\nafter  {after:?}\n");
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     assert_eq!((after.files, after.threads), (before.files, before.threads));
-    assert!(after.mappings <= before.mappings + MAPPINGS, "mappings are left");
     // So few cycles are for a tool which counts memory itself, and keeps some.
-    assert!(cycles < WARM_UP || after.resident_kib <= before.resident_kib + RESIDENT_KIB, "memory is left");
+    if cycles >= WARM_UP {
+        assert!(after.mappings <= before.mappings + MAPPINGS, "mappings are left");
+        assert!(after.resident_kib <= before.resident_kib + RESIDENT_KIB, "memory is left");
+    }
     let Tally { good, aborted, injected, refused, persistent, in_flight } = tally;
     let every_way = [good, aborted, injected, refused, persistent, in_flight];
     assert!(cycles < WARM_UP || every_way.iter().all(|count| *count > 0), "{every_way:?}");
