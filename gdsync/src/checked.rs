@@ -7,13 +7,14 @@
 use crate::batch::{Batch, Descriptor};
 use crate::checked_watcher::{self, Watched};
 use crate::cq::CompletionQueueInner;
-use crate::error::{Error, FailureCause};
+use crate::error::Error;
 use crate::lane::{Lane, Ticket};
-use crate::memory::{PinnedMemory, Word32};
+use crate::memory::{PinnedMemory, StreamAddr, Word32};
 use crate::peer::PeerOp;
 use crate::qp::QueuePairInner;
 use crate::queue::completion::WorkError;
 use crate::queue::wait::PreparedWait;
+use crate::stream::{MemOpStream, Stream, StreamError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -64,9 +65,22 @@ impl Status {
         Ok(Status { word })
     }
 
-    /// The word itself, for descriptors of later batches, and for kernels by its address.
+    /// The word itself, for descriptors of later batches; [`Self::address_on`] is for kernels.
     pub fn word(&self) -> &Word32 {
         &self.word
+    }
+
+    /// The address of the word, 4 bytes, for kernels on a stream: on a GPU's, in the GPU's address space, of which the word's page
+    /// becomes part now if it is not yet. What was waited for has completed when a kernel behind the wait reads the word;
+    /// it is for reading only.
+    ///
+    /// The address holds as long as this status or a clone of it lives, and on a GPU's stream until the kernels that were
+    /// enqueued before are through.
+    ///
+    /// # Errors
+    /// [`StreamError`] where the stream cannot reach the word.
+    pub fn address_on<B: MemOpStream>(&self, stream: &Stream<B>) -> Result<StreamAddr, StreamError> {
+        stream.backend.translate(self.word.addr(), size_of::<u32>())
     }
 
     /// What it says now: `None` while the work has not completed.
@@ -195,17 +209,6 @@ pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
     }
 }
 
-/// Why a queue pair has failed, of which `error` tells: where that was flushed, the card has written the cause before, perhaps
-/// where nobody has looked yet.
-fn first_cause(queue_pair: &QueuePairInner, error: WorkError) -> WorkError {
-    if !error.is_flush() {
-        return error;
-    }
-    let queues = [queue_pair.send_cq(), queue_pair.recv_cq()];
-    let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(queue_pair.number()));
-    cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
-}
-
 impl Watched for Check {
     fn look(&mut self) -> bool {
         // The lane passes only after the status was written, unless its stream has failed: then the entry may be the card's again.
@@ -223,7 +226,7 @@ impl Watched for Check {
         if let Err(error) = outcome
             && let Some(failed) = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn())
         {
-            failed.fail(FailureCause::Work(first_cause(failed, error)));
+            failed.fail_with_work(error);
             failed.flush_unposted();
         }
         self.status.set(outcome);

@@ -201,13 +201,23 @@ impl CompletionQueueInner {
                 return Some(taken);
             }
             let raw = state.peek()?;
-            state.advance();
             let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
             if state.take_left_behind(raw.index) {
+                state.advance();
                 continue;
             }
-            let queue_pair = match self.owner_of(qpn) {
+            let owner = self.owner_of(qpn);
+            if let Owner::Here(queue_pair) = &owner
+                && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
+            {
+                // The cause may be in its other queue, whose lock is not taken under this one. Then from the beginning.
+                drop(state);
+                queue_pair.fail_with_work(flush);
+                continue;
+            }
+            state.advance();
+            let queue_pair = match owner {
                 Owner::Here(queue_pair) => queue_pair,
                 // Nobody is there to hear of it; what is booked for it goes with the queue pair.
                 Owner::Going => continue,

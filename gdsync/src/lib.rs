@@ -56,6 +56,7 @@ pub mod cuda;
 mod device;
 mod endpoint;
 mod error;
+mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -73,6 +74,7 @@ mod persistent_claim;
 mod prepared;
 pub mod provider;
 mod qp;
+mod qp_failure;
 mod qp_life;
 mod qp_options;
 mod queue;

@@ -23,7 +23,9 @@ use crate::stream::pause::Pause;
 use crate::stream::{Condition, MemOpStream, PostFailure, Stream};
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Errors of persistent requests. Nothing was started, or is lost, by any of them.
@@ -320,7 +322,7 @@ impl PersistentRecv {
             checked_watcher::watch(Box::new(PostReceive {
                 reached,
                 lane: stream.lane.clone(),
-                queue_pair: queue_pair.clone(),
+                queue_pair: Starting::new(queue_pair),
                 slices: self.request.slices.clone(),
                 claim: claim.clone(),
             }));
@@ -367,11 +369,35 @@ impl PersistentRecv {
     }
 }
 
+/// A queue pair with a receive to come, which it is to be aborted for if it is dropped before: nobody else can end the wait for it.
+struct Starting(Arc<QueuePairInner>);
+
+impl Starting {
+    fn new(queue_pair: &Arc<QueuePairInner>) -> Self {
+        queue_pair.starts.fetch_add(1, Ordering::AcqRel);
+        Starting(queue_pair.clone())
+    }
+}
+
+impl Deref for Starting {
+    type Target = QueuePairInner;
+
+    fn deref(&self) -> &QueuePairInner {
+        &self.0
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.0.starts.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Posts a receive when the stream has come to its start.
 struct PostReceive {
     reached: Word32,
     lane: Arc<Lane>,
-    queue_pair: Arc<QueuePairInner>,
+    queue_pair: Starting,
     slices: Vec<Slice>,
     claim: Arc<Claim>,
 }

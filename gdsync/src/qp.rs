@@ -64,6 +64,8 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
+    /// Receives that will be posted when a stream has come to the start of a persistent request.
+    pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
     pub(crate) domain: Arc<QueueDomain>,
@@ -185,6 +187,7 @@ impl QueuePair {
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
+            starts: AtomicU32::new(0),
             _registers: registers,
             domain,
         });
@@ -272,32 +275,6 @@ impl QueuePair {
     pub fn recv_cq(&self) -> CompletionQueue {
         CompletionQueue { inner: self.inner.recv_cq.clone() }
     }
-
-    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream that waits for it
-    /// wakes. What completes from now on completes with an error; preparing and posting is refused.
-    ///
-    /// May be called from any thread, and more than once.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`] where the provider refuses.
-    pub fn abort(&self) -> Result<(), Error> {
-        self.inner.abort()
-    }
-
-    /// The first error of the queue pair, if it has failed.
-    pub fn failure(&self) -> Option<FailureCause> {
-        self.inner.failure()
-    }
-}
-
-impl Drop for QueuePair {
-    fn drop(&mut self) {
-        if self.inner.in_flight()
-            && let Err(error) = self.inner.abort()
-        {
-            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
-        }
-    }
 }
 
 impl QueuePairInner {
@@ -325,16 +302,6 @@ impl QueuePairInner {
 
     pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
         self.status.lock()
-    }
-
-    pub(crate) fn failure(&self) -> Option<FailureCause> {
-        if self.connected.load(Ordering::Acquire) {
-            return None;
-        }
-        match *self.status() {
-            Status::Failed(cause) => Some(cause),
-            _ => None,
-        }
     }
 
     /// Sends may be prepared: connected, and not failed.
@@ -453,39 +420,6 @@ impl QueuePairInner {
         }
     }
 
-    /// Remembers the first error.
-    pub(crate) fn fail(&self, cause: FailureCause) {
-        let mut status = self.status();
-        if !matches!(*status, Status::Failed(_)) {
-            match cause {
-                FailureCause::Work(_) | FailureCause::Event(_) => {
-                    tracing::warn!(qpn = self.number, %cause, "queue pair failed")
-                }
-                FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
-            }
-            *status = Status::Failed(cause);
-            self.connected.store(false, Ordering::Release);
-        }
-    }
-
-    pub(crate) fn abort(&self) -> Result<(), Error> {
-        self.fail(FailureCause::Aborted);
-        self.to_error()?;
-        self.flush_unposted();
-        Ok(())
-    }
-
-    /// In the error state the card flushes what it has been told of. What is only prepared it must be told of, for the
-    /// sake of waits; but not before streams have posted what they still have to post, so this is tried again by whoever
-    /// polls, synchronizes or posts.
-    pub(crate) fn flush_unposted(&self) {
-        let mut send = self.send();
-        if let Some(doorbell) = send.flush() {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
-        }
-    }
-
     /// Rings the card as a stream asked the proxy to.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
@@ -493,13 +427,6 @@ impl QueuePairInner {
             // SAFETY: as in `flush_unposted`.
             unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
         }
-    }
-
-    fn in_flight(&self) -> bool {
-        // One lock at a time: both may be the same queue's.
-        let sends = self.send_cq.lock().has_posted_waits();
-        let receives = self.recv_cq.lock().has_posted_waits();
-        sends || receives || self.send().in_flight() || !self.recv().is_empty()
     }
 }
 

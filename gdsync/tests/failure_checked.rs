@@ -7,8 +7,8 @@ mod gpu_rig;
 
 use common::{LONG, Pair, cpu, poll, soft, synchronize};
 use gdsync::{
-    Batch, Condition, Error, FailureCause, PinnedMemory, RemoteMemory, Status, Stream, Syndrome, Word32,
-    WorkRequest,
+    Batch, BatchShape, Condition, Error, FailureCause, PinnedMemory, RemoteMemory, Status, Stream, Syndrome,
+    Word32, WorkRequest,
 };
 use gpu_rig::Rig;
 use std::sync::{Arc, mpsc};
@@ -76,6 +76,23 @@ fn many_checked_waits_and_plain_ones_take_turns() {
         assert!(checked.iter().all(|status| status.get() == Some(Ok(()))));
         (0..5).for_each(|_| assert_eq!(poll(&pair.left.send_cq()).status, Ok(())));
     }
+}
+
+#[test]
+fn a_checked_wait_takes_the_place_of_a_wait_and_kernels_find_its_word() {
+    let pair = Pair::new();
+    let target = pair.region(8);
+    let stream = soft();
+    let send = pair.left.prepare(WorkRequest::write_inline(&[1], target.remote())).unwrap();
+    let wait = pair.left.send_cq().prepare_wait().unwrap().checked().unwrap();
+    let status = wait.status();
+    let address = status.address_on(&stream).unwrap();
+    assert_eq!(address.get(), status.word().addr().get(), "a stream of the CPU's has its addresses");
+    let batch = Batch::new().send(send).wait_checked(wait);
+    assert_eq!(BatchShape::of(&batch), BatchShape::new().send().wait());
+    stream.post(batch).unwrap();
+    synchronize(&stream);
+    assert_eq!(status.get(), Some(Ok(())));
 }
 
 #[test]

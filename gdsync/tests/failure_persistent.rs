@@ -147,6 +147,25 @@ fn a_failed_queue_pair_ends_receives_that_the_stream_has_not_come_to() {
     synchronize(&stream);
 }
 
+/// Nobody but the drop can end the wait: its receive is not posted yet, and the handle to abort it by is gone.
+#[test]
+fn a_queue_pair_dropped_before_the_stream_comes_to_a_start_is_aborted() {
+    let pair = Pair::new();
+    let target = pair.region(8);
+    let gate = pair.region(8).word32(0).unwrap();
+    let stream = soft();
+    let mut recv = PersistentRecv::new(&pair.right, &[target.slice(..).unwrap()]).unwrap();
+    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
+    recv.start(&stream).unwrap();
+    recv.wait_on(&stream).unwrap();
+    let status = recv.status().unwrap();
+    drop(pair);
+    gate.store(1);
+    synchronize(&stream);
+    assert!(status.get().unwrap().unwrap_err().is_flush());
+    drop(recv);
+}
+
 #[test]
 fn completions_of_others_stay_for_whoever_polls_in_their_order() {
     let pair = Pair::new();
