@@ -258,6 +258,9 @@ fn a_failed_send_wakes_a_merged_run() {
     for _ in 0..8 {
         batch = batch.wait(queue.prepare_wait().unwrap());
     }
+    let text = batch.to_string();
+    assert!(text.starts_with("submission of 4 memory operations:\n  send on queue pair"), "{text}");
+    assert_eq!((text.matches("(covered)").count(), text.lines().count()), (14, 17), "{text}");
     assert_eq!(stream.post(batch).unwrap().operations, 4);
     synchronize(&stream);
     for i in 0..8 {

@@ -7,6 +7,8 @@ mod bytes;
 mod merge;
 mod order;
 mod plan;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod proof;
 mod shape;
 mod stream_wait;
 mod table;
@@ -223,6 +225,24 @@ impl Descriptor {
             _ => return Ok(()),
         };
         if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
+    }
+}
+
+/// What it does, a descriptor to a line, and which of them need no operations of their own on a stream that has every capability.
+impl fmt::Display for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);
+        while first < self.len() {
+            let rest = &self.descriptors[first..];
+            let plan = planner.plan(rest.iter().map(|one| one.item(&caps)), &caps, !self.plain);
+            writeln!(f, "submission of {} memory operations:", plan.operations)?;
+            for (descriptor, fate) in rest.iter().zip(planner.fates()) {
+                let note = if *fate == Fate::Covered { " (covered)" } else { "" };
+                writeln!(f, "  {descriptor}{note}")?;
+            }
+            first += plan.count;
+        }
+        Ok(())
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) struct Table {
 impl Table {
     /// Makes room for so many keys, and empties it.
     pub(super) fn reserve(&mut self, keys: usize) {
+        // At least two, as no shift is by 64 bits.
         let wanted = keys.saturating_mul(2).next_power_of_two().max(2);
         if self.places.len() < wanted {
             self.places.clear();
@@ -41,8 +42,8 @@ impl Table {
     #[inline]
     pub(super) fn replace(&mut self, key: u64, position: u32, index: u32) -> Option<(u32, u32)> {
         let mask = self.places.len() - 1;
-        // Fibonacci hashing: keys are addresses of objects, which have their low bits in common.
-        let mut at = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask;
+        // Fibonacci hashing: every bit of a key has its effect on the highest ones.
+        let mut at = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> mask.leading_zeros()) as usize & mask;
         loop {
             let place = &mut self.places[at];
             let before = (place.stamp == self.stamp).then_some((place.position, place.index));

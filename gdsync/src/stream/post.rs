@@ -7,7 +7,7 @@ use super::post_error::{PostError, PostFailure, Posted};
 use super::proxy::{self, Ring};
 use super::translations::Translations;
 use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::batch::{Batch, Chunk, Cursor, Descriptor, Planner};
+use crate::batch::{Batch, Chunk, Cursor, Descriptor, Fate, Planner};
 use crate::error::Error;
 use crate::lane::{Lane, Ticket};
 use crate::prepared::PreparedSend;
@@ -251,6 +251,9 @@ impl<B: MemOpStream> Stream<B> {
             self.finish(state, &mut cursor, ops)?;
             Ok(())
         });
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            trace_lowered(chunk, planner.fates(), &state.ops);
+        }
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
@@ -331,6 +334,18 @@ impl State {
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_posted(tickets.end);
         }
+    }
+}
+
+/// What `Display` says of the batch, and what it has become.
+#[cold]
+#[inline(never)]
+fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
+    for (descriptor, fate) in descriptors.iter().zip(fates) {
+        tracing::trace!(%descriptor, covered = *fate == Fate::Covered, "lowered");
+    }
+    for op in ops {
+        tracing::trace!(?op, "submitted");
     }
 }
 
