@@ -46,6 +46,8 @@ pub(crate) enum Command {
     /// A process of a soak; started by it
     #[command(hide = true)]
     SoakWorker,
+    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
+    Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
     /// Removes the folder of a `gdsync soft` that was killed; started by it
@@ -192,6 +194,32 @@ pub(crate) struct SoakOptions {
 }
 
 #[derive(Clone, Debug, Args)]
+pub(crate) struct ExplainOptions {
+    /// A batch in text, one descriptor to a line (docs/merging.md) [default: standard input]
+    #[arg(conflicts_with = "example")]
+    pub(crate) file: Option<PathBuf>,
+    /// A batch that is known by name
+    #[arg(long, value_enum)]
+    pub(crate) example: Option<Example>,
+    /// Only what it becomes where nothing is merged
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Example {
+    /// A stencil's step: four neighbours, a send and a receive each
+    Halo,
+    /// A message and its answer
+    Pingpong,
+    /// A step among 64 peers, with a receive queue for each
+    Alltoall,
+}
+
+#[derive(Clone, Debug, Args)]
 pub(crate) struct BenchOptions {
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
@@ -220,6 +248,10 @@ pub(crate) enum Benchmark {
     Post,
     /// What each kind of stream memory operation costs a GPU
     Memops,
+    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged against plain
+    Plan,
+    /// Merged batches on a GPU's stream, from trigger to done, against plain ones
+    Batch,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream
@@ -389,85 +421,5 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
-        let words = ["gdsync", "pingpong"].iter().chain(arguments);
-        match Cli::parse_words(words).map(|cli| cli.command) {
-            Ok(Command::Pingpong(options)) => Ok(options),
-            Ok(other) => Err(format!("{other:?}")),
-            Err(error) => Err(one_line(&error.to_string())),
-        }
-    }
-
-    #[test]
-    fn sizes_have_suffixes_and_a_limit() {
-        for (text, bytes) in
-            [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)]
-        {
-            assert_eq!(parse(&["--size", text]).unwrap().size, bytes, "{text}");
-        }
-        for (text, said) in [
-            ("-1", "-1 is not a size"),
-            ("2TiB", "more than the 1 GiB"),
-            ("1e3", "not a size"),
-            ("", "not a size"),
-        ] {
-            let message = parse(&["--size", text]).unwrap_err();
-            assert!(message.contains(said) && !message.contains('\n'), "{text}: {message}");
-        }
-        assert!(parse(&["--size", "18446744073709551615GiB"]).is_err());
-    }
-
-    #[test]
-    fn counts_are_checked() {
-        for (option, text, said) in [
-            ("--iters", "0", "0 is not a whole number of 1 or more"),
-            ("--iters", "-5", "-5 is not"),
-            ("--warmup", "x", "0 or more"),
-            ("--procs", "3", "neither 1 nor 2"),
-            ("--batch", "1025", "more than the 1024"),
-            ("--gpu", "-1", "-1 is not the number of a GPU"),
-            ("--gpu", "all", "all is not the number of a GPU"),
-            ("--gid-index", "-1", "-1 is not an index of a GID"),
-            ("--mtu", "1500", "1500 is none of 256, 512"),
-            ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
-            ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
-            ("--op", "fetch", "[possible values: send, write, write-imm]"),
-            ("--check=maybe", "", "maybe"),
-        ] {
-            let message =
-                if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
-            assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
-        }
-    }
-
-    #[test]
-    fn options_that_do_not_go_together_are_refused() {
-        for (arguments, said) in [
-            (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
-            (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
-        ] {
-            let message = parse(arguments).unwrap_err();
-            assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
-        }
-        let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
-        assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
-        assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
-    }
-
-    #[test]
-    fn checking_is_on_unless_switched_off() {
-        assert!(parse(&[]).unwrap().check && parse(&["--check"]).unwrap().check);
-        assert!(!parse(&["--check=false"]).unwrap().check);
-    }
-
-    proptest! {
-        #[test]
-        fn no_text_makes_the_parsers_panic(text in ".{0,40}") {
-            let _ = (size(&text), count(&text), positive(&text), procs(&text), batch(&text), one_line(&text));
-        }
-    }
-}
+#[path = "cli_tests.rs"]
+mod tests;

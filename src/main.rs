@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod devices;
+mod explain;
 mod hca;
 mod pingpong;
 mod soak;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::PingpongPeer => done(pingpong::run_peer()),
         Command::Devices(options) => done(devices::run(&options)),
         Command::Bench(options) => done(bench::run(&options)),
+        Command::Explain(options) => explain::run(&options),
         Command::Soak(options) => done(soak::run(&options)),
         Command::SoakWorker => done(soak::run_worker()),
         Command::Soft(options) => soft::run(&options),

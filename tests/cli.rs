@@ -64,6 +64,29 @@ fn every_way_to_play_pingpong_is_verified() {
 }
 
 #[test]
+fn batches_are_explained() {
+    let report = json(&["explain", "--example", "alltoall", "--json"]);
+    assert_eq!(report["merged"]["operations"].as_array().unwrap().len(), 193, "{report}");
+    assert_eq!(report["descriptors"].as_array().unwrap().len(), 128, "{report}");
+    let plain = json(&["explain", "--example", "halo", "--plain", "--json"]);
+    assert!(plain.get("merged").is_none() && plain["plain"]["gpu_us"].as_f64().unwrap() > 18.0, "{plain}");
+    let text = succeeds(&["explain", "--example", "pingpong"]);
+    assert!(text.ends_with("merged: 5 memory operations, 1 submissions, 3.89 µs of a GPU\n"), "{text}");
+}
+
+#[test]
+fn a_batch_that_makes_no_sense_is_refused_with_its_place() {
+    let file = std::env::temp_dir().join(format!("gdsync-explain-{}", std::process::id()));
+    std::fs::write(&file, "send left\nwait32 flag ?? 3\n").unwrap();
+    let output = run(&["explain", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("line 2, column 13: ?? is no condition"), "{said}");
+    assert_eq!(run(&["explain", "/nowhere/at/all"]).status.code(), Some(1));
+}
+
+#[test]
 fn sizes_from_nothing_to_more_than_a_packet() {
     for size in ["0", "1", "7", "4KiB", "3MiB"] {
         for op in ["send", "write", "write-imm"] {

@@ -1,5 +1,6 @@
 //! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
+use crate::batch::proof::Case;
 use crate::cq::CompletionQueue;
 use crate::peer::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
@@ -16,4 +17,13 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
         // SAFETY: the entry belongs to the queue's ring, which lives as long as the queue; a card may write there at any time.
         unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(*byte, Ordering::Release);
     }
+}
+
+/// Runs a system of streams that these bytes describe, merged and plain.
+///
+/// # Errors
+/// What differs.
+pub fn compare_merged_and_plain(bytes: &[u8]) -> Result<(), String> {
+    let case = Case::new(bytes);
+    case.check().map_err(|what| format!("{what}\n{case:#?}"))
 }

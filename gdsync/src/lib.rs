@@ -67,6 +67,7 @@ mod lane;
 mod lifecycle;
 mod memory;
 mod mr;
+pub mod outline;
 mod pd;
 mod peer;
 mod persistent;

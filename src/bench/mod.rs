@@ -1,11 +1,13 @@
 //! Measurements, each beside a reference in the same run.
 
+mod batch;
 mod card;
 mod checked;
 mod gpu;
 mod graph;
 mod memops;
 mod overlap;
+mod plan;
 mod post;
 mod turnaround;
 
@@ -19,7 +21,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     match options.what {
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),
+        Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
+        Benchmark::Plan => plan::run(options),
         Benchmark::Turnaround => turnaround::run(options),
         Benchmark::Graph => graph::run(options),
         Benchmark::Post => post::run(options),

@@ -4,12 +4,19 @@
 //! (what the card's protocol needs) and *memory operations* (what a stream can do).
 
 mod bytes;
+mod merge;
+mod order;
 mod plan;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod proof;
 mod shape;
 mod stream_wait;
+mod table;
 
 pub(crate) use bytes::Bytes;
 pub use bytes::MemoryWrite;
+pub(crate) use merge::{Chunk, Fate, Item, Planner};
+pub(crate) use order::Cursor;
 pub(crate) use plan::{Lowering, Owner, Step};
 pub use shape::BatchShape;
 pub(crate) use shape::Kind;
@@ -31,6 +38,8 @@ use std::sync::Arc;
 #[must_use = "a batch does nothing until it is posted"]
 pub struct Batch {
     pub(crate) descriptors: Vec<Descriptor>,
+    /// Each descriptor has operations of its own.
+    pub(crate) plain: bool,
 }
 
 /// One thing to do, as the user says it.
@@ -51,6 +60,21 @@ impl Batch {
     /// An empty batch.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty batch with room for so many descriptors.
+    pub fn with_capacity(descriptors: usize) -> Self {
+        Batch { descriptors: Vec::with_capacity(descriptors), plain: false }
+    }
+
+    /// Whether descriptors share memory operations where that changes nothing that anybody can tell: sends of one queue pair a
+    /// doorbell, waits for completions of one queue a wait, and runs of waits the word that says how far the stream has come. True
+    /// at first. Without it each descriptor has operations of its own, as batches in graphs always do.
+    ///
+    /// `docs/merging.md` argues for each merge, and says what a merged run of waits holds longer.
+    pub fn merged(mut self, merged: bool) -> Self {
+        self.plain = !merged;
+        self
     }
 
     /// Adds: ring the card for a prepared send.
@@ -151,26 +175,19 @@ impl Batch {
 }
 
 impl Descriptor {
-    /// Memory operations that it takes, at most. Descriptors are never split.
-    pub(crate) fn cost(&self, caps: &MemOpCaps) -> usize {
-        let flush = usize::from(caps.flush_after_wait);
+    /// What the planner has to know.
+    #[inline]
+    pub(crate) fn item(&self, caps: &MemOpCaps) -> Item {
         match self {
-            Descriptor::Send(_) if caps.writes_are_fenced => 2,
-            Descriptor::Send(_) => 4,
-            Descriptor::WaitCq(_) => 2 + flush,
-            Descriptor::Wait32(..) | Descriptor::Wait64(..) => 1 + flush,
-            Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Barrier | Descriptor::Flush => 1,
-            Descriptor::Bytes(bytes) => bytes.cost(),
+            Descriptor::Send(send) => Item::Send(Arc::as_ptr(send.queue_pair()) as u64),
+            Descriptor::WaitCq(wait) if wait.checked.is_some() => Item::WaitChecked,
+            Descriptor::WaitCq(wait) => Item::WaitCq(wait.queue_id(), wait.index()),
+            Descriptor::Wait32(..) | Descriptor::Wait64(..) => Item::WaitWord,
+            Descriptor::Write32(..) | Descriptor::Write64(..) => Item::Writes(1),
+            Descriptor::Bytes(bytes) if bytes.is_copied(caps) => Item::Copy,
+            Descriptor::Bytes(bytes) => Item::Writes(bytes.cost()),
+            Descriptor::Barrier | Descriptor::Flush => Item::Fence,
         }
-    }
-
-    pub(crate) fn is_bytes(&self) -> bool {
-        matches!(self, Descriptor::Bytes(_))
-    }
-
-    /// It is a submission of its own.
-    pub(crate) fn is_copied(&self, caps: &MemOpCaps) -> bool {
-        matches!(self, Descriptor::Bytes(bytes) if bytes.is_copied(caps))
     }
 }
 
@@ -208,6 +225,24 @@ impl Descriptor {
             _ => return Ok(()),
         };
         if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
+    }
+}
+
+/// What it does, a descriptor to a line, and which of them need no operations of their own on a stream that has every capability.
+impl fmt::Display for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);
+        while first < self.len() {
+            let rest = &self.descriptors[first..];
+            let plan = planner.plan(rest.iter().map(|one| one.item(&caps)), &caps, !self.plain);
+            writeln!(f, "submission of {} memory operations:", plan.operations)?;
+            for (descriptor, fate) in rest.iter().zip(planner.fates()) {
+                let note = if *fate == Fate::Covered { " (covered)" } else { "" };
+                writeln!(f, "  {descriptor}{note}")?;
+            }
+            first += plan.count;
+        }
+        Ok(())
     }
 }
 

@@ -70,7 +70,11 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
             Step::Barrier => ops.push(MemOp::Barrier),
             Step::Flush if self.caps.flush_remote => ops.push(MemOp::FlushRemote),
             Step::Flush => return Err(StreamError::Unsupported { what: "flushing what cards wrote" }),
-            Step::Progress(ticket) => self.write32(self.library(self.lane, 4)?, ticket.0, ops),
+            Step::Progress(ticket) => {
+                // Whoever sees it takes everything before for done.
+                self.peer_op(PeerOp::Fence, ops)?;
+                self.write32(self.library(self.lane, 4)?, ticket.0, ops);
+            }
         }
         Ok(())
     }
@@ -86,7 +90,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
     }
 
     #[inline(always)]
-    fn peer_op(&self, op: PeerOp, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
+    pub(super) fn peer_op(&self, op: PeerOp, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match op {
             // A write that carries its own system fence needs none in front of it.
             PeerOp::Fence if self.caps.writes_are_fenced => Ok(()),
@@ -123,7 +127,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
     }
 
     /// A word that a card has written may be seen before the data that it wrote earlier.
-    fn flush(&self, ops: &mut Vec<MemOp>) {
+    pub(super) fn flush(&self, ops: &mut Vec<MemOp>) {
         if self.caps.flush_after_wait {
             ops.push(MemOp::FlushRemote);
         }

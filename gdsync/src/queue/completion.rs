@@ -345,6 +345,11 @@ impl CompletionState {
         }
     }
 
+    /// The wait for `index` was posted, but no stream looks at its entry.
+    pub(crate) fn release_wait(&mut self, index: u32) {
+        self.set_slot(index, Slot::Free);
+    }
+
     /// The post failed: the wait is only prepared again.
     pub(crate) fn unpost_wait(&mut self, index: u32) {
         self.set_slot(index, Slot::Prepared);
@@ -384,6 +389,16 @@ impl CompletionState {
     fn is_written(&self, index: u32) -> bool {
         let op_own = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes()[3];
         (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8
+    }
+
+    /// Whether an entry is the card's again: it was written and polled.
+    pub(crate) fn is_recycled(&self, index: u32) -> bool {
+        index.wrapping_sub(self.recycled) > i32::MAX as u32
+    }
+
+    /// Whether the card has written an entry, which it may have got back since.
+    pub(crate) fn has_come(&self, index: u32) -> bool {
+        self.is_recycled(index) || self.is_written(index)
     }
 
     /// Reads the next entry, if the card has written it. Does not move past it.

@@ -51,18 +51,29 @@ impl PreparedWait {
         self.index
     }
 
-    /// Marks it as posted. Returns the peer operation that waits.
-    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> PeerOp {
+    /// Marks it as posted. Returns the peer operation that waits: none where the completion is known to have come, because a
+    /// covering wait was posted with it before, and refused.
+    pub(crate) fn commit(&mut self, lane: &Arc<Lane>, ticket: Ticket) -> Option<PeerOp> {
         self.ticket = Some(ticket);
         let mut completions = self.cq.lock();
+        if completions.is_recycled(self.index) {
+            return None;
+        }
         completions.post_wait(self.index, lane, ticket);
         match &mut self.checked {
-            None => completions.wait_op(self.index),
+            None => Some(completions.wait_op(self.index)),
             Some(checked) => {
                 drop(completions);
-                checked.commit(&self.cq, self.index, &self.queue_pairs, lane, ticket)
+                Some(checked.commit(&self.cq, self.index, &self.queue_pairs, lane, ticket))
             }
         }
+    }
+
+    /// Marks it as posted, where the stream waits for a later completion of the same queue and never looks at this one's entry:
+    /// that need not be kept for it.
+    pub(crate) fn commit_covered(&mut self, ticket: Ticket) {
+        self.ticket = Some(ticket);
+        self.cq.lock().release_wait(self.index);
     }
 
     pub(crate) fn undo(&mut self) {
@@ -81,9 +92,14 @@ impl PreparedWait {
     /// True where what it waits for is there. Only of a wait that is posted and not passed.
     pub(crate) fn is_satisfied(&self) -> bool {
         match &self.checked {
-            None => self.cq.lock().read(self.index).is_some(),
+            None => self.cq.lock().has_come(self.index),
             Some(checked) => checked.is_satisfied(),
         }
+    }
+
+    /// Identifies its completion queue, as long as it lives.
+    pub(crate) fn queue_id(&self) -> u64 {
+        Arc::as_ptr(&self.cq) as u64
     }
 
     /// The number of its completion queue.

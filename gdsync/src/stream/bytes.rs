@@ -18,7 +18,7 @@ impl<B: MemOpStream> Stream<B> {
         // is staged, until the lane has passed the submission. The lock on the state keeps others from submitting.
         let staged = unsafe { self.backend.write_bytes(to, bytes.place().kind(), bytes.content()) }?;
         bytes.keep(staged);
-        Ok(state.tickets(std::iter::empty()))
+        Ok(state.next_ticket())
     }
 
     /// A copy cannot write its ticket, so it leaves the last place to what does; or has it written, if it is that late.

@@ -24,6 +24,53 @@ pub(super) enum Held {
     Many(Vec<Descriptor>),
 }
 
+/// Submissions that are past, taken out of a stream to be dropped without its lock. The room that they took is used again.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    submissions: Vec<InFlight>,
+    spare: Option<Arc<Spare>>,
+}
+
+/// Room for submissions that are past, where it is not in use.
+pub(super) type Spare = Mutex<Vec<InFlight>>;
+
+impl Past {
+    /// Nothing yet, with the room that a stream has kept.
+    pub(super) fn new(spare: &Arc<Spare>) -> Self {
+        let room = spare.lock().map_or_else(|_| Vec::new(), |mut room| std::mem::take(&mut *room));
+        Past { submissions: room, spare: Some(spare.clone()) }
+    }
+
+    /// It has no room of a stream's.
+    pub(super) fn is_unused(&self) -> bool {
+        self.spare.is_none()
+    }
+
+    pub(super) fn push(&mut self, submission: InFlight) {
+        self.submissions.push(submission);
+    }
+
+    pub(super) fn extend(&mut self, mut more: Past) {
+        if self.is_unused() {
+            *self = more;
+        } else {
+            self.submissions.append(&mut more.submissions);
+        }
+    }
+}
+
+impl Drop for Past {
+    fn drop(&mut self) {
+        let Some(spare) = &self.spare else { return };
+        self.submissions.clear();
+        if let Ok(mut room) = spare.lock()
+            && room.capacity() < self.submissions.capacity()
+        {
+            std::mem::swap(&mut *room, &mut self.submissions);
+        }
+    }
+}
+
 /// Submissions of streams that were dropped before they had passed them.
 static ORPHANS: Mutex<Vec<(Arc<Lane>, InFlight)>> = Mutex::new(Vec::new());
 

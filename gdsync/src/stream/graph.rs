@@ -5,12 +5,12 @@
 //! of them and puts it in place.
 
 use super::cuda::{CudaStream, with_params};
-use super::flight::{self, Held};
+use super::flight::{self, Held, Past};
 use super::post::{State, Tickets};
 use super::post_error::{PostFailure, Posted};
 use super::proxy::Ring;
 use super::{Condition, MemOp, MemOpStream, Stream, StreamError};
-use crate::batch::{Batch, BatchShape, Descriptor, Kind};
+use crate::batch::{Batch, BatchShape, Chunk, Cursor, Descriptor, Fate, Kind};
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::sys;
@@ -282,14 +282,15 @@ impl Stream<CudaStream> {
             return Err(LaunchError { batches, source });
         }
         let _span = tracing::trace_span!("launch", batches = batches.len()).entered();
-        let counts: Vec<usize> = batches.iter().map(Batch::len).collect();
+        let counts: Vec<(usize, bool)> = batches.iter().map(|batch| (batch.len(), batch.plain)).collect();
         let mut descriptors: Vec<Descriptor> =
             batches.into_iter().flat_map(|batch| batch.descriptors).collect();
         match self.launch_all(graph, &mut descriptors, &counts) {
             Ok(posted) => Ok(posted),
             Err(source) => {
-                let split = |count: &usize| Batch { descriptors: descriptors.drain(..*count).collect() };
-                Err(LaunchError { batches: counts.iter().map(split).collect(), source })
+                let split =
+                    |(count, plain)| Batch { descriptors: descriptors.drain(..count).collect(), plain };
+                Err(LaunchError { batches: counts.into_iter().map(split).collect(), source })
             }
         }
     }
@@ -298,10 +299,10 @@ impl Stream<CudaStream> {
         &self,
         graph: &CudaGraph,
         descriptors: &mut Vec<Descriptor>,
-        counts: &[usize],
+        counts: &[(usize, bool)],
     ) -> Result<Posted, GraphError> {
         // Dropped after the lock: anything may hang on it.
-        let mut past = Vec::new();
+        let mut past = Past::default();
         let mut state = self.lock();
         past.extend(self.reap(&mut state));
         if graph.nodes.is_empty() {
@@ -309,7 +310,11 @@ impl Stream<CudaStream> {
             return Ok(Posted { operations: 0, submissions: 1 });
         }
         self.check_room(&mut state, graph.nodes.len())?;
-        let mut tickets = state.tickets(descriptors.iter());
+        // A node's operations keep their kinds, whichever queues they name: nothing is merged.
+        let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
+        let closed = matches!(descriptors.last(), Some(Descriptor::WaitCq(_)));
+        let plan = Chunk { count: descriptors.len(), tickets: waits.count() as u32, closed, operations: 0 };
+        let mut tickets = state.planned(plan);
         let mut rings = Vec::new();
         let mut operations = 0;
         let result =
@@ -341,20 +346,22 @@ impl Stream<CudaStream> {
         graph: &CudaGraph,
         state: &State,
         descriptors: &mut [Descriptor],
-        counts: &[usize],
+        counts: &[(usize, bool)],
         tickets: Tickets,
         rings: &mut Vec<Ring>,
     ) -> Result<usize, GraphError> {
         state.translations.refresh(&**self);
-        let (mut ticket, mut first, mut ops, mut operations) = (tickets.before, 0, Vec::new(), 0);
-        for (i, (node, count)) in graph.nodes.iter().zip(counts).enumerate() {
+        let mut cursor = Cursor::new(false, tickets.before);
+        let (mut first, mut ops, mut operations) = (0, Vec::new(), 0);
+        for (i, (node, (count, _))) in graph.nodes.iter().zip(counts).enumerate() {
             ops.clear();
-            let part = descriptors[first..first + count].iter_mut();
-            self.lower(state, part, tickets.end, &mut ticket, &mut ops, rings)?;
+            let part =
+                descriptors[first..first + count].iter_mut().map(|descriptor| (descriptor, Fate::Kept));
+            self.lower(state, part, tickets.end, &mut cursor, &mut ops, rings)?;
             first += count;
             if !node.shape.ends_with_wait() {
                 // In the last node, everything; in others, the stream says how far it has come.
-                let end = if i + 1 == counts.len() { tickets.end } else { ticket };
+                let end = if i + 1 == counts.len() { tickets.end } else { cursor.ticket() };
                 self.write_ticket(state, end, &mut ops)?;
             }
             graph.set(node, &ops)?;

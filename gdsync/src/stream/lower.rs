@@ -5,7 +5,7 @@ use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
 use super::{MemOp, MemOpStream, StreamError};
-use crate::batch::{Descriptor, Lowering, Owner, Step};
+use crate::batch::{Cursor, Descriptor, Fate, Lowering, Owner, Step};
 use crate::lane::Ticket;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::peer::Doorbell;
@@ -32,35 +32,47 @@ impl<B: MemOpStream> Stream<B> {
         Ok(doorbells)
     }
 
-    /// Marks descriptors as posted and appends their memory operations. `ticket` is the last one before them, and after them;
-    /// `end` the last one of the submission.
+    /// Marks descriptors as posted and appends their memory operations, those that are due at the end excepted. `end` is the last
+    /// ticket of the submission.
     pub(super) fn lower<'a>(
         &self,
         state: &State,
-        descriptors: impl Iterator<Item = &'a mut Descriptor>,
+        descriptors: impl Iterator<Item = (&'a mut Descriptor, Fate)>,
         end: Ticket,
-        ticket: &mut Ticket,
+        cursor: &mut Cursor,
         ops: &mut Vec<MemOp>,
         rings: &mut Vec<Ring>,
     ) -> Result<(), PostFailure> {
         let lowering = self.lowering(state);
-        for descriptor in descriptors {
+        for (descriptor, fate) in descriptors {
             descriptor.check_satisfiable()?;
             let step = match descriptor {
                 Descriptor::Send(send) => {
-                    if let Some(doorbell) = send.commit(&self.lane, end)? {
+                    lowering.before_other(cursor, ops);
+                    if let Some(doorbell) = send.commit(&self.lane, end)?
+                        && fate == Fate::Kept
+                    {
                         self.lower_send(state, send, doorbell, ops, rings)?;
                     }
                     continue;
                 }
                 Descriptor::WaitCq(wait) => {
-                    *ticket = ticket.next();
-                    Step::WaitCq(wait.commit(&self.lane, *ticket), *ticket)
+                    let ticket = lowering.before_completion(cursor, ops)?;
+                    match fate {
+                        Fate::Kept => {
+                            let op = wait.commit(&self.lane, ticket);
+                            lowering.completion(cursor, op, ops)?;
+                        }
+                        Fate::Covered => wait.commit_covered(ticket),
+                    }
+                    continue;
                 }
                 Descriptor::Wait32(word, condition, value) => {
+                    lowering.catch_up(cursor, ops)?;
                     Step::Wait32(self.site(word)?, *condition, *value)
                 }
                 Descriptor::Wait64(word, condition, value) => {
+                    lowering.catch_up(cursor, ops)?;
                     Step::Wait64(self.site(word)?, *condition, *value)
                 }
                 Descriptor::Write32(word, value) => Step::Write32(self.site(word)?, *value),
@@ -68,6 +80,7 @@ impl<B: MemOpStream> Stream<B> {
                 Descriptor::Barrier => Step::Barrier,
                 Descriptor::Flush => Step::Flush,
                 Descriptor::Bytes(bytes) => {
+                    lowering.before_other(cursor, ops);
                     let mut site = self.site(bytes.place())?;
                     for word in bytes.words(&self.caps)? {
                         lowering.lower(word.step(site), ops)?;
@@ -76,9 +89,20 @@ impl<B: MemOpStream> Stream<B> {
                     continue;
                 }
             };
+            lowering.before_other(cursor, ops);
             lowering.lower(step, ops)?;
         }
         Ok(())
+    }
+
+    /// Appends what is due after the last descriptor.
+    pub(super) fn finish(
+        &self,
+        state: &State,
+        cursor: &mut Cursor,
+        ops: &mut Vec<MemOp>,
+    ) -> Result<(), StreamError> {
+        self.lowering(state).catch_up(cursor, ops)
     }
 
     fn lowering<'a>(

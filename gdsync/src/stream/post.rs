@@ -1,13 +1,13 @@
 //! Posting batches on a backend, and knowing how far it has come.
 
 use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
-use super::flight::{self, Held, InFlight};
+use super::flight::{self, Held, InFlight, Past, Spare};
 use super::pause::Pause;
 use super::post_error::{PostError, PostFailure, Posted};
 use super::proxy::{self, Ring};
 use super::translations::Translations;
 use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
-use crate::batch::{Batch, Descriptor};
+use crate::batch::{Batch, Chunk, Cursor, Descriptor, Fate, Planner};
 use crate::error::Error;
 use crate::lane::{Lane, Ticket};
 use parking_lot::{Mutex, MutexGuard};
@@ -17,13 +17,12 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::level_filters::LevelFilter;
 
 /// A batch whose end nobody has a wait for writes its progress only once in so many batches.
 pub(super) const PROGRESS_EVERY: u32 = 64;
 /// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
 const REAP_FROM: usize = 32;
-/// No descriptor but a write of bytes takes more operations, its share of the closing ticket included: short batches need no counting.
-const MOST_OPS: usize = 5;
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
@@ -54,6 +53,9 @@ pub(super) struct State {
     pub(super) proxied: Arc<proxy::Queue>,
     /// Memory operations of the batch that is being posted; kept to be used again.
     ops: Vec<MemOp>,
+    /// Kept to be used again.
+    planner: Planner,
+    pub(super) spare: Arc<Spare>,
 }
 
 /// Tickets of a submission.
@@ -63,7 +65,7 @@ pub(super) struct Tickets {
     pub(super) before: Ticket,
     /// Its own last one.
     pub(super) end: Ticket,
-    /// The stream must be told to write it: its last descriptor is not a wait, which does.
+    /// The stream must be told to write it: none of its operations does.
     pub(super) open: bool,
 }
 
@@ -93,6 +95,8 @@ impl<B: MemOpStream> Stream<B> {
             translations: Translations::default(),
             proxied: Arc::default(),
             ops: Vec::new(),
+            planner: Planner::default(),
+            spare: Arc::default(),
         };
         Ok(Stream { caps: backend.caps(), backend, path: options.doorbells, lane, state: Mutex::new(state) })
     }
@@ -133,30 +137,40 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    fn post_counting(&self, mut batch: Batch, done: &mut Posted) -> Result<(), PostError> {
+    fn post_counting(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
         let _span = tracing::enabled!(tracing::Level::TRACE)
             .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
+        let Batch { descriptors, plain } = batch;
+        let mut rest = descriptors.into_iter();
         // Dropped after the lock: anything may hang on it.
-        let mut past = Vec::new();
+        let mut past = Past::default();
         let mut state = self.lock();
         let mut posted = 0;
-        while !batch.is_empty() {
+        while rest.len() > 0 {
             if state.is_long(&self.caps) {
                 past.extend(self.reap(&mut state));
             }
-            let mut chunk = self.take_chunk(&mut batch.descriptors);
-            let count = chunk.len();
-            match self.post_chunk(&mut state, &mut chunk) {
+            let mut planner = std::mem::take(&mut state.planner);
+            let items = rest.as_slice().iter().map(|descriptor| descriptor.item(&self.caps));
+            let plan = planner.plan(items, &self.caps, !plain);
+            // The whole of it stays where it is.
+            let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
+                std::mem::take(&mut rest).collect()
+            } else {
+                rest.by_ref().take(plan.count).collect()
+            };
+            let result = self.post_chunk(&mut state, &mut chunk, &planner, plan, !plain);
+            state.planner = planner;
+            match result {
                 Ok((tickets, operations)) => {
                     state.accept(tickets, Held::Many(chunk), 1, &self.caps);
-                    posted += count;
+                    posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
                 }
                 Err(source) => {
-                    let mut error = self.refuse(state, chunk, posted, source);
-                    error.batch.descriptors.extend(batch.descriptors);
-                    return Err(error);
+                    chunk.extend(rest);
+                    return Err(self.refuse(state, Batch { descriptors: chunk, plain }, posted, source));
                 }
             }
         }
@@ -168,56 +182,46 @@ impl<B: MemOpStream> Stream<B> {
     pub(super) fn refuse(
         &self,
         state: MutexGuard<'_, State>,
-        descriptors: Vec<Descriptor>,
+        batch: Batch,
         posted: usize,
         source: PostFailure,
     ) -> PostError {
         if matches!(source, PostFailure::Stream(StreamError::Failed { .. })) {
             self.abandon(state);
-            flight::abort(descriptors.iter().flat_map(Descriptor::queue_pairs));
+            flight::abort(batch.descriptors.iter().flat_map(Descriptor::queue_pairs));
         }
-        PostError { batch: Batch { descriptors }, posted, source }
+        PostError { batch, posted, source }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// As many descriptors as fit one submission, with one operation kept for the closing ticket. At least one; a copy by itself.
-    fn take_chunk(&self, descriptors: &mut Vec<Descriptor>) -> Vec<Descriptor> {
-        let short = descriptors.len().saturating_mul(MOST_OPS) <= self.caps.max_ops;
-        if short && !descriptors.iter().any(Descriptor::is_bytes) {
-            return std::mem::take(descriptors);
-        }
-        let mut cost = 1usize;
-        let fits = |descriptor: &&Descriptor| {
-            cost = cost.saturating_add(descriptor.cost(&self.caps));
-            cost <= self.caps.max_ops && !descriptor.is_copied(&self.caps)
-        };
-        let count = descriptors.iter().take_while(fits).count().max(1);
-        if count >= descriptors.len() {
-            return std::mem::take(descriptors);
-        }
-        let rest = descriptors.split_off(count);
-        std::mem::replace(descriptors, rest)
-    }
-
-    /// Submits descriptors. Returns their tickets, and the number of operations.
+    /// Submits descriptors as planned. Returns their tickets, and the number of operations.
     fn post_chunk(
         &self,
         state: &mut State,
         chunk: &mut [Descriptor],
+        planner: &Planner,
+        plan: Chunk,
+        merged: bool,
     ) -> Result<(Tickets, usize), PostFailure> {
         if let [Descriptor::Bytes(bytes)] = chunk
             && bytes.is_copied(&self.caps)
         {
             return self.post_bytes(state, bytes).map(|tickets| (tickets, 0));
         }
-        let tickets = state.tickets(chunk.iter());
-        let mut ticket = tickets.before;
+        let tickets = state.planned(plan);
+        let mut cursor = Cursor::new(merged, tickets.before);
         let lowered = self.submit_lowered(state, tickets, |state, ops, rings| {
-            self.lower(state, chunk.iter_mut(), tickets.end, &mut ticket, ops, rings)
+            let planned = chunk.iter_mut().zip(planner.fates().iter().copied());
+            self.lower(state, planned, tickets.end, &mut cursor, ops, rings)?;
+            self.finish(state, &mut cursor, ops)?;
+            Ok(())
         });
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            trace_lowered(chunk, planner.fates(), &state.ops);
+        }
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
@@ -273,17 +277,18 @@ impl<B: MemOpStream> Stream<B> {
 }
 
 impl State {
+    /// Tickets of a submission with so many waits for completions, the last of which is the last ticket to be written or not.
     #[inline]
-    pub(super) fn tickets<'a>(&self, descriptors: impl Iterator<Item = &'a Descriptor>) -> Tickets {
-        let (mut end, mut open) = (self.issued, true);
-        for descriptor in descriptors {
-            open = !matches!(descriptor, Descriptor::WaitCq(_));
-            if !open {
-                end = end.next();
-            }
-        }
-        // A ticket is written right after its wait: whatever comes after the last wait needs another.
-        Tickets { before: self.issued, end: if open { end.next() } else { end }, open }
+    pub(super) fn planned(&self, plan: Chunk) -> Tickets {
+        let last = Ticket(self.issued.0.wrapping_add(plan.tickets));
+        // Whatever comes after the last ticket that is written needs another.
+        let end = if plan.closed { last } else { last.next() };
+        Tickets { before: self.issued, end, open: !plan.closed }
+    }
+
+    /// The ticket of a submission without waits for completions.
+    pub(super) fn next_ticket(&self) -> Tickets {
+        Tickets { before: self.issued, end: self.issued.next(), open: true }
     }
 
     /// It is time to look which submissions are past.
@@ -302,11 +307,27 @@ impl State {
         let plain = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
         let plain = plain.min(PROGRESS_EVERY.saturating_sub(self.unwritten + 1));
         self.plain.set(if self.rings_itself() && caps.writes_are_fenced { plain } else { 0 });
-        trace_posted(tickets.end);
+        if LevelFilter::current() >= LevelFilter::TRACE {
+            trace_posted(tickets.end);
+        }
     }
 }
 
-pub(super) fn trace_posted(ticket: Ticket) {
+/// What `Display` says of the batch, and what it has become.
+#[cold]
+#[inline(never)]
+fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
+    for (descriptor, fate) in descriptors.iter().zip(fates) {
+        tracing::trace!(%descriptor, covered = *fate == Fate::Covered, "lowered");
+    }
+    for op in ops {
+        tracing::trace!(?op, "submitted");
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn trace_posted(ticket: Ticket) {
     tracing::trace!(ticket = ticket.0, "posted");
 }
 

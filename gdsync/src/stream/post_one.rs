@@ -1,10 +1,10 @@
 //! Posting one send: little more than the driver's call, as programs that send from a loop do little else.
 
-use super::flight::{Held, InFlight};
-use super::post::{State, Stream, Tickets};
+use super::flight::{Held, InFlight, Past};
+use super::post::{State, Stream};
 use super::post_error::{PostError, PostFailure, Posted};
 use super::{MemOp, MemOpStream};
-use crate::batch::Descriptor;
+use crate::batch::Batch;
 use crate::prepared::PreparedSend;
 use parking_lot::MutexGuard;
 use tracing::level_filters::LevelFilter;
@@ -39,7 +39,7 @@ impl<B: MemOpStream> Stream<B> {
         // submission in flight holds; the lock on the state keeps others from submitting.
         if let Err(error) = unsafe { self.backend.submit(&ops) } {
             send.undo_next(before);
-            return Err(self.refuse(state, vec![Descriptor::Send(send)], 0, error.into()));
+            return Err(self.refuse(state, Batch::new().send(send), 0, error.into()));
         }
         state.issued = end;
         state.unwritten += 1;
@@ -58,9 +58,9 @@ impl<B: MemOpStream> Stream<B> {
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
         // Dropped after the lock: anything may hang on it.
-        let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Vec::new() };
-        let (before, end) = (state.issued, state.issued.next());
-        let tickets = Tickets { before, end, open: true };
+        let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
+        let tickets = state.next_ticket();
+        let end = tickets.end;
         let lowered = self.submit_lowered(&mut state, tickets, |state, ops, rings| {
             match send.commit(&self.lane, end)? {
                 Some(doorbell) => Ok(self.lower_send(state, &send, doorbell, ops, rings)?),
@@ -76,7 +76,7 @@ impl<B: MemOpStream> Stream<B> {
             }
             Err(source) => {
                 send.undo();
-                Err(self.refuse(state, vec![Descriptor::Send(send)], 0, source))
+                Err(self.refuse(state, Batch::new().send(send), 0, source))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What becomes of submissions: waiting for them, letting go of what they named, and a stream's end.
 
-use super::flight::{self, Held, InFlight};
+use super::flight::{self, Held, InFlight, Past};
 use super::post::{State, Stream, Tickets};
 use super::{MemOpStream, StreamError};
 use crate::batch::Descriptor;
@@ -69,6 +69,7 @@ impl<B: MemOpStream> Stream<B> {
     /// Submissions that the stream is not known to have passed. A graph counts for as many as it has batch nodes.
     pub fn outstanding(&self) -> usize {
         let mut state = self.lock();
+        self.settle_if_idle(&mut state);
         let past = self.reap(&mut state);
         let outstanding = state.weight;
         drop(state);
@@ -106,17 +107,30 @@ impl<B: MemOpStream> Stream<B> {
         })
     }
 
+    /// Where the stream was not told to say that it is through, and is: says so in its place. Nothing of ours can be posted
+    /// meanwhile, and an idle backend performs nothing that could write the lane's word.
+    fn settle_if_idle(&self, state: &mut State) {
+        let idle = || matches!(self.backend.wait_idle(Duration::ZERO), Ok(true));
+        if state.unwritten > 0 && !state.in_flight.is_empty() && idle() {
+            self.lane.declare_passed(state.issued);
+            state.unwritten = 0;
+        }
+    }
+
     /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
     /// have failed. Then does the same for streams that are gone.
     #[inline(never)]
-    pub(super) fn reap(&self, state: &mut State) -> Vec<InFlight> {
-        let mut past = Vec::new();
+    pub(super) fn reap(&self, state: &mut State) -> Past {
+        let mut past = Past::default();
         while let Some(oldest) = state.in_flight.front() {
             if !self.lane.has_passed(oldest.end) {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
                 state.weight -= passed.weight as usize;
+                if past.is_unused() {
+                    past = Past::new(&state.spare);
+                }
                 past.push(passed);
             }
         }

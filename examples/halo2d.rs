@@ -1,0 +1,252 @@
+//! A stencil on a grid that four ranks share: each iteration, every rank sends the edges of its part to its neighbours and computes,
+//! all of it enqueued on a stream. The grid is a torus of 2 by 2 ranks. It runs merged and plain, and the result is, bit by bit, that
+//! of one rank alone.
+//!
+//! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and wait, while the CPU computes.
+
+use gdsync::cuda::{self, CudaStream};
+use gdsync::{
+    Access, Batch, ConnectOptions, Device, MemOpStream, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
+};
+use std::error::Error;
+use std::io::Write;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Cells of a rank's part, each way, and ranks, each way.
+const SIDE: usize = 24;
+const RANKS: usize = 2;
+const ITERATIONS: usize = 60;
+
+/// Neighbours. What one rank sends to its north, that rank receives from its south.
+const NORTH: usize = 0;
+const SOUTH: usize = 1;
+const WEST: usize = 2;
+const EAST: usize = 3;
+const OPPOSITE: [usize; 4] = [SOUTH, NORTH, EAST, WEST];
+
+/// The next value of a cell: the order of the additions is the same everywhere, so that the bits are.
+fn next(cell: f64, around: [f64; 4]) -> f64 {
+    let [north, south, west, east] = around;
+    0.5 * cell + 0.125 * (north + south + west + east)
+}
+
+fn first(row: usize, column: usize) -> f64 {
+    ((row * 31 + column * 17) % 101) as f64 / 7.0
+}
+
+/// The whole grid, by one rank.
+fn reference() -> Vec<f64> {
+    let side = SIDE * RANKS;
+    let mut grid: Vec<f64> = (0..side * side).map(|i| first(i / side, i % side)).collect();
+    for _ in 0..ITERATIONS {
+        let old = grid.clone();
+        let at = |row: usize, column: usize| old[row % side * side + column % side];
+        for (i, cell) in grid.iter_mut().enumerate() {
+            let (row, column) = (i / side + side, i % side + side);
+            let around = [at(row - 1, column), at(row + 1, column), at(row, column - 1), at(row, column + 1)];
+            *cell = next(*cell, around);
+        }
+    }
+    grid
+}
+
+/// Memory of a rank: its part of the grid, the four edges that it sends, and the four that it receives.
+#[derive(Clone)]
+struct Part {
+    memory: MemoryRegion,
+}
+
+impl Part {
+    const CELLS: usize = SIDE * SIDE;
+    const WORDS: usize = Self::CELLS + 8 * SIDE;
+
+    fn get(&self, word: usize) -> f64 {
+        f64::from_bits(self.memory.words64()[word].load(Ordering::Relaxed))
+    }
+
+    fn set(&self, word: usize, value: f64) {
+        self.memory.words64()[word].store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The bytes of an edge: what is sent to a neighbour, or received from it.
+    fn edge(side: usize, received: bool) -> Range<usize> {
+        let start = Self::CELLS + (side + 4 * usize::from(received)) * SIDE;
+        start * 8..(start + SIDE) * 8
+    }
+
+    /// Copies the edges to where they are sent from.
+    fn pack(&self) {
+        for i in 0..SIDE {
+            let cells = [i, (SIDE - 1) * SIDE + i, i * SIDE, i * SIDE + SIDE - 1];
+            for (side, cell) in cells.into_iter().enumerate() {
+                self.set(Self::edge(side, false).start / 8 + i, self.get(cell));
+            }
+        }
+    }
+
+    fn compute(&self) {
+        let old: Vec<f64> = (0..Self::CELLS).map(|cell| self.get(cell)).collect();
+        let halo = |side: usize, i: usize| self.get(Self::edge(side, true).start / 8 + i);
+        for (i, cell) in old.iter().enumerate() {
+            let (row, column) = (i / SIDE, i % SIDE);
+            let north = if row == 0 { halo(NORTH, column) } else { old[i - SIDE] };
+            let south = if row == SIDE - 1 { halo(SOUTH, column) } else { old[i + SIDE] };
+            let west = if column == 0 { halo(WEST, row) } else { old[i - 1] };
+            let east = if column == SIDE - 1 { halo(EAST, row) } else { old[i + 1] };
+            self.set(i, next(*cell, [north, south, west, east]));
+        }
+    }
+}
+
+/// A rank: its part, and a queue pair to each neighbour.
+struct Rank {
+    part: Part,
+    neighbours: Vec<QueuePair>,
+}
+
+impl Rank {
+    /// One exchange: four sends, what they have sent may be overwritten, what the neighbours sent is here.
+    fn exchange(&self, merged: bool) -> Result<Batch, Failure> {
+        let mut batch = Batch::with_capacity(12).merged(merged);
+        for (side, neighbour) in self.neighbours.iter().enumerate() {
+            let slices = [self.part.memory.slice(Part::edge(side, false))?];
+            batch = batch.send(neighbour.prepare(WorkRequest::send(&slices))?);
+        }
+        for neighbour in &self.neighbours {
+            batch = batch.wait(neighbour.send_cq().prepare_wait()?);
+        }
+        for neighbour in &self.neighbours {
+            batch = batch.wait(neighbour.recv_cq().prepare_wait()?);
+        }
+        Ok(batch)
+    }
+
+    fn receive(&self) -> Result<(), Failure> {
+        for (side, neighbour) in self.neighbours.iter().enumerate() {
+            neighbour.post_recv(&[self.part.memory.slice(Part::edge(side, true))?], 0)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the completions of an exchange that is over.
+    fn collect(&self) -> Result<(), Failure> {
+        for neighbour in &self.neighbours {
+            for queue in [neighbour.send_cq(), neighbour.recv_cq()] {
+                queue.poll()?.ok_or("a stream has passed a wait, and there is no completion")?.status?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All iterations. `compute` enqueues a kernel; returns the memory operations that the exchanges took.
+    fn run<B: MemOpStream>(
+        &self,
+        stream: &Stream<B>,
+        merged: bool,
+        compute: impl Fn(&Stream<B>, &Part, fn(&Part)) -> Result<(), Failure>,
+    ) -> Result<usize, Failure> {
+        let mut operations = 0;
+        for _ in 0..ITERATIONS {
+            compute(stream, &self.part, Part::pack)?;
+            operations += stream.post(self.exchange(merged)?)?.operations;
+            compute(stream, &self.part, |part| part.compute())?;
+            stream.synchronize()?;
+            self.collect()?;
+            // Into memory that has been read: a neighbour that is ahead finds it.
+            self.receive()?;
+        }
+        Ok(operations)
+    }
+}
+
+/// Four ranks, connected.
+fn ranks() -> Result<Vec<Rank>, Failure> {
+    let device = Device::software()?;
+    let pd = ProtectionDomain::new(&device)?;
+    let config = QueuePairConfig::default();
+    let mut ranks = Vec::new();
+    for _ in 0..RANKS * RANKS {
+        let neighbours = (0..4).map(|_| QueuePair::new(&pd, config)).collect::<Result<_, _>>()?;
+        let memory = MemoryRegion::allocate(&pd, Part::WORDS * 8, Access::LOCAL_WRITE)?;
+        ranks.push(Rank { part: Part { memory }, neighbours });
+    }
+    for (number, rank) in ranks.iter().enumerate() {
+        let (row, column) = (number / RANKS + RANKS, number % RANKS + RANKS);
+        let around = [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)];
+        for (side, (row, column)) in around.into_iter().enumerate() {
+            let other = &ranks[row % RANKS * RANKS + column % RANKS].neighbours[OPPOSITE[side]];
+            rank.neighbours[side].connect(&other.endpoint()?, ConnectOptions::default())?;
+        }
+    }
+    for (number, rank) in ranks.iter().enumerate() {
+        for cell in 0..Part::CELLS {
+            let (row, column) = (number / RANKS * SIDE + cell / SIDE, number % RANKS * SIDE + cell % SIDE);
+            rank.part.set(cell, first(row, column));
+        }
+        rank.receive()?;
+    }
+    Ok(ranks)
+}
+
+/// Runs all ranks, each on a thread with a stream of its own. Returns the grid, and the memory operations of all.
+fn run(gpu: Option<u32>, merged: bool) -> Result<(Vec<f64>, usize), Failure> {
+    let ranks = ranks()?;
+    let on_software = |rank: &Rank| -> Result<usize, Failure> {
+        let stream = Stream::new(SoftStream::new()?)?;
+        rank.run(&stream, merged, |stream, part, kernel| {
+            let part = part.clone();
+            Ok(stream.launch(move || kernel(&part))?)
+        })
+    };
+    let on_gpu = |rank: &Rank, gpu: u32| -> Result<usize, Failure> {
+        let stream = Stream::new(CudaStream::new(cuda::context(gpu)?.new_stream()?)?)?;
+        rank.run(&stream, merged, |stream, part, kernel| {
+            stream.synchronize()?;
+            kernel(part);
+            Ok(())
+        })
+    };
+    let operations = std::thread::scope(|scope| {
+        let rank = |rank| scope.spawn(move || gpu.map_or_else(|| on_software(rank), |gpu| on_gpu(rank, gpu)));
+        let threads: Vec<_> = ranks.iter().map(rank).collect();
+        let results = threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")?);
+        results.sum::<Result<usize, Failure>>()
+    })?;
+    let side = SIDE * RANKS;
+    let cell = |i: usize| {
+        let (row, column) = (i / side, i % side);
+        ranks[row / SIDE * RANKS + column / SIDE].part.get(row % SIDE * SIDE + column % SIDE)
+    };
+    Ok(((0..side * side).map(cell).collect(), operations))
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let gpu = match &arguments[..] {
+        [] => None,
+        [option, number] if option == "--gpu" => Some(number.parse()?),
+        _ => return Err("usage: halo2d [--gpu N]".into()),
+    };
+    let bits = |grid: &[f64]| grid.iter().map(|cell| cell.to_bits()).collect::<Vec<_>>();
+    let expected = bits(&reference());
+    let mut operations = Vec::new();
+    for merged in [true, false] {
+        let (grid, taken) = run(gpu, merged)?;
+        if bits(&grid) != expected {
+            return Err(format!("the grid differs from that of one rank (merged: {merged})").into());
+        }
+        operations.push(taken / ITERATIONS / RANKS / RANKS);
+    }
+    writeln!(
+        std::io::stdout(),
+        "{ITERATIONS} iterations on {} ranks, bit by bit as one rank alone: {} memory operations an exchange merged, {} plain",
+        RANKS * RANKS,
+        operations[0],
+        operations[1]
+    )?;
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream waits for until the CPU sees what
+//! it writes last.
+
+use super::gpu::{Gpu, Pair};
+use super::{Comparison, median, print, print_json};
+use crate::Failure;
+use crate::cli::BenchOptions;
+use gdsync::{Batch, Condition, ConnectOptions, QueuePair, QueuePairConfig, WorkRequest};
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Rounds of each measurement.
+const ROUNDS: usize = 400;
+/// Sends and waits of a batch.
+const MANY: u32 = 64;
+
+/// Lines of the shared words.
+const START: usize = 0;
+const END: usize = 1;
+
+#[derive(Debug, Serialize)]
+struct Results {
+    gpu: String,
+    doorbells: String,
+    /// Median of a batch of nothing but the wait for the trigger and the last write, which is taken off the rows that say so.
+    empty_us: f64,
+    rows: Vec<Comparison>,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let mut bench = Bench::new(options)?;
+    let empty_us = bench.empty()?;
+    let sends = bench.compare(Part::Sends)?;
+    let waits = bench.compare(Part::Waits)?;
+    let net = |pairs: &[(f64, f64)]| -> Vec<(f64, f64)> {
+        pairs.iter().map(|(merged, plain)| (merged - empty_us, plain - empty_us)).collect()
+    };
+    let both = sends.iter().zip(&waits).map(|(sends, waits)| (sends.0 + waits.0, sends.1 + waits.1));
+    let both: Vec<_> =
+        both.map(|(merged, plain)| (merged - 2.0 * empty_us, plain - 2.0 * empty_us)).collect();
+    let results = Results {
+        gpu: bench.gpu.name()?,
+        doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
+        empty_us,
+        rows: vec![
+            Comparison::new("64 sends to one queue pair: the GPU alone", net(&sends)),
+            Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
+            Comparison::new("both: the GPU alone", both),
+            Comparison::new("64 sends and waits for them: the card, too", bench.compare(Part::Both)?),
+            Comparison::new("a step among 64 queue pairs: the card, too", bench.compare(Part::Everybody)?),
+        ],
+    };
+    if options.json {
+        return print_json(&results);
+    }
+    let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
+    let rows: Vec<_> = results.rows.iter().map(Comparison::row).collect();
+    print(&[&heading, "MERGED µs", "PLAIN µs", "RATIO"], &rows)
+}
+
+/// What a batch has between the trigger and the last write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Sends to one queue pair.
+    Sends,
+    /// Waits for what the CPU has sent before.
+    Waits,
+    /// Sends, and waits for them.
+    Both,
+    /// A send to each of many queue pairs, and a wait for what each of them has received.
+    Everybody,
+}
+
+struct Bench {
+    gpu: Gpu,
+    pair: Pair,
+    everybody: Vec<(QueuePair, QueuePair)>,
+    value: u32,
+}
+
+impl Bench {
+    fn new(options: &BenchOptions) -> Result<Self, Failure> {
+        let pair = Pair::new(options.hca.as_ref())?;
+        let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
+        let mut everybody = Vec::new();
+        for _ in 0..MANY {
+            let (here, there) = (QueuePair::new(&pair.pd, config)?, QueuePair::new(&pair.pd, config)?);
+            here.connect(&there.endpoint()?, ConnectOptions::default())?;
+            there.connect(&here.endpoint()?, ConnectOptions::default())?;
+            everybody.push((here, there));
+        }
+        Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, everybody, value: 0 })
+    }
+
+    /// Rounds of both, in turns: merged, plain.
+    fn compare(&mut self, part: Part) -> Result<Vec<(f64, f64)>, Failure> {
+        let mut pairs = Vec::new();
+        for round in 0..ROUNDS {
+            let (mut merged, mut plain) = (0.0, 0.0);
+            // Whichever comes first may find caches colder.
+            for is_merged in if round % 2 == 0 { [true, false] } else { [false, true] } {
+                let time = self.round(part, is_merged)?;
+                *(if is_merged { &mut merged } else { &mut plain }) = time;
+            }
+            pairs.push((merged, plain));
+        }
+        Ok(pairs)
+    }
+
+    fn empty(&mut self) -> Result<f64, Failure> {
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let batch = self.begin()?;
+            times.push(self.trigger(batch)?);
+        }
+        Ok(median(times))
+    }
+
+    fn begin(&mut self) -> Result<Batch, Failure> {
+        self.value += 1;
+        Ok(Batch::new().wait_value32(&self.gpu.handle(START)?, Condition::Geq, self.value))
+    }
+
+    fn round(&mut self, part: Part, merged: bool) -> Result<f64, Failure> {
+        let mut batch = self.begin()?.merged(merged);
+        if part == Part::Everybody {
+            for (here, there) in &self.everybody {
+                there.post_recv(&[], 0)?;
+                batch = batch.send(here.prepare(WorkRequest::send(&[]))?);
+            }
+            for (_, there) in &self.everybody {
+                batch = batch.wait(there.recv_cq().prepare_wait()?);
+            }
+        } else {
+            for _ in 0..MANY {
+                self.pair.right.post_recv(&[], 0)?;
+                if part == Part::Waits {
+                    self.pair.left.post_send(WorkRequest::send(&[]))?;
+                } else {
+                    batch = batch.send(self.pair.left.prepare(WorkRequest::send(&[]))?);
+                }
+            }
+            if part == Part::Waits {
+                // All have come before the trigger.
+                self.collect(&self.pair.right, false, MANY)?;
+            }
+            if part != Part::Sends {
+                for _ in 0..MANY {
+                    batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
+                }
+            }
+        }
+        let time = self.trigger(batch)?;
+        if part == Part::Everybody {
+            for (here, there) in &self.everybody {
+                self.collect(here, true, 1)?;
+                self.collect(there, false, 1)?;
+            }
+        } else {
+            self.collect(&self.pair.left, true, MANY)?;
+            if part != Part::Waits {
+                self.collect(&self.pair.right, false, MANY)?;
+            }
+        }
+        Ok(time)
+    }
+
+    /// Posts a batch, flips the word, and waits for the last write.
+    fn trigger(&self, batch: Batch) -> Result<f64, Failure> {
+        let (gpu, value) = (&self.gpu, self.value);
+        let batch = batch.write_value32(&gpu.handle(END)?, value);
+        gpu.stream.post(batch).map_err(|error| error.to_string())?;
+        std::thread::sleep(Duration::from_micros(60));
+        let start = Instant::now();
+        gpu.word(START).store(value, Ordering::Release);
+        gpu.await_word(END, value)?;
+        let time = start.elapsed().as_secs_f64() * 1e6;
+        gpu.synchronize()?;
+        Ok(time)
+    }
+
+    fn collect(&self, queue_pair: &QueuePair, sends: bool, count: u32) -> Result<(), Failure> {
+        let queue = if sends { queue_pair.send_cq() } else { queue_pair.recv_cq() };
+        let mut left = count;
+        while left > 0 {
+            match queue.poll()? {
+                Some(completion) => {
+                    completion.status?;
+                    left -= 1;
+                }
+                None => std::hint::spin_loop(),
+            }
+        }
+        Ok(())
+    }
+}

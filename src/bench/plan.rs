@@ -1,0 +1,104 @@
+//! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against plain.
+
+use super::{median, print, print_json};
+use crate::Failure;
+use crate::cli::BenchOptions;
+use gdsync::MemOpCaps;
+use gdsync::outline::{Program, Sketch};
+use serde::Serialize;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Measurements of each batch, of which the median counts; each of so many descriptors, which takes some 100 µs.
+const ROUNDS: usize = 51;
+const DESCRIPTORS: usize = 20_000;
+
+/// Descriptors of a batch.
+const SIZES: [u32; 4] = [1, 8, 64, 512];
+/// Queue pairs of a step in which everybody sends to everybody.
+const PEERS: u32 = 64;
+
+#[derive(Debug, Serialize)]
+struct Row {
+    batch: String,
+    descriptors: usize,
+    merged: Figures,
+    plain: Figures,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    operations: usize,
+    submissions: usize,
+    /// The CPU's time for planning and lowering one descriptor. Posting takes what the queues' locks take besides.
+    ns_per_descriptor: f64,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    for size in SIZES {
+        rows.push(row(format!("{size} sends to one queue pair"), &sends(size, 1))?);
+        rows.push(row(format!("{size} sends to as many queue pairs"), &sends(size, size))?);
+        rows.push(row(format!("{size} descriptors, sends and waits by turns"), &by_turns(size))?);
+    }
+    rows.push(row(
+        "64 sends to one queue pair, and their waits".to_owned(),
+        &followed_by(sends(64, 1), 1, 64),
+    )?);
+    let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
+    rows.push(row("a step among 64, a receive queue for each".to_owned(), &step(PEERS))?);
+    rows.push(row("a step among 64, one receive queue".to_owned(), &step(1))?);
+    if options.json {
+        return print_json(&rows);
+    }
+    let cells = |row: &Row| {
+        let figures = |figures: &Figures| {
+            let per = figures.operations as f64 / row.descriptors as f64;
+            [format!("{} ({per:.2})", figures.operations), format!("{:.1}", figures.ns_per_descriptor)]
+        };
+        let [merged, merged_ns] = figures(&row.merged);
+        let [plain, plain_ns] = figures(&row.plain);
+        vec![row.batch.clone(), merged, plain, merged_ns, plain_ns]
+    };
+    let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
+    print(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+}
+
+fn sends(count: u32, queue_pairs: u32) -> Vec<Sketch> {
+    let send = |i| Sketch::Send { queue_pair: i % queue_pairs, index: i / queue_pairs };
+    (0..count).map(send).collect()
+}
+
+fn by_turns(count: u32) -> Vec<Sketch> {
+    let turn = |i: u32| match i % 2 {
+        0 => Sketch::Send { queue_pair: 0, index: i / 2 },
+        _ => Sketch::Wait { queue: 0, index: i / 2 },
+    };
+    (0..count).map(turn).collect()
+}
+
+fn followed_by(mut sketches: Vec<Sketch>, queues: u32, waits: u32) -> Vec<Sketch> {
+    sketches.extend((0..waits).map(|i| Sketch::Wait { queue: i % queues, index: i / queues }));
+    sketches
+}
+
+fn row(batch: String, sketches: &[Sketch]) -> Result<Row, Failure> {
+    let figures = |merged| measure(sketches, merged);
+    Ok(Row { batch, descriptors: sketches.len(), merged: figures(true)?, plain: figures(false)? })
+}
+
+fn measure(sketches: &[Sketch], merged: bool) -> Result<Figures, Failure> {
+    let mut program = Program::new();
+    let repetitions = DESCRIPTORS.div_ceil(sketches.len());
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        for _ in 0..repetitions {
+            program.compile(black_box(sketches), &MemOpCaps::FULL, merged)?;
+            black_box(program.operations());
+        }
+        times.push(start.elapsed().as_secs_f64() * 1e9 / (repetitions * sketches.len()) as f64);
+    }
+    let (operations, submissions) = (program.operations().len(), program.submissions().count());
+    Ok(Figures { operations, submissions, ns_per_descriptor: median(times) })
+}

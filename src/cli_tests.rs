@@ -1,0 +1,79 @@
+use super::*;
+use proptest::prelude::*;
+
+fn parse(arguments: &[&str]) -> Result<PingpongOptions, String> {
+    let words = ["gdsync", "pingpong"].iter().chain(arguments);
+    match Cli::parse_words(words).map(|cli| cli.command) {
+        Ok(Command::Pingpong(options)) => Ok(options),
+        Ok(other) => Err(format!("{other:?}")),
+        Err(error) => Err(one_line(&error.to_string())),
+    }
+}
+
+#[test]
+fn sizes_have_suffixes_and_a_limit() {
+    for (text, bytes) in
+        [("0", 0), ("8", 8), ("4KiB", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("3B", 3)]
+    {
+        assert_eq!(parse(&["--size", text]).unwrap().size, bytes, "{text}");
+    }
+    for (text, said) in [
+        ("-1", "-1 is not a size"),
+        ("2TiB", "more than the 1 GiB"),
+        ("1e3", "not a size"),
+        ("", "not a size"),
+    ] {
+        let message = parse(&["--size", text]).unwrap_err();
+        assert!(message.contains(said) && !message.contains('\n'), "{text}: {message}");
+    }
+    assert!(parse(&["--size", "18446744073709551615GiB"]).is_err());
+}
+
+#[test]
+fn counts_are_checked() {
+    for (option, text, said) in [
+        ("--iters", "0", "0 is not a whole number of 1 or more"),
+        ("--iters", "-5", "-5 is not"),
+        ("--warmup", "x", "0 or more"),
+        ("--procs", "3", "neither 1 nor 2"),
+        ("--batch", "1025", "more than the 1024"),
+        ("--gpu", "-1", "-1 is not the number of a GPU"),
+        ("--gpu", "all", "all is not the number of a GPU"),
+        ("--gid-index", "-1", "-1 is not an index of a GID"),
+        ("--mtu", "1500", "1500 is none of 256, 512"),
+        ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
+        ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
+        ("--op", "fetch", "[possible values: send, write, write-imm]"),
+        ("--check=maybe", "", "maybe"),
+    ] {
+        let message = if text.is_empty() { parse(&[option]) } else { parse(&[option, text]) }.unwrap_err();
+        assert!(message.contains(said) && !message.contains('\n'), "{option} {text}: {message}");
+    }
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    for (arguments, said) in [
+        (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
+        (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
+    ] {
+        let message = parse(arguments).unwrap_err();
+        assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
+    }
+    let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
+    assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
+    assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
+}
+
+#[test]
+fn checking_is_on_unless_switched_off() {
+    assert!(parse(&[]).unwrap().check && parse(&["--check"]).unwrap().check);
+    assert!(!parse(&["--check=false"]).unwrap().check);
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_parsers_panic(text in ".{0,40}") {
+        let _ = (size(&text), count(&text), positive(&text), procs(&text), batch(&text), one_line(&text));
+    }
+}

@@ -1,0 +1,311 @@
+//! `gdsync explain`: what a stream will do for a batch, and what that costs a GPU.
+
+mod parse;
+
+use crate::Failure;
+use crate::cli::{Example, ExplainOptions};
+use crate::text;
+use gdsync::outline::{Program, Sketch, Target};
+use gdsync::{Condition, MemOp, MemOpCaps};
+use parse::Text;
+use serde::Serialize;
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync bench memops`,
+/// `docs/gpu-results.md`): a write to host memory; a wait for host memory that is satisfied already; a barrier. That GPU has no
+/// flush, which counts as a barrier.
+const WRITE_US: f64 = 0.63;
+const WAIT_US: f64 = 1.0;
+const BARRIER_US: f64 = 0.6;
+
+/// Longest text that is read, in bytes.
+const MAX_TEXT: u64 = 16 << 20;
+
+#[derive(Debug, Serialize)]
+struct Explanation {
+    descriptors: Vec<Descriptor>,
+    plain: Compiled,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merged: Option<Compiled>,
+}
+
+#[derive(Debug, Serialize)]
+struct Descriptor {
+    text: String,
+    /// What the card's protocol needs.
+    peer_operations: Vec<&'static str>,
+    /// In the merged batch, another one's operations do for it.
+    covered: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Compiled {
+    operations: Vec<Operation>,
+    submissions: usize,
+    /// Without the time that waits take to be satisfied.
+    gpu_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Operation {
+    submission: usize,
+    /// Number of its descriptor, from 1 on; a ticket has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    descriptor: Option<usize>,
+    text: String,
+    gpu_us: f64,
+}
+
+pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
+    let source = match (options.example, &options.file) {
+        (Some(example), _) => example_text(example),
+        (None, Some(file)) if file.as_os_str() != "-" => {
+            let opened = std::fs::File::open(file).map_err(|error| format!("{}: {error}", file.display()))?;
+            read(opened)?
+        }
+        _ => read(io::stdin().lock())?,
+    };
+    let batch = match Text::parse(&source) {
+        Ok(batch) => batch,
+        Err(mistake) => {
+            writeln!(io::stderr(), "gdsync: {mistake}")?;
+            return Ok(ExitCode::from(2));
+        }
+    };
+    let explanation = explain(&batch, options.plain)?;
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", serde_json::to_string(&explanation)?)?;
+    } else {
+        out.write_all(explanation.tables().as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(from: impl Read) -> Result<String, Failure> {
+    let mut text = String::new();
+    from.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_TEXT {
+        return Err(format!("the text is longer than the {MAX_TEXT} bytes that are read").into());
+    }
+    Ok(text)
+}
+
+fn example_text(example: Example) -> String {
+    let mut text = String::new();
+    let mut line = |descriptor: &str, who: &str| text += &format!("{descriptor} {who}\n");
+    match example {
+        Example::Halo => {
+            for (descriptor, side) in [("send", ""), ("wait", ".sent"), ("wait", ".received")] {
+                ["north", "south", "west", "east"]
+                    .iter()
+                    .for_each(|who| line(descriptor, &format!("{who}{side}")));
+            }
+        }
+        Example::Pingpong => {
+            line("send", "peer");
+            line("wait", "peer.sent");
+            line("wait", "peer.received");
+        }
+        Example::Alltoall => {
+            for (descriptor, side) in [("send", ""), ("wait", ".received")] {
+                (0..64).for_each(|peer| line(descriptor, &format!("peer{peer}{side}")));
+            }
+        }
+    }
+    text
+}
+
+fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
+    let compile = |merged| {
+        let mut program = Program::new();
+        program.compile(&batch.sketches, &MemOpCaps::FULL, merged).map(|()| program)
+    };
+    let (plain, merged) = (compile(false)?, compile(true)?);
+    let descriptors = batch.sketches.iter().zip(merged.covered()).map(|(sketch, covered)| Descriptor {
+        text: describe(batch, sketch),
+        peer_operations: sketch.peer_operations().iter().map(|op| op.name()).collect(),
+        covered: *covered && !plain_only,
+    });
+    Ok(Explanation {
+        descriptors: descriptors.collect(),
+        plain: Compiled::new(batch, &plain),
+        merged: (!plain_only).then(|| Compiled::new(batch, &merged)),
+    })
+}
+
+fn sign(condition: Condition) -> &'static str {
+    match condition {
+        Condition::Geq => ">=",
+        Condition::Eq => "==",
+        Condition::And => "and",
+        Condition::Nor => "nor",
+    }
+}
+
+fn describe(batch: &Text, sketch: &Sketch) -> String {
+    let (queue_pairs, queues, words) = (&batch.queue_pairs, &batch.queues, &batch.words);
+    match *sketch {
+        Sketch::Send { queue_pair, index } => format!("send {index} of {}", queue_pairs.name(queue_pair)),
+        Sketch::Wait { queue, index } => format!("wait for completion {index} of {}", queues.name(queue)),
+        Sketch::WaitChecked { queue, index } => {
+            format!("wait, checked, for completion {index} of {}", queues.name(queue))
+        }
+        Sketch::WaitValue32 { word, condition, value } => {
+            format!("wait until {} {} {value:#x}", words.name(word), sign(condition))
+        }
+        Sketch::WaitValue64 { word, condition, value } => {
+            format!("wait until {} {} {value:#x}", words.name(word), sign(condition))
+        }
+        Sketch::WriteValue32 { word, value } => format!("write {value:#x} to {}", words.name(word)),
+        Sketch::WriteValue64 { word, value } => format!("write {value:#x} to {}", words.name(word)),
+        Sketch::Barrier => "barrier".to_owned(),
+        Sketch::Flush => "flush".to_owned(),
+        _ => "?".to_owned(),
+    }
+}
+
+fn place(batch: &Text, target: Target) -> String {
+    match target {
+        Target::Record(number) => format!("doorbell record of {}", batch.queue_pairs.name(number)),
+        Target::Register(number) => format!("doorbell of {}", batch.queue_pairs.name(number)),
+        Target::Entry(number, index) => format!("entry {index} of {}", batch.queues.name(number)),
+        Target::Status(number, index) => {
+            format!("status of completion {index} of {}", batch.queues.name(number))
+        }
+        Target::Word(number) => batch.words.name(number).to_owned(),
+        Target::Progress => "progress".to_owned(),
+        _ => "?".to_owned(),
+    }
+}
+
+impl Compiled {
+    fn new(batch: &Text, program: &Program) -> Self {
+        let mut operations = Vec::new();
+        for (submission, range) in program.submissions().enumerate() {
+            for i in range {
+                let op = program.operations()[i];
+                let target = Target::of(&op);
+                let at = target.map_or_else(String::new, |target| place(batch, target));
+                let (text, gpu_us) = match op {
+                    MemOp::Write32 { value, .. } => (format!("Write32 {at} = {value:#x}"), WRITE_US),
+                    MemOp::Write64 { value, .. } => (format!("Write64 {at} = {value:#x}"), WRITE_US),
+                    MemOp::Wait32 { condition, value, .. } => {
+                        (format!("Wait32  {at} {} {value:#x}", sign(condition)), WAIT_US)
+                    }
+                    MemOp::Wait64 { condition, value, .. } => {
+                        (format!("Wait64  {at} {} {value:#x}", sign(condition)), WAIT_US)
+                    }
+                    MemOp::Barrier => ("Barrier".to_owned(), BARRIER_US),
+                    MemOp::FlushRemote => ("FlushRemote".to_owned(), BARRIER_US),
+                    other => (format!("{other:?}"), 0.0),
+                };
+                let descriptor =
+                    (target != Some(Target::Progress)).then(|| program.descriptors()[i] as usize + 1);
+                operations.push(Operation { submission: submission + 1, descriptor, text, gpu_us });
+            }
+        }
+        let gpu_us = operations.iter().map(|operation| operation.gpu_us).sum();
+        Compiled { operations, submissions: program.submissions().count(), gpu_us }
+    }
+
+    fn table(&self, title: &str) -> String {
+        let rows: Vec<_> = self
+            .operations
+            .iter()
+            .map(|operation| {
+                let descriptor =
+                    operation.descriptor.map_or_else(|| "ticket".to_owned(), |number| number.to_string());
+                vec![operation.submission.to_string(), descriptor, operation.text.clone()]
+            })
+            .collect();
+        text::table(&["SUBMISSION", "DESCRIPTOR", title], &rows)
+    }
+
+    fn summary(&self, name: &str) -> String {
+        let (operations, submissions) = (self.operations.len(), self.submissions);
+        format!(
+            "{name}: {operations} memory operations, {submissions} submissions, {:.2} µs of a GPU\n",
+            self.gpu_us
+        )
+    }
+}
+
+impl Explanation {
+    fn tables(&self) -> String {
+        let rows: Vec<_> = self
+            .descriptors
+            .iter()
+            .enumerate()
+            .map(|(i, descriptor)| {
+                let fate = if descriptor.covered { "covered" } else { "" };
+                let peer = descriptor.peer_operations.join(" ");
+                vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned()]
+            })
+            .collect();
+        let mut text = text::table(&["", "DESCRIPTOR", "PEER OPERATIONS", "MERGED"], &rows);
+        text.push('\n');
+        text += &self.plain.table("PLAIN");
+        if let Some(merged) = &self.merged {
+            text.push('\n');
+            text += &merged.table("MERGED");
+        }
+        text.push('\n');
+        text += &self.plain.summary("plain");
+        text += &self.merged.as_ref().map_or_else(String::new, |merged| merged.summary("merged"));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Explanation {
+        explain(&Text::parse(text).unwrap(), false).unwrap()
+    }
+
+    #[test]
+    fn the_issue_in_figures() {
+        let many = of("send a x64\nwait a x64");
+        let merged = many.merged.unwrap();
+        assert_eq!((many.plain.operations.len(), merged.operations.len()), (256, 4));
+        assert!(many.plain.gpu_us / merged.gpu_us >= 15.0, "{} and {}", many.plain.gpu_us, merged.gpu_us);
+        let step = of(&example_text(Example::Alltoall)).merged.unwrap().operations.len();
+        assert!(step as f64 / 64.0 <= 3.1, "{step}");
+        let shared = of(&example_text(Example::Alltoall).replace(|c: char| c.is_ascii_digit(), ""));
+        // All peers in one queue pair: a step, and a wait.
+        assert_eq!(shared.merged.unwrap().operations.len(), 4);
+    }
+
+    #[test]
+    fn every_example_is_a_batch() {
+        for (example, plain, merged) in
+            [(Example::Halo, 24, 17), (Example::Pingpong, 6, 5), (Example::Alltoall, 257, 193)]
+        {
+            let explanation = of(&example_text(example));
+            // What does not fit one submission has a ticket of its own.
+            let count = explanation.plain.operations.len();
+            assert!((plain - 1..=plain).contains(&count), "{example:?}: {count}");
+            assert_eq!(explanation.merged.unwrap().operations.len(), merged, "{example:?}");
+        }
+    }
+
+    #[test]
+    fn tables_name_what_the_text_names() {
+        let text = of("write32 flag 5\nsend left x2\nwait left.sent").tables();
+        for said in [
+            "send 0 of left",
+            "Fence StoreDword Fence StoreQword",
+            "covered",
+            "Write32 doorbell record of left",
+            "Wait32  entry 0 of left.sent nor",
+            "Write32 flag = 0x5",
+            "ticket",
+            "merged: 5 memory operations, 1 submissions, 3.52 µs",
+        ] {
+            assert!(text.contains(said), "{said}:\n{text}");
+        }
+    }
+}

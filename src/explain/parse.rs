@@ -1,0 +1,263 @@
+//! A batch in text: one descriptor to a line.
+
+use gdsync::Condition;
+use gdsync::outline::{MAX_NUMBER, Sketch};
+use std::fmt;
+
+/// Most descriptors: as many as make a text worth reading, and far more.
+pub(super) const MAX_DESCRIPTORS: usize = 100_000;
+
+/// Names of the same kind; their positions are their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Names(Vec<String>);
+
+impl Names {
+    fn number(&mut self, name: &str) -> u32 {
+        let known = self.0.iter().position(|known| known == name);
+        known.unwrap_or_else(|| {
+            self.0.push(name.to_owned());
+            self.0.len() - 1
+        }) as u32
+    }
+
+    pub(super) fn name(&self, number: u32) -> &str {
+        self.0.get(number as usize).map_or("?", String::as_str)
+    }
+}
+
+/// A batch that was read.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    pub(super) sketches: Vec<Sketch>,
+    pub(super) queue_pairs: Names,
+    pub(super) queues: Names,
+    pub(super) words: Names,
+    /// Sends of each queue pair and waits of each queue so far.
+    sends: Vec<u32>,
+    waits: Vec<u32>,
+}
+
+/// What a text has wrong, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mistake {
+    pub(super) line: usize,
+    /// In characters, from 1 on.
+    pub(super) column: usize,
+    pub(super) what: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}: {}", self.line, self.column, self.what)
+    }
+}
+
+impl std::error::Error for Mistake {}
+
+/// The words of a line, and where each begins.
+struct Line<'a> {
+    words: std::vec::IntoIter<(usize, &'a str)>,
+    end: usize,
+}
+
+type Place = (usize, String);
+
+impl<'a> Line<'a> {
+    fn new(text: &'a str) -> Self {
+        let text = text.split('#').next().unwrap_or_default();
+        let column = |word: &str| {
+            let bytes = word.as_ptr() as usize - text.as_ptr() as usize;
+            text[..bytes].chars().count() + 1
+        };
+        let words: Vec<_> = text.split_whitespace().map(|word| (column(word), word)).collect();
+        Line { words: words.into_iter(), end: text.trim_end().chars().count() + 1 }
+    }
+
+    fn next(&mut self, wanted: &str) -> Result<(usize, &'a str), Place> {
+        self.words.next().ok_or_else(|| (self.end, format!("{wanted} is missing")))
+    }
+
+    fn name(&mut self, wanted: &str) -> Result<&'a str, Place> {
+        let (column, name) = self.next(wanted)?;
+        let good = |letter: char| letter.is_alphanumeric() || "._-:".contains(letter);
+        if name.chars().all(good) {
+            return Ok(name);
+        }
+        Err((column, format!("{name} is no name of {wanted}: letters, digits and . _ - : make one")))
+    }
+
+    fn number(&mut self, wanted: &str, limit: u64) -> Result<u64, Place> {
+        let (column, text) = self.next(wanted)?;
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        match number {
+            Ok(number) if number <= limit => Ok(number),
+            _ => Err((column, format!("{text} is no {wanted}: a number from 0 to {limit}"))),
+        }
+    }
+
+    fn condition(&mut self) -> Result<Condition, Place> {
+        let (column, text) = self.next("a condition (>=, ==, and, nor)")?;
+        match text {
+            ">=" => Ok(Condition::Geq),
+            "==" => Ok(Condition::Eq),
+            "and" => Ok(Condition::And),
+            "nor" => Ok(Condition::Nor),
+            _ => Err((column, format!("{text} is no condition: it is one of >=, ==, and, nor"))),
+        }
+    }
+
+    /// How many times: `xN` at the end, or once.
+    fn times(&mut self) -> Result<usize, Place> {
+        let Some((column, text)) = self.words.next() else { return Ok(1) };
+        let times = text.strip_prefix('x').and_then(|digits| digits.parse().ok());
+        if let Some((column, text)) = self.words.next() {
+            return Err((column, format!("{text} is too much")));
+        }
+        match times {
+            Some(times) if (1..=MAX_DESCRIPTORS).contains(&times) => Ok(times),
+            _ => Err((column, format!("{text} is too much: only x1 to x{MAX_DESCRIPTORS} may follow"))),
+        }
+    }
+}
+
+/// Counts one more of a number.
+fn count(counts: &mut Vec<u32>, number: u32) -> u32 {
+    let number = number as usize;
+    if counts.len() <= number {
+        counts.resize(number + 1, 0);
+    }
+    counts[number] += 1;
+    counts[number] - 1
+}
+
+impl Text {
+    pub(super) fn parse(text: &str) -> Result<Self, Mistake> {
+        let mut batch = Text::default();
+        for (i, line) in text.lines().enumerate() {
+            batch.line(line).map_err(|(column, what)| Mistake { line: i + 1, column, what })?;
+        }
+        if batch.sketches.is_empty() {
+            let what = "no descriptor: write, for example, `send left` and `wait left`".to_owned();
+            return Err(Mistake { line: text.lines().count().max(1), column: 1, what });
+        }
+        Ok(batch)
+    }
+
+    fn line(&mut self, text: &str) -> Result<(), Place> {
+        let mut line = Line::new(text);
+        let Some((column, word)) = line.words.next() else { return Ok(()) };
+        let short = u64::from(u32::MAX);
+        let sketch = match word {
+            "send" => {
+                let queue_pair = self.queue_pairs.number(line.name("a queue pair")?);
+                Sketch::Send { queue_pair, index: 0 }
+            }
+            "wait" => Sketch::Wait { queue: self.queues.number(line.name("a completion queue")?), index: 0 },
+            "wait-checked" => {
+                Sketch::WaitChecked { queue: self.queues.number(line.name("a completion queue")?), index: 0 }
+            }
+            "wait32" => {
+                let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
+                Sketch::WaitValue32 { word, condition, value: line.number("32-bit value", short)? as u32 }
+            }
+            "wait64" => {
+                let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
+                Sketch::WaitValue64 { word, condition, value: line.number("64-bit value", u64::MAX)? }
+            }
+            "write32" => {
+                let word = self.words.number(line.name("a word")?);
+                Sketch::WriteValue32 { word, value: line.number("32-bit value", short)? as u32 }
+            }
+            "write64" => {
+                let word = self.words.number(line.name("a word")?);
+                Sketch::WriteValue64 { word, value: line.number("64-bit value", u64::MAX)? }
+            }
+            "barrier" => Sketch::Barrier,
+            "flush" => Sketch::Flush,
+            _ => {
+                let known = "send, wait, wait-checked, wait32, wait64, write32, write64, barrier, flush";
+                return Err((column, format!("{word} is no descriptor: it is one of {known}")));
+            }
+        };
+        let times = line.times()?;
+        if self.sketches.len() + times > MAX_DESCRIPTORS {
+            return Err((column, format!("more than {MAX_DESCRIPTORS} descriptors")));
+        }
+        for _ in 0..times {
+            let next = self.numbered(sketch);
+            self.sketches.push(next);
+        }
+        // As many names as descriptors at most.
+        debug_assert!(MAX_DESCRIPTORS <= MAX_NUMBER as usize);
+        Ok(())
+    }
+
+    /// A descriptor in its turn.
+    fn numbered(&mut self, sketch: Sketch) -> Sketch {
+        match sketch {
+            Sketch::Send { queue_pair, .. } => {
+                Sketch::Send { queue_pair, index: count(&mut self.sends, queue_pair) }
+            }
+            Sketch::Wait { queue, .. } => Sketch::Wait { queue, index: count(&mut self.waits, queue) },
+            Sketch::WaitChecked { queue, .. } => {
+                Sketch::WaitChecked { queue, index: count(&mut self.waits, queue) }
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn descriptors_are_read() {
+        let text =
+            Text::parse("# two\nsend a x2\n\nsend b\n  wait a.recv # why\nwait32 go >= 0x10\n").unwrap();
+        let expected = [
+            Sketch::Send { queue_pair: 0, index: 0 },
+            Sketch::Send { queue_pair: 0, index: 1 },
+            Sketch::Send { queue_pair: 1, index: 0 },
+            Sketch::Wait { queue: 0, index: 0 },
+            Sketch::WaitValue32 { word: 0, condition: Condition::Geq, value: 16 },
+        ];
+        assert_eq!(text.sketches, expected);
+        assert_eq!(
+            (text.queue_pairs.name(1), text.queues.name(0), text.words.name(0)),
+            ("b", "a.recv", "go")
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (text, line, column, said) in [
+            ("", 1, 1, "no descriptor"),
+            ("send a\n  sent b", 2, 3, "sent is no descriptor"),
+            ("send", 1, 5, "a queue pair is missing"),
+            ("send ü!", 1, 6, "ü! is no name"),
+            ("wait a x0", 1, 8, "only x1 to"),
+            ("wait a x2 x3", 1, 11, "x3 is too much"),
+            ("wait32 go => 1", 1, 11, "=> is no condition"),
+            ("wait32 go nor 0x1ffffffff", 1, 15, "no 32-bit value"),
+            ("write64 w -1", 1, 11, "no 64-bit value"),
+            ("wait32 go ==", 1, 13, "32-bit value is missing"),
+            ("barrier x100000\nflush", 2, 1, "more than 100000"),
+        ] {
+            let mistake = Text::parse(text).unwrap_err();
+            assert_eq!((mistake.line, mistake.column), (line, column), "{text:?}: {mistake}");
+            assert!(mistake.what.contains(said), "{text:?}: {mistake}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "[ \\nsendwait32#x><=09a-]{0,60}|.{0,60}") {
+            let _ = Text::parse(&text);
+        }
+    }
+}
