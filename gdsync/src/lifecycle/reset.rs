@@ -4,6 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{Error, Obstacle};
 use crate::qp::{QueuePair, QueuePairInner, Status, next_psn};
 use crate::qp_options::ConnectOptions;
+use crate::transport::Transport;
 use std::sync::atomic::Ordering;
 
 impl QueuePair {
@@ -70,6 +71,10 @@ impl QueuePairInner {
         self.psn.store(next_psn(), Ordering::Relaxed);
         self.to_init()?;
         *status = Status::Initialised;
+        drop(status);
+        if self.config.transport == Transport::Ud {
+            self.to_ready()?;
+        }
         tracing::debug!(qpn = self.number(), "queue pair reset");
         Ok(())
     }
