@@ -220,7 +220,7 @@ impl CompletionQueueInner {
                     continue;
                 }
             };
-            let mut taken = queue_pair.complete(&mut state, &raw.cqe).map_err(bad).transpose();
+            let mut taken = queue_pair.complete(&mut state, &raw).map_err(bad).transpose();
             if aside {
                 // Under the same lock, so that completions stay in their order.
                 state.set_aside.extend(taken.take());
