@@ -15,7 +15,9 @@ use crate::prepared::PreparedSend;
 use crate::qp_life::{DestroyQp, describe, init_attr, refusal};
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
 use crate::queue::Ring;
-use crate::queue::completion::{Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind};
+use crate::queue::completion::{
+    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
+};
 use crate::queue::datagram::DatagramSource;
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
@@ -457,7 +459,18 @@ impl QueuePairInner {
 
     /// Remembers the first error.
     pub(crate) fn fail(&self, cause: FailureCause) {
+        self.fail_status(&mut self.status(), cause);
+    }
+
+    /// The same, unless it has begun anew since: `psn` is the one that it had when the error was seen.
+    pub(crate) fn fail_connection(&self, psn: u32, cause: FailureCause) {
         let mut status = self.status();
+        if self.psn.load(Ordering::Relaxed) == psn {
+            self.fail_status(&mut status, cause);
+        }
+    }
+
+    fn fail_status(&self, status: &mut Status, cause: FailureCause) {
         if !matches!(*status, Status::Failed(_)) {
             match cause {
                 FailureCause::Work(_) | FailureCause::Event(_) => {
@@ -482,6 +495,10 @@ impl QueuePairInner {
     /// polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
+        // It may have begun anew since its failure was seen, for which this lock is held.
+        if self.failure().is_none() {
+            return;
+        }
         if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
             unsafe { cpu::perform_stores(&doorbell.peer_ops()) };

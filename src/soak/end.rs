@@ -294,7 +294,7 @@ impl End {
         if !self.is_drained(tally)? {
             return Ok(false);
         }
-        self.wire.close(tally);
+        self.wire.finish(tally).map_err(|error| format!("{self}: {error}"))?;
         self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
         Ok(true)
     }

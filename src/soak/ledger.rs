@@ -55,6 +55,16 @@ impl Ledger {
         self.outstanding.back().is_some_and(|newest| !newest.signaled)
     }
 
+    /// Those that are left asked for no completion: after a failure, none may come any more.
+    pub(super) fn is_silent(&self) -> bool {
+        self.outstanding.iter().all(|posted| !posted.signaled)
+    }
+
+    /// No completion comes any more. Returns how many work requests had none.
+    pub(super) fn forget(&mut self) -> usize {
+        std::mem::take(&mut self.outstanding).len()
+    }
+
     /// A completion has come: which work requests have ended with it. Those before it that asked for none are good, even where
     /// it is bad: a card completes in order.
     ///
@@ -107,6 +117,15 @@ mod tests {
         let mut ledger = ledger(&[false, true, true]);
         assert_eq!(ledger.complete(1, false).unwrap(), [ended(0, true, false), ended(1, false, true)]);
         assert_eq!(ledger.complete(2, false).unwrap(), [ended(2, false, true)]);
+    }
+
+    #[test]
+    fn what_asked_for_none_may_never_complete() {
+        assert!(!ledger(&[false, true, false]).is_silent());
+        let mut ledger = ledger(&[true, false, false]);
+        ledger.complete(0, true).unwrap();
+        assert!(ledger.is_silent());
+        assert_eq!((ledger.forget(), ledger.len()), (2, 0));
     }
 
     #[test]

@@ -16,8 +16,8 @@ mod traffic;
 mod wire;
 mod worker;
 
-use crate::Failure;
 use crate::cli::SoakOptions;
+use crate::{Failure, LOG_VARIABLE};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -122,6 +122,10 @@ impl Worker {
     fn start(assignment: &Assignment) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+        if std::env::var_os(LOG_VARIABLE).is_none() {
+            // Failures are what this is about.
+            command.env(LOG_VARIABLE, "error");
+        }
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;

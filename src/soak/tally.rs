@@ -36,6 +36,8 @@ tally! {
     operations,
     /// Those that completed with an error.
     flushed,
+    /// Those that asked for no completion, and had none when their queue pair failed.
+    silent,
     bytes,
     /// Messages of reliable links sent, those that were sent again after a failure included, and received.
     sent,
@@ -109,7 +111,7 @@ impl Tally {
 
     /// All ends are through: whatever was posted must have completed, once.
     pub(super) fn balance(&mut self) {
-        let (posted, completed) = (self.posted, self.operations + self.flushed);
+        let (posted, completed) = (self.posted, self.operations + self.flushed + self.silent);
         if posted != completed {
             self.unaccounted += posted.abs_diff(completed);
             self.problem(|| format!("{posted} work requests were posted, {completed} completed"));

@@ -139,6 +139,7 @@ impl Wire {
     pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
         // Events of its past, of which it must not hear when it is new.
         read_events(&self.device, tally)?;
+        let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
             self.queue_pair.reset()?;
             tally.reset += 1;
@@ -148,12 +149,31 @@ impl Wire {
             (self.queue_pair, self.send, self.recv) = (queue_pair, send, recv);
             tally.replaced += 1;
         }
+        self.forget(&hub, old, tally)?;
         (self.posted_receives, self.done_receives) = (0, 0);
         Ok(())
     }
 
+    /// The queue pair of that number has ended its life: what asked for no completion may have had one by then.
+    fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
+        while let Some(completion) = hub.borrow_mut().take(number, false)? {
+            self.end_sends(&completion, tally)?;
+        }
+        tally.silent += self.ledger.forget() as u64;
+        Ok(())
+    }
+
+    /// The run is over, and nothing is outstanding.
+    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+        self.queue_pair.reset()?;
+        let hub = self.send.clone();
+        self.forget(&hub, self.queue_pair.number(), tally)?;
+        self.close(tally);
+        Ok(())
+    }
+
     /// The hubs that nobody else looks into are looked through: nothing may be left there.
-    pub(super) fn close(&self, tally: &mut Tally) {
+    fn close(&self, tally: &mut Tally) {
         if !matches!(self.queues, Queues::Shared(..)) {
             self.send.borrow_mut().close(tally);
             self.recv.borrow_mut().close(tally);
@@ -266,6 +286,11 @@ impl Wire {
         let Some(completion) = self.send.borrow_mut().take(self.queue_pair.number(), false)? else {
             return Ok(None);
         };
+        let ended = self.end_sends(&completion, tally)?;
+        Ok(Some((completion, ended)))
+    }
+
+    fn end_sends(&mut self, completion: &Completion, tally: &mut Tally) -> Result<Vec<Ended>, Failure> {
         let ended = match self.ledger.complete(completion.wr_id, completion.status.is_ok()) {
             Ok(ended) => ended,
             Err(text) => {
@@ -277,7 +302,7 @@ impl Wire {
         if let Err(error) = completion.status {
             tally.error(error);
         }
-        Ok(Some((completion, ended)))
+        Ok(ended)
     }
 
     /// Compares what waits say with what has completed.
@@ -288,9 +313,10 @@ impl Wire {
         }
     }
 
-    /// Work requests that have not completed.
+    /// Work requests that still have to complete.
     pub(super) fn left(&self) -> u64 {
-        self.ledger.len() as u64 + self.posted_receives - self.done_receives
+        let sends = if self.ledger.is_silent() { 0 } else { self.ledger.len() as u64 };
+        sends + self.posted_receives - self.done_receives
     }
 
     /// Its streams have passed everything.

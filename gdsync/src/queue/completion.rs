@@ -435,6 +435,12 @@ impl CompletionState {
         failures.next()
     }
 
+    /// True for entries that were polled, or that nobody is told of: they say nothing of what their queue pair is now.
+    pub(crate) fn is_history(&self, index: u32) -> bool {
+        let passed = self.polled.wrapping_sub(index);
+        (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
+    }
+
     /// Moves past the entry that [`Self::peek`] returned.
     pub(crate) fn advance(&mut self) {
         self.polled = self.polled.wrapping_add(1);
