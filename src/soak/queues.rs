@@ -2,7 +2,7 @@
 
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::{CheckedWait, Completion, CompletionQueue, Status, WorkError, WorkKind};
+use gdsync::{Completion, CompletionQueue, Status, WorkError, WorkKind};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -49,8 +49,8 @@ impl Hub {
     }
 
     /// What this wait says is to be compared with the completion. It is one that was not taken yet.
-    pub(super) fn expect(&mut self, index: u32, wait: &CheckedWait) {
-        self.checks.insert(index, (wait.status(), None));
+    pub(super) fn expect(&mut self, index: u32, status: Status) {
+        self.checks.insert(index, (status, None));
     }
 
     /// Waits that were not compared yet.

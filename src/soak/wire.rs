@@ -7,8 +7,8 @@ use super::tally::Tally;
 use crate::Failure;
 use gdsync::{
     Access, AsyncEventKind, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, GRH_BYTES,
-    MemoryRegion, PinnedMemory, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream,
-    Transport, WorkRequest,
+    MemoryRegion, PinnedMemory, PostFailure, PreparedSend, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, SoftStream, Stream, Transport, WorkRequest,
 };
 use std::rc::Rc;
 use std::time::Duration;
@@ -210,8 +210,9 @@ impl Wire {
         };
         let index = wait.index();
         let wait = wait.checked()?;
-        hub.expect(index, &wait);
+        let status = wait.status();
         listener.post(Batch::new().wait_checked(wait)).map_err(|error| error.to_string())?;
+        hub.expect(index, status);
         Ok(())
     }
 
@@ -225,6 +226,7 @@ impl Wire {
     ) -> Result<bool, Failure> {
         let request = request.wr_id(self.ledger.next());
         let request = if signaled { request } else { request.unsignaled() };
+        let chance = self.random.below(6);
         match &self.stream {
             None => match self.queue_pair.post_send(request) {
                 Ok(()) => {}
@@ -237,27 +239,45 @@ impl Wire {
                     Err(error) if is_for_now(&error) => return Ok(false),
                     Err(error) => return Err(error.into()),
                 };
-                let batch = Batch::new().send(send);
-                // A wait stands behind a send whose completion it can count on: so streams that share a queue never wait for
-                // each other in a circle.
-                let batch = match self.random.below(6) {
-                    0 if signaled => batch.wait(self.send.borrow().queue.prepare_wait()?),
-                    1 if signaled => {
-                        let mut hub = self.send.borrow_mut();
-                        let wait = hub.queue.prepare_wait()?;
-                        let index = wait.index();
-                        let wait = wait.checked()?;
-                        hub.expect(index, &wait);
-                        batch.wait_checked(wait)
-                    }
-                    _ => batch,
-                };
-                stream.post(batch).map_err(|error| error.to_string())?;
+                self.post_on(stream, send, signaled, chance)?;
             }
         }
         self.ledger.post(work, signaled);
         tally.posted += 1;
         Ok(true)
+    }
+
+    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can count on: so streams that share a
+    /// queue never wait for each other in a circle.
+    fn post_on(
+        &self,
+        stream: &Stream<SoftStream>,
+        send: PreparedSend,
+        signaled: bool,
+        chance: u64,
+    ) -> Result<(), Failure> {
+        let batch = Batch::new().send(send);
+        let mut hub = self.send.borrow_mut();
+        let (batch, check) = match chance {
+            0 if signaled => (batch.wait(hub.queue.prepare_wait()?), None),
+            1 if signaled => {
+                let wait = hub.queue.prepare_wait()?;
+                let index = wait.index();
+                let wait = wait.checked()?;
+                let status = wait.status();
+                (batch.wait_checked(wait), Some((index, status)))
+            }
+            _ => (batch, None),
+        };
+        match stream.post(batch) {
+            Ok(_) => {
+                check.into_iter().for_each(|(index, status)| hub.expect(index, status));
+                Ok(())
+            }
+            // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
+            Err(error) if matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })) => Ok(()),
+            Err(error) => Err(error.to_string().into()),
+        }
     }
 
     /// The next receive that has completed.
