@@ -41,6 +41,8 @@ struct Report<'a> {
     procs: u32,
     queue_pairs: u32,
     faults: &'a str,
+    /// None where the cards do not tell, as those of the system.
+    injected: Option<u64>,
     #[serde(flatten)]
     tally: &'a Tally,
 }
@@ -68,13 +70,15 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         all.add(&tally);
         errors.extend(error);
     }
+    let injected = if plan == faults::NONE { Some(0) } else { all.injected() };
     let mut out = io::stdout().lock();
     if options.json {
         let SoakOptions { seed, minutes, procs, links, .. } = *options;
-        let report = Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, tally: &all };
+        let report =
+            Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        print(&all, &mut out)?;
+        print(&all, injected, &mut out)?;
     }
     drop(out);
     for text in &all.problems {
@@ -89,14 +93,15 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     }
 }
 
-fn print(tally: &Tally, out: &mut impl Write) -> io::Result<()> {
+fn print(tally: &Tally, injected: Option<u64>, out: &mut impl Write) -> io::Result<()> {
     let Tally { operations, bytes, sent, received, reads, atomics, checked, .. } = tally;
     writeln!(out, "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received")?;
     writeln!(out, "{reads} reads, {atomics} atomic operations, {checked} checked waits")?;
     let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
     writeln!(out, "unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped")?;
-    let Tally { injected, failures, aborted, reset, replaced, flushed, events, .. } = tally;
-    writeln!(out, "{injected} faults injected, {aborted} queue pairs aborted, {failures} failures noticed")?;
+    let Tally { failures, aborted, reset, replaced, flushed, events, .. } = tally;
+    let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
+    writeln!(out, "faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed")?;
     for rule in tally.rules.iter() {
         writeln!(out, "  {}: {} of {}", rule.rule, rule.injected, rule.matched)?;
     }

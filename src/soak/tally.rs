@@ -15,7 +15,7 @@ macro_rules! tally {
             $($(#[$doc])* pub(super) $name: u64,)*
             /// Work requests that completed with an error, by the error.
             pub(super) errors: BTreeMap<String, u64>,
-            /// What each rule of the plan has come to.
+            /// What each rule of the plan has come to. Empty where the cards do not tell.
             pub(super) rules: Vec<RuleTally>,
             /// The first things that were wrong, in words.
             pub(super) problems: Vec<String>,
@@ -61,8 +61,6 @@ tally! {
     replaced,
     /// Asynchronous events of the card.
     events,
-    /// Faults that the software cards injected.
-    injected,
     lost,
     duplicated,
     wrong,
@@ -116,6 +114,11 @@ impl Tally {
             self.unaccounted += posted.abs_diff(completed);
             self.problem(|| format!("{posted} work requests were posted, {completed} completed"));
         }
+    }
+
+    /// Faults that the cards injected, where they tell.
+    pub(super) fn injected(&self) -> Option<u64> {
+        (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
     }
 
     /// Nothing went wrong that must not.
