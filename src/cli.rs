@@ -188,6 +188,9 @@ pub(crate) struct SoakOptions {
     /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
+    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds, made of the seed]
+    #[arg(long, value_name = "PLAN", value_parser = crate::soak::faults::parse)]
+    pub(crate) faults: Option<String>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

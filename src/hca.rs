@@ -27,16 +27,21 @@ pub(crate) fn parse(text: &str) -> Result<Hca, String> {
     }
 }
 
+/// Whether it is a software card of this process.
+pub(crate) fn is_software(hca: Option<&Hca>) -> bool {
+    hca.is_none_or(|hca| hca.name.starts_with(SOFTWARE))
+}
+
 /// Opens the card: the first software card, where none is named.
 pub(crate) fn open(hca: Option<&Hca>) -> Result<(Device, u8), Failure> {
     let Some(Hca { name, port }) = hca else { return Ok((Device::software()?, DEFAULT_PORT)) };
-    let api = if name.starts_with(SOFTWARE) { provider::software() } else { provider::system()? };
+    let api = if is_software(hca) { provider::software() } else { provider::system()? };
     Ok((Device::open(api, Some(name))?, *port))
 }
 
 /// The system's libraries, and which of their cards: the first, where none is named.
 pub(crate) fn system(hca: Option<&Hca>) -> Result<(&'static VerbsApi, Option<&str>, u8), Failure> {
-    if let Some(hca) = hca.filter(|hca| hca.name.starts_with(SOFTWARE)) {
+    if let Some(hca) = hca.filter(|hca| is_software(Some(hca))) {
         return Err(
             format!("{} is a software card: name one of the system's, such as mlx5_0", hca.name).into()
         );

@@ -20,6 +20,9 @@ use std::process::ExitCode;
 /// Why a command failed, in words for the user.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// Environment variable that says what is logged.
+const LOG_VARIABLE: &str = "GDSYNC_LOG";
+
 fn main() -> ExitCode {
     let cli = match Cli::parse_words(std::env::args_os()) {
         Ok(cli) => cli,
@@ -27,7 +30,7 @@ fn main() -> ExitCode {
     };
     tracing_subscriber::fmt()
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("GDSYNC_LOG").unwrap_or_else(|_| "warn".into()),
+            tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| "warn".into()),
         )
         .with_writer(io::stderr)
         .init();

@@ -157,6 +157,8 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["bench", "flood"], "possible values: card, checked, post, memops, turnaround, graph, overlap"),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
         (&["soak", "--procs", "5"], "5 is not in 2..=4"),
+        (&["soak", "--faults", "drop nth=0"], "nth=0"),
+        (&["soak", "--faults", "die nth=9"], "leave `die` out"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
@@ -423,16 +425,52 @@ fn a_peer_whose_parent_is_killed_ends_too() {
     }
 }
 
-#[test]
-fn a_soak_accounts_for_everything() {
-    let counts =
-        json(&["soak", "--minutes", "0.02", "--links", "6", "--procs", "2", "--seed", "7", "--json"]);
-    let count = |name: &str| counts[name].as_u64().unwrap();
+/// The counts of a soak that must have lost nothing.
+fn soak(arguments: &[&str]) -> serde_json::Value {
+    let fixed = ["soak", "--links", "8", "--seed", "7", "--json"];
+    let counts = json(&[&fixed, arguments].concat());
     for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
-        assert_eq!(count(name), 0, "{name}: {counts}");
+        assert_eq!(counts[name], 0, "{name}: {counts}");
     }
-    assert!(count("operations") > 0 && count("bytes") > 0, "{counts}");
-    assert!(count("sent") >= count("received") && count("received") > 0, "{counts}");
+    for name in ["bytes", "received", "reads", "atomics", "loose_received", "checked"] {
+        assert!(counts[name].as_u64().unwrap() > 0, "{name}: {counts}");
+    }
+    let count = |name: &str| counts[name].as_u64().unwrap();
+    assert_eq!(count("posted"), count("operations") + count("flushed") + count("silent"), "{counts}");
+    assert!(count("sent") >= count("received"), "{counts}");
+    counts
+}
+
+#[test]
+fn a_soak_without_faults_fails_at_nothing() {
+    let counts = soak(&["--minutes", "0.02", "--procs", "2", "--faults", "none"]);
+    for name in ["injected", "failures", "aborted", "reset", "replaced", "events"] {
+        assert_eq!(counts[name], 0, "{name}: {counts}");
+    }
+    assert_eq!((&counts["faults"], &counts["sent"]), (&"none".into(), &counts["received"]));
+}
+
+#[test]
+fn a_soak_accounts_for_everything_through_faults_and_recoveries() {
+    let plan = "seed=3; drop every=1500; duplicate every=400; hold=3 every=300; rnr every=500; late=1ms every=400; \
+                gone nth=2500 access=local; fail=remote-access every=1200; fail=remote-operation every=1500 dir=in";
+    let counts = soak(&["--minutes", "0.05", "--procs", "3", "--faults", plan]);
+    assert_eq!(counts["faults"], plan, "what was injected can be injected again");
+    let rules = counts["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 8);
+    let injected: u64 = rules.iter().map(|rule| rule["injected"].as_u64().unwrap()).sum();
+    assert!(injected > 0 && counts["injected"] == injected, "{counts}");
+    assert!(counts["reset"].as_u64().unwrap() + counts["replaced"].as_u64().unwrap() > 0, "{counts}");
+    assert!(counts["errors"]["RemoteAccess"].as_u64().unwrap() > 0, "{counts}");
+}
+
+#[test]
+fn a_soak_tells_its_faults_before_it_begins() {
+    let text = succeeds(&["soak", "--minutes", "0.005", "--links", "1", "--procs", "2", "--seed", "3"]);
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("seed 3, 2 queue pairs, 2 processes, 0.005 min"));
+    assert!(lines.next().unwrap().starts_with("faults: seed=3; drop p=0."), "{text}");
+    assert_eq!(lines.last(), Some("lost 0, duplicated 0, wrong 0, unaccounted 0, hung 0"));
 }
 
 #[test]

@@ -215,18 +215,24 @@ impl Watched for Check {
         if self.called_off.load(Ordering::Acquire) || self.lane.has_passed(self.ticket) {
             return true;
         }
-        let entry = self.cq.lock().read(self.index);
-        let Some(entry) = entry else {
+        let state = self.cq.lock();
+        // Polling fails the queue pair, too; it may have begun anew after that.
+        let is_history = state.is_history(self.index);
+        let Some(entry) = state.read(self.index) else {
+            drop(state);
             for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.failure().is_some()) {
                 queue_pair.flush_unposted();
             }
             return false;
         };
+        let owner = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn());
+        let psn = owner.map(|owner| owner.psn.load(Ordering::Relaxed));
+        drop(state);
         let outcome = outcome(&entry.cqe);
-        if let Err(error) = outcome
-            && let Some(failed) = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn())
+        if let (Err(error), Some(failed), Some(psn)) = (outcome, owner, psn)
+            && !is_history
         {
-            failed.fail_with_work(error);
+            failed.fail_with_work(psn, error);
             failed.flush_unposted();
         }
         self.status.set(outcome);

@@ -13,6 +13,7 @@ use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex, ibv_pd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 /// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited for by streams, or both.
@@ -212,8 +213,9 @@ impl CompletionQueueInner {
                 && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
             {
                 // The cause may be in its other queue, whose lock is not taken under this one. Then from the beginning.
+                let psn = queue_pair.psn.load(Ordering::Relaxed);
                 drop(state);
-                queue_pair.fail_with_work(flush);
+                queue_pair.fail_with_work(psn, flush);
                 continue;
             }
             state.advance();
@@ -230,7 +232,7 @@ impl CompletionQueueInner {
                     continue;
                 }
             };
-            let mut taken = queue_pair.complete(&mut state, &raw.cqe).map_err(bad).transpose();
+            let mut taken = queue_pair.complete(&mut state, &raw).map_err(bad).transpose();
             if aside {
                 // Under the same lock, so that completions stay in their order.
                 state.set_aside.extend(taken.take());

@@ -39,6 +39,7 @@ impl Claim {
         let status = Err(WorkError { syndrome, vendor: 0 });
         self.finish(Completion {
             wr_id: 0,
+            index: None,
             qp_num,
             kind,
             byte_len: 0,

@@ -15,7 +15,9 @@ use crate::prepared::PreparedSend;
 use crate::qp_life::{DestroyQp, describe, init_attr, refusal};
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
 use crate::queue::Ring;
-use crate::queue::completion::{Completion, CompletionState, WorkError, WorkKind, bytes_of, requester_kind};
+use crate::queue::completion::{
+    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
+};
 use crate::queue::datagram::DatagramSource;
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
@@ -25,7 +27,7 @@ use crate::transport::Transport;
 use crate::verbs_call;
 use gdsync_sys::api::Provider;
 use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
-use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
+use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::ibv_qp;
@@ -368,8 +370,9 @@ impl QueuePairInner {
     pub(crate) fn complete(
         &self,
         state: &mut CompletionState,
-        cqe: &Cqe64,
+        raw: &RawCompletion,
     ) -> Result<Option<Completion>, String> {
+        let cqe = &raw.cqe;
         let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
         let status = match opcode {
             CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
@@ -403,6 +406,7 @@ impl QueuePairInner {
         let number = u32::from_be_bytes(cqe.imm());
         let completion = Completion {
             wr_id,
+            index: Some(raw.index),
             qp_num: self.number,
             kind,
             byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },

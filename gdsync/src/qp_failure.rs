@@ -53,7 +53,10 @@ impl QueuePairInner {
 
     /// Remembers the first error. A flush is none: it gives way to whatever the card tells later.
     pub(crate) fn fail(&self, cause: FailureCause) {
-        let mut status = self.status();
+        self.fail_status(&mut self.status(), cause);
+    }
+
+    fn fail_status(&self, status: &mut Status, cause: FailureCause) {
         let is_news = match *status {
             Status::Failed(known) => known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted,
             _ => true,
@@ -73,8 +76,14 @@ impl QueuePairInner {
 
     /// Remembers the error of a completion; in the place of a flush, the error before it, which the card has written perhaps
     /// where nobody has looked yet. No completion queue's lock is held.
-    pub(crate) fn fail_with_work(&self, error: WorkError) {
-        self.fail(FailureCause::Work(self.first_cause(error)));
+    ///
+    /// Nothing, where it has begun anew since: `psn` is the one that it had when the entry was seen.
+    pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
+        let cause = FailureCause::Work(self.first_cause(error));
+        let mut status = self.status();
+        if self.psn.load(Ordering::Relaxed) == psn {
+            self.fail_status(&mut status, cause);
+        }
     }
 
     /// The flush that an entry tells of, where nothing is known of what came before it.
@@ -105,6 +114,10 @@ impl QueuePairInner {
     /// polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
+        // It may have begun anew since its failure was seen, for which this lock is held.
+        if self.failure().is_none() {
+            return;
+        }
         if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
             unsafe { cpu::perform_stores(&doorbell.peer_ops()) };

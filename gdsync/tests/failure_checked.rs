@@ -5,7 +5,7 @@
 mod common;
 mod gpu_rig;
 
-use common::{LONG, Pair, cpu, poll, soft, synchronize};
+use common::{LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
 use gdsync::{
     Batch, BatchShape, Condition, Error, FailureCause, PinnedMemory, RemoteMemory, Status, Stream, Syndrome,
     Word32, WorkRequest,
@@ -115,6 +115,23 @@ fn an_abort_ends_checked_waits_as_flushed() {
     }
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted), "the first cause stays");
     drop(unposted);
+}
+
+#[test]
+fn a_checked_wait_for_what_a_former_life_has_left_does_not_fail_the_new_one() {
+    let pair = Pair::new();
+    let stream = soft();
+    pair.left.post_recv(&[], 1).unwrap();
+    let wait = pair.left.recv_cq().prepare_wait().unwrap().checked().unwrap();
+    let status = wait.status();
+    drain_and_reconnect(&pair);
+    stream.post(Batch::new().wait_checked(wait)).unwrap();
+    synchronize(&stream);
+    assert!(status.get().unwrap().unwrap_err().is_flush(), "what has become of the receive of that time");
+    assert_eq!(pair.left.failure(), None);
+    pair.right.post_recv(&[], 2).unwrap();
+    pair.left.post_send(WorkRequest::send(&[])).unwrap();
+    assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
 }
 
 #[test]

@@ -6,8 +6,8 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize};
 use gdsync::{
-    Batch, Condition, ConnectOptions, Error, Obstacle, PostFailure, QueueError, QueuePairConfig,
-    RemoteMemory, Syndrome, WorkRequest,
+    Access, AddressHandle, Batch, Condition, ConnectOptions, Error, MemoryRegion, Obstacle, PostFailure,
+    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Syndrome, Transport, WorkRequest,
 };
 
 /// A message from left to right, rung and awaited by streams.
@@ -112,6 +112,47 @@ fn waits_that_a_stream_has_not_come_to_survive_a_reset() {
     assert!(!stream.synchronize_timeout(std::time::Duration::from_millis(5)).unwrap());
     word.store(1);
     assert!(stream.synchronize_timeout(LONG).unwrap());
+}
+
+#[test]
+fn unsignaled_sends_that_are_done_do_not_stand_in_the_way() {
+    let pair = Pair::new();
+    let target = pair.region(8);
+    for round in 1..4u8 {
+        // Known to be done, as its effect is there; no completion will ever tell.
+        let remote = target.remote();
+        pair.left.post_send(WorkRequest::write_inline(&[round], remote).unsignaled()).unwrap();
+        let deadline = std::time::Instant::now() + LONG;
+        while content(&target)[0] != round {
+            assert!(std::time::Instant::now() < deadline, "the write does not arrive");
+        }
+        let error = pair.left.reset().unwrap_err();
+        assert!(matches!(error, Error::NotDrained { obstacle: Obstacle::Sends(1), .. }), "{error}");
+        drain_and_reconnect(&pair);
+        // The first of a new life, and counted as such.
+        pair.left.post_send(WorkRequest::write_inline(&[0], target.remote()).wr_id(5)).unwrap();
+        let completion = poll(&pair.left.send_cq());
+        assert_eq!((completion.wr_id, completion.status), (5, Ok(())));
+        assert!(pair.left.send_cq().poll().unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_datagram_queue_pair_is_ready_again_at_once() {
+    let pd = ProtectionDomain::new(&common::device()).unwrap();
+    let config = QueuePairConfig::default().transport(Transport::Ud);
+    let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+    let target = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE).unwrap();
+    for _ in 0..3 {
+        left.abort().unwrap();
+        left.reset().unwrap();
+        right.post_recv(&[target.slice(..).unwrap()], 1).unwrap();
+        let there = AddressHandle::new(&left, &right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        let request = WorkRequest::send_inline(b"again").to(&there, right.number(), config.qkey);
+        left.post_send(request).unwrap();
+        assert_eq!(poll(&left.send_cq()).status, Ok(()));
+        assert_eq!(poll(&right.recv_cq()).status, Ok(()));
+    }
 }
 
 #[test]

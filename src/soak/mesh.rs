@@ -1,5 +1,6 @@
 //! How the processes of a soak talk: a stream socket between every two of them, lines of JSON.
 
+use super::traffic::Offer;
 use crate::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -14,8 +15,8 @@ const GATHER: Duration = Duration::from_secs(30);
 /// What one process tells another.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The other end of a link has a queue pair for this epoch, and expects message `expected` next.
-    Up { link: u32, epoch: u32, endpoint: String, window: String, fixed: String, expected: u64 },
+    /// The other end of a link has a queue pair for this epoch.
+    Up { link: u32, epoch: u32, endpoint: String, offer: Offer },
     /// Its receives are posted, and it is connected.
     Ready { link: u32, epoch: u32 },
     /// Its queue pair has failed.
@@ -24,6 +25,19 @@ pub(super) enum Message {
     End { link: u32, sent: u64 },
     /// Every end of the process has sent and received everything.
     Done,
+}
+
+impl Message {
+    /// The link that it is about.
+    pub(super) fn link(&self) -> Option<u32> {
+        match self {
+            Message::Up { link, .. }
+            | Message::Ready { link, .. }
+            | Message::Down { link, .. }
+            | Message::End { link, .. } => Some(*link),
+            Message::Done => None,
+        }
+    }
 }
 
 /// The sockets of one process.

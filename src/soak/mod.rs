@@ -1,73 +1,84 @@
 //! `gdsync soak`: random work on many queue pairs between several processes, with random faults; every byte and every completion
 //! is accounted for.
 
+mod atomics;
 mod end;
+pub(crate) mod faults;
+mod ledger;
+mod loose;
 mod mesh;
+mod numbers;
 mod plan;
+mod queues;
+mod reliable;
 mod tally;
+mod traffic;
+mod wire;
+mod worker;
 
-use crate::Failure;
 use crate::cli::SoakOptions;
-use crate::hca;
-use end::{End, Role};
-use gdsync::ProtectionDomain;
-use mesh::{Mesh, Message};
+use crate::{Failure, LOG_VARIABLE};
+use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 use tally::Tally;
 
-/// How long the end of a run may take: queues run empty, failures are got over.
-const SETTLE: Duration = Duration::from_secs(120);
-/// Pause of a process whose ends had nothing to do.
-const PAUSE: Duration = Duration::from_micros(50);
-
 /// What a worker process is told.
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Serialize, Deserialize)]
 struct Assignment {
     options: SoakOptions,
+    /// Of all cards; each process has a seed of its own.
+    plan: String,
     name: String,
     rank: usize,
 }
 
+/// What a run prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    seed: u64,
+    minutes: f64,
+    procs: u32,
+    queue_pairs: u32,
+    faults: &'a str,
+    /// None where the cards do not tell, as those of the system.
+    injected: Option<u64>,
+    #[serde(flatten)]
+    tally: &'a Tally,
+}
+
 /// Runs workers, and prints what they counted.
 pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
+    let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
+    if !options.json {
+        // Before the run, so that one that never ends can be run again.
+        let SoakOptions { seed, minutes, procs, links, .. } = options;
+        let mut out = io::stdout().lock();
+        writeln!(out, "seed {seed}, {} queue pairs, {procs} processes, {minutes} min", 2 * links)?;
+        writeln!(out, "faults: {plan}")?;
+    }
     let name = format!("gdsync-soak-{}-{}", std::process::id(), options.seed);
     let mut workers = Vec::new();
-    for rank in 0..options.procs {
-        workers.push(Worker::start(options, &name, rank as usize)?);
+    for rank in 0..options.procs as usize {
+        let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
+        workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
     }
     let mut all = Tally::default();
     let mut errors = Vec::new();
     for worker in &mut workers {
-        match worker.finish() {
-            Ok(tally) => all.add(&tally),
-            Err(error) => errors.push(error.to_string()),
-        }
+        let (tally, error) = worker.finish()?;
+        all.add(&tally);
+        errors.extend(error);
     }
+    let injected = if plan == faults::NONE { Some(0) } else { all.injected() };
     let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", serde_json::to_string(&all)?)?;
+        let SoakOptions { seed, minutes, procs, links, .. } = *options;
+        let report =
+            Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        let Tally { operations, bytes, sent, received, failures, flushed, injected, .. } = &all;
-        writeln!(
-            out,
-            "seed {}, {} queue pairs, {} processes, {} min",
-            options.seed,
-            2 * options.links,
-            options.procs,
-            options.minutes
-        )?;
-        writeln!(out, "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received")?;
-        writeln!(
-            out,
-            "{injected} faults injected, {failures} queue pairs failed and were replaced, {flushed} work requests flushed"
-        )?;
-        let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = &all;
-        writeln!(
-            out,
-            "lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}"
-        )?;
+        print(&all, injected, &mut out)?;
     }
     drop(out);
     for text in &all.problems {
@@ -75,34 +86,69 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     }
     match errors.first() {
         Some(error) => Err(format!("{} of {} processes failed: {error}", errors.len(), options.procs).into()),
-        None if !all.is_clean() => Err("something was lost, duplicated, wrong or hung".into()),
+        None if !all.is_clean() => {
+            Err("something was lost, duplicated, wrong, unaccounted for or hung".into())
+        }
         None => Ok(()),
     }
+}
+
+fn print(tally: &Tally, injected: Option<u64>, out: &mut impl Write) -> io::Result<()> {
+    let Tally { operations, bytes, sent, received, reads, atomics, checked, .. } = tally;
+    writeln!(out, "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received")?;
+    writeln!(out, "{reads} reads, {atomics} atomic operations, {checked} checked waits")?;
+    let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
+    writeln!(out, "unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped")?;
+    let Tally { failures, aborted, reset, replaced, flushed, events, .. } = tally;
+    let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
+    writeln!(out, "faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed")?;
+    for rule in tally.rules.iter() {
+        writeln!(out, "  {}: {} of {}", rule.rule, rule.injected, rule.matched)?;
+    }
+    writeln!(out, "recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events")?;
+    writeln!(
+        out,
+        "{flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed"
+    )?;
+    for (error, count) in &tally.errors {
+        writeln!(out, "  {error}: {count}")?;
+    }
+    let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = tally;
+    writeln!(
+        out,
+        "lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}"
+    )
 }
 
 /// A worker process; killed if it is still there at the end.
 struct Worker(Child);
 
 impl Worker {
-    fn start(options: &SoakOptions, name: &str, rank: usize) -> Result<Self, Failure> {
-        let assignment = Assignment { options: options.clone(), name: name.to_owned(), rank };
+    fn start(assignment: &Assignment) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
+        if std::env::var_os(LOG_VARIABLE).is_none() {
+            // Failures are what this is about.
+            command.env(LOG_VARIABLE, "error");
+        }
+        faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
-        writeln!(stdin, "{}", serde_json::to_string(&assignment)?)?;
+        writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
         Ok(Worker(child))
     }
 
-    fn finish(&mut self) -> Result<Tally, Failure> {
+    /// What it has counted, as far as it came, and how it failed.
+    fn finish(&mut self) -> Result<(Tally, Option<String>), Failure> {
         let stdout = self.0.stdout.take().ok_or("a worker has no stdout")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let status = self.0.wait()?;
-        match serde_json::from_str(&line) {
-            Ok(tally) if status.success() => Ok(tally),
-            _ => Err(format!("a worker ended with {status}: {}", line.trim()).into()),
-        }
+        Ok(match serde_json::from_str(&line) {
+            Ok(tally) if status.success() => (tally, None),
+            Ok(tally) => (tally, Some(format!("a worker ended with {status}"))),
+            Err(_) => (Tally::default(), Some(format!("a worker ended with {status}: {}", line.trim()))),
+        })
     }
 }
 
@@ -120,110 +166,7 @@ pub(crate) fn run_worker() -> Result<(), Failure> {
     io::stdin().read_line(&mut line)?;
     let assignment: Assignment = serde_json::from_str(&line)?;
     let mut tally = Tally::default();
-    let result = work(&assignment, &mut tally);
+    let result = worker::work(&assignment, &mut tally);
     writeln!(io::stdout(), "{}", serde_json::to_string(&tally)?)?;
     result
-}
-
-fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Failure> {
-    let Assignment { options, name, rank } = assignment;
-    let procs = options.procs as usize;
-    let (device, port) = hca::open(options.hca.as_ref())?;
-    let pd = ProtectionDomain::new(&device)?;
-    let mut mesh = Mesh::join(name, *rank, procs)?;
-    let mut ends = Vec::new();
-    for link in 0..options.links {
-        if let Some(role) = role(link, *rank, procs, options.seed) {
-            ends.push((link, End::new(role, &pd, port)?));
-        }
-    }
-    for (_, end) in &ends {
-        mesh.send(end.peer(), &end.up()?)?;
-    }
-    let stop = Instant::now() + Duration::from_secs_f64(options.minutes * 60.0);
-    let mut others = procs - 1;
-    let (mut stopped, mut done) = (false, false);
-    while !done || others > 0 {
-        let mut worked = false;
-        while let Some((peer, message)) = mesh.receive() {
-            worked = true;
-            let link = match &message {
-                Some(Message::Done) => {
-                    others -= 1;
-                    continue;
-                }
-                Some(
-                    Message::Up { link, .. }
-                    | Message::Ready { link, .. }
-                    | Message::Down { link, .. }
-                    | Message::End { link, .. },
-                ) => *link,
-                None if others == 0 => continue,
-                None => return Err(format!("process {peer} is gone").into()),
-            };
-            let end = ends.iter_mut().find(|(number, _)| *number == link).map(|(_, end)| end);
-            if let (Some(end), Some(message)) = (end, message)
-                && let Some(answer) = end.hear(message, tally)?
-            {
-                mesh.send(peer, &answer)?;
-            }
-        }
-        let now = Instant::now();
-        if now > stop && !stopped {
-            stopped = true;
-            ends.iter_mut().for_each(|(_, end)| end.stop());
-        }
-        let before = tally.operations;
-        for (_, end) in &mut ends {
-            if let Some(message) = end.step(tally)? {
-                worked = true;
-                mesh.send(end.peer(), &message)?;
-            }
-        }
-        if !done && ends.iter().all(|(_, end)| end.is_done()) {
-            done = true;
-            mesh.broadcast(&Message::Done)?;
-        }
-        if now > stop + SETTLE && !done {
-            tally.hung += 1;
-            let left = ends.iter().find(|(_, end)| !end.is_done()).map(|(_, end)| end.to_string());
-            return Err(format!("not finished: {}", left.unwrap_or_default()).into());
-        }
-        if !worked && tally.operations == before {
-            std::thread::sleep(PAUSE);
-        }
-    }
-    Ok(())
-}
-
-/// What this process does for a link, if it has one of its ends. Links go round all pairs of processes.
-fn role(link: u32, rank: usize, procs: usize, seed: u64) -> Option<Role> {
-    let pairs: Vec<(usize, usize)> =
-        (0..procs).flat_map(|low| (low + 1..procs).map(move |high| (low, high))).collect();
-    let (low, high) = *pairs.get(link as usize % pairs.len())?;
-    let (first, second) = (u64::from(link) * 2, u64::from(link) * 2 + 1);
-    let role = |peer, own, other| Role { link, peer, own, other, seed, by_stream: own % 4 >= 2 };
-    match rank {
-        _ if rank == low => Some(role(high, first, second)),
-        _ if rank == high => Some(role(low, second, first)),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_link_has_two_ends_in_two_processes() {
-        for procs in 2..=4 {
-            for link in 0..40 {
-                let roles: Vec<(usize, Role)> =
-                    (0..procs).filter_map(|rank| Some((rank, role(link, rank, procs, 1)?))).collect();
-                let [(low, first), (high, second)] = &roles[..] else { panic!("{} ends", roles.len()) };
-                assert_eq!((first.peer, second.peer), (*high, *low));
-                assert_eq!((first.own, first.other), (second.other, second.own));
-            }
-        }
-    }
 }

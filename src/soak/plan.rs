@@ -60,6 +60,16 @@ impl Planned {
         number as u32 ^ 0x5a5a_0000
     }
 
+    /// The number that an immediate was made of, as far as it fits.
+    pub(super) fn number(immediate: u32) -> u32 {
+        immediate ^ 0x5a5a_0000
+    }
+
+    /// The same, no longer than that.
+    pub(super) fn at_most(self, longest: usize) -> Self {
+        Planned { length: self.length.min(longest), ..self }
+    }
+
     pub(super) fn fill(&self, memory: &PinnedMemory, at: usize) {
         fill(memory, at, self.length, self.content);
     }

@@ -1,52 +1,95 @@
 //! What is counted.
 
+use gdsync::WorkError;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Problems that are told in words.
 const PROBLEMS: usize = 5;
 
-/// Counts of one process, or of all.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tally {
-    /// Work requests that completed with success, on both sides.
-    pub(super) operations: u64,
-    pub(super) bytes: u64,
-    /// Messages sent, those that were sent again after a failure included, and received.
-    pub(super) sent: u64,
-    pub(super) received: u64,
-    /// Failures of queue pairs, seen by the end that failed first; each was got over.
-    pub(super) failures: u64,
-    /// Work requests that completed with an error.
-    pub(super) flushed: u64,
-    /// Faults that the software cards injected.
+macro_rules! tally {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of one process, or of all.
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        pub(super) struct Tally {
+            $($(#[$doc])* pub(super) $name: u64,)*
+            /// Work requests that completed with an error, by the error.
+            pub(super) errors: BTreeMap<String, u64>,
+            /// What each rule of the plan has come to. Empty where the cards do not tell.
+            pub(super) rules: Vec<RuleTally>,
+            /// The first things that were wrong, in words.
+            pub(super) problems: Vec<String>,
+        }
+
+        impl Tally {
+            fn add_counts(&mut self, other: &Tally) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+tally! {
+    /// Work requests posted, sends and receives.
+    posted,
+    /// Those that completed well.
+    operations,
+    /// Those that completed with an error.
+    flushed,
+    /// Those that asked for no completion, and had none when their queue pair failed.
+    silent,
+    bytes,
+    /// Messages of reliable links sent, those that were sent again after a failure included, and received.
+    sent,
+    received,
+    reads,
+    atomics,
+    /// Atomic operations that failed, and those of them that were executed nevertheless.
+    atomics_failed,
+    atomics_executed,
+    /// Messages of unreliable links sent, received, and neither received nor promised to be.
+    loose_sent,
+    loose_received,
+    dropped,
+    /// Waits whose status was compared with the completion.
+    checked,
+    /// Failures of queue pairs that an end noticed by itself, and queue pairs aborted at random.
+    failures,
+    aborted,
+    /// Ends that went on with the same queue pair, and with a new one.
+    reset,
+    replaced,
+    /// Asynchronous events of the card.
+    events,
+    lost,
+    duplicated,
+    wrong,
+    /// Completions of nothing that was posted, not in order, or missing.
+    unaccounted,
+    hung,
+}
+
+/// What a rule of the plan has come to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RuleTally {
+    pub(super) rule: String,
+    pub(super) matched: u64,
     pub(super) injected: u64,
-    pub(super) lost: u64,
-    pub(super) duplicated: u64,
-    pub(super) wrong: u64,
-    /// Completions of nothing that was posted, or not in order.
-    pub(super) unaccounted: u64,
-    pub(super) hung: u64,
-    /// The first things that were wrong, in words.
-    pub(super) problems: Vec<String>,
 }
 
 impl Tally {
     pub(super) fn add(&mut self, other: &Tally) {
-        for (sum, value) in [
-            (&mut self.operations, other.operations),
-            (&mut self.bytes, other.bytes),
-            (&mut self.sent, other.sent),
-            (&mut self.received, other.received),
-            (&mut self.failures, other.failures),
-            (&mut self.flushed, other.flushed),
-            (&mut self.injected, other.injected),
-            (&mut self.lost, other.lost),
-            (&mut self.duplicated, other.duplicated),
-            (&mut self.wrong, other.wrong),
-            (&mut self.unaccounted, other.unaccounted),
-            (&mut self.hung, other.hung),
-        ] {
-            *sum += value;
+        self.add_counts(other);
+        for (error, count) in &other.errors {
+            *self.errors.entry(error.clone()).or_default() += count;
+        }
+        if self.rules.is_empty() {
+            self.rules.clone_from(&other.rules);
+        } else {
+            for (sum, rule) in self.rules.iter_mut().zip(&other.rules) {
+                sum.matched += rule.matched;
+                sum.injected += rule.injected;
+            }
         }
         other.problems.iter().for_each(|problem| self.problem(|| problem.clone()));
     }
@@ -57,8 +100,56 @@ impl Tally {
         }
     }
 
+    /// A work request has failed.
+    pub(super) fn error(&mut self, error: WorkError) {
+        self.flushed += 1;
+        let name = error.kind().map_or_else(|| format!("{:#x}", error.syndrome), |kind| format!("{kind:?}"));
+        *self.errors.entry(name).or_default() += 1;
+    }
+
+    /// All ends are through: whatever was posted must have completed, once.
+    pub(super) fn balance(&mut self) {
+        let (posted, completed) = (self.posted, self.operations + self.flushed + self.silent);
+        if posted != completed {
+            self.unaccounted += posted.abs_diff(completed);
+            self.problem(|| format!("{posted} work requests were posted, {completed} completed"));
+        }
+    }
+
+    /// Faults that the cards injected, where they tell.
+    pub(super) fn injected(&self) -> Option<u64> {
+        (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
+    }
+
     /// Nothing went wrong that must not.
     pub(super) fn is_clean(&self) -> bool {
         [self.lost, self.duplicated, self.wrong, self.unaccounted, self.hung] == [0; 5]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_posted_has_to_complete_once() {
+        for (operations, missing) in [(7, 0), (6, 1), (9, 2)] {
+            let mut tally = Tally { posted: 10, operations, ..Tally::default() };
+            (0..3).for_each(|_| tally.error(WorkError { syndrome: 5, vendor: 0 }));
+            tally.balance();
+            assert_eq!((tally.unaccounted, tally.is_clean()), (missing, missing == 0), "{tally:?}");
+            assert_eq!(tally.errors["WrFlush"], 3);
+        }
+    }
+
+    #[test]
+    fn sums_are_by_count_error_and_rule() {
+        let rule = |injected| RuleTally { rule: "drop".to_owned(), matched: 9, injected };
+        let mut one = Tally { lost: 1, rules: vec![rule(2)], ..Tally::default() };
+        one.error(WorkError { syndrome: 0x13, vendor: 0 });
+        let mut sum = Tally::default();
+        sum.add(&one);
+        sum.add(&one);
+        assert_eq!((sum.lost, sum.flushed, sum.errors["RemoteAccess"], sum.rules[0].injected), (2, 2, 2, 4));
     }
 }

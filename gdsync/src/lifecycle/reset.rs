@@ -4,6 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{Error, Obstacle};
 use crate::qp::{QueuePair, QueuePairInner, Status, next_psn};
 use crate::qp_options::ConnectOptions;
+use crate::transport::Transport;
 use std::sync::atomic::Ordering;
 
 impl QueuePair {
@@ -12,8 +13,9 @@ impl QueuePair {
     /// from it stay.
     ///
     /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`], let the streams pass what
-    /// they were given, and poll both completion queues until every work request has completed. Prepared sends that were kept
-    /// are refused from then on ([`crate::QueueError::Stale`]).
+    /// they were given, and poll both completion queues until every work request has completed. Those at the end that asked for no
+    /// completion need none: done before the failure, they have none. Prepared sends that were kept are refused from then on
+    /// ([`crate::QueueError::Stale`]).
     ///
     /// Give the remote side the new [`QueuePair::endpoint`]; it has to start anew, too.
     ///
@@ -52,9 +54,10 @@ impl QueuePairInner {
             }
         }
         // Held to the end: nobody puts work into queues that are about to be forgotten.
+        let mut completions = self.send_cq().lock();
         let mut send = self.send();
         let mut recv = self.recv();
-        if let Some(obstacle) = send.obstacle() {
+        if let Some(obstacle) = send.obstacle(self.failure().is_some()) {
             return refuse(obstacle);
         }
         if !recv.is_empty() {
@@ -62,14 +65,24 @@ impl QueuePairInner {
         }
         let mut status = self.status();
         self.connected.store(false, Ordering::Release);
-        // Every completion was polled, so none of the old queues can come under the new ones' numbers. (libmlx5 would look for
-        // some, but leaves completion queues alone whose ring it has given away.)
+        // Every completion was polled, but perhaps of sends that asked for none; so none of the old queues comes under the new ones'
+        // numbers. (libmlx5 would look for some, but leaves completion queues alone whose ring it has given away.)
         self.to_reset()?;
+        let silent = send.outstanding();
+        if silent.entries > 0 {
+            completions.leave_behind(self.number());
+            (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
+        }
+        drop(completions);
         send.reset();
         recv.reset();
         self.psn.store(next_psn(), Ordering::Relaxed);
         self.to_init()?;
         *status = Status::Initialised;
+        drop(status);
+        if self.config.transport == Transport::Ud {
+            self.to_ready()?;
+        }
         tracing::debug!(qpn = self.number(), "queue pair reset");
         Ok(())
     }

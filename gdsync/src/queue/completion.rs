@@ -46,6 +46,9 @@ pub enum WorkKind {
 pub struct Completion {
     /// The number that the poster gave to the work request.
     pub wr_id: u64,
+    /// Which completion of its queue it is, counted as [`crate::PreparedWait::index`] counts. None where the card was not told of the
+    /// work.
+    pub index: Option<u32>,
     /// The local queue pair.
     pub qp_num: u32,
     /// What it was.
@@ -220,6 +223,12 @@ impl CompletionState {
     /// A queue pair is gone: the card writes no more entries of it, and its number may come again. Those that are in the ring keep
     /// their places, which streams may wait for, and are passed over by [`Self::take_left_behind`].
     pub(crate) fn forget(&mut self, qpn: u32) {
+        self.leave_behind(qpn);
+        self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
+    }
+
+    /// What the card has written for a queue pair, and nobody has polled, is for nobody: its place stays.
+    pub(crate) fn leave_behind(&mut self, qpn: u32) {
         let mut index = self.polled;
         while let Some(entry) = self.read(index) {
             if entry.cqe.qpn() == qpn && !self.left_behind.contains(&index) {
@@ -229,7 +238,6 @@ impl CompletionState {
             }
             index = index.wrapping_add(1);
         }
-        self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
     /// Whether the entry that was polled last belongs to a queue pair that is gone.
@@ -440,6 +448,12 @@ impl CompletionState {
             failed && cqe.qpn() == qpn && cqe.raw_syndrome() != Syndrome::WrFlush as u8
         });
         failures.next()
+    }
+
+    /// True for entries that were polled, or that nobody is told of: they say nothing of what their queue pair is now.
+    pub(crate) fn is_history(&self, index: u32) -> bool {
+        let passed = self.polled.wrapping_sub(index);
+        (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
     }
 
     /// Moves past the entry that [`Self::peek`] returned.

@@ -514,7 +514,10 @@ impl SendState {
     }
 
     /// What keeps the queue from starting anew.
-    pub(crate) fn obstacle(&self) -> Option<Obstacle> {
+    ///
+    /// `failed`: the card takes no more work, and completes whatever it has. Then it is no use to wait for what asked for no
+    /// completion, if that is all there is: it was done before the failure.
+    pub(crate) fn obstacle(&self, failed: bool) -> Option<Obstacle> {
         match self.unsettled() {
             Some(last) if !last.lane.has_passed(last.ticket) => {
                 return Some(Obstacle::Stream(last.lane.blocked_on(last.ticket)));
@@ -522,12 +525,17 @@ impl SendState {
             _ if self.proxied > 0 => return Some(Obstacle::Doorbells(self.proxied)),
             _ => {}
         }
-        (!self.entries.is_empty()).then_some(Obstacle::Sends(self.entries.len() as u32))
+        let is_silent = |entry: &Entry| failed && !entry.signaled && entry.state != State::Prepared;
+        let is_drained = self.entries.iter().all(is_silent);
+        (!is_drained).then_some(Obstacle::Sends(self.entries.len() as u32))
     }
 
-    /// Starts anew after the card has forgotten the queue, which is empty: block 0 is next. Serial numbers go on, so that a send
-    /// prepared before is known as such.
+    /// Starts anew after the card has forgotten the queue: block 0 is next. Serial numbers go on, so that a send prepared before is
+    /// known as such.
     pub(crate) fn reset(&mut self) {
+        self.first_serial += self.entries.len() as u64;
+        self.entries.clear();
+        self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
         (self.last_post, self.flushed) = (None, false);
         self.ring.publish(0);

@@ -317,6 +317,8 @@ impl Card {
             }
             let now = Instant::now();
             if to == QpState::Reset {
+                // Rung before this command, so it belongs to the life that ends.
+                engine.take_doorbells(now);
                 engine.settle_late(qpn, now);
                 engine.held.forget(qpn);
             }

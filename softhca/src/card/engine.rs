@@ -221,7 +221,8 @@ impl Engine {
         [timer, self.held.next_due(), self.late.next_due()].into_iter().flatten().min()
     }
 
-    fn take_doorbells(&mut self, now: Instant) -> bool {
+    /// Hears every doorbell that has rung.
+    pub(super) fn take_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = Vec::new();
         for (id, uar) in &self.uars {
             for &offset in uar.registers {

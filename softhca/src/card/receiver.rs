@@ -149,7 +149,7 @@ impl Qp {
                     Failure::Event(event) => context.emit(event),
                     Failure::Completion(index, syndrome) => self.receive_error(index, syndrome, context),
                 }
-                self.receiver.current = None;
+                // A receive that a message has begun to fill is flushed with the others, unless it has just failed itself.
                 self.go_to_error(context);
             }
         }

@@ -338,6 +338,22 @@ fn ringing_before_rts_is_diagnosed_and_lost() {
 }
 
 #[test]
+fn a_doorbell_rung_before_a_reset_is_of_the_former_life() {
+    let mut pair = Pair::new(64);
+    pair.left.post(Opcode::Nop, &[]);
+    let change = |state| QpChange { state: Some(state), ..QpChange::default() };
+    pair.card.modify_qp(pair.left.qpn, &change(QpState::Err)).unwrap();
+    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::WrFlush);
+    // The card has not looked at the register yet.
+    pair.card.modify_qp(pair.left.qpn, &change(QpState::Reset)).unwrap();
+    pair.left.head = 0;
+    bytes(pair.left.dbrec.cast(), 8).fill(0);
+    pair.left.connect(&pair.card, pair.right.qpn, pair.card.lid(), QpChange::default());
+    pair.run();
+    assert_eq!(pair.card.diagnostics().len(), 0, "{:?}", pair.card.diagnostics());
+}
+
+#[test]
 fn objects_in_use_stay() {
     let pair = Pair::new(64);
     let card = &pair.card;

@@ -1,6 +1,7 @@
 //! What faults do to programs, and that reliable connections get over those of the network.
 
 use super::*;
+use crate::card::context::MTU;
 use crate::faults::FaultPlan;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
@@ -175,6 +176,30 @@ fn a_responder_refuses_and_fails() {
         assert_eq!(error(pair.left.cq.poll()).1, syndrome);
         assert_eq!((pair.state(&pair.left), pair.state(&pair.right)), (QpState::Err, QpState::Err));
         assert_eq!(pair.target.bytes()[0], 0);
+    }
+}
+
+#[test]
+fn a_message_that_is_refused_in_its_middle_leaves_no_receive_behind() {
+    let len = 3 * MTU as usize;
+    for (place, first) in [(1, 0), (2, 0), (3, 0), (4, 1)] {
+        let mut pair = quick(len);
+        for _ in 0..3 {
+            pair.right.post_recv(&[pair.target.data(0..len)]);
+        }
+        pair.card.set_faults(Some(&plan(&format!("fail=remote-operation dir=in nth={place}"))));
+        let whole = pair.source.data(0..len);
+        for _ in 0..2 {
+            pair.left.post(Opcode::Send, &[whole.as_bytes()]);
+        }
+        run(&pair.card);
+        for received in 0..first {
+            let cqe = pair.right.cq.poll().expect("a receive");
+            assert_eq!((cqe.opcode(), cqe.wqe_counter()), (Ok(CqeOpcode::RespSend), received));
+        }
+        for flushed in first..3 {
+            assert_eq!(error(pair.right.cq.poll()), (CqeOpcode::ResponderError, Syndrome::WrFlush, flushed));
+        }
     }
 }
 

@@ -1,0 +1,141 @@
+//! What was posted and has not completed: each work request completes once, in its turn.
+
+use super::atomics::Atomic;
+use std::collections::VecDeque;
+
+/// What a work request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Message(u64),
+    Credit,
+    Read { landing: usize, from: usize, length: usize },
+    Atomic { result: usize, operation: Atomic, original: u64 },
+}
+
+/// How a work request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) work: Work,
+    pub(super) is_good: bool,
+    /// The completion is its own; otherwise it asked for none, and a later one tells of it.
+    pub(super) is_own: bool,
+}
+
+#[derive(Debug)]
+struct Posted {
+    serial: u64,
+    work: Work,
+    signaled: bool,
+}
+
+/// The send work requests of one queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    serial: u64,
+    outstanding: VecDeque<Posted>,
+}
+
+impl Ledger {
+    /// The number that the next work request carries.
+    pub(super) fn next(&self) -> u64 {
+        self.serial
+    }
+
+    pub(super) fn post(&mut self, work: Work, signaled: bool) {
+        self.outstanding.push_back(Posted { serial: self.serial, work, signaled });
+        self.serial += 1;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// The newest one asked for no completion, so that nothing would tell that it is through.
+    pub(super) fn ends_silently(&self) -> bool {
+        self.outstanding.back().is_some_and(|newest| !newest.signaled)
+    }
+
+    /// Those that are left asked for no completion: after a failure, none may come any more.
+    pub(super) fn is_silent(&self) -> bool {
+        self.outstanding.iter().all(|posted| !posted.signaled)
+    }
+
+    /// No completion comes any more. Returns how many work requests had none.
+    pub(super) fn forget(&mut self) -> usize {
+        std::mem::take(&mut self.outstanding).len()
+    }
+
+    /// A completion has come: which work requests have ended with it. Those before it that asked for none are good, even where
+    /// it is bad: a card completes in order.
+    ///
+    /// # Errors
+    /// In words, where it cannot be: of nothing that was posted, not in its turn, or good though none was asked for.
+    pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
+        let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
+            return Err(format!("completion {serial} is of nothing that was posted"));
+        };
+        if let Some(missed) = self.outstanding.iter().take(position).find(|posted| posted.signaled) {
+            return Err(format!("completion {serial} has come before {}", missed.serial));
+        }
+        if is_good && !self.outstanding[position].signaled {
+            return Err(format!("completion {serial} was not asked for"));
+        }
+        let ended = self.outstanding.drain(..=position).map(|posted| {
+            let is_own = posted.serial == serial;
+            Ended { work: posted.work, is_good: is_good || !is_own, is_own }
+        });
+        Ok(ended.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(signaled: &[bool]) -> Ledger {
+        let mut ledger = Ledger::default();
+        (0..).zip(signaled).for_each(|(number, signaled)| ledger.post(Work::Message(number), *signaled));
+        ledger
+    }
+
+    fn ended(number: u64, is_good: bool, is_own: bool) -> Ended {
+        Ended { work: Work::Message(number), is_good, is_own }
+    }
+
+    #[test]
+    fn a_completion_tells_of_those_before_it_that_asked_for_none() {
+        let mut ledger = ledger(&[false, false, true, false]);
+        let told = ledger.complete(2, true).unwrap();
+        assert_eq!(told, [ended(0, true, false), ended(1, true, false), ended(2, true, true)]);
+        assert!(ledger.ends_silently() && ledger.len() == 1);
+        assert_eq!(ledger.complete(3, false).unwrap(), [ended(3, false, true)]);
+        assert!(!ledger.ends_silently() && ledger.len() == 0);
+    }
+
+    #[test]
+    fn an_error_is_of_one_and_what_stood_silently_before_it_is_good() {
+        let mut ledger = ledger(&[false, true, true]);
+        assert_eq!(ledger.complete(1, false).unwrap(), [ended(0, true, false), ended(1, false, true)]);
+        assert_eq!(ledger.complete(2, false).unwrap(), [ended(2, false, true)]);
+    }
+
+    #[test]
+    fn what_asked_for_none_may_never_complete() {
+        assert!(!ledger(&[false, true, false]).is_silent());
+        let mut ledger = ledger(&[true, false, false]);
+        ledger.complete(0, true).unwrap();
+        assert!(ledger.is_silent());
+        assert_eq!((ledger.forget(), ledger.len()), (2, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert!(ledger(&[true]).complete(1, true).unwrap_err().contains("nothing that was posted"));
+        assert!(ledger(&[true, true]).complete(1, true).unwrap_err().contains("before 0"));
+        assert!(ledger(&[true, true]).complete(1, false).unwrap_err().contains("before 0"));
+        assert!(ledger(&[false]).complete(0, true).unwrap_err().contains("not asked for"));
+        let mut ledger = ledger(&[true]);
+        ledger.complete(0, true).unwrap();
+        assert!(ledger.complete(0, true).is_err(), "twice");
+    }
+}

@@ -1,0 +1,91 @@
+//! Completion queues that several ends may share, and waits whose status must agree with the completion.
+
+use super::tally::Tally;
+use crate::Failure;
+use gdsync::{Completion, CompletionQueue, Status, WorkError, WorkKind};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// A completion queue, and completions that were taken and are for others than who took them.
+pub(super) struct Hub {
+    pub(super) queue: CompletionQueue,
+    /// Number of the completion after the one taken last.
+    taken: u32,
+    /// By queue pair, receives apart.
+    inboxes: BTreeMap<(u32, bool), VecDeque<Completion>>,
+    /// By the number of the completion: what the wait says, and what the completion says.
+    checks: BTreeMap<u32, (Status, Option<Result<(), WorkError>>)>,
+}
+
+/// Ends of one process look into the same hub.
+pub(super) type SharedHub = Rc<RefCell<Hub>>;
+
+impl Hub {
+    pub(super) fn new(queue: CompletionQueue) -> SharedHub {
+        Rc::new(RefCell::new(Hub { queue, taken: 0, inboxes: BTreeMap::new(), checks: BTreeMap::new() }))
+    }
+
+    /// The next completion of a queue pair's receives, or of its sends.
+    pub(super) fn take(&mut self, qpn: u32, receive: bool) -> Result<Option<Completion>, Failure> {
+        if let Some(completion) = self.inboxes.get_mut(&(qpn, receive)).and_then(VecDeque::pop_front) {
+            return Ok(Some(completion));
+        }
+        while let Some(completion) = self.queue.poll()? {
+            if let Some(index) = completion.index {
+                if let Some((_, outcome)) = self.checks.get_mut(&index) {
+                    *outcome = Some(completion.status);
+                }
+                self.taken = index.wrapping_add(1);
+            }
+            let is_receive =
+                matches!(completion.kind, WorkKind::Receive | WorkKind::ReceiveRdmaWithImmediate);
+            if (completion.qp_num, is_receive) == (qpn, receive) {
+                return Ok(Some(completion));
+            }
+            self.inboxes.entry((completion.qp_num, is_receive)).or_default().push_back(completion);
+        }
+        Ok(None)
+    }
+
+    /// What this wait says is to be compared with the completion. It is one that was not taken yet.
+    pub(super) fn expect(&mut self, index: u32, status: Status) {
+        self.checks.insert(index, (status, None));
+    }
+
+    /// Waits that were not compared yet.
+    pub(super) fn pending(&self) -> usize {
+        self.checks.len()
+    }
+
+    /// Compares what is known of both.
+    pub(super) fn compare(&mut self, tally: &mut Tally) {
+        let taken = self.taken;
+        self.checks.retain(|index, (status, outcome)| {
+            let Some(told) = status.get() else { return true };
+            // One that was passed over is of a queue pair's former life, and told to nobody.
+            let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
+            let Some(outcome) = *outcome else { return !is_past };
+            tally.checked += 1;
+            if told != outcome {
+                tally.wrong += 1;
+                tally.problem(|| format!("wait {index} says {told:?}, its completion {outcome:?}"));
+            }
+            false
+        });
+    }
+
+    /// Nothing more comes: what is left is told by nobody.
+    pub(super) fn close(&mut self, tally: &mut Tally) {
+        self.compare(tally);
+        let strangers: usize = self.inboxes.values().map(VecDeque::len).sum();
+        let waits = self.checks.values().filter(|(status, _)| status.get().is_none()).count();
+        let left = strangers + waits;
+        if left > 0 {
+            tally.unaccounted += left as u64;
+            tally.problem(|| format!("{strangers} completions are nobody's, {waits} waits have no outcome"));
+        }
+        self.checks.clear();
+        self.inboxes.clear();
+    }
+}

@@ -1,0 +1,380 @@
+//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it starts anew.
+
+use super::ledger::{Ended, Ledger, Work};
+use super::plan::{LONGEST, Random};
+use super::queues::{Hub, SharedHub};
+use super::tally::Tally;
+use crate::Failure;
+use gdsync::{
+    Access, AsyncEventKind, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, GRH_BYTES,
+    MemoryRegion, PinnedMemory, PostFailure, PreparedSend, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, SoftStream, Stream, Transport, WorkRequest,
+};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Receives that are posted.
+pub(super) const RECEIVES: u64 = 8;
+/// Send work requests.
+pub(super) const DEPTH: u32 = 64;
+/// Bytes of a receive.
+const PLACE: usize = LONGEST + 64;
+/// Waits of the listening stream that are posted at a time.
+const LISTENING: usize = 2;
+
+/// Where the completions of an end go.
+#[derive(Clone)]
+pub(super) enum Queues {
+    /// Into two queues of its own, new ones with each queue pair.
+    Own,
+    /// Both into one of its own.
+    Single,
+    /// Into two that other ends use, too.
+    Shared(SharedHub, SharedHub),
+}
+
+pub(super) struct Wire {
+    device: Device,
+    pd: ProtectionDomain,
+    config: QueuePairConfig,
+    queues: Queues,
+    pub(super) queue_pair: QueuePair,
+    send: SharedHub,
+    recv: SharedHub,
+    /// Posts, instead of the CPU.
+    stream: Option<Stream<SoftStream>>,
+    /// Waits for receives.
+    listener: Option<Stream<SoftStream>>,
+    pub(super) ledger: Ledger,
+    pub(super) target: MemoryRegion,
+    posted_receives: u64,
+    done_receives: u64,
+    random: Random,
+}
+
+fn queue_pair(
+    device: &Device,
+    pd: &ProtectionDomain,
+    config: QueuePairConfig,
+    queues: &Queues,
+) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+    let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+        let queue_pair = QueuePair::new(pd, config)?;
+        let hubs = (Hub::new(queue_pair.send_cq()), Hub::new(queue_pair.recv_cq()));
+        Ok((queue_pair, hubs.0, hubs.1))
+    };
+    let (send, recv) = match queues {
+        Queues::Own => return own(),
+        Queues::Single => {
+            let entries = 2 * (config.send_depth + config.recv_depth);
+            let hub = Hub::new(CompletionQueue::new(device, entries)?);
+            (hub.clone(), hub)
+        }
+        Queues::Shared(send, recv) => (send.clone(), recv.clone()),
+    };
+    let made = {
+        let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
+        QueuePair::with_completion_queues(pd, config, &send, &recv)?
+    };
+    Ok((made, send, recv))
+}
+
+impl Wire {
+    pub(super) fn new(
+        (device, pd, port): (&Device, &ProtectionDomain, u8),
+        transport: Transport,
+        queues: Queues,
+        by_stream: bool,
+        random: Random,
+    ) -> Result<Self, Failure> {
+        let config = QueuePairConfig::default().transport(transport).port(port).access(Access::all());
+        let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
+        let (queue_pair, send, recv) = queue_pair(device, pd, config, &queues)?;
+        let stream = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
+        // A stream that waits for receives must not stand in the way of sends: the other end may be waiting for those.
+        let listens = by_stream && matches!(queues, Queues::Own);
+        Ok(Wire {
+            target: MemoryRegion::allocate(pd, RECEIVES as usize * PLACE, Access::LOCAL_WRITE)?,
+            stream: by_stream.then(stream).transpose()?,
+            listener: listens.then(stream).transpose()?,
+            device: device.clone(),
+            pd: pd.clone(),
+            config,
+            queues,
+            queue_pair,
+            send,
+            recv,
+            ledger: Ledger::default(),
+            posted_receives: 0,
+            done_receives: 0,
+            random,
+        })
+    }
+
+    pub(super) fn transport(&self) -> Transport {
+        self.config.transport
+    }
+
+    /// Where a receive's data are.
+    pub(super) fn received(&self, completion: &Completion) -> (&PinnedMemory, usize) {
+        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
+        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + header)
+    }
+
+    /// Bytes of a receive that are data.
+    pub(super) fn data_len(&self, completion: &Completion) -> usize {
+        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
+        (completion.byte_len as usize).saturating_sub(header)
+    }
+
+    pub(super) fn connect(&mut self, remote: &Endpoint, tally: &mut Tally) -> Result<(), Failure> {
+        if self.transport() != Transport::Ud {
+            let options = ConnectOptions::default().timeout(12).retry_count(7).rnr_retry(7).min_rnr_timer(5);
+            self.queue_pair.connect(remote, options)?;
+        }
+        self.post_receives(tally)
+    }
+
+    /// A queue pair that can be connected, with nothing outstanding: the same one, or another.
+    pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+        // Events of its past, of which it must not hear when it is new.
+        read_events(&self.device, tally)?;
+        let (old, hub) = (self.queue_pair.number(), self.send.clone());
+        if self.random.below(2) == 0 {
+            self.queue_pair.reset()?;
+            tally.reset += 1;
+        } else {
+            let (queue_pair, send, recv) = queue_pair(&self.device, &self.pd, self.config, &self.queues)?;
+            self.close(tally);
+            (self.queue_pair, self.send, self.recv) = (queue_pair, send, recv);
+            tally.replaced += 1;
+        }
+        self.forget(&hub, old, tally)?;
+        (self.posted_receives, self.done_receives) = (0, 0);
+        Ok(())
+    }
+
+    /// The queue pair of that number has ended its life: what asked for no completion may have had one by then.
+    fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
+        while let Some(completion) = hub.borrow_mut().take(number, false)? {
+            self.end_sends(&completion, tally)?;
+        }
+        tally.silent += self.ledger.forget() as u64;
+        Ok(())
+    }
+
+    /// The run is over, and nothing is outstanding.
+    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+        self.queue_pair.reset()?;
+        let hub = self.send.clone();
+        self.forget(&hub, self.queue_pair.number(), tally)?;
+        self.close(tally);
+        Ok(())
+    }
+
+    /// The hubs that nobody else looks into are looked through: nothing may be left there.
+    fn close(&self, tally: &mut Tally) {
+        if !matches!(self.queues, Queues::Shared(..)) {
+            self.send.borrow_mut().close(tally);
+            self.recv.borrow_mut().close(tally);
+        }
+    }
+
+    /// Posts as many receives as there is room for.
+    pub(super) fn post_receives(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+        while self.posted_receives - self.done_receives < RECEIVES {
+            let at = (self.posted_receives % RECEIVES) as usize * PLACE;
+            let slices = [self.target.slice(at..at + PLACE)?];
+            match self.queue_pair.post_recv(&slices, self.posted_receives) {
+                Ok(()) => {}
+                Err(error) if is_for_now(&error) => break,
+                Err(error) => return Err(error.into()),
+            }
+            self.posted_receives += 1;
+            tally.posted += 1;
+        }
+        self.listen()
+    }
+
+    /// Sometimes has a stream wait for the next receive that none waits for.
+    fn listen(&mut self) -> Result<(), Failure> {
+        let Some(listener) = &self.listener else { return Ok(()) };
+        let mut hub = self.recv.borrow_mut();
+        if hub.pending() >= LISTENING || self.random.below(8) != 0 {
+            return Ok(());
+        }
+        let wait = match hub.queue.prepare_wait() {
+            Ok(wait) => wait,
+            Err(QueueError::NothingToWaitFor { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let index = wait.index();
+        let wait = wait.checked()?;
+        let status = wait.status();
+        listener.post(Batch::new().wait_checked(wait)).map_err(|error| error.to_string())?;
+        hub.expect(index, status);
+        Ok(())
+    }
+
+    /// Posts a request, if that can be done now.
+    pub(super) fn post(
+        &mut self,
+        request: WorkRequest<'_>,
+        work: Work,
+        signaled: bool,
+        tally: &mut Tally,
+    ) -> Result<bool, Failure> {
+        let request = request.wr_id(self.ledger.next());
+        let request = if signaled { request } else { request.unsignaled() };
+        let chance = self.random.below(6);
+        match &self.stream {
+            None => match self.queue_pair.post_send(request) {
+                Ok(()) => {}
+                Err(error) if is_for_now(&error) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            },
+            Some(stream) => {
+                let send = match self.queue_pair.prepare(request) {
+                    Ok(send) => send,
+                    Err(error) if is_for_now(&error) => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                };
+                self.post_on(stream, send, signaled, chance)?;
+            }
+        }
+        self.ledger.post(work, signaled);
+        tally.posted += 1;
+        Ok(true)
+    }
+
+    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can count on: so streams that share a
+    /// queue never wait for each other in a circle.
+    fn post_on(
+        &self,
+        stream: &Stream<SoftStream>,
+        send: PreparedSend,
+        signaled: bool,
+        chance: u64,
+    ) -> Result<(), Failure> {
+        let batch = Batch::new().send(send);
+        let mut hub = self.send.borrow_mut();
+        let (batch, check) = match chance {
+            0 if signaled => (batch.wait(hub.queue.prepare_wait()?), None),
+            1 if signaled => {
+                let wait = hub.queue.prepare_wait()?;
+                let index = wait.index();
+                let wait = wait.checked()?;
+                let status = wait.status();
+                (batch.wait_checked(wait), Some((index, status)))
+            }
+            _ => (batch, None),
+        };
+        match stream.post(batch) {
+            Ok(_) => {
+                check.into_iter().for_each(|(index, status)| hub.expect(index, status));
+                Ok(())
+            }
+            // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
+            Err(error) if matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })) => Ok(()),
+            Err(error) => Err(error.to_string().into()),
+        }
+    }
+
+    /// The next receive that has completed.
+    pub(super) fn take_receive(&mut self, tally: &mut Tally) -> Result<Option<Completion>, Failure> {
+        let Some(completion) = self.recv.borrow_mut().take(self.queue_pair.number(), true)? else {
+            return Ok(None);
+        };
+        if completion.wr_id != self.done_receives {
+            tally.unaccounted += 1;
+            let (number, due) = (completion.wr_id, self.done_receives);
+            return Err(format!("receive {number} has completed instead of {due}").into());
+        }
+        self.done_receives += 1;
+        match completion.status {
+            Ok(()) => tally.operations += 1,
+            Err(error) => tally.error(error),
+        }
+        Ok(Some(completion))
+    }
+
+    /// The next completion of sends, and which have ended with it.
+    pub(super) fn take_send(
+        &mut self,
+        tally: &mut Tally,
+    ) -> Result<Option<(Completion, Vec<Ended>)>, Failure> {
+        let Some(completion) = self.send.borrow_mut().take(self.queue_pair.number(), false)? else {
+            return Ok(None);
+        };
+        let ended = self.end_sends(&completion, tally)?;
+        Ok(Some((completion, ended)))
+    }
+
+    fn end_sends(&mut self, completion: &Completion, tally: &mut Tally) -> Result<Vec<Ended>, Failure> {
+        let ended = match self.ledger.complete(completion.wr_id, completion.status.is_ok()) {
+            Ok(ended) => ended,
+            Err(text) => {
+                tally.unaccounted += 1;
+                return Err(text.into());
+            }
+        };
+        tally.operations += ended.iter().filter(|ended| ended.is_good).count() as u64;
+        if let Err(error) = completion.status {
+            tally.error(error);
+        }
+        Ok(ended)
+    }
+
+    /// Compares what waits say with what has completed.
+    pub(super) fn compare(&self, tally: &mut Tally) {
+        self.send.borrow_mut().compare(tally);
+        if !Rc::ptr_eq(&self.send, &self.recv) {
+            self.recv.borrow_mut().compare(tally);
+        }
+    }
+
+    /// Work requests that still have to complete.
+    pub(super) fn left(&self) -> u64 {
+        let sends = if self.ledger.is_silent() { 0 } else { self.ledger.len() as u64 };
+        sends + self.posted_receives - self.done_receives
+    }
+
+    /// Its streams have passed everything.
+    pub(super) fn is_idle(&self) -> Result<bool, Failure> {
+        for stream in [&self.stream, &self.listener].into_iter().flatten() {
+            if !stream.synchronize_timeout(Duration::ZERO)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Reads what the card tells of queue pairs that could not say so by a completion.
+pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Failure> {
+    while let Some(event) = device.next_event(Duration::ZERO)? {
+        tally.events += 1;
+        if !matches!(
+            event.kind,
+            AsyncEventKind::QueuePairFatal
+                | AsyncEventKind::QueuePairRequestError
+                | AsyncEventKind::QueuePairAccessError
+        ) {
+            tally.unaccounted += 1;
+            tally.problem(|| format!("{event:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// There is no room now, or the queue pair has failed meanwhile: completions tell of it.
+fn is_for_now(error: &QueueError) -> bool {
+    matches!(
+        error,
+        QueueError::SendQueueFull { .. }
+            | QueueError::ReceiveQueueFull { .. }
+            | QueueError::CompletionQueueFull { .. }
+            | QueueError::WouldBlock(_)
+            | QueueError::Failed { .. }
+    )
+}
