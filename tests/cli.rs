@@ -57,7 +57,8 @@ fn every_way_to_play_pingpong_is_verified() {
                 let time = |name: &str| report[name].as_f64().unwrap();
                 assert!(0.0 < time("min_us") && time("min_us") <= time("max_us"), "{report}");
                 assert!(time("messages_per_s") > 0.0 && time("bytes_per_s") > 0.0, "{report}");
-                assert!(time("memory_operations_per_iteration") >= 4.0, "{report}");
+                // A doorbell takes two, and what tells of the other side's message another.
+                assert!(time("memory_operations_per_iteration") >= 3.0, "{report}");
             }
         }
     }
@@ -154,7 +155,10 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
         (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
         (&["pingpong", "--nonsense"], "--nonsense"),
-        (&["bench", "flood"], "possible values: card, checked, post, memops, turnaround, graph, overlap"),
+        (
+            &["bench", "flood"],
+            "possible values: card, checked, post, memops, plan, batch, turnaround, graph, overlap",
+        ),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
         (&["soak", "--procs", "5"], "5 is not in 2..=4"),
         (&["soak", "--faults", "drop nth=0"], "nth=0"),

@@ -32,6 +32,8 @@ use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::ibv_qp;
 use parking_lot::{Mutex, MutexGuard};
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::relax::Yield;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -62,7 +64,7 @@ pub(crate) struct QueuePairInner {
     status: Mutex<Status>,
     /// The same in short, to be read without the lock: connected, and not failed.
     pub(crate) connected: AtomicBool,
-    pub(crate) send: parking_lot::Mutex<SendState>,
+    pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
@@ -185,7 +187,7 @@ impl QueuePair {
             recv_segments: attr.cap.max_recv_sge,
             status: Mutex::new(Status::Initialised),
             connected: AtomicBool::new(false),
-            send: parking_lot::Mutex::new(SendState::new(sq, number, register)),
+            send: SpinMutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
@@ -289,8 +291,11 @@ impl QueuePairInner {
     }
 
     /// The send queue. Lock order: completion queue first.
+    ///
+    /// A lock that is released by a store: another read-modify-write is a good part of what posting costs. Who finds it taken
+    /// yields, as nobody holds it for long but who resets the queue pair.
     #[inline(always)]
-    pub(crate) fn send(&self) -> MutexGuard<'_, SendState> {
+    pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
     }
 
