@@ -21,6 +21,9 @@ pub(super) enum Message {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
+/// What is said where nothing better is known.
+pub(super) const GONE: &str = "the other side is gone";
+
 /// What is to be done when the other side is gone.
 #[derive(Clone, Default)]
 pub(super) struct OnLoss {
@@ -91,7 +94,7 @@ impl Channel {
     }
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
-        let lost = |error| format!("the other side is gone: {error}");
+        let lost = |error| format!("{GONE}: {error}");
         writeln!(self.writer, "{}", serde_json::to_string(message)?).map_err(lost)?;
         self.writer.flush().map_err(lost)?;
         Ok(())
@@ -106,7 +109,7 @@ impl Channel {
         match line {
             Ok(line) => Ok(serde_json::from_str(&line)?),
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
-            Err(RecvTimeoutError::Disconnected) => Err("the other side is gone".into()),
+            Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
         }
     }
 }

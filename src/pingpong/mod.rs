@@ -82,8 +82,9 @@ fn with_thread(options: &PingpongOptions) -> Result<Report, Failure> {
     let report = Side::new(options, 0, Channel::new(first_in, first_out)).and_then(Side::run);
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
-        // The first failure is the cause; the other side's is told by the channel.
         (Ok(_), Ok(Err(error))) => Err(error),
+        // Whose failure made the other side go.
+        (Err(error), Ok(Err(cause))) if error.to_string().starts_with(channel::GONE) => Err(cause),
         (report, Ok(_)) => report,
     }
 }

@@ -3,7 +3,7 @@
 //! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions only when the stream has
 //! passed a whole chunk: between prepare and collect no message needs it.
 
-use super::channel::{Channel, Message};
+use super::channel::{Channel, GONE, Message};
 use super::driver::{self, CHUNKS, Driver};
 use super::findings::{Findings, FirstError};
 use super::progress::Progress;
@@ -120,7 +120,7 @@ impl Side {
         let (error, queue_pair, flag) =
             (self.findings.error.clone(), self.queue_pair.clone(), self.flag.clone());
         self.channel.on_loss().set(move || {
-            error.set(|| "the other side is gone".to_owned());
+            error.set(|| GONE.to_owned());
             if let Err(failure) = release(&queue_pair, &flag) {
                 error.set(|| failure.to_string());
             }
