@@ -23,32 +23,31 @@ const END: usize = 1;
 struct Results {
     gpu: String,
     doorbells: String,
-    /// Median of a batch of nothing but the wait for the trigger and the last write, which is taken off the rows that say so.
+    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the same round is taken off in the rows
+    /// of the GPU alone.
     empty_us: f64,
     rows: Vec<Comparison>,
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut bench = Bench::new(options)?;
-    let empty_us = bench.empty()?;
-    let sends = bench.compare(Part::Sends)?;
-    let waits = bench.compare(Part::Waits)?;
-    let net = |pairs: &[(f64, f64)]| -> Vec<(f64, f64)> {
-        pairs.iter().map(|(merged, plain)| (merged - empty_us, plain - empty_us)).collect()
-    };
-    let both = sends.iter().zip(&waits).map(|(sends, waits)| (sends.0 + waits.0, sends.1 + waits.1));
-    let both: Vec<_> =
-        both.map(|(merged, plain)| (merged - 2.0 * empty_us, plain - 2.0 * empty_us)).collect();
+    let (sends, waits) = (bench.compare(Part::Sends)?, bench.compare(Part::Waits)?);
+    let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
+    let gross = |rounds: Vec<Round>| rounds.iter().map(|round| (round.merged, round.plain)).collect();
+    let net = |rounds: &[Round]| rounds.iter().map(Round::net).collect();
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
-        empty_us,
+        empty_us: median(sends.iter().chain(&waits).map(|round| round.empty).collect()),
         rows: vec![
             Comparison::new("64 sends to one queue pair: the GPU alone", net(&sends)),
             Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
-            Comparison::new("both: the GPU alone", both),
-            Comparison::new("64 sends and waits for them: the card, too", bench.compare(Part::Both)?),
-            Comparison::new("a step among 64 queue pairs: the card, too", bench.compare(Part::Everybody)?),
+            Comparison::new("both: the GPU alone", net(&both)),
+            Comparison::new("64 sends and waits for them: the card, too", gross(bench.compare(Part::Both)?)),
+            Comparison::new(
+                "a step among 64 queue pairs: the card, too",
+                gross(bench.compare(Part::Everybody)?),
+            ),
         ],
     };
     if options.json {
@@ -72,6 +71,28 @@ enum Part {
     Everybody,
 }
 
+/// Times in µs.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    empty: f64,
+    merged: f64,
+    plain: f64,
+}
+
+impl Round {
+    fn net(&self) -> (f64, f64) {
+        (self.merged - self.empty, self.plain - self.empty)
+    }
+
+    fn and(&self, other: &Round) -> Round {
+        Round {
+            empty: self.empty + other.empty,
+            merged: self.merged + other.merged,
+            plain: self.plain + other.plain,
+        }
+    }
+}
+
 struct Bench {
     gpu: Gpu,
     pair: Pair,
@@ -93,28 +114,26 @@ impl Bench {
         Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, everybody, value: 0 })
     }
 
-    /// Rounds of both, in turns: merged, plain.
-    fn compare(&mut self, part: Part) -> Result<Vec<(f64, f64)>, Failure> {
-        let mut pairs = Vec::new();
-        for round in 0..ROUNDS {
-            let (mut merged, mut plain) = (0.0, 0.0);
-            // Whichever comes first may find caches colder.
-            for is_merged in if round % 2 == 0 { [true, false] } else { [false, true] } {
-                let time = self.round(part, is_merged)?;
-                *(if is_merged { &mut merged } else { &mut plain }) = time;
+    /// Rounds of all three. They take turns in being the first, which may find caches colder.
+    fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
+        let mut rounds = Vec::new();
+        for number in 0..ROUNDS {
+            let mut round = Round::default();
+            for turn in 0..3 {
+                match (number + turn) % 3 {
+                    0 => round.empty = self.empty()?,
+                    1 => round.merged = self.round(part, true)?,
+                    _ => round.plain = self.round(part, false)?,
+                }
             }
-            pairs.push((merged, plain));
+            rounds.push(round);
         }
-        Ok(pairs)
+        Ok(rounds)
     }
 
     fn empty(&mut self) -> Result<f64, Failure> {
-        let mut times = Vec::new();
-        for _ in 0..ROUNDS {
-            let batch = self.begin()?;
-            times.push(self.trigger(batch)?);
-        }
-        Ok(median(times))
+        let batch = self.begin()?;
+        self.trigger(batch)
     }
 
     fn begin(&mut self) -> Result<Batch, Failure> {
