@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::fault_plan;
 use crate::hca::{self, Hca};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -189,7 +190,7 @@ pub(crate) struct SoakOptions {
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds, made of the seed]
-    #[arg(long, value_name = "PLAN", value_parser = crate::soak::faults::parse)]
+    #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
     pub(crate) faults: Option<String>,
     /// Print one JSON object instead of text
     #[arg(long)]

@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod devices;
 mod explain;
+mod fault_plan;
 mod hca;
 mod pingpong;
 mod soak;

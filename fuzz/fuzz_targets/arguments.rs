@@ -4,6 +4,8 @@
 
 #[path = "../../src/cli.rs"]
 mod cli;
+#[path = "../../src/fault_plan.rs"]
+mod fault_plan;
 #[path = "../../src/hca.rs"]
 mod hca;
 

@@ -2,23 +2,9 @@
 
 use super::plan::Random;
 use super::tally::RuleTally;
-use softhca::faults::{Action, FAULTS_VARIABLE, FaultPlan};
+use crate::fault_plan::NONE;
+use softhca::faults::{FAULTS_VARIABLE, FaultPlan};
 use std::process::Command;
-
-/// The word for no faults.
-pub(crate) const NONE: &str = "none";
-
-/// What `--faults` may say: a plan that a soak can survive, or none.
-pub(crate) fn parse(text: &str) -> Result<String, String> {
-    if text == NONE {
-        return Ok(text.to_owned());
-    }
-    let plan: FaultPlan = text.parse().map_err(|error| format!("{error}"))?;
-    if plan.rules.iter().any(|rule| rule.action == Action::Die) {
-        return Err("a card that dies for good ends the soak: leave `die` out".to_owned());
-    }
-    Ok(plan.to_string())
-}
 
 /// A plan with every kind of fault that queue pairs survive, or that they can be brought back after; how often, the seed says.
 pub(super) fn of_seed(seed: u64) -> String {
@@ -85,6 +71,7 @@ pub(super) fn counts() -> Vec<RuleTally> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fault_plan;
 
     #[test]
     fn a_seed_makes_a_plan_of_every_kind() {
@@ -92,18 +79,10 @@ mod tests {
             let text = of_seed(seed);
             let plan: FaultPlan = text.parse().unwrap();
             assert_eq!(plan.rules.len(), 23);
-            assert_eq!(parse(&text), Ok(plan.to_string()));
+            assert_eq!(fault_plan::parse(&text), Ok(plan.to_string()));
         }
         assert_eq!(of_seed(3), of_seed(3));
         assert_ne!(of_seed(3), of_seed(4));
-    }
-
-    #[test]
-    fn a_plan_is_checked_before_anything_starts() {
-        assert_eq!(parse("none").as_deref(), Ok("none"));
-        assert_eq!(parse("drop nth=3").as_deref(), Ok("seed=0; drop nth=3"));
-        assert!(parse("drop nth=0").unwrap_err().contains("nth=0"));
-        assert!(parse("drop; die nth=9").unwrap_err().contains("leave `die` out"));
     }
 
     #[test]

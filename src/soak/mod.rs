@@ -17,6 +17,7 @@ mod wire;
 mod worker;
 
 use crate::cli::SoakOptions;
+use crate::fault_plan;
 use crate::{Failure, LOG_VARIABLE};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
@@ -70,7 +71,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         all.add(&tally);
         errors.extend(error);
     }
-    let injected = if plan == faults::NONE { Some(0) } else { all.injected() };
+    let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
     let mut out = io::stdout().lock();
     if options.json {
         let SoakOptions { seed, minutes, procs, links, .. } = *options;

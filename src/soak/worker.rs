@@ -7,6 +7,7 @@ use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
 use super::{Assignment, faults};
+use crate::fault_plan;
 use crate::{Failure, hca};
 use gdsync::{CompletionQueue, Device, ProtectionDomain};
 use std::collections::BTreeSet;
@@ -57,7 +58,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
             stopped = true;
             side.ends.iter_mut().for_each(End::stop);
         }
-        if now > cut && !stopped && plan != faults::NONE {
+        if now > cut && !stopped && plan != fault_plan::NONE {
             cut = now + Duration::from_millis(random.below(CUT));
             side.cut(random.below(options.links.into()) as usize)?;
             wire::read_events(&device, side.tally)?;
