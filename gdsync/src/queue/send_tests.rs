@@ -1,4 +1,5 @@
 use super::*;
+use crate::lane::{Lane, Ticket};
 use crate::queue::test_ring;
 use crate::request::Limits;
 use gdsync_sys::prm::wqe::CtrlSeg;
