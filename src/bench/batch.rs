@@ -11,8 +11,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Rounds of each measurement.
-const ROUNDS: usize = 400;
-/// Sends and waits of a batch.
+const ROUNDS: usize = 200;
+/// Descriptors of batches.
+const SIZES: [u32; 4] = [1, 8, 64, 512];
+/// Queue pairs of a step in which everybody sends to everybody, and waits where only they are measured.
 const MANY: u32 = 64;
 
 /// Lines of the shared words.
@@ -31,24 +33,41 @@ struct Results {
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut bench = Bench::new(options)?;
-    let (sends, waits) = (bench.compare(Part::Sends)?, bench.compare(Part::Waits)?);
-    let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
-    let gross = |rounds: Vec<Round>| rounds.iter().map(|round| (round.merged, round.plain)).collect();
+    let gross = |rounds: &[Round]| rounds.iter().map(|round| (round.merged, round.plain)).collect();
     let net = |rounds: &[Round]| rounds.iter().map(Round::net).collect();
+    let mut rows = Vec::new();
+    for size in SIZES {
+        let sends = bench.compare(Part::Sends(size))?;
+        rows.push(Comparison::new(&format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
+        let turns = bench.compare(Part::ByTurns(size))?;
+        rows.push(Comparison::new(
+            &format!("{size} descriptors, sends and waits by turns: the card, too"),
+            gross(&turns),
+        ));
+    }
+    let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
+    let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
+    rows.extend([
+        Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
+        Comparison::new("64 sends to one queue pair and these waits: the GPU alone", net(&both)),
+        Comparison::new("64 sends and waits for them: the card, too", gross(&bench.compare(Part::Both)?)),
+        Comparison::new(
+            "a step among 64 queue pairs: the card, too",
+            gross(&bench.compare(Part::Everybody)?),
+        ),
+    ]);
+    for size in SIZES {
+        let spread = bench.compare(Part::Spread(size))?;
+        rows.push(Comparison::new(
+            &format!("{size} sends to as many queue pairs: the GPU alone"),
+            net(&spread),
+        ));
+    }
     let results = Results {
         gpu: bench.gpu.name()?,
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
         empty_us: median(sends.iter().chain(&waits).map(|round| round.empty).collect()),
-        rows: vec![
-            Comparison::new("64 sends to one queue pair: the GPU alone", net(&sends)),
-            Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
-            Comparison::new("both: the GPU alone", net(&both)),
-            Comparison::new("64 sends and waits for them: the card, too", gross(bench.compare(Part::Both)?)),
-            Comparison::new(
-                "a step among 64 queue pairs: the card, too",
-                gross(bench.compare(Part::Everybody)?),
-            ),
-        ],
+        rows,
     };
     if options.json {
         return print_json(&results);
@@ -61,14 +80,31 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 /// What a batch has between the trigger and the last write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Sends to one queue pair.
-    Sends,
+    /// So many sends to one queue pair.
+    Sends(u32),
+    /// So many sends, each to a queue pair of its own.
+    Spread(u32),
+    /// So many descriptors: a send, a wait for it, a send, and so on.
+    ByTurns(u32),
     /// Waits for what the CPU has sent before.
     Waits,
-    /// Sends, and waits for them.
+    /// Sends, and then waits for them.
     Both,
-    /// A send to each of many queue pairs, and a wait for what each of them has received.
+    /// A send to each of many queue pairs, and then a wait for what each of them has received.
     Everybody,
+}
+
+impl Part {
+    /// Sends to one queue pair, and to the others.
+    fn sends(self) -> (u32, u32) {
+        match self {
+            Part::Sends(count) => (count, 0),
+            Part::Spread(count) => (0, count),
+            Part::ByTurns(count) => (count.div_ceil(2), 0),
+            Part::Waits | Part::Both => (MANY, 0),
+            Part::Everybody => (0, MANY),
+        }
+    }
 }
 
 /// Times in µs.
@@ -96,26 +132,32 @@ impl Round {
 struct Bench {
     gpu: Gpu,
     pair: Pair,
-    everybody: Vec<(QueuePair, QueuePair)>,
+    crowd: Vec<(QueuePair, QueuePair)>,
     value: u32,
 }
 
 impl Bench {
     fn new(options: &BenchOptions) -> Result<Self, Failure> {
         let pair = Pair::new(options.hca.as_ref())?;
+        Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, crowd: Vec::new(), value: 0 })
+    }
+
+    /// Queue pairs, where they are needed: a software card looks after all that are there, which takes its time.
+    fn gather(&mut self, count: u32) -> Result<(), Failure> {
         let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
-        let mut everybody = Vec::new();
-        for _ in 0..MANY {
-            let (here, there) = (QueuePair::new(&pair.pd, config)?, QueuePair::new(&pair.pd, config)?);
+        let pd = &self.pair.pd;
+        while self.crowd.len() < count as usize {
+            let (here, there) = (QueuePair::new(pd, config)?, QueuePair::new(pd, config)?);
             here.connect(&there.endpoint()?, ConnectOptions::default())?;
             there.connect(&here.endpoint()?, ConnectOptions::default())?;
-            everybody.push((here, there));
+            self.crowd.push((here, there));
         }
-        Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, everybody, value: 0 })
+        Ok(())
     }
 
     /// Rounds of all three. They take turns in being the first, which may find caches colder.
     fn compare(&mut self, part: Part) -> Result<Vec<Round>, Failure> {
+        self.gather(part.sends().1)?;
         let mut rounds = Vec::new();
         for number in 0..ROUNDS {
             let mut round = Round::default();
@@ -143,44 +185,45 @@ impl Bench {
 
     fn round(&mut self, part: Part, merged: bool) -> Result<f64, Failure> {
         let mut batch = self.begin()?.merged(merged);
-        if part == Part::Everybody {
-            for (here, there) in &self.everybody {
-                there.post_recv(&[], 0)?;
-                batch = batch.send(here.prepare(WorkRequest::send(&[]))?);
-            }
-            for (_, there) in &self.everybody {
-                batch = batch.wait(there.recv_cq().prepare_wait()?);
-            }
-        } else {
-            for _ in 0..MANY {
-                self.pair.right.post_recv(&[], 0)?;
-                if part == Part::Waits {
-                    self.pair.left.post_send(WorkRequest::send(&[]))?;
-                } else {
-                    batch = batch.send(self.pair.left.prepare(WorkRequest::send(&[]))?);
-                }
-            }
+        let (one, crowd) = part.sends();
+        let crowd = &self.crowd[..crowd as usize];
+        for i in 0..one {
+            self.pair.right.post_recv(&[], 0)?;
             if part == Part::Waits {
-                // All have come before the trigger.
-                self.collect(&self.pair.right, false, MANY)?;
+                self.pair.left.post_send(WorkRequest::send(&[]))?;
+                continue;
             }
-            if part != Part::Sends {
-                for _ in 0..MANY {
-                    batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
-                }
+            batch = batch.send(self.pair.left.prepare(WorkRequest::send(&[]))?);
+            if matches!(part, Part::ByTurns(count) if 2 * i + 1 < count) {
+                batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
+            }
+        }
+        for (here, there) in crowd {
+            there.post_recv(&[], 0)?;
+            batch = batch.send(here.prepare(WorkRequest::send(&[]))?);
+        }
+        if part == Part::Waits {
+            // All have come before the trigger.
+            self.collect(&self.pair.right, false, one)?;
+        }
+        if matches!(part, Part::Waits | Part::Both) {
+            for _ in 0..one {
+                batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
+            }
+        }
+        if part == Part::Everybody {
+            for (_, there) in crowd {
+                batch = batch.wait(there.recv_cq().prepare_wait()?);
             }
         }
         let time = self.trigger(batch)?;
-        if part == Part::Everybody {
-            for (here, there) in &self.everybody {
-                self.collect(here, true, 1)?;
-                self.collect(there, false, 1)?;
-            }
-        } else {
-            self.collect(&self.pair.left, true, MANY)?;
-            if part != Part::Waits {
-                self.collect(&self.pair.right, false, MANY)?;
-            }
+        self.collect(&self.pair.left, true, one)?;
+        if part != Part::Waits {
+            self.collect(&self.pair.right, false, one)?;
+        }
+        for (here, there) in crowd {
+            self.collect(here, true, 1)?;
+            self.collect(there, false, 1)?;
         }
         Ok(time)
     }
