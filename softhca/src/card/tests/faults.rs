@@ -8,8 +8,8 @@ use gdsync_sys::prm::wqe::AtomicSeg;
 /// A pair that allows everything, whose packets are missed soon.
 pub(super) fn quick(len: usize) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
-    // 4.096 µs * 2^7: half a millisecond.
-    let change = QpChange { access: Some(access), timeout: Some(7), ..QpChange::default() };
+    // 4.096 µs * 2^10: four milliseconds, more than a message takes under a sanitizer.
+    let change = QpChange { access: Some(access), timeout: Some(10), ..QpChange::default() };
     let mut pair = Pair::with(&SIZES, len, change);
     pair.target = Region::new(&pair.card, pair.pdn, len, access);
     pair
