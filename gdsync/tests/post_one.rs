@@ -166,6 +166,8 @@ impl Sender {
                 self.insist((at + 1) % 3, self.streams[(at + 1) % 3].post(error.batch));
             }
             Action::Swapped(at) => {
+                // With room for it, so that its order is what is wrong.
+                synchronize(&self.streams[at]);
                 let (first, second) = (self.prepare(), self.prepare());
                 let error = self.streams[at].post_send(second).unwrap_err();
                 assert!(matches!(error.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{error}");
