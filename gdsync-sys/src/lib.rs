@@ -11,6 +11,7 @@
 //! Names of C types and fields are those of the C headers, so that they can be looked up there.
 
 pub mod api;
+pub mod barrier;
 pub mod mlx5dv;
 pub mod prm;
 pub mod system;

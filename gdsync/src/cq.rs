@@ -2,7 +2,7 @@
 
 use crate::device::{Device, DeviceInner};
 use crate::error::{Error, QueueError};
-use crate::memory::arena::Arena;
+use crate::memory::{QueuePlacement, Rooms};
 use crate::pd::{ProtectionDomain, ProtectionDomainInner};
 use crate::qp::QueuePairInner;
 use crate::queue::Ring;
@@ -57,9 +57,17 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length.
     pub fn new(device: &Device, entries: u32) -> Result<Self, Error> {
+        Self::with_placement(device, entries, QueuePlacement::HOST)
+    }
+
+    /// As [`Self::new`], with a say in where its ring and its record lie.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Placement`].
+    pub fn with_placement(device: &Device, entries: u32, placement: QueuePlacement) -> Result<Self, Error> {
         // A ring's memory comes by way of a domain. This one has no other use.
         let pd = ProtectionDomain::new(device)?;
-        let domain = QueueDomain::without_register(&pd.inner)?;
+        let domain = QueueDomain::without_register(&pd.inner, placement)?;
         Ok(CompletionQueue { inner: CompletionQueueInner::new(&domain, entries)? })
     }
 
@@ -125,6 +133,7 @@ impl CompletionQueueInner {
         }
         // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
+        let ring = ring.write_combined(domain.rooms.completions_are_combined());
         std::mem::forget(guard);
         Ok(Arc::new(CompletionQueueInner {
             raw,
@@ -286,6 +295,8 @@ impl Drop for DestroyCq<'_> {
 pub(crate) struct QueueDomain {
     raw: NonNull<ibv_pd>,
     td: Option<NonNull<verbs::ibv_td>>,
+    /// Boxed: the provider knows the address.
+    pub(crate) rooms: Box<Rooms>,
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
@@ -296,26 +307,34 @@ unsafe impl Send for QueueDomain {}
 unsafe impl Sync for QueueDomain {}
 
 impl QueueDomain {
-    pub(crate) fn new(pd: &Arc<ProtectionDomainInner>) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(
+        pd: &Arc<ProtectionDomainInner>,
+        placement: QueuePlacement,
+    ) -> Result<Arc<Self>, Error> {
         let (api, context) = (pd.device.api, pd.device.context());
         let mut td_attr = verbs::ibv_td_init_attr::default();
         // SAFETY: the context is open as long as `pd` lives.
         let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
         let td = verbs_call::pointer("ibv_alloc_td", td, String::new)?;
-        Self::with_register(pd, Some(td)).inspect_err(|_| {
+        Self::with_register(pd, placement, Some(td)).inspect_err(|_| {
             // SAFETY: allocated above, used by nobody.
             verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
         })
     }
 
-    fn without_register(pd: &Arc<ProtectionDomainInner>) -> Result<Arc<Self>, Error> {
-        Self::with_register(pd, None)
+    fn without_register(
+        pd: &Arc<ProtectionDomainInner>,
+        placement: QueuePlacement,
+    ) -> Result<Arc<Self>, Error> {
+        Self::with_register(pd, placement, None)
     }
 
     fn with_register(
         pd: &Arc<ProtectionDomainInner>,
+        placement: QueuePlacement,
         td: Option<NonNull<verbs::ibv_td>>,
     ) -> Result<Arc<Self>, Error> {
+        let rooms = Box::new(Rooms::new(placement, &pd.device)?);
         let (api, context) = (pd.device.api, pd.device.context());
         let mut attr = verbs::ibv_parent_domain_init_attr {
             pd: pd.raw(),
@@ -324,12 +343,12 @@ impl QueueDomain {
                 | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
             alloc: Some(allocate_queue_memory),
             free: Some(free_queue_memory),
-            pd_context: (&raw const pd.device.arena).cast_mut().cast(),
+            pd_context: (&raw const *rooms).cast_mut().cast(),
         };
-        // SAFETY: as above; the arena lives in the device, which `pd` keeps, and so does everything that may still free.
+        // SAFETY: as above; the rooms stay where they are as long as the domain, which outlives everything that may still free.
         let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
         let raw = verbs_call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
-        Ok(Arc::new(QueueDomain { raw, td, pd: pd.clone() }))
+        Ok(Arc::new(QueueDomain { raw, td, rooms, pd: pd.clone() }))
     }
 
     pub(crate) fn raw(&self) -> *mut ibv_pd {
@@ -349,17 +368,23 @@ impl Drop for QueueDomain {
     }
 }
 
-/// Called by the verbs provider for the memory of queues: the arena of the device, given as `pd_context`.
+/// Called by the verbs provider for the memory of queues: the domain's rooms, given as `pd_context`.
 unsafe extern "C" fn allocate_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
     size: libc::size_t,
     alignment: libc::size_t,
-    _resource_type: u64,
+    resource_type: u64,
 ) -> *mut libc::c_void {
-    // SAFETY: `QueueDomain::new` gave the address of the device's arena, which outlives the domain.
-    let arena = unsafe { &*pd_context.cast::<Arena>() };
-    arena.allocate(size, alignment.max(1).next_power_of_two()).map_or(ptr::null_mut(), |block| block.cast())
+    // SAFETY: `QueueDomain::with_register` gave the address of the domain's rooms, which outlive the provider's use of it.
+    let rooms = unsafe { &*pd_context.cast::<Rooms>() };
+    match rooms.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {
+        Ok(block) => block.cast(),
+        Err(error) => {
+            tracing::debug!(%error, size, "no memory for a queue");
+            ptr::null_mut()
+        }
+    }
 }
 
 /// Counterpart of [`allocate_queue_memory`].
@@ -367,11 +392,11 @@ unsafe extern "C" fn free_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
     block: *mut libc::c_void,
-    _resource_type: u64,
+    resource_type: u64,
 ) {
     // SAFETY: as in `allocate_queue_memory`.
-    let arena = unsafe { &*pd_context.cast::<Arena>() };
-    if !arena.release(block.cast()) {
+    let rooms = unsafe { &*pd_context.cast::<Rooms>() };
+    if !rooms.release(block.cast(), resource_type) {
         tracing::error!(?block, "the verbs provider freed queue memory that it was not given");
     }
 }

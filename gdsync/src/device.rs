@@ -32,7 +32,7 @@ pub(crate) struct DeviceInner {
     /// The context is somebody else's, who closes it.
     borrowed: bool,
     /// Where the rings of this device's queues live.
-    pub(crate) arena: Arena,
+    pub(crate) arena: Arc<Arena>,
     /// Whom asynchronous events concern.
     pub(crate) queue_pairs: QueuePairs,
     /// Held by who reads an event.
@@ -137,7 +137,7 @@ impl Device {
             api,
             name: found.clone(),
             borrowed: false,
-            arena: Arena::default(),
+            arena: Arc::default(),
             queue_pairs: QueuePairs::default(),
             reader: Mutex::default(),
         };
@@ -167,7 +167,7 @@ impl Device {
             api,
             name,
             borrowed: true,
-            arena: Arena::default(),
+            arena: Arc::default(),
             queue_pairs: QueuePairs::default(),
             reader: Mutex::default(),
         };

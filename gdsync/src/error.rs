@@ -4,6 +4,7 @@ use crate::device::PortState;
 pub use crate::failure::{FailureCause, Obstacle};
 use crate::gid::{GidKind, LinkLayer};
 use crate::lane::Blocked;
+use crate::memory::Placement;
 use crate::stream::Condition;
 use crate::transport::Transport;
 use std::io;
@@ -134,6 +135,14 @@ pub enum Error {
         limit: String,
         /// What to do.
         remedy: &'static str,
+    },
+    /// A queue's memory cannot lie where it was asked for.
+    #[error("a queue cannot have memory of the {placement}: {reason}")]
+    Placement {
+        /// Where.
+        placement: Placement,
+        /// Why.
+        reason: String,
     },
     /// Memory could not be had.
     #[error("cannot map {len} bytes of memory: {source}")]

@@ -6,7 +6,7 @@
 //! ticket is past. Comparisons are cyclic: at most 2^31 tickets may be outstanding.
 
 use crate::memory::HostAddr;
-use crate::memory::arena::Line;
+use crate::memory::arena::{Arena, Line};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use std::fmt;
 use std::io;
@@ -42,9 +42,19 @@ pub(crate) struct Lane {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Lane {
+    /// The lane of a stream of that device.
     pub(crate) fn new(device: u64) -> io::Result<Arc<Lane>> {
+        Ok(Self::on(device, Line::new()?))
+    }
+
+    /// A lane whose word lies in that arena.
+    pub(crate) fn of(device: u64, arena: &Arc<Arena>) -> io::Result<Arc<Lane>> {
+        Ok(Self::on(device, Line::of(arena)?))
+    }
+
+    fn on(device: u64, line: Line) -> Arc<Lane> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Lane { id, device, line: Line::new()?, dead: AtomicBool::new(false) }))
+        Arc::new(Lane { id, device, line, dead: AtomicBool::new(false) })
     }
 
     pub(crate) fn device(&self) -> u64 {

@@ -101,7 +101,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
-        let domain = QueueDomain::new(&pd.inner)?;
+        let domain = QueueDomain::new(&pd.inner, config.placement)?;
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
         let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
@@ -125,7 +125,12 @@ impl QueuePair {
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
             return Err(Error::OtherDevice { device: device.name().to_owned() });
         }
-        Self::complete_to(QueueDomain::new(&pd.inner)?, config, send_cq.inner.clone(), recv_cq.inner.clone())
+        Self::complete_to(
+            QueueDomain::new(&pd.inner, config.placement)?,
+            config,
+            send_cq.inner.clone(),
+            recv_cq.inner.clone(),
+        )
     }
 
     fn complete_to(
@@ -160,6 +165,8 @@ impl QueuePair {
                 Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
             )
         };
+        let combined = domain.rooms.work_is_combined();
+        let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let register = HostAddr(layout.bf.reg as u64);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which goes when no stream's device knows the page any more.

@@ -2,6 +2,7 @@
 
 use crate::device::{DEFAULT_PORT, Mtu};
 use crate::error::Error;
+use crate::memory::QueuePlacement;
 use crate::mr::Access;
 use crate::transport::Transport;
 
@@ -32,6 +33,8 @@ pub struct QueuePairConfig {
     /// Index of the partition key in the port's table. Both sides must be members of the same partition; index 0 is the
     /// default partition unless an administrator changed it.
     pub pkey_index: u16,
+    /// Whose memory its queues, records and (where they are its own) completion queues lie in.
+    pub placement: QueuePlacement,
 }
 
 impl Default for QueuePairConfig {
@@ -50,6 +53,7 @@ impl Default for QueuePairConfig {
             port: DEFAULT_PORT,
             gid_index: None,
             pkey_index: 0,
+            placement: QueuePlacement::HOST,
         }
     }
 }
@@ -85,6 +89,8 @@ setters! { QueuePairConfig:
     gid_index: Option<u32>;
     /// Sets [`QueuePairConfig::pkey_index`](#structfield.pkey_index).
     pkey_index: u16;
+    /// Sets [`QueuePairConfig::placement`](#structfield.placement).
+    placement: QueuePlacement;
 }
 
 /// Attributes of a connection. The defaults suit a switched fabric of one site.

@@ -143,6 +143,7 @@ fn enter(raw: Raw) -> Result<Entered, CudaError> {
 /// Host pages in a context's address space.
 struct Pages {
     raw: Raw,
+    ordinal: i32,
 }
 
 /// How many contexts know pages that we registered. Registered pages are every context's (`PORTABLE`), so the first registers
@@ -151,6 +152,12 @@ static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 impl Registrar for Pages {
     fn register(&self, base: u64, len: u64, kind: Kind) -> Result<Registered, String> {
+        if let Kind::Gpu { ordinal, address } = kind {
+            let other = || format!("it is memory of GPU {ordinal}, and the stream is GPU {}'s", self.ordinal);
+            return (ordinal == self.ordinal)
+                .then_some(Registered { device: address, owned: false })
+                .ok_or_else(other);
+        }
         let _entered = enter(self.raw).map_err(|error| error.to_string())?;
         let _relaxed = Relaxed::enter();
         let registers = matches!(kind, Kind::Registers { .. });
@@ -305,7 +312,7 @@ impl GpuContext {
             raw,
             ordinal: device,
             capabilities,
-            map: PeerMap::new(Pages { raw }),
+            map: PeerMap::new(Pages { raw, ordinal: device }),
             gate: Gate::new(),
             streams: Mutex::default(),
             deferred: Mutex::default(),

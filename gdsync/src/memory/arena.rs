@@ -1,39 +1,89 @@
 //! The pinned arena: where queue rings, doorbell records and lane words live, so that a stream's address space needs to
-//! learn of a few large ranges instead of many small ones.
+//! learn of a few large ranges instead of many small ones. An arena may also cut up memory of a GPU that the CPU has mapped.
 
 use super::{HostAddr, PinnedMemory};
 use crate::sync::Mutex;
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, LazyLock};
 
-/// Smallest chunk that the arena asks the system for, in bytes.
+/// Smallest chunk that an arena asks for, in bytes.
 const CHUNK: usize = 1 << 20;
 /// Every block starts on a cache line of its own: a doorbell record must not share one with a word that others poll.
 const LINE: usize = 64;
 
-/// Hands out zeroed, aligned blocks of pinned memory, by raw address (as libmlx5's allocator callbacks want them).
-#[derive(Debug, Default)]
+/// Hands out zeroed, aligned blocks of memory, by raw address (as libmlx5's allocator callbacks want them).
 pub(crate) struct Arena {
+    source: Source,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+/// Where an arena's memory comes from: at least so many bytes.
+type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
+
+/// Memory that an arena cuts into blocks.
+pub(crate) struct ChunkMemory {
+    base: *mut u8,
+    len: usize,
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: an address, and what keeps its memory; who is handed a block accesses it.
+unsafe impl Send for ChunkMemory {}
+
+impl ChunkMemory {
+    /// # Safety
+    /// `base..base + len` can be read and written until `keep` is dropped, and belongs to nobody else.
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: impl Any + Send + Sync) -> Self {
+        ChunkMemory { base, len, _keep: Box::new(keep) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn pinned(len: usize) -> io::Result<Self> {
+        let memory = PinnedMemory::allocate_whole(len)?;
+        // SAFETY: allocated just now, and nobody else is given it.
+        Ok(unsafe { ChunkMemory::new(memory.as_ptr(), memory.len(), memory) })
+    }
+}
+
+impl Default for Arena {
+    /// Of pinned memory.
+    fn default() -> Self {
+        Arena::of(ChunkMemory::pinned)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct State {
     chunks: Vec<Chunk>,
     /// Live blocks: address -> (chunk, offset, length).
     live: HashMap<usize, (usize, usize, usize)>,
 }
 
-#[derive(Debug)]
 struct Chunk {
-    memory: PinnedMemory,
+    memory: ChunkMemory,
     free: FreeList,
 }
 
 impl Arena {
+    /// An arena of other memory than pinned.
+    pub(crate) fn of(source: impl Fn(usize) -> io::Result<ChunkMemory> + Send + Sync + 'static) -> Self {
+        Arena { source: Box::new(source), state: Mutex::default() }
+    }
+
     /// A zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a large queue's size.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
         if !alignment.is_power_of_two() {
@@ -48,14 +98,14 @@ impl Arena {
             Some(place) => place,
             None => {
                 let needed = size.checked_add(alignment).ok_or(io::ErrorKind::OutOfMemory)?;
-                let memory = PinnedMemory::allocate_whole(needed.max(CHUNK))?;
-                let mut free = FreeList::new(memory.as_ptr() as usize, memory.len());
+                let memory = (self.source)(needed.max(CHUNK))?;
+                let mut free = FreeList::new(memory.base as usize, memory.len);
                 let offset = free.take(size, alignment).ok_or(io::ErrorKind::OutOfMemory)?;
                 state.chunks.push(Chunk { memory, free });
                 (state.chunks.len() - 1, offset)
             }
         };
-        let address = state.chunks[chunk].memory.as_ptr().wrapping_add(offset);
+        let address = state.chunks[chunk].memory.base.wrapping_add(offset);
         // SAFETY: the free list says that `offset..offset + size` of this chunk belongs to nobody else.
         unsafe { address.write_bytes(0, size) };
         state.live.insert(address as usize, (chunk, offset, size));
@@ -81,9 +131,13 @@ impl Arena {
 /// Where words live that belong to no device: lanes, and mailboxes of doorbells.
 static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
 
-/// A zeroed cache line of pinned memory: words that streams write and the CPU reads. Given back when dropped.
+/// A zeroed cache line: words that streams write and the CPU reads. Given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Line(NonNull<u8>);
+pub(crate) struct Line {
+    at: NonNull<u8>,
+    /// Where it comes from, if not pinned memory.
+    arena: Option<Arc<Arena>>,
+}
 
 // SAFETY: an address; all access to the memory is by atomics.
 unsafe impl Send for Line {}
@@ -92,30 +146,39 @@ unsafe impl Sync for Line {}
 
 impl Line {
     pub(crate) fn new() -> io::Result<Self> {
-        let block = SHARED.allocate(LINE, LINE)?;
-        Ok(Line(NonNull::new(block).ok_or(io::ErrorKind::OutOfMemory)?))
+        Self::cut(&SHARED, None)
+    }
+
+    /// A line of that arena.
+    pub(crate) fn of(arena: &Arc<Arena>) -> io::Result<Self> {
+        Self::cut(arena, Some(arena.clone()))
+    }
+
+    fn cut(from: &Arena, arena: Option<Arc<Arena>>) -> io::Result<Self> {
+        let at = NonNull::new(from.allocate(LINE, LINE)?).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Line { at, arena })
     }
 
     pub(crate) fn addr(&self, offset: usize) -> HostAddr {
-        HostAddr(self.0.as_ptr() as u64 + offset as u64)
+        HostAddr(self.at.as_ptr() as u64 + offset as u64)
     }
 
     /// The first 4 bytes.
     pub(crate) fn word32(&self) -> &AtomicU32 {
         // SAFETY: the line is ours until `drop`, aligned to 64 bytes, and accessed by atomics only.
-        unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast()) }
+        unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) }
     }
 
     /// Bytes 8 to 16.
     pub(crate) fn word64(&self) -> &AtomicU64 {
         // SAFETY: as above; the line is 64 bytes long.
-        unsafe { AtomicU64::from_ptr(self.0.as_ptr().add(8).cast()) }
+        unsafe { AtomicU64::from_ptr(self.at.as_ptr().add(8).cast()) }
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        SHARED.release(self.0.as_ptr());
+        self.arena.as_deref().unwrap_or(&SHARED).release(self.at.as_ptr());
     }
 }
 

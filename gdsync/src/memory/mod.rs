@@ -1,9 +1,11 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and words in them.
 
 pub(crate) mod arena;
+pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
 mod place;
+mod placement;
 pub(crate) mod spans;
 mod word;
 
@@ -11,6 +13,8 @@ pub use pinned::PinnedMemory;
 pub(crate) use pinned::page_size;
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};
+pub use placement::{Placement, QueuePlacement};
+pub(crate) use placement::{Rooms, arena_of};
 pub use word::{Word32, Word64};
 
 use std::fmt;

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
+    /// Memory of a GPU that the CPU has mapped. Streams of that GPU name it by its own address there; nobody else's can.
+    Gpu { ordinal: i32, address: u64 },
     /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of a software card.
     Registers { mmio: bool },
 }
@@ -113,7 +115,7 @@ impl Span {
     pub(crate) fn granule(&self, addr: u64, page: u64) -> (u64, u64) {
         match self.kind {
             Kind::Pages => (addr & !(page - 1), page),
-            Kind::Whole | Kind::Registers { .. } => {
+            Kind::Whole | Kind::Gpu { .. } | Kind::Registers { .. } => {
                 let base = self.base & !(page - 1);
                 (base, (self.base + self.len).next_multiple_of(page) - base)
             }

@@ -1,7 +1,7 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
 
-use super::Ring;
 use super::datagram::DatagramSource;
+use super::{ENTRY_WORDS, Ring};
 use crate::error::QueueError;
 use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
@@ -12,11 +12,8 @@ use gdsync_sys::prm::wqe::Opcode;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// Words of a 64-byte completion entry.
-const CQE_WORDS: usize = 16;
 
 /// What a completed work request was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,12 +161,12 @@ impl CompletionState {
     /// Takes over a ring that the card has not written yet, and makes every entry invalid with owner bit 1: libmlx5
     /// leaves owner 0, which a stream waiting for owner 0 would take for a completion.
     pub(crate) fn new(ring: Ring) -> Self {
+        // The word is not read before: in GPU memory, that takes two microseconds.
+        let invalid = u32::from_ne_bytes([0, 0, 0, OP_OWN_INVALID]);
         for index in 0..ring.entries() {
-            let word = ring.word(index, LAST_DWORD);
-            let mut bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-            bytes[3] = OP_OWN_INVALID;
-            word.store(u32::from_ne_bytes(bytes), Ordering::Release);
+            ring.word(index, LAST_DWORD).store(invalid, Ordering::Release);
         }
+        ring.drain();
         CompletionState {
             ring,
             polled: 0,
@@ -316,9 +313,13 @@ impl CompletionState {
             let cqe = cqe.with_owner(self.owner_of(index));
             // The last word last: a stream may be looking at it.
             for (i, word) in cqe.as_bytes().chunks_exact(4).enumerate() {
+                if i == ENTRY_WORDS - 1 {
+                    self.ring.drain();
+                }
                 let word = word.try_into().map_or(0, u32::from_ne_bytes);
                 self.ring.word(index, i * 4).store(word, Ordering::Release);
             }
+            self.ring.drain();
         }
     }
 
@@ -422,14 +423,8 @@ impl CompletionState {
         if !self.is_written(index) {
             return None;
         }
-        // The owner bit was read first (acquire): the card wrote the rest of the entry before it.
-        fence(Ordering::Acquire);
-        let mut words = [0u32; CQE_WORDS];
-        for (i, word) in words.iter_mut().enumerate() {
-            *word = self.ring.word(index, i * 4).load(Ordering::Relaxed);
-        }
-        let mut bytes = [0u8; CQE_WORDS * 4];
-        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        let mut bytes = [0u8; ENTRY_WORDS * 4];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(self.ring.entry(index)) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         // 64 bytes for a type of 64 bytes without alignment: cannot fail.

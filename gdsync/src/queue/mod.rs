@@ -7,8 +7,9 @@ pub(crate) mod regions;
 pub(crate) mod send;
 pub(crate) mod wait;
 
+use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
 ///
@@ -23,6 +24,8 @@ pub(crate) struct Ring {
     /// Bytes of all.
     size: usize,
     record: *mut u32,
+    /// The ring or its record is write-combined memory: a GPU's, which the CPU has mapped.
+    combined: bool,
 }
 
 // SAFETY: the addresses stay valid for as long as the verbs object whose ring this is (its owner keeps both together),
@@ -37,7 +40,21 @@ impl Ring {
     /// as long as the ring is used; `entries` must be a power of two. Only the card may access them besides.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
-        Ring { base, entries, stride, size: entries as usize * stride, record }
+        Ring { base, entries, stride, size: entries as usize * stride, record, combined: false }
+    }
+
+    /// The ring, or its record, in write-combined memory.
+    pub(crate) fn write_combined(mut self, combined: bool) -> Self {
+        self.combined = combined;
+        self
+    }
+
+    /// Makes what was written to the ring leave the CPU, where ordinary fences do not see to that.
+    #[inline(always)]
+    pub(crate) fn drain(&self) {
+        if self.combined {
+            barrier::drain();
+        }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -92,7 +109,60 @@ impl Ring {
 
     /// Publishes entries to the card: everything written before is visible to whoever sees the record.
     pub(crate) fn publish(&self, record: u32) {
+        self.drain();
         self.record().store(record, Ordering::Release);
+        self.drain();
+    }
+
+    /// The words of an entry of 64 bytes, of which the device has written one that was looked at before.
+    pub(crate) fn entry(&self, index: u32) -> [u32; ENTRY_WORDS] {
+        debug_assert!(self.stride >= ENTRY_WORDS * 4);
+        let mut words = [0; ENTRY_WORDS];
+        if self.combined {
+            barrier::from_device();
+            // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written the entry, and leaves it
+            // until it is given back.
+            unsafe { load_combined(self.base.add(self.offset(index)), &mut words) };
+            return words;
+        }
+        // The word was looked at first (acquire): the card wrote the rest of the entry before it.
+        fence(Ordering::Acquire);
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = self.word(index, i * 4).load(Ordering::Relaxed);
+        }
+        words
+    }
+}
+
+/// 32-bit words of a completion entry.
+pub(crate) const ENTRY_WORDS: usize = 16;
+
+/// Loads 64 bytes of write-combined memory: at once where the CPU can, as each load of such memory goes to the device.
+///
+/// # Safety
+/// The bytes can be read, are aligned to 64 bytes, and are not written meanwhile.
+unsafe fn load_combined(from: *const u8, words: &mut [u32; ENTRY_WORDS]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("sse4.1") {
+        // SAFETY: the CPU has the instruction; the caller's for the memory.
+        return unsafe { stream_load(from, words) };
+    }
+    for (i, word) in words.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        *word = unsafe { from.cast::<u32>().add(i).read_volatile() };
+    }
+}
+
+/// # Safety
+/// As [`load_combined`]; the CPU has SSE4.1.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.1")]
+unsafe fn stream_load(from: *const u8, words: &mut [u32; ENTRY_WORDS]) {
+    use std::arch::x86_64::{__m128i, _mm_storeu_si128, _mm_stream_load_si128};
+    let to: *mut __m128i = words.as_mut_ptr().cast();
+    for i in 0..4 {
+        // SAFETY: the caller's for the source; the target is 64 bytes long and needs no alignment.
+        unsafe { _mm_storeu_si128(to.add(i), _mm_stream_load_si128(from.cast::<__m128i>().add(i))) };
     }
 }
 

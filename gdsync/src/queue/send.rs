@@ -223,8 +223,8 @@ impl SendState {
         let doorbell = self.place(request, rules, book, State::Posted)?;
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
-        // SAFETY: the record is the ring's; the caller's for the register.
-        unsafe { cpu::ring(self.ring.record(), record, self.register, doorbell) };
+        // SAFETY: the caller's.
+        unsafe { cpu::ring(&self.ring, record, self.register, doorbell) };
         Ok(())
     }
 
@@ -260,6 +260,8 @@ impl SendState {
             _regions: request.regions(written.several),
         });
         self.head = head.wrapping_add(blocks);
+        // Whoever rings for it need not know what memory the ring is in.
+        self.ring.drain();
         Ok(written.doorbell)
     }
 
@@ -337,6 +339,7 @@ impl SendState {
         let first = self.entries[position].first;
         let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
         self.ring.write(first, &ctrl.as_bytes()[..4]);
+        self.ring.drain();
     }
 
     /// Matches a completion with its work request, which retires together with all before it.

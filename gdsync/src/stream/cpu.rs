@@ -1,11 +1,13 @@
 //! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::pause::Pause;
-use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, barrier, execute};
+use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, execute};
 use crate::memory::{HostAddr, MemoryKind, StreamAddr};
 use crate::peer::PeerOp;
+use crate::queue::Ring;
+use gdsync_sys::barrier;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Performs memory operations on the thread that submits them, before `submit` returns.
@@ -90,13 +92,13 @@ impl MemOpStream for Cpu {
 /// # Safety
 /// The register is valid, and aligned to 8 bytes.
 #[inline]
-pub(crate) unsafe fn ring(record: &AtomicU32, value: u32, register: HostAddr, doorbell: u64) {
+pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, doorbell: u64) {
     barrier::to_device();
-    record.store(value, Ordering::Release);
+    queue.publish(record);
     barrier::to_device();
     // SAFETY: the caller's.
     unsafe { AtomicU64::from_ptr(register.get() as *mut u64) }.store(doorbell, Ordering::Release);
-    barrier::mmio_flush();
+    barrier::drain();
 }
 
 /// Performs the stores of peer operations now. Polls are not stores: they are left out.

@@ -1,5 +1,6 @@
 //! How a stream's doorbells reach the card.
 
+use crate::memory::Placement;
 use std::fmt;
 
 /// How doorbells are to reach the card.
@@ -52,12 +53,20 @@ impl fmt::Display for Doorbells {
 pub struct StreamOptions {
     /// How doorbells are to reach the card.
     pub doorbells: DoorbellPath,
+    /// Whose memory the word lies in by which the stream tells how far it has come. The CPU looks at it often.
+    pub lane: Placement,
 }
 
 impl StreamOptions {
     /// Sets how doorbells are to reach the card.
     pub fn doorbells(mut self, path: DoorbellPath) -> Self {
         self.doorbells = path;
+        self
+    }
+
+    /// Sets whose memory the stream's progress word lies in.
+    pub fn lane(mut self, placement: Placement) -> Self {
+        self.lane = placement;
         self
     }
 }

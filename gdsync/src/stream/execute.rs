@@ -1,8 +1,8 @@
 //! Performing memory operations on a CPU thread, for the backends that do.
 
-use super::barrier;
 use super::{Condition, MemOp};
 use crate::memory::StreamAddr;
+use gdsync_sys::barrier;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 impl Condition {
@@ -31,18 +31,19 @@ impl Condition {
 /// The operation's address is a host address, valid and aligned.
 pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
     match *op {
+        // As a GPU does: what was written before is visible first, in GPU memory that is mapped for the CPU, too.
         MemOp::Write32 { addr, value } => {
-            barrier::to_device();
+            barrier::drain();
             // SAFETY: the caller's.
             unsafe { word32(&addr) }.store(value, Ordering::Release);
             true
         }
         MemOp::Write64 { addr, value } => {
-            barrier::to_device();
+            barrier::drain();
             // SAFETY: the caller's.
             unsafe { word64(&addr) }.store(value, Ordering::Release);
             // It may be a doorbell register.
-            barrier::mmio_flush();
+            barrier::drain();
             true
         }
         MemOp::Wait32 { addr, condition, value } => {
@@ -66,7 +67,7 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
 /// # Safety
 /// `to..to + bytes.len()` are host addresses, valid for writing by atomics.
 pub(super) unsafe fn write_bytes(to: StreamAddr, bytes: &[u8]) {
-    barrier::to_device();
+    barrier::drain();
     for (address, byte) in (to.get()..).zip(bytes) {
         // SAFETY: the caller's; a byte needs no alignment.
         unsafe { AtomicU8::from_ptr(address as *mut u8) }.store(*byte, Ordering::Relaxed);

@@ -4,7 +4,6 @@
 //! caller. A [`Stream`] is a backend with a lane: it turns batches into memory operations, keeps what they name alive, and
 //! knows how far the backend has come.
 
-mod barrier;
 mod bytes;
 pub(crate) mod cpu;
 pub(crate) mod cuda;

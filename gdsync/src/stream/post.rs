@@ -10,6 +10,7 @@ use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::batch::{Batch, Chunk, Cursor, Descriptor, Fate, Planner};
 use crate::error::Error;
 use crate::lane::{Lane, Ticket};
+use crate::memory::arena_of;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -73,7 +74,7 @@ impl<B: MemOpStream> Stream<B> {
     /// A stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] where its lane cannot be had.
+    /// [`Error::Memory`] where its lane cannot be had; [`Error::Placement`].
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
@@ -83,8 +84,11 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        let lane =
-            Lane::new(backend.device()).map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
+        let lane = match arena_of(options.lane)? {
+            Some(arena) => Lane::of(backend.device(), &arena),
+            None => Lane::new(backend.device()),
+        };
+        let lane = lane.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = State {
             issued: Ticket::default(),
             unwritten: 0,

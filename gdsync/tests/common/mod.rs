@@ -6,7 +6,8 @@
 
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
-    PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
+    Placement, PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, QueuePlacement, SoftStream,
+    Stream, provider,
 };
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,7 @@ pub struct Pair {
 impl Pair {
     pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
         let device = device();
+        let config = placed(config);
         let pd = ProtectionDomain::new(&device).unwrap();
         let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
         left.connect(&right.endpoint().unwrap(), options).unwrap();
@@ -52,6 +54,20 @@ impl Pair {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         MemoryRegion::allocate(&self.pd, len, access).unwrap()
     }
+}
+
+/// The queues' memory that `GDSYNC_TEST_PLACEMENT` names (`gpu`, `stand-in`) for those that a test leaves in the host's.
+fn placed(config: QueuePairConfig) -> QueuePairConfig {
+    let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
+        Err(_) | Ok("host") => return config,
+        Ok("gpu") => Placement::Gpu(0),
+        Ok("stand-in") => Placement::StandIn,
+        other => panic!("GDSYNC_TEST_PLACEMENT is {other:?}, neither host nor gpu nor stand-in"),
+    };
+    if config.placement != QueuePlacement::HOST {
+        return config;
+    }
+    config.placement(QueuePlacement { work: everywhere, completions: everywhere, records: everywhere })
 }
 
 /// A stream that performs at once, and fails rather than hang.

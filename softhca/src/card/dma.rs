@@ -7,6 +7,7 @@
 
 use crate::fabric::MAX_PAYLOAD;
 use crate::peer_memory::{PeerFailure, PeerMapping};
+use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -31,6 +32,10 @@ impl Record {
 
     /// Leaves another value there, and says what there was.
     pub(super) fn exchange(self, value: u32) -> u32 {
+        // Nothing is to be done then; and a record in a GPU's memory costs only a load.
+        if self.load() == value {
+            return value;
+        }
         // SAFETY: as in `load`.
         unsafe { AtomicU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
     }
@@ -118,8 +123,14 @@ impl CqRing {
             let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which atomics tolerate.
             let word = unsafe { AtomicU32::from_ptr(self.base.add(offset + i * 4).cast()) };
-            let last = i == CQE_SIZE / 4 - 1;
-            word.store(value, if last { Ordering::Release } else { Ordering::Relaxed });
+            if i == CQE_SIZE / 4 - 1 {
+                // The ring may be write-combined: GPU memory, which the CPU reaches through a mapping.
+                barrier::drain();
+                word.store(value, Ordering::Release);
+                barrier::drain();
+            } else {
+                word.store(value, Ordering::Relaxed);
+            }
         }
     }
 }

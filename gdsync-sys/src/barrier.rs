@@ -1,0 +1,43 @@
+//! Barriers between a CPU and a device, named for their purpose, as rdma-core's `util/udma_barrier.h` does.
+
+use std::sync::atomic::{Ordering, fence};
+
+/// Everything written to ordinary memory before is visible to a device that sees a later write.
+///
+/// x86-64 keeps stores to write-back memory in order, so only the compiler must be told (a release fence is no
+/// instruction there); aarch64 gets a `dmb`. It is not enough after stores to write-combined memory: see [`drain`].
+#[inline]
+pub fn to_device() {
+    fence(Ordering::Release);
+}
+
+/// Drains write-combining buffers. Stores to write-combined memory (a doorbell register, or GPU memory mapped for the CPU) leave
+/// the core now, and before any later store: those of different lines would else leave in any order, or not for a long time.
+#[inline]
+pub fn drain() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of the x86-64 baseline; the instruction only orders stores.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction only orders stores.
+    unsafe {
+        std::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fence(Ordering::SeqCst);
+}
+
+/// Later loads find what a device has written before the value that an earlier load found, in write-combined memory, too, whose
+/// loads the CPU is free to perform early (Intel SDM volume 1, 12.10.3: streaming loads want an `mfence`).
+#[inline]
+pub fn from_device() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads and stores.
+    unsafe {
+        std::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
+}
