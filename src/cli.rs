@@ -2,6 +2,7 @@
 
 use crate::fault_plan;
 use crate::hca::{self, Hca};
+use crate::placement::Layout;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::Transport;
@@ -94,6 +95,8 @@ pub(crate) struct PingpongOptions {
     /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
     #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: Option<u32>,
+    #[command(flatten)]
+    pub(crate) layout: Layout,
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
     pub(crate) doorbells: DoorbellChoice,
@@ -134,6 +137,9 @@ impl PingpongOptions {
                 "--batch {} is more than the {MAX_GPU_BATCH} that --gpu allows",
                 self.batch
             ));
+        }
+        if let (None, Some(option)) = (self.gpu, self.layout.wants_gpu()) {
+            return Some(format!("--{option} gpu needs --gpu N, which says whose memory"));
         }
         if self.transport == Service::Ud && self.op != Operation::Send {
             return Some(format!("--op {} is not for --transport ud, which only sends", self.op));
@@ -248,6 +254,8 @@ pub(crate) enum Benchmark {
     Card,
     /// A software stream's wait that tells success from failure, against a plain one
     Checked,
+    /// A stream's waits for completions, the queue in the GPU's memory against in the host's
+    Cq,
     /// Posting by the CPU, against libmlx5's own functions (`gdsync soft -- gdsync bench post`)
     Post,
     /// What each kind of stream memory operation costs a GPU

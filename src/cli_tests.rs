@@ -55,6 +55,8 @@ fn counts_are_checked() {
 fn options_that_do_not_go_together_are_refused() {
     for (arguments, said) in [
         (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
+        (&["--cq", "gpu"], "--cq gpu needs --gpu N"),
+        (&["--wq", "host", "--dbrec", "gpu"], "--dbrec gpu needs --gpu N"),
         (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
     ] {
         let message = parse(arguments).unwrap_err();
@@ -63,6 +65,10 @@ fn options_that_do_not_go_together_are_refused() {
     let options = parse(&["--gpu", "3", "--batch", "120", "--doorbells", "proxy"]).unwrap();
     assert_eq!((options.gpu, options.doorbells), (Some(3), DoorbellChoice::Proxy));
     assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
+    let options = parse(&["--gpu", "2", "--cq", "gpu", "--wq", "stand-in"]).unwrap();
+    let placement = options.layout.placement(options.gpu);
+    let (gpu, stand_in) = (gdsync::Placement::Gpu(2), gdsync::Placement::StandIn);
+    assert_eq!(placement, gdsync::QueuePlacement::HOST.completions(gpu).work(stand_in));
 }
 
 #[test]

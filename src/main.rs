@@ -10,6 +10,7 @@ mod explain;
 mod fault_plan;
 mod hca;
 mod pingpong;
+mod placement;
 mod soak;
 mod soft;
 mod text;

@@ -124,6 +124,20 @@ fn doorbells_go_the_way_that_is_asked_for() {
 }
 
 #[test]
+fn queues_lie_where_they_are_asked_to() {
+    for part in ["--cq", "--dbrec", "--wq"] {
+        let report = json(&["pingpong", part, "stand-in", "--iters", "100", "--json"]);
+        assert_eq!(
+            (&report["verified"], &report[&part[2..]]),
+            (&true.into(), &"stand-in".into()),
+            "{report}"
+        );
+    }
+    let table = succeeds(&["pingpong", "--cq", "stand-in", "--iters", "50"]);
+    assert!(table.contains(", cq in a stand-in for a GPU's memory"), "{table}");
+}
+
+#[test]
 fn cpu_time_is_told_beside_the_elapsed_time() {
     for (trigger, warmup) in [("stream", "0"), ("stream", "5"), ("cpu", "0")] {
         let arguments = ["pingpong", "--trigger", trigger, "--warmup", warmup, "--iters", "500", "--json"];
@@ -220,6 +234,12 @@ fn messages_in_gpu_memory_are_verified() {
     }
     let report = play(&["--check=false", "--batch", "120"]);
     assert_eq!(report["verified"], false, "{report}");
+    for part in ["--cq", "--dbrec", "--wq"] {
+        for procs in ["1", "2"] {
+            let report = play(&[part, "gpu", "--procs", procs]);
+            assert_eq!((&report["verified"], &report[&part[2..]]), (&true.into(), &"gpu".into()), "{report}");
+        }
+    }
 }
 
 #[test]
