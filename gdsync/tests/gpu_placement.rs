@@ -1,0 +1,159 @@
+//! Queues in the memory of a real GPU. Skipped, and said so, where there is none.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod common;
+mod gpu_rig;
+
+use common::{Pair, content, cpu, fill, poll, ring, soft, synchronize as synchronize_soft};
+use gdsync::cuda::CudaStream;
+use gdsync::{
+    Batch, ConnectOptions, FailureCause, Placement, QueuePairConfig, QueuePlacement, Stream, StreamOptions,
+    WorkRequest,
+};
+use gpu_rig::{Rig, synchronize};
+
+/// Every way to lay out a queue pair between the host and the GPU.
+fn layouts() -> impl Iterator<Item = QueuePlacement> {
+    (0..8).map(|bits| {
+        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::Gpu(0) };
+        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
+    })
+}
+
+fn pair(placement: QueuePlacement) -> Pair {
+    let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
+    Pair::with(config.placement(placement), ConnectOptions::default())
+}
+
+/// Sends over several laps of all rings, enqueued several at a time.
+fn laps(pair: &Pair, post: impl Fn(Batch), wait: impl Fn()) {
+    let (source, target) = (pair.region(800), pair.region(800));
+    for round in 0..60usize {
+        let sent = fill(&source, round);
+        for i in 0..8 {
+            let part = i * 100..i * 100 + 1 + (round * 8 + i) % 100;
+            pair.right.post_recv(&[target.slice(part.clone()).unwrap()], i as u64).unwrap();
+            let slices = [source.slice(part).unwrap()];
+            let send = pair.left.prepare(WorkRequest::send(&slices).wr_id(i as u64)).unwrap();
+            let waits =
+                [pair.left.send_cq().prepare_wait().unwrap(), pair.right.recv_cq().prepare_wait().unwrap()];
+            post(waits.into_iter().fold(Batch::new().send(send), Batch::wait));
+        }
+        wait();
+        for i in 0..8 {
+            let part = i * 100..i * 100 + 1 + (round * 8 + i) % 100;
+            assert_eq!(content(&target)[part.clone()], sent[part.clone()]);
+            let (done, received) = (poll(&pair.left.send_cq()), poll(&pair.right.recv_cq()));
+            assert_eq!((done.wr_id, done.status), (i as u64, Ok(())));
+            assert_eq!((received.wr_id, received.byte_len as usize), (i as u64, part.len()));
+        }
+    }
+}
+
+#[test]
+fn every_layout_carries_messages_of_a_gpus_stream() {
+    let Some(rig) = Rig::new("every_layout_carries_messages_of_a_gpus_stream") else { return };
+    for placement in layouts() {
+        let pair = pair(placement);
+        for lane in [Placement::Host, Placement::Gpu(0)] {
+            let options = StreamOptions::default().lane(lane);
+            let stream = Stream::with_options(CudaStream::new(rig.raw_stream()).unwrap(), options).unwrap();
+            laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize(&stream));
+        }
+        let proxied = rig.proxied();
+        laps(&pair, |batch| drop(proxied.post(batch).unwrap()), || synchronize(&proxied));
+    }
+}
+
+#[test]
+fn the_cpu_and_software_streams_use_queues_in_a_gpus_memory() {
+    let Some(_rig) = Rig::new("the_cpu_and_software_streams_use_queues_in_a_gpus_memory") else { return };
+    for placement in layouts() {
+        let pair = pair(placement);
+        let (stream, own) = (soft(), cpu());
+        laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize_soft(&stream));
+        laps(&pair, |batch| drop(own.post(batch).unwrap()), || ());
+        let (source, target) = (pair.region(64), pair.region(64));
+        for i in 0..100 {
+            let sent = fill(&source, i);
+            pair.left.post_send(WorkRequest::write(&[source.slice(..).unwrap()], target.remote())).unwrap();
+            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+            assert_eq!(content(&target), sent);
+        }
+        let write =
+            |bytes: &[u8]| pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap();
+        let (first, second, third) = (write(b"first"), write(b"second"), write(b"third"));
+        drop(second);
+        ring(first);
+        ring(third);
+        for _ in 0..2 {
+            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+        }
+        assert_eq!(content(&target)[..5], *b"third");
+    }
+}
+
+#[test]
+fn failures_wake_streams_that_wait_in_a_gpus_memory() {
+    let Some(rig) = Rig::new("failures_wake_streams_that_wait_in_a_gpus_memory") else { return };
+    for placement in layouts() {
+        let pair = pair(placement);
+        let target = pair.region(64);
+        let mut wrong = target.remote();
+        wrong.rkey ^= 0x55;
+        let stream = rig.stream();
+        let send = pair.left.prepare(WorkRequest::write_inline(b"nowhere", wrong)).unwrap();
+        let wait = pair.left.send_cq().prepare_wait().unwrap();
+        stream.post(Batch::new().send(send).wait(wait)).unwrap();
+        synchronize(&stream);
+        assert!(poll(&pair.left.send_cq()).status.is_err());
+        assert!(matches!(pair.left.failure(), Some(FailureCause::Work { .. })), "{:?}", pair.left.failure());
+        // A wait that nothing will satisfy, until the queue pair is aborted.
+        common::drain_and_reconnect(&pair);
+        pair.right.post_recv(&[], 0).unwrap();
+        stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
+        pair.right.abort().unwrap();
+        synchronize(&stream);
+        common::drain_and_reconnect(&pair);
+        laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize(&stream));
+    }
+}
+
+#[test]
+fn queues_that_go_while_a_stream_waits_in_them_leave_it_whole() {
+    let Some(rig) = Rig::new("queues_that_go_while_a_stream_waits_in_them_leave_it_whole") else { return };
+    let everywhere = QueuePlacement {
+        work: Placement::Gpu(0),
+        completions: Placement::Gpu(0),
+        records: Placement::Gpu(0),
+    };
+    for _ in 0..20 {
+        let pair = pair(everywhere);
+        let stream = rig.stream();
+        pair.right.post_recv(&[], 0).unwrap();
+        stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap();
+        // The batch holds the queue, dropping everything else fails the queue pair: the wait ends.
+        drop(pair);
+        synchronize(&stream);
+    }
+}
+
+#[test]
+fn another_gpus_stream_is_refused_with_the_reason() {
+    let Some(_rig) = Rig::new("another_gpus_stream_is_refused_with_the_reason") else { return };
+    let Ok(other) = gdsync::cuda::context(1) else {
+        std::io::Write::write_all(
+            &mut std::io::stderr(),
+            b"SKIPPED another_gpus_stream_is_refused_with_the_reason: there is one GPU\n",
+        )
+        .unwrap();
+        return;
+    };
+    let stream = Stream::new(CudaStream::new(other.new_stream().unwrap()).unwrap()).unwrap();
+    let pair = pair(QueuePlacement::HOST.completions(Placement::Gpu(0)));
+    pair.right.post_recv(&[], 0).unwrap();
+    let error = stream.post(Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap())).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("memory of GPU 0") && text.contains("GPU 1's"), "{text}");
+}
