@@ -2,7 +2,8 @@
 //!
 //! Three layers make up the project; this crate is the lowest.
 //!
-//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]) and the table of entry points
+//! 1. `gdsync-sys`: wire formats ([`prm`]), C types ([`verbs`], [`mlx5dv`]), requests to NVIDIA's kernel modules that map GPU
+//!    memory ([`gdrdrv`], [`nvrm`]), and the table of entry points
 //!    ([`VerbsApi`]) that a *provider* fills: the system's libibverbs and libmlx5 ([`system`]), or the software card
 //!    of the `softhca` crate.
 //! 2. `gdsync`: the safe library, which knows only the table.
@@ -12,7 +13,9 @@
 
 pub mod api;
 pub mod barrier;
+pub mod gdrdrv;
 pub mod mlx5dv;
+pub mod nvrm;
 pub mod prm;
 pub mod system;
 pub mod verbs;

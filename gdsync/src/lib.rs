@@ -98,6 +98,7 @@ pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
 pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdog};
+pub use memory::mapped;
 pub use memory::{
     HostAddr, MemoryKind, PinnedMemory, Placement, QueuePlacement, StreamAddr, StreamMemory, StreamWord,
     Word32, Word64,

@@ -2,6 +2,8 @@
 
 use super::context::GpuContext;
 use super::error::{CudaError, check};
+use super::exportable::{self, Exportable, Exported};
+use crate::memory::mapped::{MappedMemory, WeakMapping};
 use crate::memory::page_size;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, sys};
 use std::any::Any;
@@ -19,6 +21,8 @@ struct Inner {
     address: u64,
     len: usize,
     context: Arc<GpuContext>,
+    /// The newest mapping for the CPU, as long as somebody has it.
+    mapping: Mutex<WeakMapping>,
     owner: Owner,
 }
 
@@ -57,6 +61,21 @@ impl GpuMemory {
             // SAFETY: allocated just now, so many bytes long.
             memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, len) })?;
         }
+        Ok(memory)
+    }
+
+    /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives, 2 MiB as a rule.
+    pub(crate) fn allocate_exportable(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
+        context.collect();
+        let memory = {
+            let _entered = context.enter()?;
+            let _relaxed = super::Relaxed::enter();
+            Exportable::allocate(context, len)?
+        };
+        let (address, size) = (memory.address(), memory.size());
+        let memory = Self::known(address, len, context.clone(), Owner::Program(Some(Box::new(memory))));
+        // SAFETY: allocated just now, so many bytes long.
+        memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
     }
 
@@ -104,7 +123,7 @@ impl GpuMemory {
     fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
         #[cfg(feature = "software-card")]
         super::region::tell_software_cards();
-        let inner = Arc::new(Inner { address, len, context, owner });
+        let inner = Arc::new(Inner { address, len, context, mapping: Mutex::default(), owner });
         known().insert(address, Arc::downgrade(&inner));
         GpuMemory { inner }
     }
@@ -143,6 +162,17 @@ impl GpuMemory {
         self.len() == 0
     }
 
+    /// Remembers a mapping of this memory.
+    pub(crate) fn set_mapping(&self, mapping: WeakMapping) {
+        *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
+    }
+
+    /// The newest mapping of this memory that somebody still has.
+    #[cfg(feature = "software-card")]
+    pub(super) fn mapping(&self) -> Option<MappedMemory> {
+        self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade()
+    }
+
     pub(crate) fn context(&self) -> &Arc<GpuContext> {
         &self.inner.context
     }
@@ -172,8 +202,41 @@ impl GpuMemory {
         if end > len { Err(CudaError::OutOfBounds { start, end, len }) } else { Ok(()) }
     }
 
+    /// True where the memory stays as long as this value: not where only a promise says so ([`Self::from_raw`]).
+    pub(crate) fn is_kept(&self) -> bool {
+        !matches!(self.inner.owner, Owner::Program(None))
+    }
+
+    /// Makes the driver's synchronous copies to and from this memory finish before they return, as memory needs that others than
+    /// the driver look at. Not all kinds of memory know of it; those that do not are copied synchronously.
+    pub(crate) fn synchronise_copies(&self) {
+        let Ok(_entered) = self.inner.context.enter() else { return };
+        let on: libc::c_uint = 1;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+        // SAFETY: the attribute is an unsigned int; the driver checks the address.
+        let result = unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.address()) };
+        if let Err(error) = check("cuPointerSetAttribute", result) {
+            tracing::debug!(%error, "copies to GPU memory are as synchronous as its kind has them");
+        }
+    }
+
+    /// Exports the allocation that holds the memory.
+    pub(crate) fn export(&self) -> Result<Exported, CudaError> {
+        let _entered = self.inner.context.enter()?;
+        let fd = exportable::export(self.address())?;
+        let ours = match &self.inner.owner {
+            Owner::Program(Some(owner)) => owner.downcast_ref::<Exportable>(),
+            _ => None,
+        };
+        let (base, size) = match ours {
+            Some(memory) => (memory.address(), memory.size()),
+            None => exportable::range(self.address())?,
+        };
+        Ok(Exported { fd, size, offset: (self.address() - base) as usize })
+    }
+
     /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it.
-    pub(super) fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, u64), CudaError> {
+    pub(crate) fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, u64), CudaError> {
         use std::os::fd::FromRawFd;
         let page = page_size() as u64;
         let first = self.address() & !(page - 1);

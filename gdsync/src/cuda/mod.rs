@@ -56,6 +56,7 @@
 mod context;
 mod copier;
 mod error;
+mod exportable;
 pub(crate) mod gate;
 mod memory;
 mod region;
@@ -99,6 +100,15 @@ pub(crate) fn driver() -> Result<(), CudaError> {
     check("cuInit", unsafe { sys::cuInit(0) })?;
     READY.get_or_init(|| ());
     Ok(())
+}
+
+/// What `cuDriverGetVersion` says.
+pub(crate) fn driver_version() -> Result<i32, CudaError> {
+    driver()?;
+    let mut found = 0;
+    // SAFETY: `found` is a valid place.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
+    Ok(found)
 }
 
 /// Number of GPUs.

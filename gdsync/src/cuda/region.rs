@@ -17,7 +17,8 @@ use std::sync::Arc;
 ///
 /// A cheap handle; clones name the same region. Work requests in flight hold it.
 ///
-/// A software card copies to and from it on a stream of its own. A real card reaches it over PCIe: through a dma-buf
+/// A software card reaches it through a CPU mapping where there is one when it is registered ([`crate::mapped::MappedMemory`]), else
+/// by copies on a stream of its own. A real card reaches it over PCIe: through a dma-buf
 /// (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the `nvidia-peermem` module.
 #[derive(Clone, Debug)]
 pub struct GpuMemoryRegion {
@@ -119,13 +120,21 @@ fn dma_buf(
 #[cfg(feature = "software-card")]
 mod software {
     use super::*;
+    use crate::mapped::MappedMemory;
     use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 
     pub(super) struct Client;
 
-    /// Holds the memory, so that it is freed after the card has let go of it.
+    /// Bytes from which on the driver reads GPU memory faster than the CPU does through a mapping, which takes a microsecond for
+    /// about 780 of them (docs/gpu-results.md) and the driver six to begin with. The CPU's stores are always faster.
+    const READ_BY_DRIVER: usize = 4096;
+
+    /// Holds the memory, so that it is freed after the card has let go of it, and the CPU's mapping of it, where there is one.
     #[derive(Debug)]
-    struct Region(GpuMemory);
+    struct Region {
+        memory: GpuMemory,
+        mapping: Option<MappedMemory>,
+    }
 
     impl PeerMemory for Client {
         fn name(&self) -> &str {
@@ -140,7 +149,7 @@ mod software {
         ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
             match GpuMemory::find(addr, len) {
                 None => Ok(None),
-                Some(Ok(memory)) => Ok(Some(Arc::new(Region(memory)))),
+                Some(Ok(memory)) => Ok(Some(Arc::new(Region { mapping: memory.mapping(), memory }))),
                 Some(Err(reason)) => Err(PeerMemoryError::new(reason)),
             }
         }
@@ -148,17 +157,29 @@ mod software {
 
     impl Region {
         fn offset(&self, addr: u64) -> usize {
-            addr.wrapping_sub(self.0.address()) as usize
+            addr.wrapping_sub(self.memory.address()) as usize
         }
+    }
+
+    fn failed(error: impl ToString) -> PeerMemoryError {
+        PeerMemoryError::new(error.to_string())
     }
 
     impl PeerRegion for Region {
         fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
-            self.0.read(self.offset(addr), into).map_err(|error| PeerMemoryError::new(error.to_string()))
+            let at = self.offset(addr);
+            match &self.mapping {
+                Some(mapping) if into.len() < READ_BY_DRIVER => mapping.copy_from(at, into).map_err(failed),
+                _ => self.memory.read(at, into).map_err(failed),
+            }
         }
 
         fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
-            self.0.write(self.offset(addr), from).map_err(|error| PeerMemoryError::new(error.to_string()))
+            let at = self.offset(addr);
+            match &self.mapping {
+                Some(mapping) => mapping.copy_to(at, from).map_err(failed),
+                None => self.memory.write(at, from).map_err(failed),
+            }
         }
     }
 }

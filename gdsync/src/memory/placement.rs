@@ -150,10 +150,13 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error
 /// Memory of GPUs for queues.
 mod gpu {
     use super::super::arena::ChunkMemory;
-    use super::super::mapped::{MappedError, MappedMemory};
+    use super::super::mapped::{MappedMemory, MappingError};
     use super::super::spans::{Kind, Span};
     use super::*;
     use cudarc::driver::CudaContext;
+
+    /// Bytes that GPUs give mapped memory in: less takes as much.
+    const PIECE: usize = 2 << 20;
 
     /// The arena of each GPU, as long as something lies in it.
     static ARENAS: Mutex<BTreeMap<u32, Weak<Arena>>> = Mutex::new(BTreeMap::new());
@@ -176,8 +179,8 @@ mod gpu {
     }
 
     /// Memory of the GPU, mapped for the CPU and known to streams.
-    fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappedError> {
-        let memory = MappedMemory::allocate(context, len)?;
+    fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
+        let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
         let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
         let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), address };
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));

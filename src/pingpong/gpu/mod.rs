@@ -8,8 +8,10 @@ use super::findings::Findings;
 use super::pattern::Pattern;
 use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::hca;
 use gdsync::cuda::{CudaStream, GpuMemory, GpuMemoryRegion};
 use gdsync::cudarc::driver::CudaEvent;
+use gdsync::mapped::MappedMemory;
 use gdsync::{
     Access, Batch, Doorbells, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream,
     StreamError,
@@ -64,7 +66,14 @@ impl GpuDriver {
         let window = CHUNKS * options.batch;
         let queue = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let memory = |access| {
-            Ok::<_, Failure>(GpuMemoryRegion::register(pd, GpuMemory::allocate(&context, size)?, access)?)
+            // A software card of this process copies through the mapping, which the region keeps.
+            let mapped =
+                hca::is_software(options.hca.as_ref()).then(|| MappedMemory::allocate(&context, size));
+            let memory = match &mapped {
+                Some(Ok(mapped)) => mapped.gpu().clone(),
+                _ => GpuMemory::allocate(&context, size)?,
+            };
+            Ok::<_, Failure>(GpuMemoryRegion::register(pd, memory, access)?)
         };
         let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));
         let driver = GpuDriver {

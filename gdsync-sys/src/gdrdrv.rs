@@ -1,0 +1,233 @@
+//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to 2.6.
+//!
+//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field names are the header's.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The device file.
+pub const PATH: &str = "/dev/gdrdrv";
+
+/// The version of the user library whose behaviour this is: 2.6. A module may ask for a newer one.
+pub const API_VERSION: u32 = version(2, 6);
+/// The oldest protocol that is spoken.
+pub const OLDEST: u32 = version(2, 0);
+/// The first with [`GetInfoV2`].
+pub const WITH_GET_INFO_V2: u32 = version(2, 4);
+/// The first with [`GetAttr`], [`PinBufferV2`] and [`ReqMappingType`].
+pub const WITH_PIN_BUFFER_V2: u32 = version(2, 5);
+
+/// Bytes of the GPU's pages; what is pinned begins and ends at one (`nvidia_p2p_get_pages`).
+pub const GPU_PAGE: u64 = 64 * 1024;
+
+/// The type of all requests.
+const TYPE: u32 = 0xda;
+/// For most requests the header takes the size of a *pointer* to the structure.
+const POINTER: u32 = 8;
+
+/// A version as the module reports it.
+pub const fn version(major: u16, minor: u16) -> u32 {
+    (major as u32) << 16 | minor as u32
+}
+
+/// `_IOC(_IOC_READ | _IOC_WRITE, kind, number, size)` of the kernel's `ioctl.h`.
+pub(crate) const fn read_write(kind: u32, number: u32, size: u32) -> u64 {
+    (3 << 30 | size << 16 | kind << 8 | number) as u64
+}
+
+/// `GDRDRV_IOC_PIN_BUFFER`.
+pub const PIN_BUFFER: u64 = read_write(TYPE, 1, size_of::<PinBuffer>() as u32);
+/// `GDRDRV_IOC_UNPIN_BUFFER`.
+pub const UNPIN_BUFFER: u64 = read_write(TYPE, 2, POINTER);
+/// `GDRDRV_IOC_GET_CB_FLAG`.
+pub const GET_CB_FLAG: u64 = read_write(TYPE, 3, POINTER);
+/// `GDRDRV_IOC_GET_INFO`.
+pub const GET_INFO: u64 = read_write(TYPE, 4, POINTER);
+/// `GDRDRV_IOC_GET_INFO_V2`.
+pub const GET_INFO_V2: u64 = read_write(TYPE, 5, POINTER);
+/// `GDRDRV_IOC_GET_ATTR`.
+pub const GET_ATTR: u64 = read_write(TYPE, 6, size_of::<GetAttr>() as u32);
+/// `GDRDRV_IOC_PIN_BUFFER_V2`.
+pub const PIN_BUFFER_V2: u64 = read_write(TYPE, 7, size_of::<PinBufferV2>() as u32);
+/// `GDRDRV_IOC_REQ_MAPPING_TYPE`.
+pub const REQ_MAPPING_TYPE: u64 = read_write(TYPE, 8, POINTER);
+/// `GDRDRV_IOC_GET_VERSION`.
+pub const GET_VERSION: u64 = read_write(TYPE, 255, POINTER);
+
+/// `gdr_mr_type_t`: not mapped; as a request: whatever the module prefers.
+pub const MR_NONE: u32 = 0;
+/// `gdr_mr_type_t`: write-combining.
+pub const MR_WC: u32 = 1;
+/// `gdr_mr_type_t`: cached, where CPU and GPU are coherent.
+pub const MR_CACHING: u32 = 2;
+/// `gdr_mr_type_t`: device memory of Arm.
+pub const MR_DEVICE: u32 = 3;
+
+/// `GDRDRV_ATTR_USE_PERSISTENT_MAPPING`: pinned memory stays when CUDA frees it.
+pub const ATTR_USE_PERSISTENT_MAPPING: u32 = 1;
+
+macro_rules! parameters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
+    };
+}
+
+parameters! {
+    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map persistently.
+    PinBuffer {
+        /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
+        addr: u64,
+        /// In: bytes.
+        size: u64,
+        /// In: 0.
+        p2p_token: u64,
+        /// In: 0.
+        va_space: u32,
+        /// Padding.
+        pad: u32,
+        /// Out: names the pinned memory, and is the page offset for `mmap`.
+        handle: u64,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_UNPIN_BUFFER_PARAMS`.
+    UnpinBuffer {
+        /// In.
+        handle: u64,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_GET_CB_FLAG_PARAMS`.
+    GetCbFlag {
+        /// In.
+        handle: u64,
+        /// Out: not 0 where the memory was freed under the mapping.
+        flag: u32,
+        /// Padding.
+        pad: u32,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_GET_INFO_PARAMS`.
+    GetInfo {
+        /// In.
+        handle: u64,
+        /// Out: first GPU address pinned.
+        va: u64,
+        /// Out: bytes pinned.
+        mapped_size: u64,
+        /// Out: bytes of a GPU page.
+        page_size: u32,
+        /// Out.
+        tsc_khz: u32,
+        /// Out.
+        tm_cycles: u64,
+        /// Out: not 0 where mapped.
+        mapped: u32,
+        /// Out: not 0 where the mapping is write-combining.
+        wc_mapping: u32,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_GET_INFO_V2_PARAMS`.
+    GetInfoV2 {
+        /// In.
+        handle: u64,
+        /// Out: first GPU address pinned.
+        va: u64,
+        /// Out: bytes pinned.
+        mapped_size: u64,
+        /// Out: bytes of a GPU page.
+        page_size: u32,
+        /// Out.
+        tsc_khz: u32,
+        /// Out.
+        tm_cycles: u64,
+        /// Out: one of the `MR_` constants.
+        mapping_type: u32,
+        /// Padding.
+        pad: u32,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_GET_ATTR_PARAMS`.
+    GetAttr {
+        /// In: an `ATTR_` constant.
+        attr: u32,
+        /// Out.
+        val: u32,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_PIN_BUFFER_V2_PARAMS`.
+    PinBufferV2 {
+        /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
+        addr: u64,
+        /// In: bytes.
+        size: u64,
+        /// In: 0, or 1 for the BAR even where the GPU has a coherent link.
+        flags: u32,
+        /// Padding.
+        pad: u32,
+        /// Out: as in [`PinBuffer`].
+        handle: u64,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_REQ_MAPPING_TYPE_PARAMS`.
+    ReqMappingType {
+        /// In.
+        handle: u64,
+        /// In: one of the `MR_` constants.
+        mapping_type: u32,
+        /// Padding.
+        pad: u32,
+    }
+}
+parameters! {
+    /// `struct GDRDRV_IOC_GET_VERSION_PARAMS`.
+    GetVersion {
+        /// Out: the protocol that the module speaks.
+        gdrdrv_version: u32,
+        /// Out: the oldest user library that it takes.
+        minimum_gdr_api_version: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn requests_have_the_numbers_of_the_header() {
+        // As a C compiler gives them for gdrcopy's gdrdrv.h on x86-64.
+        assert_eq!(PIN_BUFFER, 0xc028_da01);
+        assert_eq!(UNPIN_BUFFER, 0xc008_da02);
+        assert_eq!(GET_CB_FLAG, 0xc008_da03);
+        assert_eq!(GET_INFO, 0xc008_da04);
+        assert_eq!(GET_INFO_V2, 0xc008_da05);
+        assert_eq!(GET_ATTR, 0xc008_da06);
+        assert_eq!(PIN_BUFFER_V2, 0xc020_da07);
+        assert_eq!(REQ_MAPPING_TYPE, 0xc008_da08);
+        assert_eq!(GET_VERSION, 0xc008_daff);
+        assert_eq!((API_VERSION, OLDEST), (0x2_0006, 0x2_0000));
+    }
+
+    #[test]
+    fn structures_have_the_layout_of_the_header() {
+        assert_eq!((size_of::<PinBuffer>(), offset_of!(PinBuffer, handle)), (40, 32));
+        assert_eq!(offset_of!(PinBuffer, va_space), 24);
+        assert_eq!(size_of::<UnpinBuffer>(), 8);
+        assert_eq!((size_of::<GetCbFlag>(), offset_of!(GetCbFlag, flag)), (16, 8));
+        assert_eq!((size_of::<GetInfo>(), offset_of!(GetInfo, tm_cycles)), (48, 32));
+        assert_eq!((offset_of!(GetInfo, mapped), offset_of!(GetInfo, wc_mapping)), (40, 44));
+        assert_eq!((size_of::<GetInfoV2>(), offset_of!(GetInfoV2, mapping_type)), (48, 40));
+        assert_eq!((size_of::<GetAttr>(), offset_of!(GetAttr, val)), (8, 4));
+        assert_eq!((size_of::<PinBufferV2>(), offset_of!(PinBufferV2, handle)), (32, 24));
+        assert_eq!((size_of::<ReqMappingType>(), offset_of!(ReqMappingType, mapping_type)), (16, 8));
+        assert_eq!((size_of::<GetVersion>(), offset_of!(GetVersion, minimum_gdr_api_version)), (8, 4));
+    }
+}

@@ -1,0 +1,143 @@
+//! GPU memory that can be exported: physical memory with an address range of its own (`cuMemCreate`, `cuMemMap`).
+
+use super::context::GpuContext;
+use super::error::{CudaError, check};
+use cudarc::driver::sys;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// The kind of handle that memory is exported by.
+const KIND: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Such memory. Freed when dropped, which may wait for the GPU.
+pub(super) struct Exportable {
+    address: u64,
+    size: usize,
+    mapped: bool,
+}
+
+/// What was exported, and where in it some memory lies.
+pub(crate) struct Exported {
+    /// The handle.
+    pub(crate) fd: OwnedFd,
+    /// Bytes of the whole.
+    pub(crate) size: usize,
+    /// Where the memory begins.
+    pub(crate) offset: usize,
+}
+
+impl Exportable {
+    /// At least `len` bytes. The context is current (the caller's).
+    pub(super) fn allocate(context: &GpuContext, len: usize) -> Result<Self, CudaError> {
+        let location = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: context.ordinal(),
+        };
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: KIND,
+            location,
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                // So that gdrdrv and cards may have it.
+                gpuDirectRDMACapable: 1,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let mut granularity = 0;
+        let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: valid places.
+        check("cuMemGetAllocationGranularity", unsafe {
+            sys::cuMemGetAllocationGranularity(&mut granularity, &properties, least)
+        })?;
+        let too_much = || CudaError::call("cuMemCreate", sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let size = len.max(1).checked_next_multiple_of(granularity.max(1)).ok_or_else(too_much)?;
+
+        let mut handle = 0;
+        // SAFETY: valid places.
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, size, &properties, 0) })?;
+        let mapped = Self::map(handle, size, location);
+        // SAFETY: made just now. What is mapped keeps the memory from here on.
+        let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
+        let mapped = mapped?;
+        released?;
+        Ok(mapped)
+    }
+
+    fn map(
+        handle: sys::CUmemGenericAllocationHandle,
+        size: usize,
+        location: sys::CUmemLocation,
+    ) -> Result<Self, CudaError> {
+        let mut address = 0;
+        // SAFETY: a valid place; an address of the driver's choice.
+        check("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&mut address, size, 0, 0, 0) })?;
+        // From here on, dropping it undoes what was done.
+        let mut memory = Exportable { address, size, mapped: false };
+        // SAFETY: the range is reserved, and as large as the memory.
+        check("cuMemMap", unsafe { sys::cuMemMap(address, size, 0, handle, 0) })?;
+        memory.mapped = true;
+        let access = sys::CUmemAccessDesc {
+            location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: mapped just now.
+        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, size, &access, 1) })?;
+        Ok(memory)
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+}
+
+impl Drop for Exportable {
+    fn drop(&mut self) {
+        let undo = || -> Result<(), CudaError> {
+            if self.mapped {
+                // SAFETY: mapped by us, and used by nobody any more.
+                check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.size) })?;
+            }
+            // SAFETY: reserved by us, and nothing is mapped there.
+            check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.address, self.size) })
+        };
+        if let Err(error) = undo() {
+            tracing::debug!(%error, "GPU memory was not freed");
+        }
+    }
+}
+
+/// Exports the whole allocation at an address. The context is current (the caller's).
+pub(super) fn export(address: u64) -> Result<OwnedFd, CudaError> {
+    let mut handle = 0;
+    // SAFETY: a valid place; the driver checks the address.
+    check("cuMemRetainAllocationHandle", unsafe {
+        sys::cuMemRetainAllocationHandle(&mut handle, address as *mut _)
+    })?;
+    let mut fd: libc::c_int = -1;
+    // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
+    let exported = check("cuMemExportToShareableHandle", unsafe {
+        sys::cuMemExportToShareableHandle((&raw mut fd).cast(), handle, KIND, 0)
+    });
+    // SAFETY: retained just now.
+    let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
+    exported?;
+    // SAFETY: the driver made the descriptor for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    released?;
+    Ok(fd)
+}
+
+/// The first address and the bytes of the allocation that holds an address. The context is current (the caller's).
+pub(super) fn range(address: u64) -> Result<(u64, usize), CudaError> {
+    let (mut base, mut size) = (0, 0);
+    // SAFETY: valid places; the driver checks the address.
+    check("cuMemGetAddressRange", unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) })?;
+    Ok((base, size))
+}

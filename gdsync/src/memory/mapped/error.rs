@@ -1,0 +1,146 @@
+//! Errors of mappings.
+
+use super::{LoadKernel, MappingBackend, StoreKernel};
+use crate::cuda::CudaError;
+use std::fmt;
+use std::io;
+
+/// Why a backend does not work here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{step}: {reason} ({remedy})")]
+#[non_exhaustive]
+pub struct Refusal {
+    /// What was tried.
+    pub step: String,
+    /// What came of it.
+    pub reason: String,
+    /// What would help.
+    pub remedy: String,
+}
+
+impl Refusal {
+    pub(super) fn new(step: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
+        Refusal { step: step.into(), reason: reason.to_string(), remedy: remedy.into() }
+    }
+
+    /// A file of a device that does not open.
+    pub(super) fn open(path: &str, error: &io::Error, missing: &str) -> Self {
+        let remedy = match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => missing.to_owned(),
+            Some(libc::EACCES | libc::EPERM) => {
+                format!("give this user the right to read and write {path}, and a container the device")
+            }
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)".to_owned(),
+            _ => "the kernel's log may say more (dmesg)".to_owned(),
+        };
+        Refusal::new(format!("open {path}"), error, remedy)
+    }
+}
+
+/// Errors of CPU mappings of GPU memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappingError {
+    /// The CUDA driver's.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// One backend, asked for by name, does not work.
+    #[error("{backend} cannot map GPU memory for the CPU: {refusal}")]
+    Refused {
+        /// The backend.
+        backend: MappingBackend,
+        /// Why not.
+        refusal: Refusal,
+    },
+    /// No backend works.
+    #[error("no way to map GPU memory for the CPU works here: {}", list(.tried))]
+    Unavailable {
+        /// Each that was tried, and why it does not work.
+        tried: Vec<(MappingBackend, Refusal)>,
+    },
+    /// Nobody knows this backend.
+    #[error("{variable}={value} is no way to map GPU memory: there are gdrdrv, dma-buf and nvrm")]
+    UnknownBackend {
+        /// Where it was asked for.
+        variable: &'static str,
+        /// The name.
+        value: String,
+    },
+    /// A range lies outside.
+    #[error("bytes {start}..{end} lie outside the {len} bytes mapped")]
+    OutOfBounds {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+        /// Length of the mapping.
+        len: usize,
+    },
+    /// The GPU memory was freed under the mapping.
+    #[error("the GPU memory was freed under its mapping: keep it until the mapping is dropped")]
+    Freed,
+    /// The mapping is a parent process's.
+    #[error("the mapping belongs to the process that made it, not to a child: map again after fork")]
+    Forked,
+    /// This processor lacks a copy kernel.
+    #[error("this processor has no copy kernel {kernel}: it has {has}")]
+    NoKernel {
+        /// The kernel's name.
+        kernel: String,
+        /// Those that there are.
+        has: String,
+    },
+    /// The memory of a stand-in cannot be had.
+    #[error("cannot map {len} bytes of host memory in the place of a GPU's: {reason}")]
+    NoHostMemory {
+        /// Bytes asked for.
+        len: usize,
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+fn list(tried: &[(MappingBackend, Refusal)]) -> String {
+    let each: Vec<String> = tried.iter().map(|(backend, refusal)| format!("{backend}: {refusal}")).collect();
+    each.join("; ")
+}
+
+impl MappingError {
+    pub(super) fn no_store_kernel(kernel: StoreKernel) -> Self {
+        let has: Vec<String> = StoreKernel::available().map(|kernel| kernel.to_string()).collect();
+        MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
+    }
+
+    pub(super) fn no_load_kernel(kernel: LoadKernel) -> Self {
+        let has: Vec<String> = LoadKernel::available().map(|kernel| kernel.to_string()).collect();
+        MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_that_was_tried_is_named_with_its_remedy() {
+        let refusal = |reason: &str| Refusal::new("open", reason, "install it");
+        let error = MappingError::Unavailable {
+            tried: vec![
+                (MappingBackend::Gdrdrv, refusal("no file")),
+                (MappingBackend::ResourceManager, refusal("too old")),
+            ],
+        };
+        let text = error.to_string();
+        assert!(text.contains("gdrdrv: open: no file (install it)"), "{text}");
+        assert!(text.contains("nvrm: open: too old (install it)"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_does_not_open_gets_the_remedy_of_its_errno() {
+        let of = |errno| Refusal::open("/dev/x", &io::Error::from_raw_os_error(errno), "load x").remedy;
+        assert_eq!(of(libc::ENOENT), "load x");
+        assert!(of(libc::EACCES).contains("/dev/x"));
+        assert!(of(libc::EMFILE).contains("ulimit"));
+        assert!(of(libc::EIO).contains("dmesg"));
+    }
+}

@@ -1,0 +1,139 @@
+//! The operating system, as far as mappings need it: a seam, so that tests can stand in for kernel modules.
+
+use std::ffi::CString;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Files of devices.
+pub(super) trait Kernel: Send + Sync {
+    /// Opens a file for reading and writing, not for children.
+    fn open(&self, path: &str) -> io::Result<i32>;
+
+    /// Closes it.
+    fn close(&self, fd: i32);
+
+    /// A request with a structure, in and out.
+    ///
+    /// # Safety
+    /// The request's structure is as long as `argument`, and pointers in it are to memory that the request may read and write.
+    unsafe fn ioctl(&self, fd: i32, request: u64, argument: &mut [u8]) -> io::Result<()>;
+
+    /// Maps so many bytes of a file, readable and writable, at an address of the kernel's choice. A child has no part in it.
+    fn mmap(&self, fd: i32, len: usize, offset: u64) -> io::Result<NonNull<u8>>;
+
+    /// Undoes that.
+    ///
+    /// # Safety
+    /// Exactly what [`Kernel::mmap`] gave, and nobody uses it any more.
+    unsafe fn munmap(&self, at: NonNull<u8>, len: usize) -> io::Result<()>;
+
+    /// The text of a small file.
+    fn read_text(&self, path: &str) -> io::Result<String>;
+}
+
+/// The kernel that there is.
+pub(super) struct System;
+
+impl Kernel for System {
+    fn open(&self, path: &str) -> io::Result<i32> {
+        let path = CString::new(path)?;
+        // SAFETY: a zero-terminated path.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+    }
+
+    fn close(&self, fd: i32) {
+        // SAFETY: whoever calls owns the descriptor.
+        unsafe { libc::close(fd) };
+    }
+
+    unsafe fn ioctl(&self, fd: i32, request: u64, argument: &mut [u8]) -> io::Result<()> {
+        // SAFETY: the caller's.
+        let result = unsafe { libc::ioctl(fd, request as _, argument.as_mut_ptr()) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn mmap(&self, fd: i32, len: usize, offset: u64) -> io::Result<NonNull<u8>> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a mapping at an address of the kernel's choice touches no existing memory.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, offset) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: mapped just now, so many bytes.
+        if unsafe { libc::madvise(at, len, libc::MADV_DONTFORK) } != 0 {
+            // Children would have the memory, which harms nobody: this library refuses it to them all the same.
+            tracing::debug!(error = %io::Error::last_os_error(), "a mapping is passed on to children");
+        }
+        NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    unsafe fn munmap(&self, at: NonNull<u8>, len: usize) -> io::Result<()> {
+        // SAFETY: the caller's.
+        let result = unsafe { libc::munmap(at.as_ptr().cast(), len) };
+        if result != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn read_text(&self, path: &str) -> io::Result<String> {
+        std::fs::read_to_string(path)
+    }
+}
+
+/// An open file.
+pub(super) struct File {
+    pub(super) kernel: Arc<dyn Kernel>,
+    pub(super) fd: i32,
+}
+
+impl File {
+    pub(super) fn open(kernel: &Arc<dyn Kernel>, path: &str) -> io::Result<Self> {
+        let fd = kernel.open(path)?;
+        Ok(File { kernel: kernel.clone(), fd })
+    }
+
+    /// A request.
+    ///
+    /// # Safety
+    /// As [`Kernel::ioctl`].
+    pub(super) unsafe fn ioctl<T>(&self, request: u64, argument: &mut T) -> io::Result<()>
+    where
+        T: zerocopy::FromBytes + zerocopy::IntoBytes,
+    {
+        // SAFETY: the caller's.
+        unsafe { self.kernel.ioctl(self.fd, request, argument.as_mut_bytes()) }
+    }
+
+    pub(super) fn map(&self, len: usize, offset: u64) -> io::Result<Pages> {
+        let at = self.kernel.mmap(self.fd, len, offset)?;
+        Ok(Pages { kernel: self.kernel.clone(), at, len })
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        self.kernel.close(self.fd);
+    }
+}
+
+/// Mapped pages.
+pub(super) struct Pages {
+    kernel: Arc<dyn Kernel>,
+    pub(super) at: NonNull<u8>,
+    pub(super) len: usize,
+}
+
+// SAFETY: only an address and a length; whoever accesses the pages answers for that.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `File::map`; who used the pages held this.
+        if let Err(error) = unsafe { self.kernel.munmap(self.at, self.len) } {
+            tracing::debug!(%error, "pages were not unmapped");
+        }
+    }
+}
