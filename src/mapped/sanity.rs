@@ -144,7 +144,8 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<(), Failure> {
 
 fn direct(subject: &Subject) -> Result<Passed, Failure> {
     let mapping: &Mapping = &subject.memory;
-    let words: Vec<u8> = (0..1024u32).flat_map(|i| (i * 0x0101_0101 + 3).to_ne_bytes()).collect();
+    let words: Vec<u8> =
+        (0..1024u32).flat_map(|i| i.wrapping_mul(0x0101_0101).wrapping_add(3).to_ne_bytes()).collect();
     for (i, word) in words.chunks_exact(4).enumerate() {
         let word = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
         // SAFETY: inside the mapping, whose first byte is at the begin of a page.
