@@ -6,6 +6,7 @@ use crate::placement::Layout;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::Transport;
+use gdsync::mapped::MappingBackend;
 use gdsync::{DoorbellPath, Mtu};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
@@ -48,6 +49,12 @@ pub(crate) enum Command {
     /// A process of a soak; started by it
     #[command(hide = true)]
     SoakWorker,
+    /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
+    Copybw(CopyOptions),
+    /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
+    Copylat(CopyOptions),
+    /// Check that CPU mappings of GPU memory are what they should be
+    Sanity(MappedOptions),
     /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
@@ -201,6 +208,31 @@ pub(crate) struct SoakOptions {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MappedOptions {
+    /// The GPU whose memory is mapped
+    #[arg(long, value_name = "N", default_value = "0", value_parser = ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: u32,
+    /// Who maps it: gdrdrv, dma-buf or nvrm [default: all that work]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) backend: Option<MappingBackend>,
+    /// No GPU: ordinary memory in its place
+    #[arg(long, conflicts_with_all = ["gpu", "backend"])]
+    pub(crate) stand_in: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CopyOptions {
+    #[command(flatten)]
+    pub(crate) mapped: MappedOptions,
+    /// Largest copy, 64 bytes to 256 MiB [default: 16MiB for copybw, 64KiB for copylat]
+    #[arg(long, value_name = "BYTES", value_parser = copy_size, allow_hyphen_values = true)]
+    pub(crate) max_size: Option<u64>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -412,6 +444,13 @@ fn batch(text: &str) -> Result<u64, String> {
     } else {
         Ok(value)
     }
+}
+
+fn copy_size(text: &str) -> Result<u64, String> {
+    size(text)
+        .ok()
+        .filter(|bytes| (64..=256 << 20).contains(bytes))
+        .ok_or_else(|| format!("{text} is no size from 64 bytes to 256MiB"))
 }
 
 fn size(text: &str) -> Result<u64, String> {

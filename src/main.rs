@@ -9,6 +9,7 @@ mod devices;
 mod explain;
 mod fault_plan;
 mod hca;
+mod mapped;
 mod pingpong;
 mod placement;
 mod soak;
@@ -42,6 +43,9 @@ fn main() -> ExitCode {
         Command::PingpongPeer => done(pingpong::run_peer()),
         Command::Devices(options) => done(devices::run(&options)),
         Command::Bench(options) => done(bench::run(&options)),
+        Command::Copybw(options) => done(mapped::bandwidth(&options)),
+        Command::Copylat(options) => done(mapped::latency(&options)),
+        Command::Sanity(options) => mapped::sanity(&options),
         Command::Explain(options) => explain::run(&options),
         Command::Soak(options) => done(soak::run(&options)),
         Command::SoakWorker => done(soak::run_worker()),

@@ -43,7 +43,7 @@ fn print(header: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

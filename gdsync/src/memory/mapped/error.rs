@@ -59,12 +59,12 @@ pub enum MappingError {
         tried: Vec<(MappingBackend, Refusal)>,
     },
     /// Nobody knows this backend.
-    #[error("{variable}={value} is no way to map GPU memory: there are gdrdrv, dma-buf and nvrm")]
+    #[error("{variable}: {reason}")]
     UnknownBackend {
         /// Where it was asked for.
         variable: &'static str,
-        /// The name.
-        value: String,
+        /// What there would be.
+        reason: String,
     },
     /// A range lies outside.
     #[error("bytes {start}..{end} lie outside the {len} bytes mapped")]

@@ -286,10 +286,7 @@ impl MappingBackend {
         let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
             return Ok(None);
         };
-        let value = value.to_string_lossy();
-        let known = MappingBackend::ALL.into_iter().find(|backend| backend.to_string() == value);
-        let unknown =
-            || MappingError::UnknownBackend { variable: VARIABLE, value: value.clone().into_owned() };
-        known.map(Some).ok_or_else(unknown)
+        let value = value.to_string_lossy().into_owned();
+        value.parse().map(Some).map_err(|reason| MappingError::UnknownBackend { variable: VARIABLE, reason })
     }
 }

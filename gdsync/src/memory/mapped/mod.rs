@@ -57,6 +57,7 @@ pub(crate) use memory::WeakMapping;
 pub use memory::{Availability, MappedMemory, available};
 
 use std::fmt;
+use std::str::FromStr;
 
 /// Environment variable that names the backend.
 const VARIABLE: &str = "GDSYNC_MAPPING";
@@ -89,6 +90,16 @@ impl fmt::Display for MappingBackend {
             MappingBackend::ResourceManager => "nvrm",
             MappingBackend::StandIn => "stand-in",
         })
+    }
+}
+
+impl FromStr for MappingBackend {
+    type Err = String;
+
+    /// Of a backend for GPU memory.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|backend| backend.to_string() == name);
+        known.ok_or_else(|| format!("{name} is no way to map GPU memory: there are gdrdrv, dma-buf and nvrm"))
     }
 }
 
