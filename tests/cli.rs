@@ -516,3 +516,61 @@ fn a_checked_wait_is_measured_beside_a_plain_one() {
             .all(|field| software[field].as_f64().is_some_and(|us| us > 0.0))
     );
 }
+
+#[test]
+fn copies_are_measured_on_a_stand_in_and_say_so() {
+    for (command, sizes) in [("copylat", [4, 64]), ("copybw", [64, 128])] {
+        let largest = sizes[1].to_string();
+        let report = json(&[command, "--stand-in", "--json", "--max-size", &largest]);
+        assert!(report["on"].as_str().unwrap().contains("no GPU"), "{report}");
+        let rows = report["mappings"][0]["rows"].as_array().unwrap();
+        for (direction, kernel) in
+            [("write", "volatile"), ("write", "memcpy"), ("read", "volatile"), ("read", "memcpy")]
+        {
+            let row =
+                rows.iter().find(|row| row["direction"] == direction && row["kernel"] == kernel).unwrap();
+            let cells = row["cells"].as_array().unwrap();
+            assert_eq!(
+                (&cells[0]["size"], &cells[cells.len() - 1]["size"]),
+                (&sizes[0].into(), &sizes[1].into())
+            );
+            assert!(cells.iter().all(|cell| cell["us"].as_f64().unwrap() > 0.0), "{row}");
+            assert!(row["over_memcpy"].as_f64().unwrap() > 0.0 && row["over_cuda"].is_null(), "{row}");
+        }
+        let table = succeeds(&[command, "--stand-in", "--max-size", &largest]);
+        assert!(table.contains("no GPU") && table.contains("volatile"), "{table}");
+    }
+}
+
+#[test]
+fn sanity_checks_a_stand_in_and_names_what_it_cannot() {
+    let report = json(&["sanity", "--stand-in", "--json"]);
+    let lines = report["lines"].as_array().unwrap();
+    let count = |result: &str| lines.iter().filter(|line| line["result"] == result).count();
+    assert_eq!((count("PASS"), count("SKIP"), count("FAIL")), (7, 3, 0), "{report}");
+    assert!(lines.iter().all(|line| (line["result"] == "SKIP") == line["reason"].is_string()), "{report}");
+    assert!(succeeds(&["sanity", "--stand-in"]).contains("PASS  stand-in  unaligned copies"));
+}
+
+#[test]
+fn without_the_gpu_that_is_asked_for_nothing_is_mapped() {
+    for command in ["sanity", "copybw", "copylat"] {
+        let output = run(&[command, "--gpu", "4000000000"]);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("--stand-in") && said.lines().count() == 1 && output.stdout.is_empty(),
+            "{said}"
+        );
+    }
+    for arguments in [
+        ["copybw", "--max-size", "63"],
+        ["copylat", "--max-size", "257MiB"],
+        ["sanity", "--backend", "mmap"],
+        ["sanity", "--gpu", "-1"],
+    ] {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
+    }
+}

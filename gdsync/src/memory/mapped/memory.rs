@@ -5,6 +5,7 @@ use super::mapping::{Mapped, Mapping};
 use super::{MappingBackend, MappingError, Refusal, VARIABLE, dma_buf, gdrdrv, nvrm};
 use crate::cuda::{self, CudaError, GpuContext, GpuMemory};
 use cudarc::driver::CudaContext;
+use std::ffi::OsString;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
@@ -283,10 +284,34 @@ pub fn available(context: &Arc<CudaContext>) -> Result<Vec<Availability>, Mappin
 impl MappingBackend {
     /// That which the environment names.
     fn asked_for() -> Result<Option<Self>, MappingError> {
-        let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
-            return Ok(None);
-        };
-        let value = value.to_string_lossy().into_owned();
-        value.parse().map(Some).map_err(|reason| MappingError::UnknownBackend { variable: VARIABLE, reason })
+        Self::named(std::env::var_os(VARIABLE))
+    }
+
+    /// That which a variable names; none where it is empty.
+    fn named(value: Option<OsString>) -> Result<Option<Self>, MappingError> {
+        let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+        let parsed = value.to_string_lossy().parse();
+        parsed.map(Some).map_err(|reason| MappingError::UnknownBackend { variable: VARIABLE, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_is_asked_for_by_its_name() {
+        let named = |name: &str| MappingBackend::named(Some(name.into()));
+        for backend in MappingBackend::ALL {
+            assert_eq!(named(&backend.to_string()), Ok(Some(backend)));
+        }
+        assert_eq!((named(""), MappingBackend::named(None)), (Ok(None), Ok(None)));
+        for unknown in ["stand-in", "GDRDRV", "gdrcopy"] {
+            let error = named(unknown).unwrap_err().to_string();
+            assert!(
+                error.contains(unknown) && error.contains("GDSYNC_MAPPING") && error.contains("dma-buf"),
+                "{error}"
+            );
+        }
     }
 }
