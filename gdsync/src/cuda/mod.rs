@@ -55,6 +55,7 @@
 
 mod context;
 mod copier;
+mod description;
 mod error;
 pub(crate) mod gate;
 mod memory;
@@ -64,6 +65,7 @@ mod word;
 pub use crate::stream::cuda::CudaStream;
 pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
 pub use context::{Consistency, GpuCapabilities, WritesOrdering};
+pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;
 pub use region::GpuMemoryRegion;
