@@ -68,11 +68,12 @@ pub use context::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;
-pub use region::GpuMemoryRegion;
+pub use region::{GpuMemoryRegion, RegistrationPath};
 pub use word::{GpuWord32, GpuWord64};
 
 pub(crate) use context::{GpuContext, Relaxed};
 pub(crate) use error::check;
+pub(crate) use memory::buffer_id;
 
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::{CudaContext, sys};
