@@ -42,6 +42,8 @@ pub(crate) enum Command {
     PingpongPeer,
     /// List cards, software and system
     Devices(DevicesOptions),
+    /// Say what of this machine works for GPUDirect, what does not, and what to do about it
+    Doctor(DoctorOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
     /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
@@ -183,6 +185,16 @@ pub(crate) struct DevicesOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DoctorOptions {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and libraries.json
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub(crate) root: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]

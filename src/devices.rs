@@ -8,19 +8,19 @@ use serde::Serialize;
 use std::io::{self, Write};
 
 #[derive(Debug, Serialize)]
-struct Row {
-    device: String,
+pub(crate) struct Row {
+    pub(crate) device: String,
     provider: &'static str,
-    port: u8,
-    state: String,
-    link: String,
+    pub(crate) port: u8,
+    pub(crate) state: String,
+    pub(crate) link: String,
     lid: u16,
     gids: Vec<Identifier>,
-    firmware: String,
+    pub(crate) firmware: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Identifier {
+pub(crate) struct Identifier {
     index: u32,
     gid: String,
     kind: String,
@@ -29,10 +29,10 @@ struct Identifier {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Listing {
-    devices: Vec<Row>,
+pub(crate) struct Listing {
+    pub(crate) devices: Vec<Row>,
     /// What could not be listed, and what to do about it.
-    notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
@@ -95,7 +95,7 @@ fn gid_rows(listing: &Listing) -> Vec<Vec<String>> {
 }
 
 /// Adds a provider's devices; one that cannot be asked becomes a note.
-fn list(provider: &'static str, api: &'static VerbsApi, listing: &mut Listing) {
+pub(crate) fn list(provider: &'static str, api: &'static VerbsApi, listing: &mut Listing) {
     match Device::names(api) {
         Ok(names) => {
             for name in names {

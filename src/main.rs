@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod devices;
+mod doctor;
 mod explain;
 mod fault_plan;
 mod hca;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Pingpong(options) => done(pingpong::run(&options)),
         Command::PingpongPeer => done(pingpong::run_peer()),
         Command::Devices(options) => done(devices::run(&options)),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => done(bench::run(&options)),
         Command::Copybw(options) => done(mapped::bandwidth(&options)),
         Command::Copylat(options) => done(mapped::latency(&options)),

@@ -79,6 +79,7 @@ mod qp_failure;
 mod qp_life;
 mod qp_options;
 mod queue;
+mod registration;
 mod request;
 mod stream;
 mod sync;
@@ -112,6 +113,7 @@ pub use qp_options::{ConnectOptions, QueuePairConfig};
 pub use queue::completion::{Completion, WorkError, WorkKind};
 pub use queue::datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use queue::wait::PreparedWait;
+pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
 pub use request::WorkRequest;
 pub use stream::{
     Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,

@@ -1,6 +1,6 @@
 //! Memory regions: pinned memory that a card may reach, and slices of it.
 
-use crate::cuda::GpuMemory;
+use crate::cuda::{GpuMemory, RegistrationPath};
 use crate::error::{Error, QueueError};
 use crate::memory::{PinnedMemory, Word32, Word64};
 use crate::pd::{ProtectionDomain, ProtectionDomainInner};
@@ -48,16 +48,15 @@ pub(crate) struct MemoryRegionInner {
     access: Access,
     addr: u64,
     len: usize,
-    _memory: Backing,
+    memory: Backing,
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-/// What keeps the memory of a region.
+/// What keeps the memory of a region: keepers, which do not count as users of it.
 #[derive(Debug)]
-#[expect(dead_code, reason = "held, not looked at")]
 pub(crate) enum Backing {
-    Host(PinnedMemory),
-    Gpu(GpuMemory),
+    Host { _memory: PinnedMemory },
+    Gpu { _memory: GpuMemory, path: RegistrationPath },
 }
 
 // SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
@@ -81,15 +80,23 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::Verbs`] where the provider refuses.
     pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
+        let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
+        Ok(MemoryRegion { inner, memory })
+    }
+
+    pub(crate) fn register_inner(
+        pd: &ProtectionDomain,
+        memory: &PinnedMemory,
+        access: Access,
+    ) -> Result<MemoryRegionInner, Error> {
         let (pd, len) = (pd.inner.clone(), memory.len().max(1));
         let flags = access.bits() as libc::c_int;
         // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as `memory` lives, and both
         // are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = verbs_call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
-        let backing = Backing::Host(memory.clone());
-        let inner = MemoryRegionInner::new(raw, pd, access, memory.addr().get(), memory.len(), backing);
-        Ok(MemoryRegion { inner: Arc::new(inner), memory })
+        let backing = Backing::Host { _memory: memory.keeper() };
+        Ok(MemoryRegionInner::new(raw, pd, access, memory.addr().get(), memory.len(), backing))
     }
 
     /// The memory.
@@ -158,7 +165,7 @@ impl MemoryRegionInner {
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        MemoryRegionInner { raw, lkey, rkey, access, addr, len, _memory: memory, pd }
+        MemoryRegionInner { raw, lkey, rkey, access, addr, len, memory, pd }
     }
 
     pub(crate) fn remote(&self) -> RemoteMemory {
@@ -167,6 +174,18 @@ impl MemoryRegionInner {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// How the card gets to GPU memory; none for host memory.
+    pub(crate) fn path(&self) -> Option<RegistrationPath> {
+        match self.memory {
+            Backing::Host { .. } => None,
+            Backing::Gpu { path, .. } => Some(path),
+        }
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -210,6 +229,17 @@ impl Slice {
     ) -> Result<Self, QueueError> {
         let Range { start, end } = resolve(range, region.len as u64)?;
         Ok(Slice { region: region.clone(), offset: start as usize, len: (end - start) as usize })
+    }
+
+    /// A part of these addresses, which the region has.
+    pub(crate) fn within(
+        region: &Arc<MemoryRegionInner>,
+        addresses: &Range<u64>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self, QueueError> {
+        let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
+        let offset = addresses.start - region.addr + start;
+        Ok(Slice { region: region.clone(), offset: offset as usize, len: (end - start) as usize })
     }
 
     /// Length in bytes.

@@ -53,7 +53,7 @@ pub struct GpuCapabilities {
 }
 
 impl GpuCapabilities {
-    fn read(device: sys::CUdevice) -> Result<Self, CudaError> {
+    pub(super) fn read(device: sys::CUdevice) -> Result<Self, CudaError> {
         use sys::CUdevice_attribute as A;
         let attribute = |attribute: A| {
             let mut value = 0;

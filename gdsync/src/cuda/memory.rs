@@ -3,26 +3,32 @@
 use super::context::GpuContext;
 use super::error::{CudaError, check};
 use super::exportable::{self, Exportable, Exported};
-use crate::memory::mapped::{MappedMemory, WeakMapping};
+use crate::memory::life::Life;
+use crate::memory::mapped::Mapping;
 use crate::memory::page_size;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, sys};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions hold one.
 #[derive(Clone)]
 pub struct GpuMemory {
+    // Before the memory: whoever keeps that for its users is told first.
+    life: Arc<Life>,
     inner: Arc<Inner>,
 }
 
 struct Inner {
     address: u64,
+    /// Tells it apart from others at that address.
+    number: u64,
     len: usize,
     context: Arc<GpuContext>,
     /// The newest mapping for the CPU, as long as somebody has it.
-    mapping: Mutex<WeakMapping>,
+    mapping: Mutex<Weak<Mapping>>,
     owner: Owner,
 }
 
@@ -34,10 +40,12 @@ enum Owner {
     Program(Option<Box<dyn Any + Send + Sync>>),
 }
 
-/// All memory that is there, by its first address: how a software card knows what is not the CPU's.
-static KNOWN: Mutex<BTreeMap<u64, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+/// All memory that is there: how a software card knows what is not the CPU's. By its first address and a number, as the program may
+/// have wrapped a part of something, or the same twice.
+type Known = BTreeMap<(u64, u64), (usize, Weak<Inner>)>;
+static KNOWN: Mutex<Known> = Mutex::new(Known::new());
 
-fn known() -> MutexGuard<'static, BTreeMap<u64, Weak<Inner>>> {
+fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -123,28 +131,61 @@ impl GpuMemory {
     fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
         #[cfg(feature = "software-card")]
         super::region::tell_software_cards();
-        let inner = Arc::new(Inner { address, len, context, mapping: Mutex::default(), owner });
-        known().insert(address, Arc::downgrade(&inner));
-        GpuMemory { inner }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let inner = Arc::new(Inner { address, number, len, context, mapping: Mutex::default(), owner });
+        known().insert((address, number), (len, Arc::downgrade(&inner)));
+        Self::of(inner)
     }
 
-    /// The memory that holds `len` bytes from `address` on: `Some(Err)` where it holds only some of them.
+    fn of(inner: Arc<Inner>) -> Self {
+        GpuMemory { life: Arc::new(Life::new()), inner }
+    }
+
+    /// A handle that keeps the memory without counting as a user of it.
+    pub(crate) fn keeper(&self) -> Self {
+        Self::of(self.inner.clone())
+    }
+
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Wraps memory that the program owns, of a context that is known.
+    ///
+    /// # Safety
+    /// As [`Self::from_raw`].
+    pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
+        Self::known(address, len, context.clone(), Owner::Program(None))
+    }
+
+    /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds only some of them.
     #[cfg(feature = "software-card")]
     pub(super) fn find(address: u64, len: u64) -> Option<Result<GpuMemory, String>> {
         let end = address.checked_add(len)?;
-        let inner = known().range(..end).next_back().and_then(|(_, weak)| weak.upgrade())?;
-        let (first, last) = (inner.address, inner.address + inner.len.max(1) as u64);
-        if address >= last {
-            return None;
+        let mut part = None;
+        let mut whole = None;
+        let list = known();
+        for ((first, _), (held, weak)) in list.range(..(end, 0)).rev() {
+            let last = first + (*held).max(1) as u64;
+            if *first <= address && end <= last {
+                whole = weak.upgrade();
+            } else if address < last {
+                part.get_or_insert((*first, *held));
+            }
+            if whole.is_some() {
+                break;
+            }
         }
-        Some(if first <= address && end <= last {
-            Ok(GpuMemory { inner })
-        } else {
-            Err(format!(
-                "{len} bytes at {address:#x} leave the {} bytes of GPU memory at {first:#x}",
-                inner.len
-            ))
-        })
+        // What is dropped takes the lock.
+        drop(list);
+        match (whole, part) {
+            (Some(inner), _) => Some(Ok(Self::of(inner))),
+            (None, Some((first, held))) => Some(Err(format!(
+                "{len} bytes at {address:#x} leave the {held} bytes of GPU memory at {first:#x}"
+            ))),
+            (None, None) => None,
+        }
     }
 
     /// The GPU's address of the first byte, for kernels.
@@ -163,13 +204,13 @@ impl GpuMemory {
     }
 
     /// Remembers a mapping of this memory.
-    pub(crate) fn set_mapping(&self, mapping: WeakMapping) {
+    pub(crate) fn set_mapping(&self, mapping: Weak<Mapping>) {
         *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
     }
 
     /// The newest mapping of this memory that somebody still has.
     #[cfg(feature = "software-card")]
-    pub(super) fn mapping(&self) -> Option<MappedMemory> {
+    pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
         self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade()
     }
 
@@ -235,22 +276,45 @@ impl GpuMemory {
         Ok(Exported { fd, size, offset: (self.address() - base) as usize })
     }
 
-    /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it.
-    pub(crate) fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, u64), CudaError> {
+    /// A dma-buf of the memory, for whoever imports it: its file descriptor, and the offset of the first byte in it. It spans whole
+    /// pages of the host, as the driver demands; the memory itself need not.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`] where the driver makes none, [`CudaError::OutOfBounds`] where the memory ends with the address space.
+    pub fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, u64), CudaError> {
         use std::os::fd::FromRawFd;
-        let page = page_size() as u64;
-        let first = self.address() & !(page - 1);
-        let end = (self.address() + self.len().max(1) as u64).next_multiple_of(page);
+        let len = self.len().max(1);
+        let whole = whole_pages(self.address(), len as u64, page_size() as u64);
+        let (first, size) = whole.ok_or(CudaError::OutOfBounds { start: 0, end: len, len })?;
         let _entered = self.inner.context.enter()?;
         let mut fd: libc::c_int = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
         check("cuMemGetHandleForAddressRange", unsafe {
-            sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), first, (end - first) as usize, kind, 0)
+            sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), first, size as usize, kind, 0)
         })?;
         // SAFETY: the driver made the descriptor for us.
         Ok((unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }, self.address() - first))
     }
+}
+
+/// The whole pages that hold `len` bytes from `address` on: first address and length. None where they leave the address space.
+fn whole_pages(address: u64, len: u64, page: u64) -> Option<(u64, u64)> {
+    let first = address - address % page;
+    let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
+    Some((first, end - first))
+}
+
+/// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`): unique in the process.
+pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaError> {
+    let _entered = context.enter()?;
+    let mut id = 0u64;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+    // SAFETY: the attribute is an unsigned long long; the driver checks the address.
+    check("cuPointerGetAttribute", unsafe {
+        sys::cuPointerGetAttribute((&raw mut id).cast(), attribute, address)
+    })?;
+    Ok(id)
 }
 
 impl fmt::Debug for GpuMemory {
@@ -261,11 +325,7 @@ impl fmt::Debug for GpuMemory {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let mut known = known();
-        if known.get(&self.address).is_some_and(|weak| weak.strong_count() == 0) {
-            known.remove(&self.address);
-        }
-        drop(known);
+        known().remove(&(self.address, self.number));
         // To free waits for the GPU, which may wait for this thread. Later, then.
         match &mut self.owner {
             Owner::Program(owner) => {
@@ -283,5 +343,35 @@ impl Drop for Inner {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// For pages of every size that hosts have: the registered address and the offset agree within a page, as the kernel demands.
+        #[test]
+        fn a_dma_buf_spans_whole_pages_around_the_memory(address: u64, len in 1u64..1 << 40, shift in 12u32..22) {
+            let page = 1u64 << shift;
+            match whole_pages(address, len, page) {
+                None => prop_assert!(u128::from(address) + u128::from(len) + u128::from(page) > 1 << 64),
+                Some((first, size)) => {
+                    prop_assert!(first % page == 0 && size % page == 0);
+                    prop_assert!(first <= address && address - first < page);
+                    let (end, wanted) = (u128::from(first) + u128::from(size), u128::from(address) + u128::from(len));
+                    prop_assert!(end >= wanted && end - wanted < u128::from(page));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_aligned_needs_no_page_more() {
+        assert_eq!(whole_pages(2 << 20, 2 << 20, 64 << 10), Some((2 << 20, 2 << 20)));
+        assert_eq!(whole_pages((2 << 20) + 512, 4, 64 << 10), Some((2 << 20, 64 << 10)));
+        assert_eq!(whole_pages(0xffff, 2, 64 << 10), Some((0, 128 << 10)));
     }
 }

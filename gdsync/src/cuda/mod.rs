@@ -55,6 +55,7 @@
 
 mod context;
 mod copier;
+mod description;
 mod error;
 mod exportable;
 pub(crate) mod gate;
@@ -65,13 +66,15 @@ mod word;
 pub use crate::stream::cuda::CudaStream;
 pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
 pub use context::{Consistency, GpuCapabilities, WritesOrdering};
+pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;
-pub use region::GpuMemoryRegion;
+pub use region::{GpuMemoryRegion, RegistrationPath};
 pub use word::{GpuWord32, GpuWord64};
 
 pub(crate) use context::{GpuContext, Relaxed};
 pub(crate) use error::check;
+pub(crate) use memory::buffer_id;
 
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::{CudaContext, sys};
@@ -100,15 +103,6 @@ pub(crate) fn driver() -> Result<(), CudaError> {
     check("cuInit", unsafe { sys::cuInit(0) })?;
     READY.get_or_init(|| ());
     Ok(())
-}
-
-/// What `cuDriverGetVersion` says.
-pub(crate) fn driver_version() -> Result<i32, CudaError> {
-    driver()?;
-    let mut found = 0;
-    // SAFETY: `found` is a valid place.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
-    Ok(found)
 }
 
 /// Number of GPUs.

@@ -34,16 +34,41 @@ impl GpuMemoryRegion {
     /// [`Error::GpuConsistency`] where a real card would write into memory whose GPU shows writes in no order and cannot flush
     /// them: a stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
+        let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
+        Ok(GpuMemoryRegion { inner, memory })
+    }
+
+    pub(crate) fn register_inner(
+        pd: &ProtectionDomain,
+        memory: &GpuMemory,
+        access: Access,
+    ) -> Result<MemoryRegionInner, Error> {
         let real = pd.inner.device.api.provider != Provider::Software;
         let consistency = memory.context().capabilities().consistency();
         if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
             return Err(Error::GpuConsistency { gpu: memory.context().ordinal() });
         }
         let (address, len) = (memory.address(), memory.len());
-        let raw = register(pd, &memory, access)?;
-        let inner =
-            MemoryRegionInner::new(raw, pd.inner.clone(), access, address, len, Backing::Gpu(memory.clone()));
-        Ok(GpuMemoryRegion { inner: Arc::new(inner), memory })
+        let (raw, path) = register(pd, memory, access)?;
+        tracing::debug!(?memory, ?path, "GPU memory is registered");
+        let backing = Backing::Gpu { _memory: memory.keeper(), path };
+        Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, address, len, backing))
+    }
+
+    /// How the card gets to the memory.
+    pub fn path(&self) -> RegistrationPath {
+        // Regions of this kind have one.
+        self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
+    }
+
+    /// The key that work requests of this side name it by.
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey()
+    }
+
+    /// The key that the remote side needs.
+    pub fn rkey(&self) -> u32 {
+        self.inner.rkey()
     }
 
     /// The memory.
@@ -65,15 +90,27 @@ impl GpuMemoryRegion {
     }
 }
 
+/// How a card gets to GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RegistrationPath {
+    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
+    DmaBuf,
+    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
+    PeerMemory,
+    /// A software card, which copies from it and to it.
+    SoftwareCard,
+}
+
 /// The ways to give GPU memory to a card, the best first.
 fn register(
     pd: &ProtectionDomain,
     memory: &GpuMemory,
     access: Access,
-) -> Result<std::ptr::NonNull<ibv_mr>, Error> {
+) -> Result<(std::ptr::NonNull<ibv_mr>, RegistrationPath), Error> {
     let by_dma_buf = dma_buf(pd, memory, access);
     let dma_buf = match by_dma_buf {
-        Ok(raw) => return Ok(raw),
+        Ok(raw) => return Ok((raw, RegistrationPath::DmaBuf)),
         Err(reason) => reason,
     };
     let (pd, len) = (&pd.inner, memory.len().max(1));
@@ -87,11 +124,17 @@ fn register(
             access.bits() as libc::c_int,
         )
     };
-    std::ptr::NonNull::new(raw).ok_or_else(|| Error::GpuRegistration {
-        len,
-        dma_buf,
-        peer_memory: io::Error::last_os_error().to_string(),
-    })
+    let path = match pd.device.api.provider {
+        Provider::Software => RegistrationPath::SoftwareCard,
+        _ => RegistrationPath::PeerMemory,
+    };
+    match std::ptr::NonNull::new(raw) {
+        Some(raw) => Ok((raw, path)),
+        None => {
+            let peer_memory = io::Error::last_os_error().to_string();
+            Err(Error::GpuRegistration { len, dma_buf, peer_memory })
+        }
+    }
 }
 
 fn dma_buf(
@@ -120,7 +163,7 @@ fn dma_buf(
 #[cfg(feature = "software-card")]
 mod software {
     use super::*;
-    use crate::mapped::MappedMemory;
+    use crate::mapped::Mapping;
     use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 
     pub(super) struct Client;
@@ -132,8 +175,9 @@ mod software {
     /// Holds the memory, so that it is freed after the card has let go of it, and the CPU's mapping of it, where there is one.
     #[derive(Debug)]
     struct Region {
+        // In the order in which they go.
+        mapping: Option<Arc<Mapping>>,
         memory: GpuMemory,
-        mapping: Option<MappedMemory>,
     }
 
     impl PeerMemory for Client {

@@ -1,6 +1,7 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and words in them.
 
 pub(crate) mod arena;
+pub(crate) mod life;
 pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;

@@ -1,6 +1,7 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
 use super::HostAddr;
+use super::life::Life;
 use super::spans::{Kind, Release, Span};
 use std::io;
 use std::ops::Range;
@@ -15,6 +16,14 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// batches in flight hold clones of what they name.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
+    handle: Arc<Handle>,
+}
+
+/// Shared by all clones. A memory region keeps the pages without it, so that the pages' users can be told from their keepers.
+#[derive(Debug)]
+struct Handle {
+    // Before the pages: whoever keeps these for their users is told first.
+    life: Life,
     pages: Arc<Pages>,
 }
 
@@ -71,7 +80,7 @@ impl PinnedMemory {
         });
         // All of its pages, also those behind `len`: nobody else has them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
-        Ok(PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) })
+        Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }
 
     /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
@@ -85,12 +94,25 @@ impl PinnedMemory {
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
-        PinnedMemory { pages: Arc::new(Pages { base, len, _span: span }) }
+        Self::of(Arc::new(Pages { base, len, _span: span }))
+    }
+
+    fn of(pages: Arc<Pages>) -> Self {
+        PinnedMemory { handle: Arc::new(Handle { life: Life::new(), pages }) }
+    }
+
+    /// A handle that keeps the memory without counting as a user of it.
+    pub(crate) fn keeper(&self) -> Self {
+        Self::of(self.handle.pages.clone())
+    }
+
+    pub(crate) fn life(&self) -> &Life {
+        &self.handle.life
     }
 
     /// Length in bytes, as asked for.
     pub fn len(&self) -> usize {
-        self.pages.len
+        self.handle.pages.len
     }
 
     /// True where the length is 0.
@@ -100,11 +122,11 @@ impl PinnedMemory {
 
     /// The address of its first byte.
     pub fn addr(&self) -> HostAddr {
-        HostAddr(self.pages.base.as_ptr() as u64)
+        HostAddr(self.as_ptr() as u64)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.pages.base.as_ptr()
+        self.handle.pages.base.as_ptr()
     }
 
     /// The memory as bytes that may change at any time.

@@ -8,7 +8,7 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// The first CUDA driver whose dma-bufs can be mapped by the CPU, as `cuDriverGetVersion` counts: 13.3.
-pub(super) const OLDEST_DRIVER: i32 = 13_030;
+pub(super) const OLDEST_DRIVER: u32 = 13_030;
 
 /// The dma-buf holds the memory: CUDA may free it first.
 struct Buffer {
@@ -18,7 +18,7 @@ struct Buffer {
 impl Hold for Buffer {}
 
 /// Says whether a driver's dma-bufs can be mapped, before one is made.
-pub(super) fn check(driver: i32, supported: bool) -> Result<(), Refusal> {
+pub(super) fn check(driver: u32, supported: bool) -> Result<(), Refusal> {
     if driver < OLDEST_DRIVER {
         let reason = format!("it is of CUDA {}.{}", driver / 1000, driver % 1000 / 10);
         return Err(Refusal::new("look at the driver", reason, "install a driver of CUDA 13.3 or newer"));

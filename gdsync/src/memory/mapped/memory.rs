@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// GPU memory that the CPU, too, can load from and store to. Clones name the same memory and the same mapping.
 ///
@@ -17,12 +17,8 @@ use std::sync::{Arc, Weak};
 /// gdsync's own is given back when the GPU is idle, so that dropping never waits for a stream.
 #[derive(Clone)]
 pub struct MappedMemory {
-    inner: Arc<Inner>,
-}
-
-/// In the order in which they go.
-struct Inner {
-    mapping: Mapping,
+    // In the order in which they go.
+    mapping: Arc<Mapping>,
     gpu: GpuMemory,
 }
 
@@ -79,7 +75,7 @@ impl MappedMemory {
 
     /// The GPU memory: payload of messages, words for streams, arguments of kernels.
     pub fn gpu(&self) -> &GpuMemory {
-        &self.inner.gpu
+        &self.gpu
     }
 
     /// The GPU's address of the first byte.
@@ -127,14 +123,14 @@ impl MappedMemory {
             .map_err(|refusal| MappingError::Refused { backend, refusal })?;
         let mapping = Mapping::new(mapped, gpu.len(), !gpu.is_kept())?;
         tracing::debug!(?mapping, ?gpu, "GPU memory is mapped for the CPU");
-        let memory = MappedMemory { inner: Arc::new(Inner { mapping, gpu }) };
-        memory.gpu().set_mapping(WeakMapping(Arc::downgrade(&memory.inner)));
-        Ok(memory)
+        let mapping = Arc::new(mapping);
+        gpu.set_mapping(Arc::downgrade(&mapping));
+        Ok(MappedMemory { mapping, gpu })
     }
 
     /// Whether the mapping is of this memory at all: both ends, both ways. Leaves zeroes.
     fn verify(&self) -> Result<(), Refusal> {
-        let (gpu, mapping) = (self.gpu(), &self.inner.mapping);
+        let (gpu, mapping) = (self.gpu(), &self.mapping);
         let odd = |what: &str| {
             Refusal::new(
                 "compare the mapping with the memory",
@@ -162,28 +158,17 @@ impl MappedMemory {
     }
 }
 
-/// The mapping of some GPU memory, which does not keep it.
-#[derive(Clone, Default)]
-pub(crate) struct WeakMapping(Weak<Inner>);
-
-impl WeakMapping {
-    /// The mapping, if it is still there.
-    pub(crate) fn upgrade(&self) -> Option<MappedMemory> {
-        self.0.upgrade().map(|inner| MappedMemory { inner })
-    }
-}
-
 impl Deref for MappedMemory {
     type Target = Mapping;
 
     fn deref(&self) -> &Mapping {
-        &self.inner.mapping
+        &self.mapping
     }
 }
 
 impl fmt::Debug for MappedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappedMemory({:?}, {:?})", self.inner.gpu, self.inner.mapping)
+        write!(f, "MappedMemory({:?}, {:?})", self.gpu, self.mapping)
     }
 }
 

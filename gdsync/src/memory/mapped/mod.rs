@@ -53,7 +53,6 @@ mod stand_in;
 pub use copy::{LoadKernel, StoreKernel};
 pub use error::{MappingError, Refusal};
 pub use mapping::Mapping;
-pub(crate) use memory::WeakMapping;
 pub use memory::{Availability, MappedMemory, available};
 
 use std::fmt;

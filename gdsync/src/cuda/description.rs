@@ -1,0 +1,71 @@
+//! What a GPU is, asked without making a context on it.
+
+use super::context::GpuCapabilities;
+use super::error::{CudaError, check};
+use cudarc::driver::sys;
+use std::ffi::CStr;
+
+/// Room for `domain:bus:device.function` and the zero behind it (`cuDeviceGetPCIBusId` wants at least 13 bytes), and for names.
+const TEXT: usize = 256;
+
+/// A GPU, as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuDescription {
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
+    pub pci_address: String,
+    /// What it can do for streams.
+    pub capabilities: GpuCapabilities,
+}
+
+/// The newest CUDA that the driver serves, as `cuDriverGetVersion` counts: 13.0 is 13000.
+///
+/// # Errors
+/// [`CudaError::NoDriver`], [`CudaError::TooOld`], or [`CudaError::Call`].
+pub fn driver_version() -> Result<u32, CudaError> {
+    super::driver()?;
+    let mut found = 0;
+    // SAFETY: `found` is a valid place.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
+    Ok(u32::try_from(found).unwrap_or(0))
+}
+
+/// Describes a GPU. Makes no context, and so takes no memory of it.
+///
+/// # Errors
+/// As [`device_count`](super::device_count), and [`CudaError::NoDevice`].
+pub fn describe(ordinal: u32) -> Result<GpuDescription, CudaError> {
+    let count = super::device_count()?;
+    let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+    let number = number.ok_or(CudaError::NoDevice { ordinal, count })?;
+    let mut device = 0;
+    // SAFETY: `device` is a valid place.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, number) })?;
+    let name = text("cuDeviceGetName", |at, len| {
+        // SAFETY: `at` has room for `len` bytes.
+        unsafe { sys::cuDeviceGetName(at, len, device) }
+    })?;
+    let pci_address = text("cuDeviceGetPCIBusId", |at, len| {
+        // SAFETY: as above.
+        unsafe { sys::cuDeviceGetPCIBusId(at, len, device) }
+    })?;
+    Ok(GpuDescription {
+        name,
+        pci_address: pci_address.to_lowercase(),
+        capabilities: GpuCapabilities::read(device)?,
+    })
+}
+
+/// What a call writes as a zero-terminated string.
+fn text(
+    call: &'static str,
+    fill: impl FnOnce(*mut libc::c_char, libc::c_int) -> sys::CUresult,
+) -> Result<String, CudaError> {
+    let mut bytes = [0u8; TEXT];
+    check(call, fill(bytes.as_mut_ptr().cast(), TEXT as libc::c_int))?;
+    // Should the driver ever leave out the zero: nothing rather than a guess.
+    Ok(CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+}

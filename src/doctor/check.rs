@@ -1,0 +1,82 @@
+//! What a check says.
+
+use serde::Serialize;
+use std::fmt;
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Status {
+    /// As it should be.
+    Pass,
+    /// Could not be found out, or there is nothing to look at.
+    Skip,
+    /// Works, but not as well as it could; or is not there at all.
+    Warn,
+    /// Is there, and does not work.
+    Fail,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Status::Pass => "pass",
+            Status::Skip => "skip",
+            Status::Warn => "WARN",
+            Status::Fail => "FAIL",
+        })
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    pub(super) name: String,
+    pub(super) status: Status,
+    /// What was found; of a skipped check, why nothing was.
+    pub(super) seen: String,
+    /// Why it matters.
+    pub(super) why: &'static str,
+    /// What to do: a command, or a line of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) remedy: Option<String>,
+}
+
+/// A check that is going to be answered: its name, and why it matters.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    name: String,
+    why: &'static str,
+}
+
+impl Question {
+    pub(super) fn new(name: impl Into<String>, why: &'static str) -> Self {
+        Question { name: name.into(), why }
+    }
+
+    pub(super) fn pass(self, seen: impl Into<String>) -> Check {
+        self.answer(Status::Pass, seen.into(), None)
+    }
+
+    /// `reason`: what could not be read, and why.
+    pub(super) fn skip(self, reason: impl fmt::Display) -> Check {
+        self.answer(Status::Skip, reason.to_string(), None)
+    }
+
+    /// As [`Self::skip`], where something can be done so that the answer is found.
+    pub(super) fn unknown(self, reason: impl fmt::Display, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Skip, reason.to_string(), Some(remedy.into()))
+    }
+
+    pub(super) fn warn(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Warn, seen.into(), Some(remedy.into()))
+    }
+
+    pub(super) fn fail(self, seen: impl Into<String>, remedy: impl Into<String>) -> Check {
+        self.answer(Status::Fail, seen.into(), Some(remedy.into()))
+    }
+
+    fn answer(self, status: Status, seen: String, remedy: Option<String>) -> Check {
+        Check { name: self.name, status, seen, why: self.why, remedy }
+    }
+}

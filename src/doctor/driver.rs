@@ -1,0 +1,171 @@
+//! The NVIDIA driver, CUDA, and what each GPU can do for streams.
+
+use super::check::{Check, Question};
+use super::libraries::{Answer, Gpu};
+use super::machine::Machine;
+use super::parse;
+
+const PARAMETERS: &str = "/proc/driver/nvidia/params";
+/// `CAP_SYS_ADMIN` (`linux/capability.h`).
+const SYS_ADMIN: u32 = 21;
+
+pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
+    let mut checks = vec![kernel_module(machine), cuda(machine)];
+    if let Some(cuda) = machine.libraries.cuda.says() {
+        for gpu in &cuda.gpus {
+            checks.push(stream_operations(gpu));
+            checks.push(consistency(gpu));
+        }
+    }
+    checks.push(peer_mapping(machine));
+    checks.push(stream_memops_parameter(machine));
+    checks
+}
+
+fn kernel_module(machine: &Machine<'_>) -> Check {
+    let question = Question::new(
+        "NVIDIA driver",
+        "CUDA streams need a driver for CUDA 12.0 or newer (R525); dma-bufs of GPU memory need the open kernel modules",
+    );
+    let on_bus = || {
+        let addresses: Vec<&str> = machine.gpus_on_bus.iter().map(|gpu| gpu.address.as_str()).collect();
+        addresses.join(", ")
+    };
+    match machine.tree.text("/proc/driver/nvidia/version") {
+        Ok(text) => match parse::driver_version(&text) {
+            Some((version, true)) => question.pass(format!("{version}, open kernel modules")),
+            Some((version, false)) => question.warn(
+                format!("{version}, proprietary kernel modules"),
+                "install the open kernel modules (nvidia-open in NVIDIA's repositories), or `modprobe nvidia-peermem`",
+            ),
+            None => question.skip("/proc/driver/nvidia/version names no version"),
+        },
+        Err(unread) if !unread.is_missing() => question.skip(unread),
+        // A container may have CUDA without these files.
+        Err(unread) if machine.libraries.cuda.says().is_some() => question.skip(unread),
+        Err(_) if !machine.gpus_on_bus.is_empty() => question.fail(
+            format!("not loaded, with a GPU at {}", on_bus()),
+            "install the NVIDIA driver, then `modprobe nvidia`; `dmesg | grep NVRM` says why it does not load",
+        ),
+        Err(unread) if machine.pci_unread.is_some() => question.skip(unread),
+        Err(_) => question.warn(
+            "no GPU and no driver",
+            "nothing to do without a GPU: streams are software ones (`gdsync pingpong`); with one, install the NVIDIA driver",
+        ),
+    }
+}
+
+fn cuda(machine: &Machine<'_>) -> Check {
+    let question =
+        Question::new("CUDA", "it enqueues the card's doorbells on streams, and GPU memory comes from it");
+    match &machine.libraries.cuda {
+        Answer::NotAsked => question.skip("not recorded with this tree"),
+        Answer::Absent(reason) => {
+            let remedy = "on a machine with a GPU, install the NVIDIA driver; in a container, let its runtime pass the GPU (`--gpus all`)";
+            question.warn(super::without_remedy(reason), remedy)
+        }
+        Answer::Broken(reason) => question.fail(
+            super::without_remedy(reason),
+            "install a newer NVIDIA driver, or see what `nvidia-smi` says",
+        ),
+        Answer::Says(cuda) => {
+            let version = format!("{}.{}", cuda.version / 1000, cuda.version % 1000 / 10);
+            if cuda.gpus.is_empty() {
+                let remedy =
+                    "unset CUDA_VISIBLE_DEVICES; in a container, let its runtime pass the GPU (`--gpus all`)";
+                return question.warn(format!("{version}, but it sees no GPU"), remedy);
+            }
+            let gpus: Vec<String> = cuda
+                .gpus
+                .iter()
+                .map(|gpu| format!("GPU {} {} at {}", gpu.ordinal, gpu.name, gpu.pci_address))
+                .collect();
+            question.pass(format!("{version}: {}", gpus.join("; ")))
+        }
+    }
+}
+
+fn stream_operations(gpu: &Gpu) -> Check {
+    let question = Question::new(
+        format!("GPU {} stream operations", gpu.ordinal),
+        "a doorbell is one 64-bit write of a stream, and every other lap of a completion queue is waited for with NOR",
+    );
+    let yes_or_no = |has: bool| if has { "yes" } else { "no" };
+    let seen = format!(
+        "64 bits {}, wait for NOR {}, flush {}",
+        yes_or_no(gpu.ops_64_bit),
+        yes_or_no(gpu.wait_nor),
+        yes_or_no(gpu.flush_remote_writes)
+    );
+    if gpu.ops_64_bit && gpu.wait_nor {
+        question.pass(seen)
+    } else {
+        question
+            .fail(seen, "use a GPU of Volta or newer, on Linux; this one cannot run gdsync's CUDA streams")
+    }
+}
+
+fn consistency(gpu: &Gpu) -> Check {
+    let question = Question::new(
+        format!("GPU {} order of writes", gpu.ordinal),
+        "a stream that has waited for a completion must see what the card wrote into GPU memory before it",
+    );
+    let seen = format!("kept for: {}", gpu.writes_ordering);
+    match gpu.consistency.as_str() {
+        "ordered" => question.pass(seen),
+        "flushed" => question.pass(format!("{seen}; every wait is followed by a flush")),
+        _ => question.warn(
+            format!("{seen}, and there is no flush"),
+            "let the card write into host memory and copy in stream order: GPU memory that a card may write is refused",
+        ),
+    }
+}
+
+fn parameters(machine: &Machine<'_>, question: Question) -> Result<(String, Question), Box<Check>> {
+    match machine.tree.text(PARAMETERS) {
+        Ok(text) => Ok((text, question)),
+        Err(unread) => Err(Box::new(question.skip(unread))),
+    }
+}
+
+fn peer_mapping(machine: &Machine<'_>) -> Check {
+    const KEY: &str = "PeerMappingOverride";
+    let question = Question::new(
+        "PeerMappingOverride",
+        "without it only root may let a GPU store to a card's doorbell register; others' doorbells take the way over a CPU thread",
+    );
+    let (text, question) = match parameters(machine, question) {
+        Ok(found) => found,
+        Err(check) => return *check,
+    };
+    let Some(dwords) = parse::field(&text, "RegistryDwords", ':') else {
+        return question.skip(format!("{PARAMETERS} has no RegistryDwords"));
+    };
+    let remedy = "/etc/modprobe.d/gdsync.conf: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"; then `update-initramfs -u` and reboot";
+    match parse::registry_dword(dwords, KEY) {
+        Some(1) => question.pass("1"),
+        found => {
+            let seen = found.map_or_else(|| "not set".to_owned(), |value| format!("{value}"));
+            let status = machine.tree.text("/proc/self/status").unwrap_or_default();
+            match parse::has_capability(&status, SYS_ADMIN) {
+                Some(true) => question.pass(format!("{seen}, which this process, as root, does not need")),
+                _ => question.warn(seen, remedy),
+            }
+        }
+    }
+}
+
+fn stream_memops_parameter(machine: &Machine<'_>) -> Check {
+    let question = Question::new(
+        "EnableStreamMemOPs",
+        "it enables the first version of stream memory operations; gdsync uses the second, which every driver for CUDA 12 has",
+    );
+    let (text, question) = match parameters(machine, question) {
+        Ok(found) => found,
+        Err(check) => return *check,
+    };
+    match parse::field(&text, "EnableStreamMemOPs", ':') {
+        Some(value) => question.pass(format!("{value}, not needed")),
+        None => question.pass("not among the driver's parameters, not needed"),
+    }
+}

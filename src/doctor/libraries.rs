@@ -1,0 +1,184 @@
+//! What the libraries of this machine say: CUDA's driver API, and libibverbs. Recorded trees have it in a file.
+
+use super::source::Tree;
+use crate::Failure;
+use crate::devices::{self, Listing};
+use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
+use gdsync::{Error, provider};
+use gdsync_sys::VerbsApi;
+use gdsync_sys::system::LoadError;
+use serde::{Deserialize, Serialize};
+
+/// Where a recorded tree keeps it.
+const RECORDED: &str = "/libraries.json";
+
+/// What was asked, and what the answer was.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer<T> {
+    /// Nobody was asked: a recorded tree, in which it was not recorded.
+    #[default]
+    NotAsked,
+    /// What it asks for is not on this machine.
+    Absent(String),
+    /// It is there, but does not work.
+    Broken(String),
+    /// This.
+    Says(T),
+}
+
+impl<T> Answer<T> {
+    pub(super) fn says(&self) -> Option<&T> {
+        match self {
+            Answer::Says(said) => Some(said),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Libraries {
+    pub(super) cuda: Answer<Cuda>,
+    pub(super) verbs: Answer<Verbs>,
+    /// The software card.
+    pub(super) software: Answer<Vec<Port>>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Cuda {
+    /// As `cuDriverGetVersion` counts.
+    pub(super) version: u32,
+    pub(super) gpus: Vec<Gpu>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Gpu {
+    pub(super) ordinal: u32,
+    pub(super) name: String,
+    pub(super) pci_address: String,
+    pub(super) ops_64_bit: bool,
+    pub(super) wait_nor: bool,
+    pub(super) flush_remote_writes: bool,
+    pub(super) writes_ordering: String,
+    /// How what a card wrote becomes visible: `ordered`, `flushed`, `impossible`.
+    pub(super) consistency: String,
+    pub(super) dma_buf: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Verbs {
+    /// libibverbs has `ibv_reg_dmabuf_mr`.
+    pub(super) dma_buf: bool,
+    pub(super) ports: Vec<Port>,
+    /// What could not be asked.
+    #[serde(default)]
+    pub(super) notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Port {
+    pub(super) device: String,
+    pub(super) port: u8,
+    pub(super) state: String,
+    pub(super) link: String,
+    pub(super) firmware: String,
+}
+
+impl Libraries {
+    /// Asks those of this machine.
+    pub(super) fn ask() -> Self {
+        Libraries { cuda: ask_cuda(), verbs: ask_verbs(), software: ask_software() }
+    }
+
+    /// Those of a recorded tree: nothing, where it has no such file.
+    pub(super) fn recorded(tree: &Tree) -> Result<Self, Failure> {
+        match tree.text(RECORDED) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| format!("{RECORDED}: {error}").into()),
+            Err(unread) if unread.is_missing() => Ok(Libraries::default()),
+            Err(unread) => Err(unread.to_string().into()),
+        }
+    }
+}
+
+fn ask_cuda() -> Answer<Cuda> {
+    let answer = || -> Result<Cuda, CudaError> {
+        let gpus: Result<_, _> = (0..cuda::device_count()?).map(gpu).collect();
+        Ok(Cuda { version: cuda::driver_version()?, gpus: gpus? })
+    };
+    // `CUDA_ERROR_NO_DEVICE`: what cuInit says where there is a driver but no GPU.
+    const NO_DEVICE: u32 = 100;
+    match answer() {
+        Ok(cuda) => Answer::Says(cuda),
+        Err(error @ (CudaError::NoDriver | CudaError::Call { code: NO_DEVICE, .. })) => {
+            Answer::Absent(error.to_string())
+        }
+        Err(error) => Answer::Broken(error.to_string()),
+    }
+}
+
+fn gpu(ordinal: u32) -> Result<Gpu, CudaError> {
+    let description = cuda::describe(ordinal)?;
+    let capabilities = description.capabilities;
+    let ordering = match capabilities.writes_ordering {
+        WritesOrdering::None => "none",
+        WritesOrdering::Owner => "owner",
+        WritesOrdering::AllDevices => "all devices",
+    };
+    let consistency = match capabilities.consistency() {
+        Consistency::Ordered => "ordered",
+        Consistency::Flushed => "flushed",
+        Consistency::Impossible => "impossible",
+    };
+    Ok(Gpu {
+        ordinal,
+        name: description.name,
+        pci_address: description.pci_address,
+        ops_64_bit: capabilities.ops_64_bit,
+        wait_nor: capabilities.wait_nor,
+        flush_remote_writes: capabilities.flush_remote_writes,
+        writes_ordering: ordering.to_owned(),
+        consistency: consistency.to_owned(),
+        dma_buf: capabilities.dma_buf,
+    })
+}
+
+fn ask_verbs() -> Answer<Verbs> {
+    match provider::system() {
+        Ok(api) => {
+            let listing = list("system", api);
+            Answer::Says(Verbs {
+                dma_buf: api.reg_dmabuf_mr.is_some(),
+                ports: ports(&listing),
+                notes: listing.notes,
+            })
+        }
+        Err(error @ Error::Load(LoadError::Library { .. })) => Answer::Absent(error.to_string()),
+        Err(error) => Answer::Broken(error.to_string()),
+    }
+}
+
+fn ask_software() -> Answer<Vec<Port>> {
+    let listing = list("software", provider::software());
+    match listing.notes.first() {
+        Some(note) => Answer::Broken(note.clone()),
+        None => Answer::Says(ports(&listing)),
+    }
+}
+
+fn list(provider: &'static str, api: &'static VerbsApi) -> Listing {
+    let mut listing = Listing::default();
+    devices::list(provider, api, &mut listing);
+    listing
+}
+
+fn ports(listing: &Listing) -> Vec<Port> {
+    let port = |row: &devices::Row| Port {
+        device: row.device.clone(),
+        port: row.port,
+        state: row.state.clone(),
+        link: row.link.clone(),
+        firmware: row.firmware.clone(),
+    };
+    listing.devices.iter().map(port).collect()
+}

@@ -1,0 +1,68 @@
+//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do about it.
+//!
+//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and no GPU memory is taken.
+
+mod check;
+mod driver;
+mod libraries;
+mod machine;
+mod parse;
+mod platform;
+mod rdma;
+mod registration;
+mod report;
+mod source;
+mod topology;
+
+use crate::Failure;
+use crate::cli::DoctorOptions;
+use libraries::Libraries;
+use machine::Machine;
+use report::{Family, Report};
+use source::Tree;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
+    let (tree, libraries) = match &options.root {
+        Some(root) => {
+            if !root.is_dir() {
+                return Err(format!("{} is no folder", root.display()).into());
+            }
+            let tree = Tree::new(root);
+            let libraries = Libraries::recorded(&tree)?;
+            (tree, libraries)
+        }
+        None => (Tree::new(Path::new("/")), Libraries::ask()),
+    };
+    let report = examine(&tree, &libraries);
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        write!(out, "{}", report.text())?;
+    }
+    Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn examine(tree: &Tree, libraries: &Libraries) -> Report {
+    let machine = Machine::survey(tree, libraries);
+    let paths = topology::paths(&machine);
+    let family = |family, checks| Family { family, checks };
+    let families = vec![
+        family("GPU", driver::checks(&machine)),
+        family("GPU memory", registration::checks(&machine)),
+        family("Cards", rdma::checks(&machine)),
+        family(
+            "PCI Express",
+            [platform::checks(&machine, &paths), topology::checks(&machine, &paths)].concat(),
+        ),
+    ];
+    Report::new(families, paths)
+}
+
+/// What a library's error says was seen. Its remedy, which follows, the check words itself.
+fn without_remedy(error: &str) -> String {
+    error.split(": install").next().unwrap_or(error).to_owned()
+}

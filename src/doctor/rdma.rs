@@ -1,0 +1,202 @@
+//! rdma-core, the cards, and what a process may lock.
+
+use super::check::{Check, Question};
+use super::libraries::{Answer, Port};
+use super::machine::{Card, Machine};
+use super::parse;
+
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
+/// `CAP_IPC_LOCK` (`linux/capability.h`).
+const IPC_LOCK: u32 = 14;
+
+pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
+    let mut checks = vec![software(machine), rdma_core(machine), devices(machine)];
+    for card in &machine.cards {
+        checks.push(firmware(machine, card));
+        checks.extend(ports(machine, card));
+    }
+    checks.push(locked_memory(machine));
+    checks
+}
+
+fn describe(ports: &[Port]) -> String {
+    let port = |port: &Port| format!("{} port {} {}, {}", port.device, port.port, port.state, port.link);
+    ports.iter().map(port).collect::<Vec<_>>().join("; ")
+}
+
+fn software(machine: &Machine<'_>) -> Check {
+    let question =
+        Question::new("software card", "everything but speed can be tried on it, with nothing installed");
+    match &machine.libraries.software {
+        Answer::Says(ports) => question.pass(format!("{}: works here", describe(ports))),
+        Answer::NotAsked => question.skip("not recorded with this tree"),
+        Answer::Absent(reason) | Answer::Broken(reason) => {
+            question.fail(reason.clone(), "unset SOFTHCA_DEVICES and SOFTHCA_LISTEN, or see docs/hosts.md")
+        }
+    }
+}
+
+fn rdma_core(machine: &Machine<'_>) -> Check {
+    let question =
+        Question::new("rdma-core", "libibverbs and libmlx5 open real cards; gdsync finds them at run time");
+    let install = "apt-get install ibverbs-providers (Debian, Ubuntu); dnf install libibverbs (Fedora, RHEL)";
+    match &machine.libraries.verbs {
+        Answer::NotAsked => question.skip("not recorded with this tree"),
+        Answer::Absent(reason) if machine.cards.is_empty() => {
+            question.warn(super::without_remedy(reason), format!("only with a real card: {install}"))
+        }
+        Answer::Absent(reason) => question.fail(super::without_remedy(reason), install),
+        Answer::Broken(reason) => {
+            question.fail(super::without_remedy(reason), format!("a newer rdma-core: {install}"))
+        }
+        Answer::Says(_) => {
+            let maps = machine.tree.text("/proc/self/maps").unwrap_or_default();
+            let release = |soname: &str| {
+                let release = parse::mapped_library(&maps, soname)
+                    .and_then(|path| parse::library_release(path, soname))
+                    .unwrap_or("unknown");
+                format!("{} of release {release}", soname.trim_end_matches(".so.1"))
+            };
+            question.pass(LIBRARIES.map(release).join(", "))
+        }
+    }
+}
+
+fn devices(machine: &Machine<'_>) -> Check {
+    let question =
+        Question::new("RDMA devices", "a real card needs its kernel driver, and libibverbs has to find it");
+    if let Some(unread) = &machine.cards_unread {
+        return question.skip(unread);
+    }
+    let listed: Vec<&str> = match machine.libraries.verbs.says() {
+        Some(verbs) => verbs.ports.iter().map(|port| port.device.as_str()).collect(),
+        None => Vec::new(),
+    };
+    let asked = machine.libraries.verbs.says().is_some();
+    if machine.cards.is_empty() {
+        let idle: Vec<&str> = machine.idle.iter().map(|function| function.address.as_str()).collect();
+        if !idle.is_empty() {
+            let seen = format!("none, though there are network functions of NVIDIA at {}", idle.join(", "));
+            return question.fail(seen, "modprobe mlx5_ib; `dmesg | grep mlx5` says why it does not come up");
+        }
+        if !listed.is_empty() {
+            let mut listed = listed;
+            listed.dedup();
+            return question
+                .pass(format!("{}, which /sys does not show: as under `gdsync soft`", listed.join(", ")));
+        }
+        let remedy =
+            "nothing to do without a card: use the software one (no --hca); with one, `modprobe mlx5_ib`";
+        return question.warn("none", remedy);
+    }
+    let names: Vec<String> = machine
+        .cards
+        .iter()
+        .map(|card| match &card.driver {
+            Some(driver) => format!("{} ({driver})", card.name),
+            None => card.name.clone(),
+        })
+        .collect();
+    let seen = names.join(", ");
+    let unlisted: Vec<&str> = machine
+        .cards
+        .iter()
+        .map(|card| card.name.as_str())
+        .filter(|name| asked && !listed.contains(name))
+        .collect();
+    if !unlisted.is_empty() {
+        let notes = machine.libraries.verbs.says().map(|verbs| verbs.notes.join("; ")).unwrap_or_default();
+        let seen = format!("{seen}, but libibverbs cannot open {} ({notes})", unlisted.join(", "));
+        return question.fail(
+            seen,
+            "modprobe ib_uverbs, and see that /dev/infiniband/uverbs* can be read and written (in a container: pass --device=/dev/infiniband)",
+        );
+    }
+    let mlx5 = |card: &Card| card.driver.as_deref() == Some("mlx5_core") || card.driver.is_none();
+    if machine.cards.iter().any(mlx5) {
+        question.pass(seen)
+    } else {
+        question.warn(seen, "none of them is driven by mlx5, whose doorbells gdsync rings: use another card, or the software one")
+    }
+}
+
+fn firmware(machine: &Machine<'_>, card: &Card) -> Check {
+    let question = Question::new(
+        format!("{} firmware", card.name),
+        "what vendors fix there: compare it with the newest for that board at network.nvidia.com/support/firmware",
+    );
+    let folder = format!("/sys/class/infiniband/{}", card.name);
+    match machine.tree.text(&format!("{folder}/fw_ver")) {
+        Ok(version) => {
+            let detail = |file: &str| machine.tree.text(&format!("{folder}/{file}")).unwrap_or_default();
+            let words = [version, detail("hca_type"), detail("board_id")];
+            question
+                .pass(words.iter().filter(|word| !word.is_empty()).cloned().collect::<Vec<_>>().join(", "))
+        }
+        Err(unread) => question.skip(unread),
+    }
+}
+
+fn ports(machine: &Machine<'_>, card: &Card) -> Vec<Check> {
+    let folder = format!("/sys/class/infiniband/{}/ports", card.name);
+    let question = |port: &str| {
+        Question::new(format!("{} port {port}", card.name), "only an ACTIVE port carries traffic")
+    };
+    let numbers = match machine.tree.names(&folder) {
+        Ok(numbers) => numbers,
+        Err(unread) => return vec![question("1").skip(unread)],
+    };
+    let check = |number: String| {
+        let read = |file: &str| machine.tree.text(&format!("{folder}/{number}/{file}"));
+        let question = question(&number);
+        let state = match read("state") {
+            Ok(state) => state,
+            Err(unread) => return question.skip(unread),
+        };
+        let physical =
+            read("phys_state").map_or_else(|_| String::new(), |text| parse::state(&text).to_owned());
+        let (link, rate) = (read("link_layer").unwrap_or_default(), read("rate").unwrap_or_default());
+        let words = [parse::state(&state), &physical, &link, &rate];
+        let seen = words.iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ");
+        let ethernet = link == "Ethernet";
+        match (parse::state(&state), physical.as_str()) {
+            ("ACTIVE", _) => question.pass(seen),
+            ("INIT" | "ARMED", _) if !ethernet => question.warn(
+                seen,
+                "run a subnet manager on the fabric: `systemctl start opensm`, or the switch's own",
+            ),
+            (_, "Disabled") if ethernet => question
+                .warn(seen, format!("ip link set $(ls /sys/class/infiniband/{}/device/net) up", card.name)),
+            _ => question
+                .warn(seen, format!("check cable and switch; `ibstat {}` and `ip link` say more", card.name)),
+        }
+    };
+    numbers.into_iter().map(check).collect()
+}
+
+fn locked_memory(machine: &Machine<'_>) -> Check {
+    let question = Question::new(
+        "locked memory",
+        "a real card's memory is locked: what is registered counts against this limit",
+    );
+    let limit = match machine.tree.text("/proc/self/limits") {
+        Ok(text) => parse::locked_memory(&text),
+        Err(unread) => return question.skip(unread),
+    };
+    let Some(limit) = limit else {
+        return question.skip("/proc/self/limits has no readable `Max locked memory`");
+    };
+    let Some(bytes) = limit else { return question.pass("unlimited") };
+    let seen = crate::text::bytes(bytes);
+    let status = machine.tree.text("/proc/self/status").unwrap_or_default();
+    if parse::has_capability(&status, IPC_LOCK) == Some(true) {
+        return question.pass(format!("{seen}, which does not bind this process (CAP_IPC_LOCK)"));
+    }
+    if machine.cards.is_empty() {
+        return question.skip(format!("{seen}, and no card that locks memory"));
+    }
+    question.warn(
+        seen,
+        "/etc/security/limits.d/rdma.conf: `* - memlock unlimited`, then log in again; for a service `LimitMEMLOCK=infinity`; for a container `--ulimit memlock=-1`",
+    )
+}

@@ -1,0 +1,98 @@
+//! What the doctor says, for people.
+
+use super::check::{Check, Status};
+use super::topology::Path;
+use crate::text;
+use serde::Serialize;
+
+/// Checks that belong together.
+#[derive(Debug, Serialize)]
+pub(super) struct Family {
+    pub(super) family: &'static str,
+    pub(super) checks: Vec<Check>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    families: Vec<Family>,
+    /// Every pair of GPU and card.
+    paths: Vec<Path>,
+    summary: Summary,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct Summary {
+    pass: usize,
+    warn: usize,
+    fail: usize,
+    skip: usize,
+}
+
+impl Report {
+    pub(super) fn new(families: Vec<Family>, paths: Vec<Path>) -> Self {
+        let mut summary = Summary::default();
+        for check in families.iter().flat_map(|family| &family.checks) {
+            *match check.status {
+                Status::Pass => &mut summary.pass,
+                Status::Skip => &mut summary.skip,
+                Status::Warn => &mut summary.warn,
+                Status::Fail => &mut summary.fail,
+            } += 1;
+        }
+        Report { families, paths, summary }
+    }
+
+    /// True where something is there that does not work.
+    pub(super) fn failed(&self) -> bool {
+        self.summary.fail > 0
+    }
+
+    pub(super) fn text(&self) -> String {
+        let checks = || self.families.iter().flat_map(|family| &family.checks);
+        let width = checks().map(|check| check.name.chars().count()).max().unwrap_or(0);
+        let mut out = String::new();
+        let mut line = |text: String| out += &(text + "\n");
+        for family in &self.families {
+            line(family.family.to_owned());
+            for check in &family.checks {
+                line(format!("  {}  {:width$}  {}", check.status, check.name, check.seen));
+                let Some(remedy) = &check.remedy else { continue };
+                // Under what was seen.
+                let indent = " ".repeat(width + 10);
+                line(format!("{indent}why: {}", check.why));
+                line(format!("{indent}do:  {remedy}"));
+            }
+        }
+        if !self.paths.is_empty() {
+            line("\nPaths".to_owned());
+            line(self.matrix().trim_end().to_owned());
+        }
+        let Summary { pass, warn, fail, skip } = self.summary;
+        line(format!("\n{pass} pass, {warn} warn, {fail} fail, {skip} skipped"));
+        out
+    }
+
+    /// A row for each GPU, a column for each card.
+    fn matrix(&self) -> String {
+        let (mut gpus, mut cards): (Vec<&str>, Vec<&str>) = Default::default();
+        for path in &self.paths {
+            if !gpus.contains(&path.gpu.as_str()) {
+                gpus.push(&path.gpu);
+            }
+            if !cards.contains(&path.card.as_str()) {
+                cards.push(&path.card);
+            }
+        }
+        let class = |gpu: &str, card: &str| {
+            let path = self.paths.iter().find(|path| path.gpu == gpu && path.card == card);
+            path.and_then(|path| path.class).map_or_else(|| "?".to_owned(), |class| class.to_string())
+        };
+        let row = |gpu: &&str| {
+            let classes = cards.iter().map(|card| class(gpu, card));
+            std::iter::once((*gpu).to_owned()).chain(classes).collect()
+        };
+        let rows: Vec<Vec<String>> = gpus.iter().map(row).collect();
+        let header: Vec<&str> = std::iter::once("").chain(cards.iter().copied()).collect();
+        text::table(&header, &rows)
+    }
+}
