@@ -8,8 +8,8 @@ mod gpu_rig;
 use common::{Pair, content, cpu, fill, poll, ring, soft, synchronize as synchronize_soft};
 use gdsync::cuda::CudaStream;
 use gdsync::{
-    Batch, ConnectOptions, FailureCause, Placement, QueuePairConfig, QueuePlacement, Stream, StreamOptions,
-    WorkRequest,
+    Batch, ConnectOptions, FailureCause, Placement, Posted, QueuePairConfig, QueuePlacement, Stream,
+    StreamOptions, WorkRequest,
 };
 use gpu_rig::{Rig, synchronize};
 
@@ -27,7 +27,7 @@ fn pair(placement: QueuePlacement) -> Pair {
 }
 
 /// Sends over several laps of all rings, enqueued several at a time.
-fn laps(pair: &Pair, post: impl Fn(Batch), wait: impl Fn()) {
+fn laps(pair: &Pair, post: impl Fn(Batch) -> Posted, wait: impl Fn()) {
     let (source, target) = (pair.region(800), pair.region(800));
     for round in 0..60usize {
         let sent = fill(&source, round);
@@ -59,10 +59,10 @@ fn every_layout_carries_messages_of_a_gpus_stream() {
         for lane in [Placement::Host, Placement::Gpu(0)] {
             let options = StreamOptions::default().lane(lane);
             let stream = Stream::with_options(CudaStream::new(rig.raw_stream()).unwrap(), options).unwrap();
-            laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize(&stream));
+            laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize(&stream));
         }
         let proxied = rig.proxied();
-        laps(&pair, |batch| drop(proxied.post(batch).unwrap()), || synchronize(&proxied));
+        laps(&pair, |batch| proxied.post(batch).unwrap(), || synchronize(&proxied));
     }
 }
 
@@ -72,8 +72,8 @@ fn the_cpu_and_software_streams_use_queues_in_a_gpus_memory() {
     for placement in layouts() {
         let pair = pair(placement);
         let (stream, own) = (soft(), cpu());
-        laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize_soft(&stream));
-        laps(&pair, |batch| drop(own.post(batch).unwrap()), || ());
+        laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize_soft(&stream));
+        laps(&pair, |batch| own.post(batch).unwrap(), || ());
         let (source, target) = (pair.region(64), pair.region(64));
         for i in 0..100 {
             let sent = fill(&source, i);
@@ -116,7 +116,7 @@ fn failures_wake_streams_that_wait_in_a_gpus_memory() {
         pair.right.abort().unwrap();
         synchronize(&stream);
         common::drain_and_reconnect(&pair);
-        laps(&pair, |batch| drop(stream.post(batch).unwrap()), || synchronize(&stream));
+        laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize(&stream));
     }
 }
 
