@@ -23,7 +23,7 @@ enum Way {
 
 pub(super) fn checks(machine: &Machine<'_>) -> Vec<Check> {
     let (dma_buf, by_dma_buf) = dma_buf(machine);
-    let (peer_memory, by_peer_memory) = peer_memory(machine);
+    let (peer_memory, by_peer_memory) = peer_memory(machine, by_dma_buf);
     vec![dma_buf, peer_memory, either(machine, by_dma_buf, by_peer_memory), gdrdrv(machine)]
 }
 
@@ -81,7 +81,7 @@ fn dma_buf(machine: &Machine<'_>) -> (Check, Way) {
     (question.pass(good.join(", ")), Way::Open)
 }
 
-fn peer_memory(machine: &Machine<'_>) -> (Check, Way) {
+fn peer_memory(machine: &Machine<'_>, dma_buf: Way) -> (Check, Way) {
     let question = Question::new(
         "peer memory",
         "the other way to register GPU memory with a card: for proprietary kernel modules, and old kernels",
@@ -92,10 +92,12 @@ fn peer_memory(machine: &Machine<'_>) -> (Check, Way) {
     let loaded = MODULES.iter().find(|(_, path)| machine.tree.exists(path).unwrap_or(false));
     let Some((module, path)) = loaded else {
         let seen = "neither nvidia-peermem nor nv_peer_mem is loaded";
-        return if machine.gpus.is_empty() || machine.cards.is_empty() {
+        return if dma_buf == Way::Open {
+            (question.pass(format!("{seen}, and need not be: dma-bufs work")), Way::Closed)
+        } else if machine.gpus.is_empty() || machine.cards.is_empty() {
             (question.skip(format!("{seen}, and there is no pair of GPU and card")), Way::Closed)
         } else {
-            (question.warn(seen, "only where dma-buf is not open: `modprobe nvidia-peermem`"), Way::Closed)
+            (question.warn(seen, "modprobe nvidia-peermem"), Way::Closed)
         };
     };
     let version = machine.tree.text(&format!("{path}/version"));
@@ -109,7 +111,7 @@ fn peer_memory(machine: &Machine<'_>) -> (Check, Way) {
                 "{seen}, but ib_core knows {}",
                 if clients.is_empty() { "none" } else { "others only" }
             );
-            let remedy = "reload it after ib_core: `modprobe -r nvidia-peermem && modprobe nvidia-peermem`";
+            let remedy = format!("reload it after ib_core: `modprobe -r {module} && modprobe {module}`");
             (question.warn(seen, remedy), Way::Closed)
         }
         // Not every ib_core with peer memory shows its clients.

@@ -95,6 +95,23 @@ fn a_machine_as_it_should_be_passes() {
 }
 
 #[test]
+fn peer_memory_is_not_asked_for_where_dma_bufs_work() {
+    let without = topologies::DGX.lines().filter(|line| !line.contains("peer"));
+    let said = Said::of(&tree(&without.collect::<Vec<_>>().join("\n"), topologies::DGX_LIBRARIES));
+    said.has("peer memory", "pass", "need not be: dma-bufs work", "");
+    said.has("GPU memory for cards", "pass", "by dma-buf", "");
+    // A module that does not show whether it is known.
+    let unlisted = topologies::DGX.lines().filter(|line| !line.contains("memory_peers"));
+    let said = Said::of(&tree(&unlisted.collect::<Vec<_>>().join("\n"), topologies::DGX_LIBRARIES));
+    said.has(
+        "peer memory",
+        "pass",
+        "nvidia-peermem 580.159.04 is loaded; whether ib_core knows it is not shown",
+        "",
+    );
+}
+
+#[test]
 fn a_card_at_the_other_processor_is_told_with_the_way_out() {
     let said = Said::of(&Tree::build(topologies::TWO_SOCKETS));
     assert_eq!(said.paths(), [["0000:0a:00.0", "mlx5_0", "SYS"]]);
@@ -143,7 +160,12 @@ fn wrong_parameters_are_named_one_by_one() {
         "the driver makes none of GPU 0; libibverbs has no ibv_reg_dmabuf_mr",
         "rdma-core 34",
     );
-    said.has("peer memory", "warn", "nv_peer_mem 1.3-0, but ib_core knows others only", "modprobe -r");
+    said.has(
+        "peer memory",
+        "warn",
+        "nv_peer_mem 1.3-0, but ib_core knows others only",
+        "modprobe -r nv_peer_mem",
+    );
     said.has("GPU memory for cards", "fail", "neither", "");
     said.has("gdrdrv", "warn", "2.4 is loaded, but there is no /dev/gdrdrv", "mknod");
     said.has("software card", "fail", "SOFTHCA_DEVICES is 99", "unset");
