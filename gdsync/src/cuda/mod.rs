@@ -57,6 +57,7 @@ mod context;
 mod copier;
 mod error;
 mod exportable;
+mod facts;
 pub(crate) mod gate;
 mod memory;
 mod region;
@@ -72,6 +73,7 @@ pub use word::{GpuWord32, GpuWord64};
 
 pub(crate) use context::{GpuContext, Relaxed};
 pub(crate) use error::check;
+pub(crate) use facts::driver_version;
 
 use crate::memory::{HostAddr, PinnedMemory};
 use cudarc::driver::{CudaContext, sys};
@@ -100,15 +102,6 @@ pub(crate) fn driver() -> Result<(), CudaError> {
     check("cuInit", unsafe { sys::cuInit(0) })?;
     READY.get_or_init(|| ());
     Ok(())
-}
-
-/// What `cuDriverGetVersion` says.
-pub(crate) fn driver_version() -> Result<i32, CudaError> {
-    driver()?;
-    let mut found = 0;
-    // SAFETY: `found` is a valid place.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
-    Ok(found)
 }
 
 /// Number of GPUs.
