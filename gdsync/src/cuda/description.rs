@@ -1,6 +1,6 @@
 //! What a GPU is, asked without making a context on it.
 
-use super::context::GpuCapabilities;
+use super::context::{GpuCapabilities, GpuContext};
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
 use std::ffi::CStr;
@@ -47,15 +47,33 @@ pub fn describe(ordinal: u32) -> Result<GpuDescription, CudaError> {
         // SAFETY: `at` has room for `len` bytes.
         unsafe { sys::cuDeviceGetName(at, len, device) }
     })?;
-    let pci_address = text("cuDeviceGetPCIBusId", |at, len| {
-        // SAFETY: as above.
+    Ok(GpuDescription { name, pci_address: pci_address(device)?, capabilities: GpuCapabilities::read(device)? })
+}
+
+/// As Linux writes it: lower case.
+fn pci_address(device: sys::CUdevice) -> Result<String, CudaError> {
+    let address = text("cuDeviceGetPCIBusId", |at, len| {
+        // SAFETY: `at` has room for `len` bytes; the device is the driver's.
         unsafe { sys::cuDeviceGetPCIBusId(at, len, device) }
     })?;
-    Ok(GpuDescription {
-        name,
-        pci_address: pci_address.to_lowercase(),
-        capabilities: GpuCapabilities::read(device)?,
-    })
+    Ok(address.to_lowercase())
+}
+
+impl GpuContext {
+    /// The GPU's PCI address, such as `0000:18:00.0`.
+    pub(crate) fn bus_id(&self) -> Result<String, CudaError> {
+        pci_address(self.ordinal())
+    }
+
+    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the GPU's memory.
+    pub(crate) fn is_coherent(&self) -> bool {
+        let attribute =
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        let mut value = 0;
+        // SAFETY: `value` is a valid place; the device is the driver's.
+        let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.ordinal()) };
+        check("cuDeviceGetAttribute", result).is_ok() && value != 0
+    }
 }
 
 /// What a call writes as a zero-terminated string.

@@ -137,3 +137,27 @@ impl Drop for Pages {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_the_systems_own() {
+        let kernel: Arc<dyn Kernel> = Arc::new(System);
+        let code = |error: io::Error| error.raw_os_error();
+        assert_eq!(File::open(&kernel, "/dev/no-such-device").err().and_then(code), Some(libc::ENOENT));
+        assert!(File::open(&kernel, "/dev/\0").is_err());
+        let null = File::open(&kernel, "/dev/null").unwrap();
+        // SAFETY: gdrdrv's request for its version, with its structure; this is another device.
+        let refused = unsafe { null.ioctl(gdsync_sys::gdrdrv::GET_VERSION, &mut [0u8; 8]) };
+        assert_eq!(refused.err().and_then(code), Some(libc::ENOTTY));
+        assert_eq!(null.map(4096, 0).err().and_then(code), Some(libc::ENODEV));
+        assert_eq!(
+            null.map(4096, u64::MAX).err().map(|error| error.kind()),
+            Some(io::ErrorKind::InvalidInput)
+        );
+        assert!(kernel.read_text("/proc/self/status").unwrap().contains("Pid:"));
+        assert!(kernel.read_text("/proc/no-such-file").is_err());
+    }
+}
