@@ -1,12 +1,13 @@
 //! Two connected queue pairs, on the software card or on the system's: `GDSYNC_TEST_PROVIDER=system` runs every test that uses
 //! this on the first mlx5 device of the system's libraries, which may be a software card under them (`scripts/test-system`).
 //! What only the software provider has (its diagnostics, several link layers in one process) its own tests check.
+//! `GDSYNC_TEST_QUEUES=devx` has the queues made by commands of the device, there.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
-    PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
+    PreparedSend, ProtectionDomain, QueueMaker, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
 };
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,35 @@ pub fn device() -> Device {
     }
 }
 
+/// Who makes the queues under test.
+pub fn maker() -> QueueMaker {
+    match std::env::var("GDSYNC_TEST_QUEUES").as_deref() {
+        Err(_) | Ok("verbs") => QueueMaker::Verbs,
+        Ok("devx") => QueueMaker::Devx,
+        other => panic!("GDSYNC_TEST_QUEUES is {other:?}, neither verbs nor devx"),
+    }
+}
+
+/// A queue pair, made by whoever is under test.
+pub fn queue_pair(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<QueuePair, Error> {
+    QueuePair::new(pd, config.queues(maker()))
+}
+
+/// One that completes in shared queues.
+pub fn sharing(
+    pd: &ProtectionDomain,
+    config: QueuePairConfig,
+    send_cq: &CompletionQueue,
+    recv_cq: &CompletionQueue,
+) -> Result<QueuePair, Error> {
+    QueuePair::with_completion_queues(pd, config.queues(maker()), send_cq, recv_cq)
+}
+
+/// A completion queue for several.
+pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue, Error> {
+    CompletionQueue::made_by(device, entries, maker())
+}
+
 pub struct Pair {
     pub device: Device,
     pub pd: ProtectionDomain,
@@ -33,7 +63,7 @@ impl Pair {
     pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
         let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
-        let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+        let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());
         left.connect(&right.endpoint().unwrap(), options).unwrap();
         right.connect(&left.endpoint().unwrap(), options).unwrap();
         Pair { device, pd, left, right }
