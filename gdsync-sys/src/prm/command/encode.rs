@@ -304,6 +304,8 @@ impl Route {
     fn put(&self, context: &mut [u8]) {
         let AddressFields { static_rate, service_level, path_bits, dlid, mac, grh, .. } =
             self.vector.fields();
+        // On Ethernet every path is global, and vectors do not say so.
+        let grh = if self.ethernet { Some(self.vector.route()) } else { grh };
         ads::STAT_RATE.put(context, static_rate);
         if self.ethernet {
             let [a, b, c, d, e, f] = mac;
