@@ -19,7 +19,7 @@ use crate::queue::completion::{
 use crate::queue::datagram::DatagramSource;
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
-use crate::queue_domain::QueueDomain;
+use crate::queue_domain::{Maker, QueueDomain};
 use crate::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::stream::cpu;
 use crate::transport::Transport;
@@ -91,7 +91,14 @@ impl QueuePair {
     /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses; of queues made
     /// by commands ([`QueuePairConfig::queues`]), [`Error::OutOfRange`] and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
-        let domain = QueueDomain::new(&pd.inner, config.queues)?;
+        Self::in_domain(QueueDomain::new(&pd.inner, config.queues)?, config)
+    }
+
+    /// Makes a queue pair, and completion queues of its own, in a domain.
+    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig) -> Result<Self, Error> {
+        if let Maker::Devx(devx) = &domain.maker {
+            devx.check(&config)?;
+        }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
         let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);

@@ -103,7 +103,7 @@ pub(crate) fn make(
             make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
         }
         Maker::Devx(devx) => {
-            let made = devx::Qp::new(devx, config, (send_cq.number(), recv_cq.number()))?;
+            let made = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
             Ok(Made {
                 number: made.qp.number(),
                 object: QpObject::Devx(made.qp),

@@ -1,7 +1,7 @@
 //! What a pingpong measured.
 
 use super::timing::Timing;
-use crate::cli::PingpongOptions;
+use crate::cli::{PingpongOptions, QueueChoice};
 use crate::text;
 use serde::Serialize;
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub(super) struct Report {
     gpu: Option<String>,
     /// How doorbells reach the card.
     doorbells: String,
+    /// Who makes the queues.
+    queues: QueueChoice,
     batch: u64,
     /// Bytes of a message.
     size: u64,
@@ -71,6 +73,7 @@ impl Report {
             trigger: options.trigger,
             gpu: setting.gpu,
             doorbells: setting.doorbells,
+            queues: options.queues,
             batch: options.batch,
             size: options.size,
             iterations: options.iters,
@@ -91,7 +94,7 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} {} between {} on {}, triggered by the {}{}, doorbells {}, {} exchanges enqueued at a time, {checked}\n",
+            "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}, {} exchanges enqueued at a time, {checked}\n",
             gdsync::Transport::from(self.transport),
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
@@ -99,6 +102,7 @@ impl Report {
             self.trigger,
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
             self.doorbells,
+            if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },
             self.batch,
         );
         let header = [

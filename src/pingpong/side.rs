@@ -73,6 +73,7 @@ impl Side {
         // A write is two work requests; and one chunk's sends may still be unacknowledged when the next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
+        let config = config.queues(options.queues.into());
         let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
         let findings = Findings::new(options.warmup);
         let driver = driver::new(options, rank, &pd, &findings)?;

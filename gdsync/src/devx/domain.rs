@@ -2,10 +2,12 @@
 
 use super::command::{api_of, event_queue, timestamp_format};
 use super::memory::{ArenaSource, MemorySource, Umem};
+use super::sizes::Sizes;
 use crate::device::DeviceInner;
 use crate::error::Error;
 use crate::memory::HostAddr;
 use crate::pd::ProtectionDomainInner;
+use crate::qp_options::QueuePairConfig;
 use crate::verbs_call;
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
@@ -44,6 +46,11 @@ impl Domain {
             source,
             device,
         })
+    }
+
+    /// Whether there can be such queues: asked before anything is made.
+    pub(crate) fn check(&self, config: &QueuePairConfig) -> Result<(), Error> {
+        Sizes::new(config, &self.device.attributes()?).map(drop)
     }
 
     /// Registered memory for a queue.

@@ -51,7 +51,7 @@ fn service(transport: Transport) -> Service {
 
 impl Qp {
     /// Makes a queue pair that completes in the queues of these numbers.
-    pub(crate) fn new(
+    pub(crate) fn make(
         domain: &Domain,
         config: &QueuePairConfig,
         (send_cq, recv_cq): (u32, u32),

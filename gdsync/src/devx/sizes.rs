@@ -11,6 +11,8 @@ use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 pub(super) const RECORD: usize = 64;
 /// Entries that a queue pair's context can name: 4 bits of their logarithm.
 const MOST_ENTRIES: u32 = 1 << 15;
+/// Entries of a completion queue: its consumer index has 24 bits.
+const MOST_COMPLETIONS: u32 = 1 << 24;
 /// Bytes of a receive that it can name: 16 << 7.
 const MOST_STRIDE: u32 = 16 << 7;
 /// Bytes before inline data.
@@ -47,13 +49,12 @@ fn check(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
     Err(Error::OutOfRange { what, value: value.into(), limit, remedy: "ask for less" })
 }
 
-/// Entries of a completion queue that has room for so many.
+/// Entries of a completion queue that has room for so many; devices have powers of two only.
 pub(super) fn completion_entries(asked: u32, most: u32) -> Result<u32, Error> {
+    // The greatest power of two that the device has.
+    let most = 1 << most.clamp(2, MOST_COMPLETIONS).ilog2();
     check("completion queue entries", asked, most)?;
-    // Devices have powers of two only, and a logarithm of 5 bits: no more than 2^31 are asked for.
-    let entries = asked.max(2).checked_next_power_of_two().unwrap_or(u32::MAX);
-    check("completion queue entries", entries, most.max(2))?;
-    Ok(entries)
+    Ok(asked.max(2).next_power_of_two())
 }
 
 impl Sizes {

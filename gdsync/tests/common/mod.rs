@@ -9,6 +9,7 @@ use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
     PreparedSend, ProtectionDomain, QueueMaker, QueuePair, QueuePairConfig, SoftStream, Stream, provider,
 };
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, however busy the machine is.
@@ -30,6 +31,20 @@ pub fn maker() -> QueueMaker {
         Ok("devx") => QueueMaker::Devx,
         other => panic!("GDSYNC_TEST_QUEUES is {other:?}, neither verbs nor devx"),
     }
+}
+
+/// Whether asynchronous events that name queues come; where they do not, it is told that a test is skipped.
+pub fn events_of_queues(test: &str) -> bool {
+    let come = maker() == QueueMaker::Verbs;
+    if !come {
+        skip(test, "no asynchronous events of queues that are made by commands");
+    }
+    come
+}
+
+/// Tells that a test does not run, past libtest's capture.
+pub fn skip(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
 }
 
 /// A queue pair, made by whoever is under test.
