@@ -245,12 +245,13 @@ impl Transition {
         }
     }
 
-    /// The command, for queue pair `qpn`.
-    pub fn encode(&self, qpn: u32) -> Command {
-        let mut command = [0; COMMAND];
+    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a header.
+    pub fn encode(&self, qpn: u32) -> Vec<u8> {
+        let bare = matches!(self, Transition::ToError | Transition::ToReset);
+        let mut command = vec![0; if bare { header::BYTES } else { COMMAND }];
         header::OPCODE.put(&mut command, self.opcode());
         header::NUMBER.put(&mut command, qpn);
-        let context = context(&mut command);
+        let Some(context) = command.get_mut(qp::CONTEXT..qp::CONTEXT + qpc::BYTES) else { return command };
         match *self {
             Transition::ResetToInit { port, pkey_index, qkey, rights } => {
                 qpc::PM_STATE.put(context, qpc::PM_MIGRATED);
