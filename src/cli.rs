@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::Transport;
 use gdsync::mapped::MappingBackend;
-use gdsync::{DoorbellPath, Mtu};
+use gdsync::{DoorbellPath, Mtu, QueueMaker};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
@@ -109,6 +109,9 @@ pub(crate) struct PingpongOptions {
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
     pub(crate) doorbells: DoorbellChoice,
+    /// Who makes queue pairs and completion queues; `devx` wants a card of the system's
+    #[arg(long, value_enum, default_value_t = QueueChoice::Verbs)]
+    pub(crate) queues: QueueChoice,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
@@ -366,6 +369,24 @@ pub(crate) enum DoorbellChoice {
     Direct,
     /// The stream stores to a mailbox, and a thread forwards it
     Proxy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum QueueChoice {
+    /// Verbs
+    Verbs,
+    /// Commands in the device's own language
+    Devx,
+}
+
+impl From<QueueChoice> for QueueMaker {
+    fn from(choice: QueueChoice) -> Self {
+        match choice {
+            QueueChoice::Verbs => QueueMaker::Verbs,
+            QueueChoice::Devx => QueueMaker::Devx,
+        }
+    }
 }
 
 impl From<DoorbellChoice> for DoorbellPath {

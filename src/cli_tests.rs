@@ -43,6 +43,7 @@ fn counts_are_checked() {
         ("--mtu", "1500", "1500 is none of 256, 512"),
         ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
         ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
+        ("--queues", "mine", "[possible values: verbs, devx]"),
         ("--op", "fetch", "[possible values: send, write, write-imm]"),
         ("--check=maybe", "", "maybe"),
     ] {

@@ -123,6 +123,33 @@ fn doorbells_go_the_way_that_is_asked_for() {
     assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
 }
 
+/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such commands, and says so.
+#[test]
+fn queues_are_made_by_verbs_or_by_commands() {
+    assert_eq!(json(&["pingpong", "--queues", "verbs", "--iters", "20", "--json"])["queues"], "verbs");
+    if !on_system() {
+        let output = run(&["pingpong", "--queues", "devx", "--procs", "1"]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains("takes no commands from programs"), "{said}");
+        return;
+    }
+    for op in ["send", "write", "write-imm"] {
+        for procs in ["1", "2"] {
+            let arguments = ["pingpong", "--queues", "devx", "--op", op, "--procs", procs, "--iters", "300"];
+            let table = succeeds(&arguments);
+            let heading = table.lines().next().unwrap();
+            let expected =
+                heading.contains("queues made by commands") && heading.contains("every byte verified");
+            assert!(expected, "{table}");
+        }
+    }
+    for transport in ["uc", "ud"] {
+        let arguments =
+            ["pingpong", "--queues", "devx", "--transport", transport, "--iters", "300", "--json"];
+        assert_eq!(json(&arguments)["queues"], "devx");
+    }
+}
+
 #[test]
 fn queues_lie_where_they_are_asked_to() {
     for part in ["--cq", "--dbrec", "--wq"] {

@@ -1,6 +1,9 @@
 //! The table of verbs entry points: the one seam between gdsync and whoever drives the card.
 
-use crate::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_obj, mlx5dv_qp_init_attr};
+use crate::mlx5dv::{
+    mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in, mlx5dv_obj,
+    mlx5dv_qp_init_attr,
+};
 use crate::verbs::{
     ibv_ah, ibv_ah_attr, ibv_async_event, ibv_context, ibv_cq, ibv_cq_init_attr_ex, ibv_device,
     ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr,
@@ -113,4 +116,60 @@ pub struct VerbsApi {
     pub ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
     pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
     pub mlx5dv_init_obj: unsafe extern "C" fn(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int,
+    /// Commands in the device's own language. The in-process software card has none; libraries before rdma-core 21 lack them.
+    pub devx: Option<DevxApi>,
 }
+
+/// Entry points of libmlx5's DEVX: objects made by commands of the device ([`crate::prm::command`]).
+///
+/// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then begins with a status and a
+/// syndrome. Older kernels have other numbers for that: an answer with a status is the device's.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
+pub struct DevxApi {
+    pub obj_create: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        input: *const c_void,
+        input_len: size_t,
+        output: *mut c_void,
+        output_len: size_t,
+    ) -> *mut mlx5dv_devx_obj,
+    pub obj_query: DevxCommand,
+    pub obj_modify: DevxCommand,
+    pub obj_destroy: unsafe extern "C" fn(object: *mut mlx5dv_devx_obj) -> c_int,
+    pub general_cmd: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        input: *const c_void,
+        input_len: size_t,
+        output: *mut c_void,
+        output_len: size_t,
+    ) -> c_int,
+    /// `access` is of `IBV_ACCESS_*`.
+    pub umem_reg: unsafe extern "C" fn(
+        context: *mut ibv_context,
+        addr: *mut c_void,
+        size: size_t,
+        access: u32,
+    ) -> *mut mlx5dv_devx_umem,
+    /// Libraries before rdma-core 35 lack it.
+    pub umem_reg_ex: Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            umem_in: *mut mlx5dv_devx_umem_in,
+        ) -> *mut mlx5dv_devx_umem,
+    >,
+    pub umem_dereg: unsafe extern "C" fn(umem: *mut mlx5dv_devx_umem) -> c_int,
+    /// `flags` is one of `MLX5DV_UAR_ALLOC_TYPE_*`.
+    pub alloc_uar: unsafe extern "C" fn(context: *mut ibv_context, flags: u32) -> *mut mlx5dv_devx_uar,
+    pub free_uar: unsafe extern "C" fn(uar: *mut mlx5dv_devx_uar),
+    pub query_eqn: unsafe extern "C" fn(context: *mut ibv_context, vector: u32, eqn: *mut u32) -> c_int,
+}
+
+/// A command about an object.
+pub type DevxCommand = unsafe extern "C" fn(
+    object: *mut mlx5dv_devx_obj,
+    input: *const c_void,
+    input_len: size_t,
+    output: *mut c_void,
+    output_len: size_t,
+) -> c_int;

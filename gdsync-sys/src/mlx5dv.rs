@@ -5,7 +5,7 @@
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 
 use crate::verbs::{ibv_ah, ibv_cq, ibv_pd, ibv_qp};
-use libc::{c_void, off_t};
+use libc::{c_int, c_void, off_t, size_t};
 
 /// One queue of an [`mlx5dv_qp`].
 #[repr(C)]
@@ -209,3 +209,59 @@ pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;
 pub const MLX5DV_RES_TYPE_DBR: u64 = RES_TYPE_MLX5 | 3;
 /// The allocator is asked for a completion ring.
 pub const MLX5DV_RES_TYPE_CQ: u64 = RES_TYPE_MLX5 | 5;
+
+/// An object that a command of the device made: opaque.
+#[repr(C)]
+pub struct mlx5dv_devx_obj {
+    _opaque: [u8; 0],
+}
+
+/// User memory, registered for the device's queues.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_devx_umem {
+    /// Its number in commands.
+    pub umem_id: u32,
+}
+
+/// Attributes of [`mlx5dv_devx_umem`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_devx_umem_in {
+    /// Its address; of a dma-buf, the offset.
+    pub addr: *mut c_void,
+    /// Bytes.
+    pub size: size_t,
+    /// `IBV_ACCESS_*`.
+    pub access: u32,
+    /// Page sizes that are allowed, a bit for each.
+    pub pgsz_bitmap: u64,
+    /// Which of the fields below are set.
+    pub comp_mask: u64,
+    /// A dma-buf instead of an address.
+    pub dmabuf_fd: c_int,
+}
+
+/// `dmabuf_fd` of [`mlx5dv_devx_umem_in`] is set.
+pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
+
+/// A page of doorbell registers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mlx5dv_devx_uar {
+    /// The register.
+    pub reg_addr: *mut c_void,
+    /// The page.
+    pub base_addr: *mut c_void,
+    /// Number of the page in commands.
+    pub page_id: u32,
+    /// Offset of the page for `mmap` of the uverbs device.
+    pub mmap_off: off_t,
+    /// Which fields are valid.
+    pub comp_mask: u64,
+}
+
+/// A page with blue-flame registers (`enum mlx5dv_uar_alloc_type`).
+pub const MLX5DV_UAR_ALLOC_TYPE_BF: u32 = 0;
+/// A page of the process' own that is not cached (since rdma-core 50).
+pub const MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED: u32 = 1 << 31;

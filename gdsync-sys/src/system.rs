@@ -3,7 +3,7 @@
 mod inline;
 
 use crate::VerbsApi;
-use crate::api::Provider;
+use crate::api::{DevxApi, Provider};
 use libloading::Library;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
@@ -130,6 +130,27 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, Loa
             ack_async_event: verbs.symbol("ibv_ack_async_event", CLASSIC)?,
             mlx5dv_is_supported: mlx5.symbol("mlx5dv_is_supported", "rdma-core 22 (MLX5_1.8)")?,
             mlx5dv_init_obj: mlx5.symbol("mlx5dv_init_obj", "rdma-core 15 (MLX5_1.2)")?,
+            devx: devx(&mlx5).ok(),
+        })
+    }
+}
+
+fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
+    const SINCE: &str = "rdma-core 21 (MLX5_1.7)";
+    // SAFETY: as in `fill`.
+    unsafe {
+        Ok(DevxApi {
+            obj_create: mlx5.symbol("mlx5dv_devx_obj_create", SINCE)?,
+            obj_query: mlx5.symbol("mlx5dv_devx_obj_query", SINCE)?,
+            obj_modify: mlx5.symbol("mlx5dv_devx_obj_modify", SINCE)?,
+            obj_destroy: mlx5.symbol("mlx5dv_devx_obj_destroy", SINCE)?,
+            general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", SINCE)?,
+            umem_reg: mlx5.symbol("mlx5dv_devx_umem_reg", SINCE)?,
+            umem_reg_ex: mlx5.symbol("mlx5dv_devx_umem_reg_ex", "rdma-core 35 (MLX5_1.19)").ok(),
+            umem_dereg: mlx5.symbol("mlx5dv_devx_umem_dereg", SINCE)?,
+            alloc_uar: mlx5.symbol("mlx5dv_devx_alloc_uar", SINCE)?,
+            free_uar: mlx5.symbol("mlx5dv_devx_free_uar", SINCE)?,
+            query_eqn: mlx5.symbol("mlx5dv_devx_query_eqn", SINCE)?,
         })
     }
 }

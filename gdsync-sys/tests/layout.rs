@@ -131,7 +131,7 @@ fn constants() -> Vec<Expectation> {
         IBV_EVENT_DEVICE_FATAL IBV_ATOMIC_NONE IBV_ATOMIC_HCA IBV_ATOMIC_GLOB IBV_DEVICE_MEM_MGT_EXTENSIONS MLX5DV_QP_MASK_UAR_MMAP_OFFSET MLX5DV_OBJ_QP MLX5DV_OBJ_CQ
         MLX5DV_OBJ_AH MLX5DV_OBJ_PD MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE
         MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE
-        MLX5DV_RES_TYPE_QP MLX5DV_RES_TYPE_DBR MLX5DV_RES_TYPE_CQ
+        MLX5DV_RES_TYPE_QP MLX5DV_RES_TYPE_DBR MLX5DV_RES_TYPE_CQ MLX5DV_UMEM_MASK_DMABUF MLX5DV_UAR_ALLOC_TYPE_BF
     )
 }
 
@@ -147,6 +147,9 @@ fn mlx5_structs() -> Vec<Expectation> {
     whole!(out, mlx5dv_cq_init_attr { comp_mask cqe_comp_res_format flags cqe_size });
     whole!(out, mlx5dv_dc_init_attr { dc_type dct_access_key });
     whole!(out, mlx5dv_qp_init_attr { comp_mask create_flags dc_init_attr send_ops_flags });
+    whole!(out, mlx5dv_devx_umem { umem_id });
+    whole!(out, mlx5dv_devx_umem_in { addr size access pgsz_bitmap comp_mask dmabuf_fd });
+    whole!(out, mlx5dv_devx_uar { reg_addr base_addr page_id mmap_off comp_mask });
     // Without its size, as above.
     fields!(out, mlx5dv_obj { qp qp.r#in qp.out cq cq.r#in cq.out srq rwq dm ah ah.r#in ah.out pd pd.r#in pd.out });
     out
@@ -294,6 +297,9 @@ fn every_declaration_is_compared() {
         "mlx5dv_bf",
         "mlx5dv_obj_entry",
         "ibv_srq",
+        "mlx5dv_devx_obj",
+        // Newer than the oldest header that this test runs on.
+        "MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED",
         "ibv_async_element",
         "OPS_POLL_CQ",
         "OPS_POST_SEND",

@@ -9,7 +9,7 @@ use crate::qp_options::ConnectOptions;
 use crate::verbs_call;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
-use gdsync_sys::verbs::ibv_ah;
+use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -49,12 +49,8 @@ impl AddressHandle {
         let inner = &queue_pair.inner;
         options.check(u32::from(u8::MAX))?;
         let (pd, port) = (inner.domain.pd.clone(), inner.config.port);
-        let mut attr = path(port, &inner.gid, remote, &options)?;
-        // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
-        let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
-        let raw = verbs_call::pointer("ibv_create_ah", raw, || remote.to_string())?;
-        let mut made = AddressHandleInner { raw, vector: zerocopy::transmute!([0u8; 48]), port, pd };
-        made.vector = made.describe()?;
+        let attr = path(port, &inner.gid, remote, &options)?;
+        let made = AddressHandleInner::new(pd, attr, || remote.to_string())?;
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 
@@ -72,7 +68,26 @@ impl AddressHandle {
     }
 }
 
+/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the remote port's address there.
+pub(crate) fn resolve(pd: &Arc<ProtectionDomainInner>, attr: &ibv_ah_attr) -> Result<AddressVector, Error> {
+    Ok(AddressHandleInner::new(pd.clone(), *attr, || "the path of a connection".to_owned())?.vector)
+}
+
 impl AddressHandleInner {
+    fn new(
+        pd: Arc<ProtectionDomainInner>,
+        mut attr: ibv_ah_attr,
+        detail: impl FnOnce() -> String,
+    ) -> Result<Self, Error> {
+        // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
+        let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
+        let raw = verbs_call::pointer("ibv_create_ah", raw, detail)?;
+        let port = attr.port_num;
+        let mut made = AddressHandleInner { raw, vector: zerocopy::transmute!([0u8; 48]), port, pd };
+        made.vector = made.describe()?;
+        Ok(made)
+    }
+
     /// Asks the provider for the address in the card's format.
     fn describe(&self) -> Result<AddressVector, Error> {
         let mut out = mlx5dv_ah { av: std::ptr::null_mut(), comp_mask: 0 };

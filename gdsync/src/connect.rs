@@ -5,6 +5,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::gid::{GidEntry, LinkLayer};
 use crate::qp::{QueuePairInner, Status};
+use crate::qp_life::QpObject;
 use crate::qp_options::ConnectOptions;
 use crate::transport::Transport;
 use crate::verbs_call;
@@ -76,9 +77,13 @@ fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Er
 
 impl QueuePairInner {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
+        let pd = &self.domain.pd;
+        let raw = match &self.object {
+            QpObject::Verbs(qp) => qp.raw(),
+            QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
+        };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
-        let rc =
-            unsafe { (self.domain.pd.device.api.modify_qp)(self.raw.as_ptr(), attr, mask as libc::c_int) };
+        let rc = unsafe { (pd.device.api.modify_qp)(raw, attr, mask as libc::c_int) };
         verbs_call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number()))
     }
 

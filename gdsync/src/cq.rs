@@ -1,17 +1,20 @@
 //! Completion queues.
 
 use crate::device::{Device, DeviceInner};
+use crate::devx;
 use crate::error::{Error, QueueError};
-use crate::memory::{QueuePlacement, Rooms};
-use crate::pd::{ProtectionDomain, ProtectionDomainInner};
+use crate::memory::QueuePlacement;
+use crate::pd::ProtectionDomain;
 use crate::qp::QueuePairInner;
+use crate::qp_options::QueueMaker;
 use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState};
 use crate::queue::wait::PreparedWait;
+use crate::queue_domain::{Maker, ParentDomain, QueueDomain};
 use crate::verbs_call;
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
-use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex, ibv_pd};
+use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -36,8 +39,7 @@ pub struct CompletionQueue {
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
-    raw: NonNull<ibv_cq>,
-    number: u32,
+    object: Object,
     state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
@@ -45,10 +47,24 @@ pub(crate) struct CompletionQueueInner {
     domain: Arc<QueueDomain>,
 }
 
-// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; everything else is behind the locks.
-unsafe impl Send for CompletionQueueInner {}
+/// The queue as who made it knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they are gone.
+#[derive(Debug)]
+enum Object {
+    Verbs(VerbsCq),
+    Devx(devx::Cq),
+}
+
+#[derive(Debug)]
+struct VerbsCq {
+    raw: NonNull<ibv_cq>,
+    number: u32,
+    device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is done with it.
+unsafe impl Send for VerbsCq {}
 // SAFETY: as above.
-unsafe impl Sync for CompletionQueueInner {}
+unsafe impl Sync for VerbsCq {}
 
 impl CompletionQueue {
     /// Makes a completion queue that queue pairs can share, of at least so many entries: at best as many as their work requests
@@ -57,17 +73,32 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length.
     pub fn new(device: &Device, entries: u32) -> Result<Self, Error> {
-        Self::with_placement(device, entries, QueuePlacement::HOST)
+        Self::made_by(device, entries, QueueMaker::Verbs)
     }
 
-    /// As [`Self::new`], with a say in where its ring and its record lie.
+    /// Makes a completion queue as [`CompletionQueue::new`] does, by verbs or by commands. In one made by commands only queue pairs
+    /// complete that are made so, too ([`crate::QueuePairConfig::queues`]), which may also complete in one made by verbs.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Placement`].
-    pub fn with_placement(device: &Device, entries: u32, placement: QueuePlacement) -> Result<Self, Error> {
+    /// As [`CompletionQueue::new`]; [`Error::OutOfRange`] and [`Error::Devx`] for those made by commands.
+    pub fn made_by(device: &Device, entries: u32, queues: QueueMaker) -> Result<Self, Error> {
+        Self::with_placement(device, entries, queues, QueuePlacement::HOST)
+    }
+
+    /// As [`CompletionQueue::made_by`], with a say in whose memory its ring and its record lie in. Of a GPU's memory on the system's
+    /// provider, it is made by commands in any case.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::made_by`]; [`Error::Placement`].
+    pub fn with_placement(
+        device: &Device,
+        entries: u32,
+        queues: QueueMaker,
+        placement: QueuePlacement,
+    ) -> Result<Self, Error> {
         // A ring's memory comes by way of a domain. This one has no other use.
         let pd = ProtectionDomain::new(device)?;
-        let domain = QueueDomain::without_register(&pd.inner, placement)?;
+        let domain = QueueDomain::of_completions(&pd.inner, queues, placement)?;
         Ok(CompletionQueue { inner: CompletionQueueInner::new(&domain, entries)? })
     }
 
@@ -101,43 +132,19 @@ impl CompletionQueue {
 
 impl CompletionQueueInner {
     pub(crate) fn new(domain: &Arc<QueueDomain>, entries: u32) -> Result<Arc<Self>, Error> {
-        let device = &domain.pd.device;
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe: entries.saturating_sub(1).max(1),
-            cq_context: ptr::null_mut(),
-            channel: ptr::null_mut(),
-            comp_vector: 0,
-            wc_flags: 0,
-            comp_mask: verbs::IBV_CQ_INIT_ATTR_MASK_PD,
-            flags: 0,
-            parent_domain: domain.raw(),
+        let (object, ring) = match &domain.maker {
+            Maker::Verbs(parent) => {
+                let (cq, ring) = VerbsCq::new(domain, parent, entries)?;
+                (Object::Verbs(cq), ring)
+            }
+            Maker::Devx(devx) => {
+                let (cq, ring) = devx::Cq::new(devx, entries)?;
+                (Object::Devx(cq), ring)
+            }
         };
-        let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
-        let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
-        let raw = verbs_call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
-        let guard = DestroyCq { raw, domain };
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut out: mlx5dv_cq = unsafe { std::mem::zeroed() };
-        let mut obj = mlx5dv_obj::default();
-        obj.cq.r#in = raw.as_ptr();
-        obj.cq.out = &mut out;
-        // SAFETY: the queue was just created, and `out` is a valid place.
-        let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
-        verbs_call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
-        if out.cqe_size as usize != CQE_SIZE {
-            return Err(Error::Layout { what: "completion entry size", value: out.cqe_size.into() });
-        }
-        if !out.cqe_cnt.is_power_of_two() {
-            return Err(Error::Layout { what: "completion queue entries", value: out.cqe_cnt.into() });
-        }
-        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
-        let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
-        let ring = ring.write_combined(domain.rooms.completions_are_combined());
-        std::mem::forget(guard);
+        let ring = ring.write_combined(domain.placement.completions_are_combined());
         Ok(Arc::new(CompletionQueueInner {
-            raw,
-            number: out.cqn,
+            object,
             state: parking_lot::Mutex::new(CompletionState::new(ring)),
             queue_pairs: Mutex::default(),
             domain: domain.clone(),
@@ -145,11 +152,18 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.number
+        match &self.object {
+            Object::Verbs(cq) => cq.number,
+            Object::Devx(cq) => cq.number(),
+        }
     }
 
-    pub(crate) fn raw(&self) -> *mut ibv_cq {
-        self.raw.as_ptr()
+    /// The queue as verbs know it, if they do.
+    pub(crate) fn verbs(&self) -> Option<NonNull<ibv_cq>> {
+        match &self.object {
+            Object::Verbs(cq) => Some(cq.raw),
+            Object::Devx(_) => None,
+        }
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
@@ -267,136 +281,49 @@ enum Owner {
     Unknown,
 }
 
-impl Drop for CompletionQueueInner {
-    fn drop(&mut self) {
-        // SAFETY: created by us; the queue pairs that complete here hold an `Arc` of this, so they are gone.
-        verbs_call::on_drop("ibv_destroy_cq", unsafe { (self.domain.pd.device.api.destroy_cq)(self.raw()) });
-    }
-}
-
-/// Destroys a queue whose construction did not get to its end.
-struct DestroyCq<'a> {
-    raw: NonNull<ibv_cq>,
-    domain: &'a QueueDomain,
-}
-
-impl Drop for DestroyCq<'_> {
-    fn drop(&mut self) {
-        // SAFETY: created by us and not handed to anybody.
-        verbs_call::on_drop("ibv_destroy_cq", unsafe {
-            (self.domain.pd.device.api.destroy_cq)(self.raw.as_ptr())
-        });
-    }
-}
-
-/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own, which a GPU can be given
-/// without a CPU sharing it, and its rings a place in the pinned arena. A shared completion queue needs the latter only.
-#[derive(Debug)]
-pub(crate) struct QueueDomain {
-    raw: NonNull<ibv_pd>,
-    td: Option<NonNull<verbs::ibv_td>>,
-    /// Boxed: the provider knows the address.
-    pub(crate) rooms: Box<Rooms>,
-    pub(crate) pd: Arc<ProtectionDomainInner>,
-}
-
-// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise (one thread at a time
-// posts) is kept because gdsync posts under the queue's lock.
-unsafe impl Send for QueueDomain {}
-// SAFETY: as above.
-unsafe impl Sync for QueueDomain {}
-
-impl QueueDomain {
-    pub(crate) fn new(
-        pd: &Arc<ProtectionDomainInner>,
-        placement: QueuePlacement,
-    ) -> Result<Arc<Self>, Error> {
-        let (api, context) = (pd.device.api, pd.device.context());
-        let mut td_attr = verbs::ibv_td_init_attr::default();
-        // SAFETY: the context is open as long as `pd` lives.
-        let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
-        let td = verbs_call::pointer("ibv_alloc_td", td, String::new)?;
-        Self::with_register(pd, placement, Some(td)).inspect_err(|_| {
-            // SAFETY: allocated above, used by nobody.
-            verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
-        })
-    }
-
-    fn without_register(
-        pd: &Arc<ProtectionDomainInner>,
-        placement: QueuePlacement,
-    ) -> Result<Arc<Self>, Error> {
-        Self::with_register(pd, placement, None)
-    }
-
-    fn with_register(
-        pd: &Arc<ProtectionDomainInner>,
-        placement: QueuePlacement,
-        td: Option<NonNull<verbs::ibv_td>>,
-    ) -> Result<Arc<Self>, Error> {
-        let rooms = Box::new(Rooms::new(placement, &pd.device)?);
-        let (api, context) = (pd.device.api, pd.device.context());
-        let mut attr = verbs::ibv_parent_domain_init_attr {
-            pd: pd.raw(),
-            td: td.map_or(ptr::null_mut(), NonNull::as_ptr),
-            comp_mask: verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
-                | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
-            alloc: Some(allocate_queue_memory),
-            free: Some(free_queue_memory),
-            pd_context: (&raw const *rooms).cast_mut().cast(),
+impl VerbsCq {
+    /// The queue, and its ring, which must not be used longer.
+    fn new(domain: &QueueDomain, parent: &ParentDomain, entries: u32) -> Result<(Self, Ring), Error> {
+        let device = &domain.pd.device;
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: entries.saturating_sub(1).max(1),
+            cq_context: ptr::null_mut(),
+            channel: ptr::null_mut(),
+            comp_vector: 0,
+            wc_flags: 0,
+            comp_mask: verbs::IBV_CQ_INIT_ATTR_MASK_PD,
+            flags: 0,
+            parent_domain: parent.raw(),
         };
-        // SAFETY: as above; the rooms stay where they are as long as the domain, which outlives everything that may still free.
-        let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
-        let raw = verbs_call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
-        Ok(Arc::new(QueueDomain { raw, td, rooms, pd: pd.clone() }))
-    }
-
-    pub(crate) fn raw(&self) -> *mut ibv_pd {
-        self.raw.as_ptr()
+        let mut mlx5_attr = mlx5dv_cq_init_attr::default();
+        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
+        let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
+        let raw = verbs_call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
+        let mut made = VerbsCq { raw, number: 0, device: device.clone() };
+        // SAFETY: all-zero bytes are a valid value of this plain C struct.
+        let mut out: mlx5dv_cq = unsafe { std::mem::zeroed() };
+        let mut obj = mlx5dv_obj::default();
+        obj.cq.r#in = raw.as_ptr();
+        obj.cq.out = &mut out;
+        // SAFETY: the queue was just created, and `out` is a valid place.
+        let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
+        verbs_call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
+        if out.cqe_size as usize != CQE_SIZE {
+            return Err(Error::Layout { what: "completion entry size", value: out.cqe_size.into() });
+        }
+        if !out.cqe_cnt.is_power_of_two() {
+            return Err(Error::Layout { what: "completion queue entries", value: out.cqe_cnt.into() });
+        }
+        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
+        let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
+        made.number = out.cqn;
+        Ok((made, ring))
     }
 }
 
-impl Drop for QueueDomain {
+impl Drop for VerbsCq {
     fn drop(&mut self) {
-        let api = self.pd.device.api;
-        // SAFETY: allocated by us; queues made in it hold an `Arc` of this, so they are gone.
-        verbs_call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
-        if let Some(td) = self.td {
-            // SAFETY: as above; the parent domain that named it is gone.
-            verbs_call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
-        }
-    }
-}
-
-/// Called by the verbs provider for the memory of queues: the domain's rooms, given as `pd_context`.
-unsafe extern "C" fn allocate_queue_memory(
-    _pd: *mut ibv_pd,
-    pd_context: *mut libc::c_void,
-    size: libc::size_t,
-    alignment: libc::size_t,
-    resource_type: u64,
-) -> *mut libc::c_void {
-    // SAFETY: `QueueDomain::with_register` gave the address of the domain's rooms, which outlive the provider's use of it.
-    let rooms = unsafe { &*pd_context.cast::<Rooms>() };
-    match rooms.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {
-        Ok(block) => block.cast(),
-        Err(error) => {
-            tracing::debug!(%error, size, "no memory for a queue");
-            ptr::null_mut()
-        }
-    }
-}
-
-/// Counterpart of [`allocate_queue_memory`].
-unsafe extern "C" fn free_queue_memory(
-    _pd: *mut ibv_pd,
-    pd_context: *mut libc::c_void,
-    block: *mut libc::c_void,
-    resource_type: u64,
-) {
-    // SAFETY: as in `allocate_queue_memory`.
-    let rooms = unsafe { &*pd_context.cast::<Rooms>() };
-    if !rooms.release(block.cast(), resource_type) {
-        tracing::error!(?block, "the verbs provider freed queue memory that it was not given");
+        // SAFETY: created by us; nothing completes there any more, as `Object` says.
+        verbs_call::on_drop("ibv_destroy_cq", unsafe { (self.device.api.destroy_cq)(self.raw.as_ptr()) });
     }
 }

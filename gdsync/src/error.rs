@@ -163,6 +163,9 @@ pub enum Error {
     /// CUDA failed.
     #[error(transparent)]
     Cuda(#[from] crate::cuda::CudaError),
+    /// Queues could not be made or changed by commands of the device.
+    #[error(transparent)]
+    Devx(#[from] crate::devx::DevxError),
     /// GPU memory could not be registered with the card.
     #[error(
         "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"

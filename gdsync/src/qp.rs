@@ -1,40 +1,34 @@
 //! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
 
 use crate::ah::AddressHandle;
-use crate::cq::{CompletionQueue, CompletionQueueInner, QueueDomain};
+use crate::cq::{CompletionQueue, CompletionQueueInner};
 use crate::device::Mtu;
 use crate::endpoint::Endpoint;
 use crate::error::{Error, FailureCause, QueueError};
 use crate::gid::GidEntry;
-use crate::memory::HostAddr;
 use crate::memory::spans::{Kind, Span};
 use crate::mr::Slice;
 use crate::pd::ProtectionDomain;
 use crate::persistent_claim::Claim;
 use crate::prepared::PreparedSend;
-use crate::qp_life::{DestroyQp, describe, init_attr, refusal};
+use crate::qp_life::{self, Made, QpObject};
 use crate::qp_options::{ConnectOptions, QueuePairConfig};
-use crate::queue::Ring;
 use crate::queue::completion::{
     Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
 };
 use crate::queue::datagram::DatagramSource;
 use crate::queue::recv::RecvState;
 use crate::queue::send::SendState;
+use crate::queue_domain::{Maker, QueueDomain};
 use crate::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::stream::cpu;
 use crate::transport::Transport;
-use crate::verbs_call;
 use gdsync_sys::api::Provider;
-use gdsync_sys::mlx5dv::{self, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
-use gdsync_sys::prm::wqe::BASIC_BLOCK;
-use gdsync_sys::verbs::ibv_qp;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -51,7 +45,7 @@ pub struct QueuePair {
 
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
-    pub(crate) raw: NonNull<ibv_qp>,
+    pub(crate) object: QpObject,
     number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
@@ -82,11 +76,6 @@ pub(crate) enum Status {
     Failed(FailureCause),
 }
 
-// SAFETY: libibverbs allows a queue pair to be modified and destroyed from any thread; rings are behind the locks.
-unsafe impl Send for QueuePairInner {}
-// SAFETY: as above.
-unsafe impl Sync for QueuePairInner {}
-
 /// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
 /// again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
@@ -99,9 +88,17 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses.
+    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses; of queues made
+    /// by commands ([`QueuePairConfig::queues`]), [`Error::OutOfRange`] and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
-        let domain = QueueDomain::new(&pd.inner, config.placement)?;
+        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
+    }
+
+    /// Makes a queue pair, and completion queues of its own, in a domain.
+    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig) -> Result<Self, Error> {
+        if let Maker::Devx(devx) = &domain.maker {
+            devx.check(&config)?;
+        }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
         let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
@@ -126,7 +123,7 @@ impl QueuePair {
             return Err(Error::OtherDevice { device: device.name().to_owned() });
         }
         Self::complete_to(
-            QueueDomain::new(&pd.inner, config.placement)?,
+            QueueDomain::new(&pd.inner, config.queues, config.placement)?,
             config,
             send_cq.inner.clone(),
             recv_cq.inner.clone(),
@@ -143,46 +140,24 @@ impl QueuePair {
         let port = device.active_port(config.port)?;
         let gid = device.choose_gid(config.port, config.gid_index)?;
         let abilities = device.attributes()?;
-        let mut attr = init_attr(&config, &domain, &send_cq, &recv_cq);
-        let mut mlx5_attr = mlx5dv_qp_init_attr {
-            comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-            create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
-            ..Default::default()
-        };
-        // SAFETY: context, domain and queues are alive (held here); both structs are valid.
-        let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
-        let raw = verbs_call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
-            .map_err(|error| refusal(error, &domain, config.transport))?;
-        let guard = DestroyQp { raw, domain: &domain };
-        let layout = describe(raw, &domain)?;
-        // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
-        let number = unsafe { (*raw.as_ptr()).qp_num };
-        // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which
-        // `Drop` of the inner does; counts were checked in `describe`.
-        let (sq, rq) = unsafe {
-            (
-                Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
-                Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
-            )
-        };
-        let combined = domain.rooms.work_is_combined();
+        let made = qp_life::make(&domain, &config, &send_cq, &recv_cq)?;
+        let Made { object, number, sq, rq, register, .. } = made;
+        let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
-        let register = HostAddr(layout.bf.reg as u64);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which goes when no stream's device knows the page any more.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
-        std::mem::forget(guard);
         let inner = Arc::new(QueuePairInner {
-            raw,
+            object,
             number,
             gid,
             psn: AtomicU32::new(next_psn()),
             config,
             limits: Limits {
-                segments: attr.cap.max_send_sge,
-                inline: attr.cap.max_inline_data,
+                segments: made.send_segments,
+                inline: made.inline,
                 message: match config.transport {
                     Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
                     Transport::Rc | Transport::Uc => port.max_message.into(),
@@ -191,7 +166,7 @@ impl QueuePair {
                 atomics: abilities.atomics,
                 invalidation: abilities.send_invalidate,
             },
-            recv_segments: attr.cap.max_recv_sge,
+            recv_segments: made.recv_segments,
             status: Mutex::new(Status::Initialised),
             connected: AtomicBool::new(false),
             send: SpinMutex::new(SendState::new(sq, number, register)),

@@ -1,28 +1,173 @@
-//! The beginning and the end of a queue pair: its attributes, what the provider says of its memory, and what goes with it.
+//! The beginning and the end of a queue pair: its attributes, what its maker says of its memory, and what goes with it.
 
-use crate::cq::{CompletionQueueInner, QueueDomain};
+use crate::cq::CompletionQueueInner;
+use crate::device::DeviceInner;
+use crate::devx::{self, DevxError};
 use crate::error::Error;
+use crate::memory::HostAddr;
 use crate::qp::QueuePairInner;
 use crate::qp_options::QueuePairConfig;
+use crate::queue::Ring;
+use crate::queue_domain::{Maker, ParentDomain, QueueDomain};
 use crate::transport::Transport;
 use crate::verbs_call;
-use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp};
+use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
-use gdsync_sys::verbs::{self, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
 use std::cmp::Ordering;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub(crate) fn init_attr(
-    config: &QueuePairConfig,
+/// A queue pair as who made it knows it. Destroyed when dropped, if not before.
+#[derive(Debug)]
+pub(crate) enum QpObject {
+    Verbs(VerbsQp),
+    Devx(devx::Qp),
+}
+
+/// A queue pair of verbs; null once it is destroyed.
+#[derive(Debug)]
+pub(crate) struct VerbsQp {
+    raw: *mut ibv_qp,
+    device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a queue pair to be modified and destroyed from any thread.
+unsafe impl Send for VerbsQp {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsQp {}
+
+/// A queue pair, and what it is driven by. The rings must not be used longer than the object.
+pub(crate) struct Made {
+    pub(crate) object: QpObject,
+    pub(crate) number: u32,
+    pub(crate) sq: Ring,
+    pub(crate) rq: Ring,
+    /// The doorbell register.
+    pub(crate) register: HostAddr,
+    /// Slices of a send, inline bytes of one, and slices of a receive.
+    pub(crate) send_segments: u32,
+    pub(crate) inline: u32,
+    pub(crate) recv_segments: u32,
+}
+
+impl QpObject {
+    /// The queue pair as verbs know it, if they do.
+    pub(crate) fn verbs(&self) -> Option<NonNull<ibv_qp>> {
+        match self {
+            QpObject::Verbs(qp) => NonNull::new(qp.raw),
+            QpObject::Devx(_) => None,
+        }
+    }
+
+    fn destroy(&mut self) {
+        match self {
+            QpObject::Verbs(qp) => qp.destroy(),
+            QpObject::Devx(qp) => qp.destroy(),
+        }
+    }
+}
+
+impl VerbsQp {
+    pub(crate) fn raw(&self) -> *mut ibv_qp {
+        self.raw
+    }
+
+    fn destroy(&mut self) {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        if !raw.is_null() {
+            // SAFETY: created by us, and destroyed once.
+            verbs_call::on_drop("ibv_destroy_qp", unsafe { (self.device.api.destroy_qp)(raw) });
+        }
+    }
+}
+
+impl Drop for VerbsQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// Makes a queue pair, in the state RESET.
+pub(crate) fn make(
     domain: &QueueDomain,
+    config: &QueuePairConfig,
     send_cq: &CompletionQueueInner,
     recv_cq: &CompletionQueueInner,
+) -> Result<Made, Error> {
+    match &domain.maker {
+        Maker::Verbs(parent) => {
+            let known = |queue: &CompletionQueueInner| {
+                queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })
+            };
+            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
+        }
+        Maker::Devx(devx) => {
+            let made = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
+            Ok(Made {
+                number: made.qp.number(),
+                object: QpObject::Devx(made.qp),
+                sq: made.sq,
+                rq: made.rq,
+                register: made.register,
+                send_segments: config.send_segments,
+                inline: made.inline,
+                recv_segments: made.recv_segments,
+            })
+        }
+    }
+}
+
+fn make_by_verbs(
+    domain: &QueueDomain,
+    parent: &ParentDomain,
+    config: &QueuePairConfig,
+    queues: [NonNull<ibv_cq>; 2],
+) -> Result<Made, Error> {
+    let device = &domain.pd.device;
+    let mut attr = init_attr(config, parent, queues);
+    let mut mlx5_attr = mlx5dv_qp_init_attr {
+        comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+        create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+        ..Default::default()
+    };
+    // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
+    let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
+    let raw = verbs_call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
+        .map_err(|error| refusal(error, domain, config.transport))?;
+    let object = QpObject::Verbs(VerbsQp { raw: raw.as_ptr(), device: device.clone() });
+    let layout = describe(raw, domain)?;
+    // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
+    let number = unsafe { (*raw.as_ptr()).qp_num };
+    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which the object
+    // does when it is dropped; counts were checked in `describe`.
+    let (sq, rq) = unsafe {
+        (
+            Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
+            Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
+        )
+    };
+    Ok(Made {
+        object,
+        number,
+        sq,
+        rq,
+        register: HostAddr(layout.bf.reg as u64),
+        send_segments: attr.cap.max_send_sge,
+        inline: attr.cap.max_inline_data,
+        recv_segments: attr.cap.max_recv_sge,
+    })
+}
+
+fn init_attr(
+    config: &QueuePairConfig,
+    parent: &ParentDomain,
+    [send_cq, recv_cq]: [NonNull<ibv_cq>; 2],
 ) -> ibv_qp_init_attr_ex {
     // SAFETY: all-zero bytes are a valid value of this plain C struct.
     let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    attr.send_cq = send_cq.raw();
-    attr.recv_cq = recv_cq.raw();
+    attr.send_cq = send_cq.as_ptr();
+    attr.recv_cq = recv_cq.as_ptr();
     attr.cap = ibv_qp_cap {
         max_send_wr: config.send_depth.max(1),
         max_recv_wr: config.recv_depth.max(1),
@@ -32,12 +177,12 @@ pub(crate) fn init_attr(
     };
     attr.qp_type = config.transport.code();
     attr.comp_mask = verbs::IBV_QP_INIT_ATTR_PD;
-    attr.pd = domain.raw();
+    attr.pd = parent.raw();
     attr
 }
 
 /// The provider's refusal of a queue pair: of a transport that it does not have, by name.
-pub(crate) fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
+fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             Error::NoTransport { device: domain.pd.device.name().to_owned(), transport }
@@ -72,21 +217,6 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     Ok(out)
 }
 
-/// Destroys a queue pair whose construction did not get to its end.
-pub(crate) struct DestroyQp<'a> {
-    pub(crate) raw: NonNull<ibv_qp>,
-    pub(crate) domain: &'a QueueDomain,
-}
-
-impl Drop for DestroyQp<'_> {
-    fn drop(&mut self) {
-        // SAFETY: created by us and not handed to anybody.
-        verbs_call::on_drop("ibv_destroy_qp", unsafe {
-            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
-        });
-    }
-}
-
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
         // Locked before the number may come again: nobody takes this queue pair's entries for another's. Of two queues, in the
@@ -97,11 +227,9 @@ impl Drop for QueuePairInner {
             Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
         };
         let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
-        // SAFETY: created by us; every prepared send and batch in flight holds an `Arc` of this, so none is left. After this
-        // call the card touches neither the rings nor the memory that work requests name; fields drop afterwards.
-        verbs_call::on_drop("ibv_destroy_qp", unsafe {
-            (self.domain.pd.device.api.destroy_qp)(self.raw.as_ptr())
-        });
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
+        // rings nor the memory that work requests name; fields drop afterwards.
+        self.object.destroy();
         let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().outstanding());
         for (queue, state) in states.iter_mut().flatten() {
             if Arc::ptr_eq(queue, &self.send_cq) {

@@ -35,11 +35,26 @@ pub struct QueuePairConfig {
     pub pkey_index: u16,
     /// Whose memory its queues, records and (where they are its own) completion queues lie in.
     pub placement: QueuePlacement,
+    /// Who makes its queues.
+    pub queues: QueueMaker,
+}
+
+/// Who makes queues: a queue pair's, a completion queue's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueueMaker {
+    /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
+    #[default]
+    Verbs,
+    /// Commands in the device's own language (DEVX). They need a device that takes commands from programs: mlx5 on the system's
+    /// libraries. Asynchronous events that name such queues do not come (those of ports and devices do): a completion queue never
+    /// overruns here, and what else fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    Devx,
 }
 
 impl Default for QueuePairConfig {
     /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
-    /// and writes allowed, port 1, its best GID, the partition key at index 0.
+    /// and writes allowed, port 1, its best GID, the partition key at index 0, made by verbs.
     fn default() -> Self {
         QueuePairConfig {
             transport: Transport::Rc,
@@ -54,6 +69,7 @@ impl Default for QueuePairConfig {
             gid_index: None,
             pkey_index: 0,
             placement: QueuePlacement::HOST,
+            queues: QueueMaker::Verbs,
         }
     }
 }
@@ -91,6 +107,8 @@ setters! { QueuePairConfig:
     pkey_index: u16;
     /// Sets [`QueuePairConfig::placement`](#structfield.placement).
     placement: QueuePlacement;
+    /// Sets [`QueuePairConfig::queues`](#structfield.queues).
+    queues: QueueMaker;
 }
 
 /// Attributes of a connection. The defaults suit a switched fabric of one site.

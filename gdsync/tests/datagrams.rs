@@ -32,7 +32,8 @@ impl Post {
 
     fn with(options: ConnectOptions) -> Self {
         let pd = ProtectionDomain::new(&device()).unwrap();
-        let (left, right) = (QueuePair::new(&pd, config()).unwrap(), QueuePair::new(&pd, config()).unwrap());
+        let (left, right) =
+            (common::queue_pair(&pd, config()).unwrap(), common::queue_pair(&pd, config()).unwrap());
         let to_right = AddressHandle::new(&left, &right.endpoint().unwrap(), options).unwrap();
         Post { pd, left, right, to_right }
     }
@@ -141,9 +142,11 @@ fn a_datagram_of_the_mtu_arrives_and_a_longer_one_is_refused() {
 #[test]
 fn inline_data_up_to_the_limit_and_slices_up_to_the_queues() {
     let pd = ProtectionDomain::new(&device()).unwrap();
-    let post =
-        Post { left: QueuePair::new(&pd, config().inline(200).send_segments(20)).unwrap(), ..Post::new() };
-    let right = QueuePair::new(&pd, config()).unwrap();
+    let post = Post {
+        left: common::queue_pair(&pd, config().inline(200).send_segments(20)).unwrap(),
+        ..Post::new()
+    };
+    let right = common::queue_pair(&pd, config()).unwrap();
     let to = AddressHandle::new(&post.left, &right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let target = MemoryRegion::allocate(&pd, 2000, Access::LOCAL_WRITE).unwrap();
     let most = post.left.max_inline() as usize;

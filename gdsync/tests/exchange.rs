@@ -223,7 +223,10 @@ fn a_thousand_queue_pairs_in_one_process() {
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let pairs: Vec<(QueuePair, QueuePair)> = (0..500)
         .map(|_| {
-            let both = (QueuePair::new(&pair.pd, config).unwrap(), QueuePair::new(&pair.pd, config).unwrap());
+            let both = (
+                common::queue_pair(&pair.pd, config).unwrap(),
+                common::queue_pair(&pair.pd, config).unwrap(),
+            );
             both.0.connect(&both.1.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             both.1.connect(&both.0.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             both
@@ -318,6 +321,6 @@ fn posting_at_once_is_refused_where_it_would_overtake_or_cannot_be() {
     pair.left.abort().unwrap();
     let error = pair.left.post_send(WorkRequest::send(&[])).unwrap_err();
     assert!(matches!(error, QueueError::Failed { .. }), "{error}");
-    let new = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+    let new = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
     assert!(matches!(new.post_send(WorkRequest::send(&[])), Err(QueueError::NotConnected { .. })));
 }

@@ -74,8 +74,8 @@ fn receiver_not_ready_retries_are_exhausted() {
 fn transport_retries_are_exhausted() {
     let pair = Pair::new();
     let options = ConnectOptions::default().timeout(8).retry_count(2);
-    let lonely = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
-    let deaf = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+    let lonely = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
+    let deaf = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
     lonely.connect(&deaf.endpoint().unwrap(), options).unwrap();
     assert_eq!(outcome(&lonely, WorkRequest::send(&[])), Some(Syndrome::RetryExceeded));
 }
@@ -119,7 +119,7 @@ fn a_dead_peer_is_given_up() {
     let options = ConnectOptions::default().timeout(10).retry_count(3);
     if let Ok(endpoint) = std::env::var(PEER) {
         let pair = Pair::new();
-        let own = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+        let own = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
         own.post_recv(&[], 0).unwrap();
         own.connect(&endpoint.parse().unwrap(), options).unwrap();
         let line = format!("\nENDPOINT {}\n", own.endpoint().unwrap());
@@ -129,7 +129,7 @@ fn a_dead_peer_is_given_up() {
         return;
     }
     let pair = Pair::new();
-    let own = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+    let own = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
     let mut peer = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_dead_peer_is_given_up"])
         .env(PEER, own.endpoint().unwrap().to_string())

@@ -7,7 +7,7 @@ mod common;
 use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize};
 use gdsync::{
     Access, AddressHandle, Batch, Condition, ConnectOptions, Error, MemoryRegion, Obstacle, PostFailure,
-    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Syndrome, Transport, WorkRequest,
+    ProtectionDomain, QueueError, QueuePairConfig, RemoteMemory, Syndrome, Transport, WorkRequest,
 };
 
 /// A message from left to right, rung and awaited by streams.
@@ -141,7 +141,7 @@ fn unsignaled_sends_that_are_done_do_not_stand_in_the_way() {
 fn a_datagram_queue_pair_is_ready_again_at_once() {
     let pd = ProtectionDomain::new(&common::device()).unwrap();
     let config = QueuePairConfig::default().transport(Transport::Ud);
-    let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+    let (left, right) = (common::queue_pair(&pd, config).unwrap(), common::queue_pair(&pd, config).unwrap());
     let target = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE).unwrap();
     for _ in 0..3 {
         left.abort().unwrap();

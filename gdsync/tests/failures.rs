@@ -7,8 +7,7 @@ mod common;
 use common::{LONG, Pair, content, cpu, poll, ring, soft, synchronize};
 use gdsync::{
     Access, Batch, Condition, ConnectOptions, Cpu, Error, FailureCause, MemoryRegion, PostFailure,
-    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Stream, StreamError, Syndrome,
-    WorkRequest,
+    ProtectionDomain, QueueError, QueuePairConfig, RemoteMemory, Stream, StreamError, Syndrome, WorkRequest,
 };
 use std::time::{Duration, Instant};
 
@@ -74,7 +73,7 @@ fn what_the_card_would_refuse_locally_is_refused_before_it_is_asked() {
     ));
     assert!(matches!(readonly.slice(60..65), Err(QueueError::OutOfBounds { start: 60, end: 65, len: 64 })));
     assert!(MemoryRegion::allocate(&pair.pd, 64, Access::REMOTE_WRITE).is_err(), "needs local write");
-    let unconnected = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+    let unconnected = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
     assert!(matches!(unconnected.prepare(WorkRequest::send(&[])), Err(QueueError::NotConnected { .. })));
     let remote = pair.left.endpoint().unwrap();
     let mut options = ConnectOptions::default();
@@ -402,8 +401,8 @@ fn a_silent_peer_is_given_up() {
     let pair = Pair::new();
     let mut options = ConnectOptions::default();
     (options.timeout, options.retry_count) = (8, 2);
-    let lonely = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
-    let deaf = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
+    let lonely = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
+    let deaf = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
     lonely.connect(&deaf.endpoint().unwrap(), options).unwrap();
     ring(lonely.prepare(WorkRequest::send(&[])).unwrap());
     let error = poll(&lonely.send_cq()).status.unwrap_err();

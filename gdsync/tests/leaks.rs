@@ -111,8 +111,8 @@ impl Two {
     fn new(pd: &ProtectionDomain, transport: Transport, shared: Option<&CompletionQueue>) -> Two {
         let config = QueuePairConfig::default().transport(transport).send_depth(8).recv_depth(8);
         let new = || match shared {
-            Some(queue) => QueuePair::with_completion_queues(pd, config, queue, queue),
-            None => QueuePair::new(pd, config),
+            Some(queue) => common::sharing(pd, config, queue, queue),
+            None => common::queue_pair(pd, config),
         };
         let (left, right) = (new().unwrap(), new().unwrap());
         let (here, there) = (left.endpoint().unwrap(), right.endpoint().unwrap());
@@ -138,7 +138,7 @@ impl Two {
 fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
     let pd = ProtectionDomain::new(device).unwrap();
     let transport = [Transport::Rc, Transport::Uc, Transport::Ud][random.below(3)];
-    let shared = (random.below(3) == 0).then(|| CompletionQueue::new(device, 64).unwrap());
+    let shared = (random.below(3) == 0).then(|| common::completion_queue(device, 64).unwrap());
     let two = Two::new(&pd, transport, shared.as_ref());
     let regions = [4096, 100].map(|len| MemoryRegion::allocate(&pd, len, Access::all()).unwrap());
     let (target, source) = (regions[0].slice(..).unwrap(), regions[1].slice(..).unwrap());

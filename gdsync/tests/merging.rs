@@ -6,8 +6,8 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, Word32, WorkRequest,
+    Access, Batch, Condition, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError,
+    QueuePair, QueuePairConfig, Word32, WorkRequest,
 };
 use std::time::Instant;
 
@@ -65,13 +65,13 @@ impl Everybody {
         let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
         let config = QueuePairConfig::default().send_depth(4).recv_depth(4).inline(60);
-        let sends = CompletionQueue::new(&device, 4 * PEERS as u32).unwrap();
-        let receives = CompletionQueue::new(&device, 4 * PEERS as u32).unwrap();
+        let sends = common::completion_queue(&device, 4 * PEERS as u32).unwrap();
+        let receives = common::completion_queue(&device, 4 * PEERS as u32).unwrap();
         let pairs = (0..PEERS).map(|_| {
-            let own = CompletionQueue::new(&device, 8).unwrap();
+            let own = common::completion_queue(&device, 8).unwrap();
             let queue = if shared { &receives } else { &own };
-            let here = QueuePair::with_completion_queues(&pd, config, &sends, queue).unwrap();
-            let there = QueuePair::new(&pd, config).unwrap();
+            let here = common::sharing(&pd, config, &sends, queue).unwrap();
+            let there = common::queue_pair(&pd, config).unwrap();
             here.connect(&there.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             there.connect(&here.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             (here, there)

@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{Pair, content, cpu, device, fill, poll, ring, soft, synchronize};
+use common::{Pair, content, cpu, device, fill, maker, poll, queue_pair, ring, sharing, soft, synchronize};
 use gdsync::{
     Batch, CompletionQueue, ConnectOptions, Error, FailureCause, MemOpStream, Placement, ProtectionDomain,
-    Provider, QueuePair, QueuePairConfig, QueuePlacement, SoftStream, Stream, StreamOptions, WorkRequest,
+    QueuePairConfig, QueuePlacement, SoftStream, Stream, StreamOptions, WorkRequest,
 };
 
 /// Every way to lay out a queue pair between the host and the other memory.
@@ -114,9 +114,9 @@ fn a_shared_completion_queue_lies_where_it_was_asked_to() {
     let device = device();
     let pd = ProtectionDomain::new(&device).unwrap();
     for placement in layouts() {
-        let queue = CompletionQueue::with_placement(&device, 64, placement).unwrap();
+        let queue = CompletionQueue::with_placement(&device, 64, maker(), placement).unwrap();
         let config = QueuePairConfig::default().placement(placement);
-        let make = || QueuePair::with_completion_queues(&pd, config, &queue, &queue).unwrap();
+        let make = || sharing(&pd, config, &queue, &queue).unwrap();
         let (left, right) = (make(), make());
         left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -142,15 +142,14 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
         QueuePlacement::HOST.records(absent),
     ] {
         let errors = [
-            QueuePair::new(&pd, config.placement(placement)).unwrap_err(),
-            CompletionQueue::with_placement(&device, 16, placement).unwrap_err(),
+            queue_pair(&pd, config.placement(placement)).unwrap_err(),
+            CompletionQueue::with_placement(&device, 16, maker(), placement).unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(&error, Error::Placement { placement, .. } if *placement == absent), "{error}");
             let text = error.to_string();
             assert!(text.contains("gpu 1048576"), "{text}");
-            let why = if device.provider() == Provider::System { "kernel pins" } else { "GPU" };
-            assert!(text.contains(why) || text.contains("CUDA"), "{text}");
+            assert!(text.contains("GPU 1048576") || text.contains("CUDA"), "{text}");
         }
     }
     let options = StreamOptions::default().lane(absent);

@@ -22,7 +22,7 @@ impl Crowd {
     fn new(pairs: usize, entries: u32) -> Self {
         let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
-        let queue = CompletionQueue::new(&device, entries).unwrap();
+        let queue = common::completion_queue(&device, entries).unwrap();
         let mut crowd = Crowd { device, pd, queue, pairs: Vec::new() };
         crowd.pairs = (0..pairs).map(|_| crowd.pair()).collect();
         crowd
@@ -30,7 +30,7 @@ impl Crowd {
 
     fn pair(&self) -> (QueuePair, QueuePair) {
         let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
-        let new = || QueuePair::with_completion_queues(&self.pd, config, &self.queue, &self.queue).unwrap();
+        let new = || common::sharing(&self.pd, config, &self.queue, &self.queue).unwrap();
         let (left, right) = (new(), new());
         left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -214,7 +214,7 @@ fn a_full_shared_queue_says_so_whoever_has_filled_it() {
 #[test]
 fn queues_of_two_queue_pairs_may_be_crossed() {
     let crowd = Crowd::new(0, 64);
-    let other = CompletionQueue::new(&crowd.device, 64).unwrap();
+    let other = common::completion_queue(&crowd.device, 64).unwrap();
     let target = crowd.region(8);
     std::thread::scope(|scope| {
         for crossed in [false, true] {
@@ -223,7 +223,7 @@ fn queues_of_two_queue_pairs_may_be_crossed() {
                 for _ in 0..50 {
                     let (first, second) = if crossed { (other, &crowd.queue) } else { (&crowd.queue, other) };
                     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
-                    let pair = QueuePair::with_completion_queues(&crowd.pd, config, first, second).unwrap();
+                    let pair = common::sharing(&crowd.pd, config, first, second).unwrap();
                     pair.connect(&pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
                     pair.post_recv(&[], 0).unwrap();
                     cpu()
@@ -243,9 +243,8 @@ fn queues_of_two_queue_pairs_may_be_crossed() {
 #[test]
 fn a_queue_of_another_device_is_refused() {
     let (crowd, other) = (Crowd::new(0, 8), Crowd::new(0, 8));
-    let refused =
-        QueuePair::with_completion_queues(&crowd.pd, QueuePairConfig::default(), &crowd.queue, &other.queue);
+    let refused = common::sharing(&crowd.pd, QueuePairConfig::default(), &crowd.queue, &other.queue);
     assert!(matches!(refused, Err(Error::OtherDevice { .. })));
-    assert!(CompletionQueue::new(&crowd.device, u32::MAX).is_err());
+    assert!(common::completion_queue(&crowd.device, u32::MAX).is_err());
     assert!(matches!(crowd.queue.prepare_wait(), Err(QueueError::NothingToWaitFor { .. })));
 }

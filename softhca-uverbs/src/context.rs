@@ -194,6 +194,10 @@ impl Drop for Context {
         let objects = std::mem::take(&mut self.objects.get_mut().by_handle);
         let mut objects: Vec<Object> = objects.into_values().collect();
         objects.sort_by_key(Object::rank);
+        // No mistake, but what leaks in a program that lives on.
+        for object in objects.iter().filter(|object| matches!(object, Object::Devx(_))) {
+            tracing::info!(?object, "not destroyed by the program before it closed the device");
+        }
         for object in objects {
             if let Err(errno) = object.destroy(&self.open) {
                 tracing::error!(?object, ?errno, "left in the card at the end of its context");

@@ -1,7 +1,7 @@
 //! What a pingpong measured.
 
 use super::timing::Timing;
-use crate::cli::PingpongOptions;
+use crate::cli::{PingpongOptions, QueueChoice};
 use crate::placement::Layout;
 use crate::text;
 use serde::Serialize;
@@ -35,6 +35,8 @@ pub(super) struct Report {
     gpu: Option<String>,
     /// How doorbells reach the card.
     doorbells: String,
+    /// Who makes the queues.
+    queues: QueueChoice,
     /// Whose memory the queues lie in.
     #[serde(flatten)]
     layout: Layout,
@@ -75,6 +77,7 @@ impl Report {
             trigger: options.trigger,
             gpu: setting.gpu,
             doorbells: setting.doorbells,
+            queues: options.queues,
             layout: options.layout,
             batch: options.batch,
             size: options.size,
@@ -96,7 +99,7 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
-            "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}, {} exchanges enqueued at a time, {checked}\n",
+            "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
             gdsync::Transport::from(self.transport),
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
@@ -104,6 +107,7 @@ impl Report {
             self.trigger,
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
             self.doorbells,
+            if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },
             self.layout,
             self.batch,
         );

@@ -74,6 +74,7 @@ impl Side {
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let config = config.placement(options.layout.placement(options.gpu));
+        let config = config.queues(options.queues.into());
         let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
         let findings = Findings::new(options.warmup);
         let driver = driver::new(options, rank, &pd, &findings)?;

@@ -4,8 +4,10 @@
 //! Sources: `providers/mlx5/mlx5dv.h` of rdma-core, and the Programmer's Reference Manual (PRM) where the header is silent.
 
 mod av;
+pub mod command;
 pub mod cqe;
 pub mod doorbell;
+pub mod field;
 pub mod recv;
 pub mod wqe;
 

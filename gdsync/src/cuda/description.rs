@@ -47,7 +47,11 @@ pub fn describe(ordinal: u32) -> Result<GpuDescription, CudaError> {
         // SAFETY: `at` has room for `len` bytes.
         unsafe { sys::cuDeviceGetName(at, len, device) }
     })?;
-    Ok(GpuDescription { name, pci_address: pci_address(device)?, capabilities: GpuCapabilities::read(device)? })
+    Ok(GpuDescription {
+        name,
+        pci_address: pci_address(device)?,
+        capabilities: GpuCapabilities::read(device)?,
+    })
 }
 
 /// As Linux writes it: lower case.

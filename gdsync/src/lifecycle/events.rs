@@ -1,5 +1,6 @@
 //! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
 
+use crate::cq::CompletionQueueInner;
 use crate::device::{Device, DeviceInner};
 use crate::error::{Error, FailureCause};
 use crate::qp::QueuePairInner;
@@ -135,6 +136,11 @@ impl Element {
     }
 }
 
+/// Whether an event names a completion queue. It never names one that verbs do not know.
+fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
+    queue.verbs().is_some_and(|known| known.as_ptr() as usize == raw)
+}
+
 /// The queue pairs of a device.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairs {
@@ -152,9 +158,9 @@ impl QueuePairs {
         // Collected before any is dropped: dropping the last handle of one takes other locks.
         let alive: Vec<_> = self.known.lock().iter().filter_map(Weak::upgrade).collect();
         let is_meant = |queue_pair: &Arc<QueuePairInner>| match element {
-            Element::Qp(raw) => queue_pair.raw.as_ptr() as usize == raw,
+            Element::Qp(raw) => queue_pair.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
             Element::Cq(raw) => {
-                [queue_pair.send_cq(), queue_pair.recv_cq()].iter().any(|queue| queue.raw() as usize == raw)
+                [queue_pair.send_cq(), queue_pair.recv_cq()].iter().any(|queue| is_named(queue, raw))
             }
             Element::Port(port) => queue_pair.config.port == port,
             Element::Device => true,
@@ -234,7 +240,8 @@ impl QueuePairInner {
         self.flush_unposted();
         for queue in [self.send_cq(), self.recv_cq()] {
             // A card that is lost writes nothing any more, either.
-            if element == Element::Cq(queue.raw() as usize) || kind == AsyncEventKind::DeviceFatal {
+            let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
+            if is_meant || kind == AsyncEventKind::DeviceFatal {
                 queue.lock().lose();
             }
         }

@@ -80,7 +80,7 @@ fn events_of_queue_pairs_ports_and_devices_fail_those_that_they_concern() {
         left.post_recv(&[], 0).unwrap();
         stream.post(Batch::new().wait(left.recv_cq().prepare_wait().unwrap())).unwrap();
         let element = match code {
-            1 => ibv_async_element { qp: left.inner.raw.as_ptr() },
+            1 => ibv_async_element { qp: left.inner.object.verbs().unwrap().as_ptr() },
             _ => ibv_async_element { port_num: 1 },
         };
         let event = event(code, element);

@@ -25,11 +25,14 @@ pub(crate) struct Arena {
 /// Where an arena's memory comes from: at least so many bytes.
 type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
 
+/// What keeps memory, and may know more of it.
+pub(crate) type Keeper = Arc<dyn Any + Send + Sync>;
+
 /// Memory that an arena cuts into blocks.
 pub(crate) struct ChunkMemory {
     base: *mut u8,
     len: usize,
-    _keep: Box<dyn Any + Send + Sync>,
+    keep: Keeper,
 }
 
 // SAFETY: an address, and what keeps its memory; who is handed a block accesses it.
@@ -38,8 +41,8 @@ unsafe impl Send for ChunkMemory {}
 impl ChunkMemory {
     /// # Safety
     /// `base..base + len` can be read and written until `keep` is dropped, and belongs to nobody else.
-    pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: impl Any + Send + Sync) -> Self {
-        ChunkMemory { base, len, _keep: Box::new(keep) }
+    pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: Keeper) -> Self {
+        ChunkMemory { base, len, keep }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -49,7 +52,7 @@ impl ChunkMemory {
     fn pinned(len: usize) -> io::Result<Self> {
         let memory = PinnedMemory::allocate_whole(len)?;
         // SAFETY: allocated just now, and nobody else is given it.
-        Ok(unsafe { ChunkMemory::new(memory.as_ptr(), memory.len(), memory) })
+        Ok(unsafe { ChunkMemory::new(memory.as_ptr(), memory.len(), Arc::new(memory)) })
     }
 }
 
@@ -110,6 +113,13 @@ impl Arena {
         unsafe { address.write_bytes(0, size) };
         state.live.insert(address as usize, (chunk, offset, size));
         Ok(address)
+    }
+
+    /// What keeps the memory of a live block.
+    pub(crate) fn keeper(&self, block: *mut u8) -> Option<Keeper> {
+        let state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (chunk, ..) = state.live.get(&(block as usize))?;
+        Some(state.chunks[*chunk].memory.keep.clone())
     }
 
     /// Whether the address lies in a live block.

@@ -15,7 +15,7 @@ pub(crate) use pinned::page_size;
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};
 pub use placement::{Placement, QueuePlacement};
-pub(crate) use placement::{Rooms, arena_of};
+pub(crate) use placement::{Rooms, arena_of, gpu};
 pub use word::{Word32, Word64};
 
 use std::fmt;

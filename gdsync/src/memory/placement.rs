@@ -1,9 +1,7 @@
 //! Whose memory a queue's rings, doorbell records and progress words lie in.
 
 use super::arena::Arena;
-use crate::device::DeviceInner;
 use crate::error::Error;
-use gdsync_sys::api::Provider;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -70,32 +68,39 @@ impl QueuePlacement {
         self.records = records;
         self
     }
+
+    /// Something is to lie in a GPU's memory.
+    pub(crate) fn wants_gpu(&self) -> bool {
+        [self.work, self.completions, self.records].iter().any(|part| matches!(part, Placement::Gpu(_)))
+    }
+
+    /// Stores to a work queue, or to its record, are write-combined.
+    pub(crate) fn work_is_combined(&self) -> bool {
+        self.work != Placement::Host || self.records != Placement::Host
+    }
+
+    /// Stores to a completion queue, or to its record, are write-combined.
+    pub(crate) fn completions_are_combined(&self) -> bool {
+        self.completions != Placement::Host || self.records != Placement::Host
+    }
 }
 
 /// The arenas that the parts of a queue come from.
 #[derive(Debug)]
 pub(crate) struct Rooms {
-    placement: QueuePlacement,
     work: Arc<Arena>,
     completions: Arc<Arena>,
     records: Arc<Arena>,
 }
 
 impl Rooms {
-    /// For queues of a device.
+    /// `host`: the arena of the host's memory.
     ///
     /// # Errors
-    /// [`Error::Placement`] where a GPU's memory cannot be had, or the device cannot be given it.
-    pub(crate) fn new(placement: QueuePlacement, device: &DeviceInner) -> Result<Self, Error> {
-        let arena = |part| match part {
-            Placement::Gpu(_) if device.api.provider != Provider::Software => {
-                let reason = "the kernel pins only memory of the host for queues that verbs make";
-                Err(Error::Placement { placement: part, reason: reason.to_owned() })
-            }
-            part => Ok(arena_of(part)?.unwrap_or_else(|| device.arena.clone())),
-        };
+    /// [`Error::Placement`] where a GPU's memory cannot be had.
+    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, Error> {
+        let arena = |part| Ok::<_, Error>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(Rooms {
-            placement,
             work: arena(placement.work)?,
             completions: arena(placement.completions)?,
             records: arena(placement.records)?,
@@ -120,18 +125,6 @@ impl Rooms {
     pub(crate) fn release(&self, block: *mut u8, resource_type: u64) -> bool {
         self.of(resource_type).release(block)
     }
-
-    /// Stores to a work queue, or to its record, are write-combined.
-    pub(crate) fn work_is_combined(&self) -> bool {
-        [self.placement.work, self.placement.records].iter().any(|placement| *placement != Placement::Host)
-    }
-
-    /// Stores to a completion queue, or to its record, are write-combined.
-    pub(crate) fn completions_are_combined(&self) -> bool {
-        [self.placement.completions, self.placement.records]
-            .iter()
-            .any(|placement| *placement != Placement::Host)
-    }
 }
 
 /// The arena of a placement in a GPU's memory; `None` for the host's.
@@ -148,11 +141,12 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error
 }
 
 /// Memory of GPUs for queues.
-mod gpu {
+pub(crate) mod gpu {
     use super::super::arena::ChunkMemory;
     use super::super::mapped::{MappedMemory, MappingError};
     use super::super::spans::{Kind, Span};
     use super::*;
+    use crate::cuda::GpuMemory;
     use cudarc::driver::CudaContext;
 
     /// Bytes that GPUs give mapped memory in: less takes as much.
@@ -178,13 +172,24 @@ mod gpu {
         Ok(made)
     }
 
+    /// A piece of a GPU's memory that an arena cuts up.
+    #[derive(Debug)]
+    pub(crate) struct Chunk {
+        pub(crate) base: u64,
+        pub(crate) memory: GpuMemory,
+        /// Tells streams of it, and keeps the mapping.
+        _span: Arc<Span>,
+    }
+
     /// Memory of the GPU, mapped for the CPU and known to streams.
     fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
         let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
         let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
         let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), address };
+        let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
+        let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
         // SAFETY: mapped until the memory is dropped, which the span holds until it goes itself; made for this chunk alone.
-        Ok(unsafe { ChunkMemory::new(base, len, span) })
+        Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

@@ -1,14 +1,16 @@
 //! Two connected queue pairs, on the software card or on the system's: `GDSYNC_TEST_PROVIDER=system` runs every test that uses
 //! this on the first mlx5 device of the system's libraries, which may be a software card under them (`scripts/test-system`).
 //! What only the software provider has (its diagnostics, several link layers in one process) its own tests check.
+//! `GDSYNC_TEST_QUEUES=devx` has the queues made by commands of the device, there.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
     Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
-    Placement, PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, QueuePlacement, SoftStream,
-    Stream, provider,
+    Placement, PreparedSend, ProtectionDomain, QueueMaker, QueuePair, QueuePairConfig, QueuePlacement,
+    SoftStream, Stream, provider,
 };
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, however busy the machine is.
@@ -23,6 +25,64 @@ pub fn device() -> Device {
     }
 }
 
+/// Who makes the queues under test.
+pub fn maker() -> QueueMaker {
+    match std::env::var("GDSYNC_TEST_QUEUES").as_deref() {
+        Err(_) | Ok("verbs") => QueueMaker::Verbs,
+        Ok("devx") => QueueMaker::Devx,
+        other => panic!("GDSYNC_TEST_QUEUES is {other:?}, neither verbs nor devx"),
+    }
+}
+
+/// Whether asynchronous events that name queues come; where they do not, it is told that a test is skipped.
+pub fn events_of_queues(test: &str) -> bool {
+    let come = maker() == QueueMaker::Verbs;
+    if !come {
+        skip(test, "no asynchronous events of queues that are made by commands");
+    }
+    come
+}
+
+/// Tells that a test does not run, past libtest's capture.
+pub fn skip(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
+}
+
+/// A queue pair, made by whoever is under test.
+pub fn queue_pair(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<QueuePair, Error> {
+    QueuePair::new(pd, placed(config).queues(maker()))
+}
+
+/// One that completes in shared queues.
+pub fn sharing(
+    pd: &ProtectionDomain,
+    config: QueuePairConfig,
+    send_cq: &CompletionQueue,
+    recv_cq: &CompletionQueue,
+) -> Result<QueuePair, Error> {
+    QueuePair::with_completion_queues(pd, placed(config).queues(maker()), send_cq, recv_cq)
+}
+
+/// A completion queue for several.
+pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue, Error> {
+    let placement = placed(QueuePairConfig::default()).placement;
+    CompletionQueue::with_placement(device, entries, maker(), placement)
+}
+
+/// The queues' memory that `GDSYNC_TEST_PLACEMENT` names (`gpu`, `stand-in`) for those that a test leaves in the host's.
+fn placed(config: QueuePairConfig) -> QueuePairConfig {
+    let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
+        Err(_) | Ok("host") => return config,
+        Ok("gpu") => Placement::Gpu(0),
+        Ok("stand-in") => Placement::StandIn,
+        other => panic!("GDSYNC_TEST_PLACEMENT is {other:?}, neither host nor gpu nor stand-in"),
+    };
+    if config.placement != QueuePlacement::HOST {
+        return config;
+    }
+    config.placement(QueuePlacement { work: everywhere, completions: everywhere, records: everywhere })
+}
+
 pub struct Pair {
     pub device: Device,
     pub pd: ProtectionDomain,
@@ -33,9 +93,8 @@ pub struct Pair {
 impl Pair {
     pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
         let device = device();
-        let config = placed(config);
         let pd = ProtectionDomain::new(&device).unwrap();
-        let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
+        let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());
         left.connect(&right.endpoint().unwrap(), options).unwrap();
         right.connect(&left.endpoint().unwrap(), options).unwrap();
         Pair { device, pd, left, right }
@@ -54,20 +113,6 @@ impl Pair {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         MemoryRegion::allocate(&self.pd, len, access).unwrap()
     }
-}
-
-/// The queues' memory that `GDSYNC_TEST_PLACEMENT` names (`gpu`, `stand-in`) for those that a test leaves in the host's.
-fn placed(config: QueuePairConfig) -> QueuePairConfig {
-    let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
-        Err(_) | Ok("host") => return config,
-        Ok("gpu") => Placement::Gpu(0),
-        Ok("stand-in") => Placement::StandIn,
-        other => panic!("GDSYNC_TEST_PLACEMENT is {other:?}, neither host nor gpu nor stand-in"),
-    };
-    if config.placement != QueuePlacement::HOST {
-        return config;
-    }
-    config.placement(QueuePlacement { work: everywhere, completions: everywhere, records: everywhere })
 }
 
 /// A stream that performs at once, and fails rather than hang.

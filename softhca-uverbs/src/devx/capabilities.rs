@@ -1,9 +1,9 @@
 //! `QUERY_HCA_CAP`: what the device can do. What it can at most and what it is set to are the same here.
 
-use super::prm::{cap, header};
 use super::status::{Refusal, Syndrome};
 use crate::context::Context;
 use crate::port::PORT;
+use gdsync_sys::prm::command::{cap, header};
 use softhca::card::{LIMITS, LinkLayer};
 
 /// Bytes of a blue-flame register, as a power of two: two buffers of 256 bytes.

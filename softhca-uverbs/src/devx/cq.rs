@@ -1,11 +1,11 @@
 //! Completion queues.
 
-use super::prm::{cq, cqc, header};
 use super::status::{Refusal, Status, Syndrome};
 use super::umem::Part;
 use super::{EVENT_QUEUE, made};
 use crate::context::{Context, Objects};
 use crate::cq::{ENTRY, RECORD};
+use gdsync_sys::prm::command::{cq, cqc, header};
 use softhca::card::{CqAttributes, CqConfig, LIMITS};
 
 /// A completion queue that a command made.

@@ -1,12 +1,12 @@
 //! General commands: questions about the device.
 
 use super::abi::attr;
-use super::prm::{opcode, vport};
 use super::status::{Failure, Refusal, Status, Syndrome};
 use super::{answer, capabilities, done, input, opcode_of};
 use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
+use gdsync_sys::prm::command::{opcode, vport};
 use softhca::card::LinkLayer;
 use softhca::sysfs;
 

@@ -2,10 +2,10 @@
 
 use super::cq::check_length;
 use super::made;
-use super::prm::mkey;
 use super::status::{Refusal, Syndrome};
 use super::umem::Part;
 use crate::context::{Context, Objects};
+use gdsync_sys::prm::command::mkey;
 use softhca::card::Access;
 
 /// A memory key.

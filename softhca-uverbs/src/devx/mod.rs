@@ -1,18 +1,16 @@
 //! DEVX: commands in the device's own language, as a program writes them with `mlx5dv_devx_*`.
 //!
-//! The kernel passes them on and keeps account of what they make; this does both parts. `layout` and `prm` are the language,
-//! `status` how the device refuses. `general` answers questions, `object` makes, changes and destroys; one module per kind
+//! The kernel passes them on and keeps account of what they make; this does both parts. The language is `gdsync_sys::prm::command`,
+//! `status` is how the device refuses. `general` answers questions, `object` makes, changes and destroys; one module per kind
 //! of object performs it on the card. What a command refuses is answered with a status and a syndrome, and EREMOTEIO.
 
 pub(crate) mod abi;
 mod capabilities;
 mod cq;
 mod general;
-mod layout;
 mod mkey;
 mod modify;
 mod object;
-mod prm;
 mod qp;
 mod status;
 mod umem;
@@ -23,7 +21,7 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use abi::{attr, method, object as kind};
-use prm::header;
+use gdsync_sys::prm::command::header;
 use status::Failure;
 
 /// The event queue that completion vectors name. The card has none; programs pass the number back in `c_eqn`.

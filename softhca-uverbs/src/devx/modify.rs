@@ -2,10 +2,10 @@
 
 use super::cq::check_length;
 use super::done;
-use super::prm::{ads, opcode, qp, qpc};
 use super::status::{Refusal, Status, Syndrome};
 use crate::context::Context;
 use crate::port::PORT;
+use gdsync_sys::prm::command::{ads, opcode, qp, qpc};
 use softhca::card::{Access, Address, LinkLayer, QpAttributes, QpChange, QpState, Transport};
 
 /// Optional parameters of transitions that the card has, or that mean nothing on one path and port.

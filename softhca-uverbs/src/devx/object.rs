@@ -2,13 +2,13 @@
 //! have one space.
 
 use super::abi::attr;
-use super::prm::{header, opcode};
 use super::status::{Failure, Refusal, Status, Syndrome};
 use super::{answer, cq, input, made, mkey, modify, opcode_of, qp, umem};
 use crate::attributes::Request;
 use crate::card::OpenCard;
 use crate::context::{self, Context, Objects};
 use crate::errno::{Errno, Result};
+use gdsync_sys::prm::command::{header, opcode};
 use softhca::card::QpConfig;
 
 /// Something that a command of the device made.

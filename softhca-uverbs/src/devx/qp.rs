@@ -2,11 +2,11 @@
 
 use super::cq::{check_length, check_uar, page_offset};
 use super::made;
-use super::prm::{ads, header, qp, qpc};
 use super::status::{Refusal, Syndrome};
 use super::umem::Part;
 use crate::context::{Context, Objects};
 use crate::cq::RECORD;
+use gdsync_sys::prm::command::{ads, header, qp, qpc};
 use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, QpState, Transport};
 
 /// Bytes of a basic block of the send queue.

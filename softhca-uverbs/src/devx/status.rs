@@ -1,7 +1,7 @@
 //! Why the device refuses a command: a status, which programs know, and a syndrome, which tells the places apart.
 
-use super::prm::header;
 use crate::errno::Errno;
+use gdsync_sys::prm::command::header;
 use softhca::card::CardError;
 
 /// Status of a command (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).

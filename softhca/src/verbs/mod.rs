@@ -67,6 +67,8 @@ static API: VerbsApi = VerbsApi {
     ack_async_event: events::ack_async_event,
     mlx5dv_is_supported: device::mlx5dv_is_supported,
     mlx5dv_init_obj: init_obj::mlx5dv_init_obj,
+    // Who wants commands runs on libmlx5, on `softhca-uverbs`.
+    devx: None,
 };
 
 /// The software card's entry points.

@@ -2,25 +2,25 @@
 
 /// A field of a structure: its first bit, and how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Field {
+pub struct Field {
     at: usize,
     width: usize,
 }
 
 impl Field {
     /// Fields lie within a word of 32 bits, or are two whole words.
-    pub(super) const fn new(at: usize, width: usize) -> Self {
+    pub const fn new(at: usize, width: usize) -> Self {
         assert!(width >= 1 && (at % 32 + width <= 32 || at.is_multiple_of(32) && width == 64));
         Field { at, width }
     }
 
     /// The field in a structure that begins at bit `base` of another one.
-    pub(super) const fn within(self, base: usize) -> Self {
+    pub const fn within(self, base: usize) -> Self {
         Field::new(base + self.at, self.width)
     }
 
     /// Its value; bits beyond the end are zero: programs may leave out the end of a command.
-    pub(super) fn get(self, bytes: &[u8]) -> u64 {
+    pub fn get(self, bytes: &[u8]) -> u64 {
         (self.at..self.at + self.width).fold(0, |value, bit| {
             let byte = bytes.get(bit / 8).copied().unwrap_or(0);
             value << 1 | u64::from(byte >> (7 - bit % 8) & 1)
@@ -28,24 +28,24 @@ impl Field {
     }
 
     /// Its value, of a field of up to 32 bits.
-    pub(super) fn get32(self, bytes: &[u8]) -> u32 {
+    pub fn get32(self, bytes: &[u8]) -> u32 {
         debug_assert!(self.width <= 32);
         self.get(bytes) as u32
     }
 
     /// Its value, of a field of up to 8 bits.
-    pub(super) fn get8(self, bytes: &[u8]) -> u8 {
+    pub fn get8(self, bytes: &[u8]) -> u8 {
         debug_assert!(self.width <= 8);
         self.get(bytes) as u8
     }
 
     /// Whether it is not 0.
-    pub(super) fn is_set(self, bytes: &[u8]) -> bool {
+    pub fn is_set(self, bytes: &[u8]) -> bool {
         self.get(bytes) != 0
     }
 
     /// Stores a value, of which as many bits are taken as the field has. Bits beyond the end are left out.
-    pub(super) fn put(self, bytes: &mut [u8], value: impl Into<u64>) {
+    pub fn put(self, bytes: &mut [u8], value: impl Into<u64>) {
         let value = value.into();
         for (i, bit) in (self.at..self.at + self.width).rev().enumerate() {
             let Some(byte) = bytes.get_mut(bit / 8) else { continue };

@@ -1,0 +1,353 @@
+//! Commands as a program gives them to the device: queues that are made, and a queue pair's transitions.
+//!
+//! What is not named stays 0: no scattering into completion entries, no compression, no signatures, pages as the user memory has
+//! them.
+
+use super::{ads, cap, cq, cqc, header, opcode, qp, qpc};
+use crate::prm::wqe::{AddressFields, AddressVector};
+
+/// Bytes of a command that makes or changes a queue.
+pub const COMMAND: usize = qp::BYTES;
+/// Bytes of the answer to such a command: a header, of which the object's number is part.
+pub const ANSWER: usize = header::BYTES;
+
+const _: () = assert!(cq::BYTES == COMMAND);
+
+/// A command's bytes.
+pub type Command = [u8; COMMAND];
+
+/// Where something lies in user memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UmemPlace {
+    /// Number of the user memory.
+    pub id: u32,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// `CREATE_CQ`: entries of 64 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CreateCq {
+    /// The ring.
+    pub ring: UmemPlace,
+    /// The doorbell record, 8 bytes.
+    pub record: UmemPlace,
+    /// Entries are 1 << this, at most 31.
+    pub log_entries: u32,
+    /// Page of doorbell registers by which it is armed.
+    pub uar_page: u32,
+    /// Event queue, as `mlx5dv_devx_query_eqn` names it.
+    pub event_queue: u32,
+}
+
+impl CreateCq {
+    /// The command.
+    pub fn encode(&self) -> Command {
+        let mut command = [0; COMMAND];
+        header::OPCODE.put(&mut command, opcode::CREATE_CQ);
+        cq::UMEM_OFFSET.put(&mut command, self.ring.offset);
+        cq::UMEM_ID.put(&mut command, self.ring.id);
+        cq::UMEM_VALID.put(&mut command, 1u8);
+        let context = &mut command[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
+        cqc::DBR_UMEM_VALID.put(context, 1u8);
+        cqc::DBR_UMEM_ID.put(context, self.record.id);
+        cqc::DBR_ADDR.put(context, self.record.offset);
+        cqc::LOG_CQ_SIZE.put(context, self.log_entries);
+        cqc::UAR_PAGE.put(context, self.uar_page);
+        cqc::C_EQN.put(context, self.event_queue);
+        command
+    }
+}
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    #[default]
+    Rc = qpc::ST_RC,
+    /// Unreliable connection.
+    Uc = qpc::ST_UC,
+    /// Unreliable datagrams.
+    Ud = qpc::ST_UD,
+}
+
+/// `CREATE_QP`: a receive queue of its own, followed by the send queue, in one buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CreateQp {
+    /// Transport.
+    pub service: Service,
+    /// Protection domain.
+    pub pd: u32,
+    /// The buffer.
+    pub rings: UmemPlace,
+    /// The doorbell record, 8 bytes: receive, then send.
+    pub record: UmemPlace,
+    /// Receive entries are 1 << this, at most 15.
+    pub log_rq_entries: u32,
+    /// Bytes of a receive entry are 16 << this, at most 7.
+    pub log_rq_stride: u32,
+    /// Basic blocks of the send queue are 1 << this, at most 15.
+    pub log_sq_blocks: u32,
+    /// Page of doorbell registers.
+    pub uar_page: u32,
+    /// Where its sends complete.
+    pub send_cq: u32,
+    /// Where its receives complete.
+    pub recv_cq: u32,
+    /// 24 bits that completion entries carry beside the queue pair's number.
+    pub user_index: u32,
+    /// Format of time stamps (`qpc::TS_*`).
+    pub ts_format: u8,
+}
+
+impl CreateQp {
+    /// The command.
+    pub fn encode(&self) -> Command {
+        let mut command = [0; COMMAND];
+        header::OPCODE.put(&mut command, opcode::CREATE_QP);
+        qp::UMEM_OFFSET.put(&mut command, self.rings.offset);
+        qp::UMEM_ID.put(&mut command, self.rings.id);
+        qp::UMEM_VALID.put(&mut command, 1u8);
+        let context = context(&mut command);
+        qpc::ST.put(context, self.service as u8);
+        qpc::PM_STATE.put(context, qpc::PM_MIGRATED);
+        qpc::PD.put(context, self.pd);
+        qpc::LOG_RQ_SIZE.put(context, self.log_rq_entries);
+        qpc::LOG_RQ_STRIDE.put(context, self.log_rq_stride);
+        qpc::LOG_SQ_SIZE.put(context, self.log_sq_blocks);
+        qpc::TS_FORMAT.put(context, self.ts_format);
+        qpc::UAR_PAGE.put(context, self.uar_page);
+        qpc::USER_INDEX.put(context, self.user_index);
+        qpc::CQN_SND.put(context, self.send_cq);
+        qpc::CQN_RCV.put(context, self.recv_cq);
+        qpc::RQ_TYPE.put(context, qpc::RQ_OWN);
+        qpc::DBR_UMEM_VALID.put(context, 1u8);
+        qpc::DBR_UMEM_ID.put(context, self.record.id);
+        qpc::DBR_ADDR.put(context, self.record.offset);
+        command
+    }
+}
+
+fn context(command: &mut Command) -> &mut [u8] {
+    &mut command[qp::CONTEXT..qp::CONTEXT + qpc::BYTES]
+}
+
+/// What the remote side of a connection may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteRights {
+    /// RDMA reads.
+    pub read: bool,
+    /// RDMA writes.
+    pub write: bool,
+    /// Atomic operations.
+    pub atomic: bool,
+}
+
+/// How the packets of a connection find the remote port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// As an address handle has it. On Ethernet its LID is the UDP source port.
+    pub vector: AddressVector,
+    /// Over Ethernet.
+    pub ethernet: bool,
+}
+
+/// What a connection is told on the way to receiving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The path.
+    pub route: Route,
+    /// Path MTU: the code of `enum ibv_mtu`.
+    pub mtu: u8,
+    /// The remote queue pair.
+    pub qpn: u32,
+    /// Its first sequence number.
+    pub psn: u32,
+    /// Reads and atomics that it may have outstanding here: 1 << this; of a reliable connection.
+    pub log_reads: u32,
+    /// Code of the pause that is asked for while no receive is posted; of a reliable connection.
+    pub min_rnr_timer: u8,
+}
+
+/// How a reliable connection deals with silence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retries {
+    /// Local ACK timeout code.
+    pub timeout: u8,
+    /// Transport retries.
+    pub count: u8,
+    /// Receiver-not-ready retries; 7 is for ever.
+    pub rnr: u8,
+    /// Reads and atomics outstanding: 1 << this.
+    pub log_reads: u32,
+}
+
+/// A transition of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    /// `RST2INIT_QP`.
+    ResetToInit {
+        /// Physical port.
+        port: u8,
+        /// Index of the partition key.
+        pkey_index: u16,
+        /// Q_Key, of datagrams.
+        qkey: u32,
+        /// Rights, of connections.
+        rights: RemoteRights,
+    },
+    /// `INIT2RTR_QP`; without a peer, of datagrams.
+    InitToReady {
+        /// Physical port.
+        port: u8,
+        /// The remote side of a connection.
+        peer: Option<Peer>,
+    },
+    /// `RTR2RTS_QP`.
+    ReadyToSend {
+        /// First sequence number of what is sent.
+        psn: u32,
+        /// Of a reliable connection.
+        retries: Retries,
+    },
+    /// `2ERR_QP`.
+    ToError,
+    /// `2RST_QP`.
+    ToReset,
+}
+
+/// Longest message of a connection, as a power of two (`log_msg_max` of a device: 30).
+const LOG_MESSAGE: u8 = 30;
+/// Of a datagram: what fits its largest MTU, of 4096 bytes, whose code is 5 (`enum ibv_mtu`).
+const LOG_DATAGRAM: u8 = 12;
+const DATAGRAM_MTU: u8 = 5;
+
+impl Transition {
+    /// The command's name, as in the manual of the device.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Transition::ResetToInit { .. } => "RST2INIT_QP",
+            Transition::InitToReady { .. } => "INIT2RTR_QP",
+            Transition::ReadyToSend { .. } => "RTR2RTS_QP",
+            Transition::ToError => "2ERR_QP",
+            Transition::ToReset => "2RST_QP",
+        }
+    }
+
+    fn opcode(&self) -> u16 {
+        match self {
+            Transition::ResetToInit { .. } => opcode::RST2INIT_QP,
+            Transition::InitToReady { .. } => opcode::INIT2RTR_QP,
+            Transition::ReadyToSend { .. } => opcode::RTR2RTS_QP,
+            Transition::ToError => opcode::TO_ERR_QP,
+            Transition::ToReset => opcode::TO_RST_QP,
+        }
+    }
+
+    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a header.
+    pub fn encode(&self, qpn: u32) -> Vec<u8> {
+        let bare = matches!(self, Transition::ToError | Transition::ToReset);
+        let mut command = vec![0; if bare { header::BYTES } else { COMMAND }];
+        header::OPCODE.put(&mut command, self.opcode());
+        header::NUMBER.put(&mut command, qpn);
+        let Some(context) = command.get_mut(qp::CONTEXT..qp::CONTEXT + qpc::BYTES) else { return command };
+        match *self {
+            Transition::ResetToInit { port, pkey_index, qkey, rights } => {
+                qpc::PM_STATE.put(context, qpc::PM_MIGRATED);
+                ads::VHCA_PORT_NUM.put(context, port);
+                ads::PKEY_INDEX.put(context, pkey_index);
+                qpc::Q_KEY.put(context, qkey);
+                qpc::RRE.put(context, rights.read);
+                qpc::RWE.put(context, rights.write);
+                qpc::RAE.put(context, rights.atomic);
+                if rights.atomic {
+                    qpc::ATOMIC_MODE.put(context, qpc::ATOMIC_IB_COMP);
+                }
+            }
+            Transition::InitToReady { port, peer } => {
+                ads::VHCA_PORT_NUM.put(context, port);
+                match peer {
+                    Some(peer) => peer.put(context),
+                    None => {
+                        qpc::MTU.put(context, DATAGRAM_MTU);
+                        qpc::LOG_MSG_MAX.put(context, LOG_DATAGRAM);
+                    }
+                }
+            }
+            Transition::ReadyToSend { psn, retries } => {
+                qpc::NEXT_SEND_PSN.put(context, psn);
+                qpc::LOG_SRA_MAX.put(context, retries.log_reads);
+                qpc::RETRY_COUNT.put(context, retries.count);
+                qpc::RNR_RETRY.put(context, retries.rnr);
+                ads::ACK_TIMEOUT.put(context, retries.timeout);
+            }
+            Transition::ToError | Transition::ToReset => {}
+        }
+        command
+    }
+}
+
+impl Peer {
+    fn put(&self, context: &mut [u8]) {
+        qpc::MTU.put(context, self.mtu);
+        qpc::LOG_MSG_MAX.put(context, LOG_MESSAGE);
+        qpc::REMOTE_QPN.put(context, self.qpn);
+        qpc::NEXT_RCV_PSN.put(context, self.psn);
+        qpc::LOG_RRA_MAX.put(context, self.log_reads);
+        qpc::MIN_RNR_NAK.put(context, self.min_rnr_timer);
+        self.route.put(context);
+    }
+}
+
+impl Route {
+    /// What the kernel puts into a path (`mlx5_set_path` of Linux).
+    fn put(&self, context: &mut [u8]) {
+        let AddressFields { static_rate, service_level, path_bits, dlid, mac, grh, .. } =
+            self.vector.fields();
+        // On Ethernet every path is global, and vectors do not say so.
+        let grh = if self.ethernet { Some(self.vector.route()) } else { grh };
+        ads::STAT_RATE.put(context, static_rate);
+        if self.ethernet {
+            let [a, b, c, d, e, f] = mac;
+            ads::RMAC[0].put(context, u16::from_be_bytes([a, b]));
+            ads::RMAC[1].put(context, u32::from_be_bytes([c, d, e, f]));
+            ads::UDP_SPORT.put(context, dlid);
+            ads::ETH_PRIO.put(context, service_level & 7);
+        } else {
+            ads::RLID.put(context, dlid);
+            ads::MLID.put(context, path_bits);
+            ads::SL.put(context, service_level);
+            ads::GRH.put(context, grh.is_some());
+        }
+        if let Some(grh) = grh {
+            ads::SRC_ADDR_INDEX.put(context, grh.gid_index);
+            ads::HOP_LIMIT.put(context, grh.hop_limit);
+            ads::TCLASS.put(context, grh.traffic_class);
+            ads::FLOW_LABEL.put(context, grh.flow_label);
+            let gid = u128::from_be_bytes(grh.gid);
+            ads::RGID[0].put(context, (gid >> 64) as u64);
+            ads::RGID[1].put(context, gid as u64);
+            if self.ethernet {
+                // The upper 6 bits of a traffic class are the DSCP.
+                ads::DSCP.put(context, grh.traffic_class >> 2);
+            }
+        }
+    }
+}
+
+/// `QUERY_HCA_CAP` of what the device is set to: of a type of capabilities (`cap::TYPE_*`).
+pub fn query_capabilities(kind: u64) -> [u8; header::BYTES] {
+    let mut command = [0; header::BYTES];
+    header::OPCODE.put(&mut command, opcode::QUERY_HCA_CAP);
+    // The last bit asks for the current values, not for the greatest.
+    header::OP_MOD.put(&mut command, kind << 1 | 1);
+    command
+}
+
+/// Bytes of the answer to [`query_capabilities`].
+pub const CAPABILITIES: usize = cap::BYTES;
+
+#[cfg(test)]
+#[path = "encode_tests.rs"]
+mod tests;

@@ -1,0 +1,339 @@
+//! The device's commands: opcodes, statuses, and where their fields are, in bits from the beginning.
+//!
+//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux (`include/linux/mlx5/mlx5_ifc.h`), whose names these are;
+//! completion queues: `cqc_bits` and `create_cq_in_bits` of the latter.
+//!
+//! Both sides use them: [`encode`] writes what a program asks for, the software card reads it.
+
+#![allow(missing_docs, reason = "names of fields and codes are those of `mlx5_ifc.h`")]
+
+pub mod encode;
+
+use super::field::Field;
+
+/// Opcodes (`MLX5_CMD_OP_*`).
+pub mod opcode {
+    pub const QUERY_HCA_CAP: u16 = 0x100;
+    pub const CREATE_MKEY: u16 = 0x200;
+    pub const CREATE_CQ: u16 = 0x400;
+    pub const QUERY_CQ: u16 = 0x402;
+    pub const MODIFY_CQ: u16 = 0x403;
+    pub const CREATE_QP: u16 = 0x500;
+    pub const RST2INIT_QP: u16 = 0x502;
+    pub const INIT2RTR_QP: u16 = 0x503;
+    pub const RTR2RTS_QP: u16 = 0x504;
+    pub const RTS2RTS_QP: u16 = 0x505;
+    pub const SQERR2RTS_QP: u16 = 0x506;
+    pub const TO_ERR_QP: u16 = 0x507;
+    pub const TO_RST_QP: u16 = 0x50a;
+    pub const QUERY_QP: u16 = 0x50b;
+    pub const SQD_RTS_QP: u16 = 0x50c;
+    pub const INIT2INIT_QP: u16 = 0x50e;
+    pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
+    pub const ALLOC_PD: u16 = 0x800;
+    pub const NOP: u16 = 0x80d;
+
+    /// What the kernel lets through as a general command, besides a range of its own: QUERY_HCA_CAP, _ADAPTER, _ISSI,
+    /// _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT, _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT, _VNIC_ENV,
+    /// _VPORT_COUNTER, GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the kernel's
+    /// `devx_is_general_cmd`).
+    pub const GENERAL: &[u16] = &[
+        QUERY_HCA_CAP,
+        0x101,
+        0x10a,
+        0x740,
+        0x750,
+        0x752,
+        0x754,
+        0x760,
+        QUERY_HCA_VPORT_CONTEXT,
+        0x76f,
+        0x770,
+        0x80a,
+        NOP,
+        0x822,
+        0x824,
+        0x826,
+        0x842,
+    ];
+    /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
+    pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
+
+    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this card has not: SRQ, XRC_SRQ,
+    /// DCT, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD, TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ,
+    /// RMP, TIS, RQT, FLOW_TABLE, _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
+    /// GENERAL_OBJECT.
+    pub const CREATE_OTHERS: &[u16] = &[
+        0x700, 0x705, 0x710, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908,
+        0x90c, 0x912, 0x916, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940, 0xa00,
+    ];
+}
+
+/// What all commands and answers begin with, 16 bytes each.
+pub mod header {
+    use super::Field;
+    pub const BYTES: usize = 16;
+    pub const OPCODE: Field = Field::new(0, 16);
+    pub const OP_MOD: Field = Field::new(0x30, 16);
+    pub const STATUS: Field = Field::new(0, 8);
+    pub const SYNDROME: Field = Field::new(0x20, 32);
+    /// Number of the object: `cqn`, `qpn`, `pd`, `mkey_index`.
+    pub const NUMBER: Field = Field::new(0x48, 24);
+}
+
+/// `create_cq_in`, and what it shares with `query_cq_out`.
+pub mod cq {
+    use super::Field;
+    /// Bytes of `create_cq_in` without a list of pages, and of `query_cq_out`.
+    pub const BYTES: usize = 0x110;
+    /// The context's first byte, and its bytes.
+    pub const CONTEXT: usize = 16;
+    pub const UMEM_OFFSET: Field = Field::new(0x280, 64);
+    pub const UMEM_ID: Field = Field::new(0x2c0, 32);
+    /// The kernel sets it, too.
+    pub const UMEM_VALID: Field = Field::new(0x2e0, 1);
+}
+
+/// `cqc`.
+pub mod cqc {
+    use super::Field;
+    pub const BYTES: usize = 64;
+    pub const STATUS: Field = Field::new(0, 4);
+    pub const DBR_UMEM_VALID: Field = Field::new(6, 1);
+    pub const CQE_SZ: Field = Field::new(8, 3);
+    pub const CC: Field = Field::new(0xb, 1);
+    pub const OI: Field = Field::new(0xe, 1);
+    pub const CQE_COMPRESSION_EN: Field = Field::new(0x11, 1);
+    pub const ST: Field = Field::new(0x14, 4);
+    pub const DBR_UMEM_ID: Field = Field::new(0x20, 32);
+    pub const PAGE_OFFSET: Field = Field::new(0x54, 6);
+    pub const LOG_CQ_SIZE: Field = Field::new(0x63, 5);
+    pub const UAR_PAGE: Field = Field::new(0x68, 24);
+    pub const C_EQN: Field = Field::new(0xb8, 8);
+    pub const LOG_PAGE_SIZE: Field = Field::new(0xc3, 5);
+    pub const CONSUMER_COUNTER: Field = Field::new(0x148, 24);
+    pub const PRODUCER_COUNTER: Field = Field::new(0x168, 24);
+    pub const DBR_ADDR: Field = Field::new(0x1c0, 64);
+
+    /// `status`: the queue has overrun.
+    pub const STATUS_OVERFLOW: u8 = 9;
+    /// `st`: what it is armed for, or that it has fired (`MLX5_CQC_ST_*`).
+    pub const ST_SOLICITED_ARMED: u8 = 6;
+    pub const ST_ARMED: u8 = 9;
+    pub const ST_FIRED: u8 = 0xa;
+}
+
+/// `create_qp_in`, the transitions' `*_qp_in`, and `query_qp_out`.
+pub mod qp {
+    use super::Field;
+    /// Bytes of each without a list of pages.
+    pub const BYTES: usize = 0x110;
+    /// The context's first byte.
+    pub const CONTEXT: usize = 24;
+    /// `qpc_ext` of INIT2INIT and RTS2RTS: an extended context follows.
+    pub const QPC_EXT: Field = Field::new(0x40, 1);
+    pub const OPT_PARAM_MASK: Field = Field::new(0x80, 32);
+    pub const UMEM_OFFSET: Field = Field::new(0x800, 64);
+    pub const UMEM_ID: Field = Field::new(0x840, 32);
+    /// The kernel sets it, too.
+    pub const UMEM_VALID: Field = Field::new(0x860, 1);
+
+    /// Bits of `opt_param_mask` (`MLX5_QP_OPTPAR_*` of Linux' `include/linux/mlx5/qp.h`).
+    pub const OPT_ALT_ADDR_PATH: u32 = 1 << 0;
+    pub const OPT_RRE: u32 = 1 << 1;
+    pub const OPT_RAE: u32 = 1 << 2;
+    pub const OPT_RWE: u32 = 1 << 3;
+    pub const OPT_PKEY_INDEX: u32 = 1 << 4;
+    pub const OPT_Q_KEY: u32 = 1 << 5;
+    pub const OPT_RNR_TIMEOUT: u32 = 1 << 6;
+    pub const OPT_PRIMARY_ADDR_PATH: u32 = 1 << 7;
+    pub const OPT_SRA_MAX: u32 = 1 << 8;
+    pub const OPT_RRA_MAX: u32 = 1 << 9;
+    pub const OPT_PM_STATE: u32 = 1 << 10;
+    pub const OPT_RETRY_COUNT: u32 = 1 << 12;
+    pub const OPT_RNR_RETRY: u32 = 1 << 13;
+    pub const OPT_ACK_TIMEOUT: u32 = 1 << 14;
+    pub const OPT_PRI_PORT: u32 = 1 << 16;
+}
+
+/// `qpc`.
+pub mod qpc {
+    use super::Field;
+    pub const BYTES: usize = 232;
+    pub const STATE: Field = Field::new(0, 4);
+    pub const ST: Field = Field::new(8, 8);
+    pub const PM_STATE: Field = Field::new(0x13, 2);
+    pub const WQ_SIGNATURE: Field = Field::new(0x20, 1);
+    pub const PD: Field = Field::new(0x28, 24);
+    pub const MTU: Field = Field::new(0x40, 3);
+    pub const LOG_MSG_MAX: Field = Field::new(0x43, 5);
+    pub const LOG_RQ_SIZE: Field = Field::new(0x49, 4);
+    /// Bytes of a receive entry are 16 << this.
+    pub const LOG_RQ_STRIDE: Field = Field::new(0x4d, 3);
+    pub const NO_SQ: Field = Field::new(0x50, 1);
+    pub const LOG_SQ_SIZE: Field = Field::new(0x51, 4);
+    pub const TS_FORMAT: Field = Field::new(0x58, 2);
+    pub const UAR_PAGE: Field = Field::new(0x68, 24);
+    /// In the place of older headers' reserved bits: doorbells without a record.
+    pub const SEND_DBR_MODE: Field = Field::new(0x80, 2);
+    pub const USER_INDEX: Field = Field::new(0x88, 24);
+    pub const LOG_PAGE_SIZE: Field = Field::new(0xa3, 5);
+    pub const REMOTE_QPN: Field = Field::new(0xa8, 24);
+    /// First bit of `primary_address_path`.
+    pub const PRIMARY: usize = 0xc0;
+    pub const LOG_SRA_MAX: Field = Field::new(0x388, 3);
+    pub const RETRY_COUNT: Field = Field::new(0x38d, 3);
+    pub const RNR_RETRY: Field = Field::new(0x390, 3);
+    pub const NEXT_SEND_PSN: Field = Field::new(0x3c8, 24);
+    pub const CQN_SND: Field = Field::new(0x3e8, 24);
+    pub const LOG_RRA_MAX: Field = Field::new(0x488, 3);
+    pub const ATOMIC_MODE: Field = Field::new(0x48c, 4);
+    pub const RRE: Field = Field::new(0x490, 1);
+    pub const RWE: Field = Field::new(0x491, 1);
+    pub const RAE: Field = Field::new(0x492, 1);
+    pub const PAGE_OFFSET: Field = Field::new(0x494, 6);
+    pub const MIN_RNR_NAK: Field = Field::new(0x4a3, 5);
+    pub const NEXT_RCV_PSN: Field = Field::new(0x4a8, 24);
+    pub const CQN_RCV: Field = Field::new(0x4e8, 24);
+    pub const DBR_ADDR: Field = Field::new(0x500, 64);
+    pub const Q_KEY: Field = Field::new(0x540, 32);
+    pub const RQ_TYPE: Field = Field::new(0x565, 3);
+    pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
+    pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
+
+    /// `rq_type`: a receive queue of its own, and none.
+    pub const RQ_OWN: u8 = 0;
+    pub const RQ_NONE: u8 = 3;
+    /// `pm_state`: migrated.
+    pub const PM_MIGRATED: u8 = 3;
+    /// `st`: transports (`MLX5_QP_ST_*`).
+    pub const ST_RC: u8 = 0;
+    pub const ST_UC: u8 = 1;
+    pub const ST_UD: u8 = 2;
+    /// `atomic_mode`: as the InfiniBand specification has them (`MLX5_ATOMIC_MODE_IB_COMP`).
+    pub const ATOMIC_IB_COMP: u8 = 1;
+    /// `ts_format`: a free-running counter, and whatever the device is set to.
+    pub const TS_FREE_RUNNING: u8 = 0;
+    pub const TS_DEFAULT: u8 = 1;
+}
+
+/// `ads`, an address path, as it is in a queue pair's context.
+pub mod ads {
+    use super::{Field, qpc};
+    const fn field(at: usize, width: usize) -> Field {
+        Field::new(at, width).within(qpc::PRIMARY)
+    }
+    pub const PKEY_INDEX: Field = field(0x10, 16);
+    pub const GRH: Field = field(0x28, 1);
+    pub const MLID: Field = field(0x29, 7);
+    pub const RLID: Field = field(0x30, 16);
+    pub const ACK_TIMEOUT: Field = field(0x40, 5);
+    pub const SRC_ADDR_INDEX: Field = field(0x48, 8);
+    pub const STAT_RATE: Field = field(0x54, 4);
+    pub const HOP_LIMIT: Field = field(0x58, 8);
+    pub const TCLASS: Field = field(0x64, 8);
+    pub const FLOW_LABEL: Field = field(0x6c, 20);
+    pub const RGID: [Field; 2] = [field(0x80, 64), field(0xc0, 64)];
+    pub const DSCP: Field = field(0x10a, 6);
+    pub const UDP_SPORT: Field = field(0x110, 16);
+    pub const ETH_PRIO: Field = field(0x121, 3);
+    pub const SL: Field = field(0x124, 4);
+    pub const VHCA_PORT_NUM: Field = field(0x128, 8);
+    /// `rmac_47_32` and `rmac_31_0`.
+    pub const RMAC: [Field; 2] = [field(0x130, 16), field(0x140, 32)];
+}
+
+/// `create_mkey_in` with its `mkc`.
+pub mod mkey {
+    use super::Field;
+    /// Bytes without a list of translations.
+    pub const BYTES: usize = 0x110;
+    /// First bit of the context.
+    const CONTEXT: usize = 0x80;
+    const fn field(at: usize, width: usize) -> Field {
+        Field::new(at, width).within(CONTEXT)
+    }
+    pub const FREE: Field = field(1, 1);
+    pub const ACCESS_MODE_4_2: Field = field(3, 3);
+    pub const UMR_EN: Field = field(0x10, 1);
+    pub const A: Field = field(0x11, 1);
+    pub const RW: Field = field(0x12, 1);
+    pub const RR: Field = field(0x13, 1);
+    pub const LW: Field = field(0x14, 1);
+    pub const ACCESS_MODE_1_0: Field = field(0x16, 2);
+    pub const MKEY_7_0: Field = field(0x38, 8);
+    pub const PD: Field = field(0x68, 24);
+    pub const START_ADDR: Field = field(0x80, 64);
+    pub const LEN: Field = field(0xc0, 64);
+    pub const UMEM_ID: Field = Field::new(0x320, 32);
+    pub const UMEM_OFFSET: Field = Field::new(0x340, 64);
+    /// `MLX5_MKC_ACCESS_MODE_MTT`.
+    pub const MODE_MTT: u8 = 1;
+}
+
+/// `query_hca_cap_out`: `cmd_hca_cap` and `atomic_caps`, as they are in the answer.
+pub mod cap {
+    use super::Field;
+    /// Bytes of the answer.
+    pub const BYTES: usize = 16 + 4096;
+    const fn field(at: usize, width: usize) -> Field {
+        Field::new(at, width).within(0x80)
+    }
+    /// Types of capabilities (`enum mlx5_cap_type`), `op_mod` without its last bit.
+    pub const TYPE_GENERAL: u64 = 0;
+    pub const TYPE_ODP: u64 = 2;
+    pub const TYPE_ATOMIC: u64 = 3;
+    pub const TYPE_ROCE: u64 = 4;
+    pub const TYPE_QOS: u64 = 0xc;
+
+    pub const VHCA_ID: Field = field(0x30, 16);
+    pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);
+    pub const LOG_MAX_QP: Field = field(0x9b, 5);
+    pub const LOG_MAX_CQ_SZ: Field = field(0xc8, 8);
+    pub const LOG_MAX_CQ: Field = field(0xdb, 5);
+    pub const LOG_MAX_MKEY: Field = field(0xea, 6);
+    pub const LOG_MAX_MRW_SZ: Field = field(0x109, 7);
+    pub const LOG_MAX_RA_REQ_QP: Field = field(0x14a, 6);
+    pub const LOG_MAX_RA_RES_QP: Field = field(0x15a, 6);
+    pub const LOCAL_CA_ACK_DELAY: Field = field(0x1ab, 5);
+    pub const PORT_TYPE: Field = field(0x1b6, 2);
+    pub const NUM_PORTS: Field = field(0x1b8, 8);
+    pub const LOG_MAX_MSG: Field = field(0x1c3, 5);
+    pub const CQE_VERSION: Field = field(0x1fc, 4);
+    pub const ROCE: Field = field(0x21d, 1);
+    pub const ATOMIC: Field = field(0x21e, 1);
+    pub const UD: Field = field(0x23d, 1);
+    pub const UC: Field = field(0x23e, 1);
+    pub const RC: Field = field(0x23f, 1);
+    pub const UAR_4K: Field = field(0x240, 1);
+    pub const LOG_PG_SZ: Field = field(0x258, 8);
+    pub const BF: Field = field(0x260, 1);
+    pub const LOG_BF_REG_SIZE: Field = field(0x26b, 5);
+    pub const MAX_WQE_SZ_SQ: Field = field(0x290, 16);
+    pub const MAX_WQE_SZ_RQ: Field = field(0x2b0, 16);
+    pub const LOG_MAX_PD: Field = field(0x32b, 5);
+    pub const SQ_TS_FORMAT: Field = field(0x440, 2);
+    pub const NUM_OF_UARS_PER_PAGE: Field = field(0x520, 32);
+
+    /// Of the RoCE capabilities.
+    pub const QP_TS_FORMAT: Field = field(0x1e, 2);
+
+    pub const ATOMIC_OPERATIONS: Field = field(0x90, 16);
+    pub const ATOMIC_SIZE_QP: Field = field(0xb0, 16);
+}
+
+/// `query_hca_vport_context_out`.
+pub mod vport {
+    use super::Field;
+    pub const BYTES: usize = 16 + 512;
+    const fn field(at: usize, width: usize) -> Field {
+        Field::new(at, width).within(0x80)
+    }
+    pub const PORT_PHYSICAL_STATE: Field = field(0x110, 4);
+    pub const PORT_STATE: Field = field(0x118, 4);
+    pub const VPORT_STATE: Field = field(0x11c, 4);
+    pub const SYSTEM_IMAGE_GUID: Field = field(0x140, 64);
+    pub const PORT_GUID: Field = field(0x180, 64);
+    pub const NODE_GUID: Field = field(0x1c0, 64);
+    pub const LID: Field = field(0x300, 16);
+}
