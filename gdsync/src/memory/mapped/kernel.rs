@@ -149,8 +149,8 @@ mod tests {
         assert_eq!(File::open(&kernel, "/dev/no-such-device").err().and_then(code), Some(libc::ENOENT));
         assert!(File::open(&kernel, "/dev/\0").is_err());
         let null = File::open(&kernel, "/dev/null").unwrap();
-        // SAFETY: gdrdrv's request for its version, with its structure; this is another device.
-        let refused = unsafe { null.ioctl(gdsync_sys::gdrdrv::GET_VERSION, &mut [0u8; 8]) };
+        // SAFETY: a request of terminals, with its structure of 8 bytes; this is none.
+        let refused = unsafe { null.ioctl(libc::TIOCGWINSZ, &mut [0u8; 8]) };
         assert_eq!(refused.err().and_then(code), Some(libc::ENOTTY));
         assert_eq!(null.map(4096, 0).err().and_then(code), Some(libc::ENODEV));
         assert_eq!(
