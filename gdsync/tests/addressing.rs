@@ -55,7 +55,7 @@ fn every_gid_of_an_ethernet_port_carries_messages() {
         assert_eq!(gids.len(), 4);
         for asked in gids.iter().map(|entry| Some(entry.index)).chain([None]) {
             let config = QueuePairConfig::default().gid_index(asked);
-            let pair = [(); 2].map(|()| common::queue_pair(&pd, config).unwrap());
+            let pair = [(); 2].map(|()| QueuePair::new(&pd, config).unwrap());
             let endpoint = pair[0].endpoint().unwrap();
             let entry = device.choose_gid(1, asked).unwrap();
             assert_eq!((endpoint.kind, endpoint.gid, endpoint.lid), (entry.kind, entry.gid, 0));
@@ -70,7 +70,7 @@ fn every_gid_of_an_ethernet_port_carries_messages() {
 fn infiniband_is_addressed_with_a_global_route_where_asked() {
     let pd = ProtectionDomain::new(&device()).unwrap();
     for global in [false, true] {
-        let pair = [(); 2].map(|()| common::queue_pair(&pd, QueuePairConfig::default()).unwrap());
+        let pair = [(); 2].map(|()| QueuePair::new(&pd, QueuePairConfig::default()).unwrap());
         exchange(&pd, &pair[0], &pair[1], ConnectOptions::default().global(global));
     }
 }
@@ -78,10 +78,9 @@ fn infiniband_is_addressed_with_a_global_route_where_asked() {
 #[test]
 fn sides_that_do_not_understand_each_other_are_told_so() {
     with_both_cards("sides_that_do_not_understand_each_other_are_told_so", || {
-        let infiniband = common::queue_pair(&domain("softhca0"), QueuePairConfig::default()).unwrap();
+        let infiniband = QueuePair::new(&domain("softhca0"), QueuePairConfig::default()).unwrap();
         let roce = domain("softhca1");
-        let side =
-            |index| common::queue_pair(&roce, QueuePairConfig::default().gid_index(Some(index))).unwrap();
+        let side = |index| QueuePair::new(&roce, QueuePairConfig::default().gid_index(Some(index))).unwrap();
         let (v1, v2) = (side(0), side(1));
         for (own, remote) in [(&infiniband, &v2), (&v2, &infiniband), (&v1, &v2)] {
             let remote = remote.endpoint().unwrap().to_string().parse().unwrap();
@@ -96,7 +95,7 @@ fn sides_that_do_not_understand_each_other_are_told_so() {
 #[test]
 fn connection_options_that_a_port_cannot_have_are_refused() {
     let pd = ProtectionDomain::new(&device()).unwrap();
-    let pair = [(); 2].map(|()| common::queue_pair(&pd, QueuePairConfig::default()).unwrap());
+    let pair = [(); 2].map(|()| QueuePair::new(&pd, QueuePairConfig::default()).unwrap());
     let mut remote = pair[1].endpoint().unwrap();
     remote.mtu = Mtu::Bytes512;
     let good = ConnectOptions::default();

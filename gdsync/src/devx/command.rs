@@ -159,3 +159,36 @@ fn capabilities(device: &DeviceInner, kind: u64) -> Result<Vec<u8>, Error> {
     check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind}"))?;
     Ok(answer)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(answer: &[u8], errno: i32) -> Error {
+        failure("CREATE_CQ", "8 entries".to_owned(), answer, io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn an_answer_with_a_status_is_the_devices_whatever_the_kernel_says() {
+        let mut answer = [0; ANSWER];
+        header::STATUS.put(&mut answer, 3u8);
+        header::SYNDROME.put(&mut answer, 0x1234_5678u32);
+        // EREMOTEIO of newer kernels, others of older ones.
+        for errno in [libc::EREMOTEIO, libc::EINVAL] {
+            let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
+                refused(&answer, errno)
+            else {
+                panic!("{errno}")
+            };
+            assert_eq!((detail.as_str(), status, syndrome), ("8 entries", DevxStatus(3), 0x1234_5678));
+        }
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_to_the_device_has_the_errno() {
+        let error = refused(&[0; ANSWER], libc::ENOMEM);
+        let Error::Verbs { call: "CREATE_CQ", source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
+        assert!(error.to_string().starts_with("CREATE_CQ failed (8 entries): "), "{error}");
+    }
+}
