@@ -1,0 +1,144 @@
+// How requests get to the card: blocks are reserved, written in parallel, published in order, and the card is rung by one at a time.
+#ifndef GDSYNC_DEVICE_POST_CUH
+#define GDSYNC_DEVICE_POST_CUH
+
+#include "completion.cuh"
+#include "group.cuh"
+#include "wqe.cuh"
+
+namespace gdsync {
+namespace detail {
+
+// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`.
+GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first) {
+    gdsync_device_state *state = state_of(qp);
+    if (count > qp.limit) {
+        return status::no_room;
+    }
+    Waited for_room, for_others;
+    bool looked = false;
+    for (;;) {
+        if (error(qp) != 0) {
+            return status::failed;
+        }
+        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`). Read before `reserved`, so
+        // that more may seem outstanding than are, never fewer.
+        const u64 completed = load_acquire_gpu(&state->completed);
+        first = load_relaxed_gpu(&state->reserved);
+        if (first + count - completed <= qp.limit) {
+            // Relaxed: publication orders what is written to the blocks.
+            if (exchange_relaxed_gpu(&state->reserved, first, first + count)) {
+                return status::ok;
+            }
+            // Others were faster. Nothing is reserved, so it may be given up.
+            if (for_others.longer_than(qp.stall_ns)) {
+                return status::no_room;
+            }
+            continue;
+        }
+        if (looked && for_room.longer_than(timeout_ns)) {
+            return status::no_room;
+        }
+        reap(qp);
+        looked = true;
+    }
+}
+
+// Says that the blocks from `first` to `end` are written, once all before them are.
+GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end) {
+    gdsync_device_state *state = state_of(qp);
+    Waited waited;
+    // Acquire: the writes of those before are among what the store below releases.
+    while (load_acquire_gpu(&state->ready) != first) {
+        if (waited.longer_than(qp.stall_ns)) {
+            // A thread was stopped between reservation and publication: the queue cannot go on.
+            fail(state, GDSYNC_DEVICE_ERROR_STALLED);
+            return status::failed;
+        }
+    }
+    store_release_gpu(&state->ready, end);
+    return status::ok;
+}
+
+// The first 8 bytes of the control segment of block `index`, which was published and not posted: nobody overwrites it.
+GDSYNC_DEVICE u64 doorbell_of(const gdsync_device_qp &qp, u64 index) {
+    return load_relaxed_gpu((const u64 *)block_of(qp, index));
+}
+
+// Tells the card of the blocks before `end`. The caller holds the lock, and `end` lies behind what was posted.
+GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end) {
+    if ((qp.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0) {
+        // Release: whoever forwards the mailbox sees the blocks, and orders them before the record and the register.
+        store_release_system((u64 *)qp.doorbell, end);
+        return;
+    }
+    // Read before the record is written: it may come from far.
+    const u64 value = doorbell_of(qp, end - 1);
+    // Release, to the system: the card sees the blocks (this thread's, and by the acquire of `ready` those of all others) before it
+    // sees the record.
+    store_release_system((u32 *)qp.send_record, big_endian((u32)end & 0xffff));
+    // Release: the record before the register, whose store makes the card look at the record.
+    store_release_system((u64 *)qp.doorbell, value);
+}
+
+// Sees to it that the card is told of the blocks before `end`, which are published: by this thread, or by one that rings already.
+// Whoever gets the lock rings for all that is published by then.
+GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end) {
+    gdsync_device_state *state = state_of(qp);
+    Waited waited;
+    while (load_relaxed_gpu(&state->posted) < end) {
+        // Acquire: `posted` is what the last holder left; so neither record nor register ever goes backwards.
+        if (try_lock(&state->doorbell_lock)) {
+            const u64 ready = load_acquire_gpu(&state->ready);
+            if (ready > load_relaxed_gpu(&state->posted)) {
+                ring_card(qp, ready);
+                store_relaxed_gpu(&state->posted, ready);
+            }
+            unlock(&state->doorbell_lock);
+        } else if (waited.longer_than(qp.stall_ns)) {
+            fail(state, GDSYNC_DEVICE_ERROR_STALLED);
+            return status::failed;
+        }
+    }
+    return status::ok;
+}
+
+// One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes.
+template <scope S, u32 BLOCKS, class Build>
+GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now, u64 timeout_ns, u64 *ticket, const Build &build) {
+    const Group<S> group;
+    if (group.any(!valid || qp.version != GDSYNC_DEVICE_QP_VERSION)) {
+        return status::invalid;
+    }
+    const u32 count = group.size() * BLOCKS;
+    status result = status::ok;
+    u64 first = 0;
+    if (group.rank() == 0) {
+        result = reserve(qp, count, timeout_ns, first);
+    }
+    group.share(result, first);
+    if (result != status::ok) {
+        return result;
+    }
+    // Only the last request of a call has a completion: it retires all before it.
+    build(first + group.rank() * BLOCKS, group.rank() + 1 == group.size());
+    // The writes of all are before the release of the first one, which publishes for them.
+    group.sync();
+    if (group.rank() == 0) {
+        result = publish(qp, first, first + count);
+        if (result == status::ok && ring_now) {
+            result = ring(qp, first + count);
+        }
+    }
+    u64 end = first + count;
+    group.share(result, end);
+    if (ticket != nullptr) {
+        *ticket = end;
+    }
+    return result;
+}
+
+} // namespace detail
+} // namespace gdsync
+
+#endif
