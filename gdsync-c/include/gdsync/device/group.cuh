@@ -19,11 +19,12 @@ enum class scope {
 
 namespace detail {
 
-// A thread for itself.
+// The last one leads: its request is the last of the call, whose first bytes ring the card. A thread for itself leads itself.
 template <scope S> class Group {
   public:
     GDSYNC_DEVICE u32 rank() const { return 0; }
     GDSYNC_DEVICE u32 size() const { return 1; }
+    GDSYNC_DEVICE bool leads() const { return true; }
     GDSYNC_DEVICE bool any(bool value) const { return value; }
     GDSYNC_DEVICE void sync() const {}
     GDSYNC_DEVICE void share(status &, u64 &) const {}
@@ -42,16 +43,17 @@ template <> class Group<scope::warp> {
     }
 
     GDSYNC_DEVICE u32 size() const { return __popc(mask_); }
+    GDSYNC_DEVICE bool leads() const { return rank() + 1 == size(); }
     GDSYNC_DEVICE bool any(bool value) const { return __any_sync(mask_, value); }
 
     // Orders memory among the threads, too (CUDA C++ Programming Guide, `__syncwarp`).
     GDSYNC_DEVICE void sync() const { __syncwarp(mask_); }
 
-    // Gives everybody what the first one has.
+    // Gives everybody what the leader has.
     GDSYNC_DEVICE void share(status &result, u64 &value) const {
-        const int first = __ffs(mask_) - 1;
-        result = (status)__shfl_sync(mask_, (int)result, first);
-        value = __shfl_sync(mask_, value, first);
+        const int leader = 31 - __clz((int)mask_);
+        result = (status)__shfl_sync(mask_, (int)result, leader);
+        value = __shfl_sync(mask_, value, leader);
     }
 
   private:
@@ -62,6 +64,7 @@ template <> class Group<scope::block> {
   public:
     GDSYNC_DEVICE u32 rank() const { return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
     GDSYNC_DEVICE u32 size() const { return blockDim.x * blockDim.y * blockDim.z; }
+    GDSYNC_DEVICE bool leads() const { return rank() + 1 == size(); }
     GDSYNC_DEVICE bool any(bool value) const { return __syncthreads_or(value); }
 
     // Orders memory among the threads, too.
@@ -70,7 +73,7 @@ template <> class Group<scope::block> {
     GDSYNC_DEVICE void share(status &result, u64 &value) const {
         __shared__ int shared_result;
         __shared__ u64 shared_value;
-        if (rank() == 0) {
+        if (leads()) {
             shared_result = (int)result;
             shared_value = value;
         }

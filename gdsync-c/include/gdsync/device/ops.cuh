@@ -53,27 +53,27 @@ GDSYNC_DEVICE status post_one(const gdsync_device_qp &qp, bool valid, const post
     return post<S, 1>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
 }
 
-GDSYNC_DEVICE void write_put(const gdsync_device_qp &qp, u64 index, remote_memory to, local_memory from, u32 bytes, bool signaled) {
+GDSYNC_DEVICE u64 write_put(const gdsync_device_qp &qp, u64 index, remote_memory to, local_memory from, u32 bytes, bool signaled) {
     Block block(qp, index);
     block.put_remote(to.address, to.rkey);
     block.put_data(from.address, from.lkey, bytes);
-    block.finish(OPCODE_WRITE, signaled);
+    return block.finish(OPCODE_WRITE, signaled);
 }
 
-GDSYNC_DEVICE void write_put_inline(const gdsync_device_qp &qp, u64 index, remote_memory to, const void *bytes, u32 count, bool signaled) {
+GDSYNC_DEVICE u64 write_put_inline(const gdsync_device_qp &qp, u64 index, remote_memory to, const void *bytes, u32 count, bool signaled) {
     Block block(qp, index);
     block.put_remote(to.address, to.rkey);
     block.put_inline((const u8 *)bytes, count);
-    block.finish(OPCODE_WRITE, signaled);
+    return block.finish(OPCODE_WRITE, signaled);
 }
 
-GDSYNC_DEVICE void write_atomic(const gdsync_device_qp &qp, u64 index, u32 opcode, remote_memory target, u64 swap_or_add, u64 compare,
+GDSYNC_DEVICE u64 write_atomic(const gdsync_device_qp &qp, u64 index, u32 opcode, remote_memory target, u64 swap_or_add, u64 compare,
                                 local_memory result, bool signaled) {
     Block block(qp, index);
     block.put_remote(target.address, target.rkey);
     block.put_operands(swap_or_add, compare);
     block.put_data(result.address, result.lkey, 8);
-    block.finish(opcode, signaled);
+    return block.finish(opcode, signaled);
 }
 
 } // namespace detail
@@ -83,7 +83,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes,
                          const post_options &options = post_options()) {
     return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
-        detail::write_put(qp, index, to, from, (u32)bytes, signaled);
+        return detail::write_put(qp, index, to, from, (u32)bytes, signaled);
     });
 }
 
@@ -92,7 +92,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, const void *from, u64 bytes,
                                 const post_options &options = post_options()) {
     return detail::post_one<S>(qp, bytes <= MAX_INLINE_PUT, options, [&](u64 index, bool signaled) {
-        detail::write_put_inline(qp, index, to, from, (u32)bytes, signaled);
+        return detail::write_put_inline(qp, index, to, from, (u32)bytes, signaled);
     });
 }
 
@@ -104,7 +104,7 @@ GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, lo
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
     return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
-        detail::write_put_inline(qp, index + 1, signal, &value, 8, signaled);
+        return detail::write_put_inline(qp, index + 1, signal, &value, 8, signaled);
     });
 }
 
@@ -116,7 +116,7 @@ GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
     return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
-        detail::write_atomic(qp, index + 1, detail::OPCODE_FETCH_ADD, signal, value, 0, before, signaled);
+        return detail::write_atomic(qp, index + 1, detail::OPCODE_FETCH_ADD, signal, value, 0, before, signaled);
     });
 }
 
@@ -128,7 +128,7 @@ GDSYNC_DEVICE status get(const gdsync_device_qp &qp, remote_memory from, local_m
         detail::Block block(qp, index);
         block.put_remote(from.address, from.rkey);
         block.put_data(to.address, to.lkey, (u32)bytes);
-        block.finish(detail::OPCODE_READ, signaled);
+        return block.finish(detail::OPCODE_READ, signaled);
     });
 }
 
@@ -138,7 +138,7 @@ GDSYNC_DEVICE status send(const gdsync_device_qp &qp, local_memory from, u64 byt
     return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
         detail::Block block(qp, index);
         block.put_data(from.address, from.lkey, (u32)bytes);
-        block.finish(detail::OPCODE_SEND, signaled);
+        return block.finish(detail::OPCODE_SEND, signaled);
     });
 }
 
@@ -148,7 +148,7 @@ GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u
     return detail::post_one<S>(qp, bytes <= MAX_INLINE_SEND, options, [&](u64 index, bool signaled) {
         detail::Block block(qp, index);
         block.put_inline((const u8 *)from, (u32)bytes);
-        block.finish(detail::OPCODE_SEND, signaled);
+        return block.finish(detail::OPCODE_SEND, signaled);
     });
 }
 
@@ -157,7 +157,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target, u64 value, local_memory before,
                                const post_options &options = post_options()) {
     return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
-        detail::write_atomic(qp, index, detail::OPCODE_FETCH_ADD, target, value, 0, before, signaled);
+        return detail::write_atomic(qp, index, detail::OPCODE_FETCH_ADD, target, value, 0, before, signaled);
     });
 }
 
@@ -166,13 +166,13 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory target, u64 expected, u64 desired, local_memory before,
                                   const post_options &options = post_options()) {
     return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
-        detail::write_atomic(qp, index, detail::OPCODE_COMPARE_SWAP, target, desired, expected, before, signaled);
+        return detail::write_atomic(qp, index, detail::OPCODE_COMPARE_SWAP, target, desired, expected, before, signaled);
     });
 }
 
 // Tells the card of everything that was posted before, by this thread or seen by it.
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
-    return detail::ring(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready));
+    return detail::ring(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready), 0);
 }
 
 // Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
@@ -187,15 +187,16 @@ GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) 
     return error(qp) == 0 ? status::ok : status::failed;
 }
 
-// Waits until the request with this ticket has completed, and all before it. What was posted with `more` and not rung is not
+// Waits until the request with this ticket has completed, and all before it; at warp and block scope the leader's, which is what their
+// posts give to all. What was posted with `more` and not rung is not
 // waited for in vain: it is rung first.
 template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     const detail::Group<S> group;
     status result = status::ok;
     group.sync();
-    if (group.rank() == 0) {
+    if (group.leads()) {
         // A ticket from nowhere is not waited for.
-        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring(qp, ticket);
+        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring(qp, ticket, 0);
         if (result == status::ok) {
             result = detail::wait_completed(qp, ticket, timeout_ns);
         }
@@ -208,9 +209,9 @@ template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device
 // whatever others had posted by then.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_device_qp &qp, u64 timeout_ns) {
     const detail::Group<S> group;
-    // What the others of the group have published is seen by the first one.
+    // What the others of the group have published is seen by the leader.
     group.sync();
-    u64 ticket = group.rank() == 0 ? detail::load_acquire_gpu(&detail::state_of(qp)->ready) : 0;
+    u64 ticket = group.leads() ? detail::load_acquire_gpu(&detail::state_of(qp)->ready) : 0;
     status result = status::ok;
     group.share(result, ticket);
     return wait<S>(qp, ticket, timeout_ns);

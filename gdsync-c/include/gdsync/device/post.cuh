@@ -65,15 +65,14 @@ GDSYNC_DEVICE u64 doorbell_of(const gdsync_device_qp &qp, u64 index) {
     return load_relaxed_gpu((const u64 *)block_of(qp, index));
 }
 
-// Tells the card of the blocks before `end`. The caller holds the lock, and `end` lies behind what was posted.
-GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end) {
+// Tells the card of the blocks before `end`, of which the last begins with `value`. The caller holds the lock, and `end` lies behind
+// what was posted.
+GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end, u64 value) {
     if ((qp.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0) {
         // Release: whoever forwards the mailbox sees the blocks, and orders them before the record and the register.
         store_release_system((u64 *)qp.doorbell, end);
         return;
     }
-    // Read before the record is written: it may come from far.
-    const u64 value = doorbell_of(qp, end - 1);
     // Release, to the system: the card sees the blocks (this thread's, and by the acquire of `ready` those of all others) before it
     // sees the record.
     store_release_system((u32 *)qp.send_record, big_endian((u32)end & 0xffff));
@@ -82,8 +81,9 @@ GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end) {
 }
 
 // Sees to it that the card is told of the blocks before `end`, which are published: by this thread, or by one that rings already.
-// Whoever gets the lock rings for all that is published by then.
-GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end) {
+// Whoever gets the lock rings for all that is published by then. `value` is what the last of them begins with, 0 where that is to be
+// read: which may be from far.
+GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end, u64 value) {
     gdsync_device_state *state = state_of(qp);
     Waited waited;
     while (load_relaxed_gpu(&state->posted) < end) {
@@ -91,7 +91,7 @@ GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end) {
         if (try_lock(&state->doorbell_lock)) {
             const u64 ready = load_acquire_gpu(&state->ready);
             if (ready > load_relaxed_gpu(&state->posted)) {
-                ring_card(qp, ready);
+                ring_card(qp, ready, ready == end && value != 0 ? value : doorbell_of(qp, ready - 1));
                 store_relaxed_gpu(&state->posted, ready);
             }
             unlock(&state->doorbell_lock);
@@ -103,7 +103,8 @@ GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end) {
     return status::ok;
 }
 
-// One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes.
+// One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes. It
+// returns what the last of them begins with.
 template <scope S, u32 BLOCKS, class Build>
 GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now, u64 timeout_ns, u64 *ticket, const Build &build) {
     const Group<S> group;
@@ -113,7 +114,7 @@ GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now,
     const u32 count = group.size() * BLOCKS;
     status result = status::ok;
     u64 first = 0;
-    if (group.rank() == 0) {
+    if (group.leads()) {
         result = reserve(qp, count, timeout_ns, first);
     }
     group.share(result, first);
@@ -121,13 +122,13 @@ GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now,
         return result;
     }
     // Only the last request of a call has a completion: it retires all before it.
-    build(first + group.rank() * BLOCKS, group.rank() + 1 == group.size());
-    // The writes of all are before the release of the first one, which publishes for them.
+    const u64 value = build(first + group.rank() * BLOCKS, group.leads());
+    // The writes of all are before the release of the leader, which publishes for them.
     group.sync();
-    if (group.rank() == 0) {
+    if (group.leads()) {
         result = publish(qp, first, first + count);
         if (result == status::ok && ring_now) {
-            result = ring(qp, first + count);
+            result = ring(qp, first + count, value);
         }
     }
     u64 end = first + count;

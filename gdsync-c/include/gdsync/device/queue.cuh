@@ -44,6 +44,8 @@ struct gdsync_device_state {
 #define GDSYNC_DEVICE_ERROR_STALLED 0x20000ull
 // The card wrote a completion entry that makes no sense.
 #define GDSYNC_DEVICE_ERROR_COMPLETION 0x40000ull
+// The host has taken the queue pair back.
+#define GDSYNC_DEVICE_ERROR_RETURNED 0x80000ull
 
 // Addresses are those that the kernel's device uses.
 struct gdsync_device_qp {

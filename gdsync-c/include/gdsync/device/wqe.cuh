@@ -61,9 +61,12 @@ class Block {
         }
     }
 
-    GDSYNC_DEVICE void finish(u32 opcode, bool signaled) {
-        store_16_bytes(at_, big_endian((index_ & 0xffff) << 8 | opcode), big_endian(qpn_ << 8 | units_),
-                       big_endian(signaled ? SIGNALED : 0), 0);
+    // Writes the control segment. Returns its first 8 bytes: what goes into the doorbell register, if this is the last block.
+    GDSYNC_DEVICE u64 finish(u32 opcode, bool signaled) {
+        const u32 low = big_endian((index_ & 0xffff) << 8 | opcode);
+        const u32 high = big_endian(qpn_ << 8 | units_);
+        store_16_bytes(at_, low, high, big_endian(signaled ? SIGNALED : 0), 0);
+        return (u64)high << 32 | low;
     }
 
   private:
