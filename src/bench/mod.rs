@@ -3,6 +3,7 @@
 mod batch;
 mod card;
 mod checked;
+mod device;
 mod gpu;
 mod graph;
 mod memops;
@@ -21,6 +22,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     match options.what {
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),
+        Benchmark::Device => device::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),

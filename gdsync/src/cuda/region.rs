@@ -58,6 +58,11 @@ impl GpuMemoryRegion {
         Slice::new(&self.inner, range)
     }
 
+    /// Its local key, in host order: what kernels that post by themselves name it by.
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey()
+    }
+
     /// What the remote side has to know to read or write it.
     pub fn remote(&self) -> RemoteMemory {
         self.inner.remote()

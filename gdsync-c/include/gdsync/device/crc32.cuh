@@ -12,8 +12,10 @@ namespace gdsync {
 // Without a table, 8 steps a byte: for messages of some dozens of bytes. Threads may each take a part that has a checksum of its own.
 GDSYNC_DEVICE u32 crc32(const void *data, u64 bytes, u32 before = 0) {
     u32 crc = ~before;
+    GDSYNC_DEVICE_LOOP
     for (u64 i = 0; i < bytes; i++) {
         crc ^= detail::load_relaxed_system((const u8 *)data + i);
+        GDSYNC_DEVICE_LOOP
         for (u32 bit = 0; bit < 8; bit++) {
             crc = crc >> 1 ^ (0xedb88320u & (0 - (crc & 1)));
         }

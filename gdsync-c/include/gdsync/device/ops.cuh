@@ -178,7 +178,7 @@ GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
 // Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
 // blocks: a request has completed where its ticket is no greater.
 GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) {
-    detail::reap(qp);
+    detail::reap(detail::completions_of(qp));
     // Acquire: as in `detail::wait_completed`.
     const u64 done = detail::load_acquire_gpu(&detail::state_of(qp)->completed);
     if (completed != nullptr) {
@@ -198,7 +198,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device
         // A ticket from nowhere is not waited for.
         result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring(qp, ticket, 0);
         if (result == status::ok) {
-            result = detail::wait_completed(qp, ticket, timeout_ns);
+            result = detail::wait_completed(detail::completions_of(qp), ticket, timeout_ns);
         }
     }
     group.share(result, ticket);

@@ -5,11 +5,17 @@
 
 #if defined(__CUDACC__)
 #define GDSYNC_DEVICE __device__ __forceinline__
+// What is called from many places, and not when posting goes well.
+#define GDSYNC_DEVICE_RARE inline __device__ __noinline__
+// Before a loop that is not to be unrolled.
+#define GDSYNC_DEVICE_LOOP _Pragma("unroll 1")
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "gdsync's device header needs sm_70 or newer: scoped memory order, and threads of a warp that progress independently"
 #endif
 #else
 #define GDSYNC_DEVICE inline
+#define GDSYNC_DEVICE_RARE inline
+#define GDSYNC_DEVICE_LOOP
 #include <sched.h>
 #include <time.h>
 #endif

@@ -39,7 +39,7 @@ GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_
         if (looked && for_room.longer_than(timeout_ns)) {
             return status::no_room;
         }
-        reap(qp);
+        reap(completions_of(qp));
         looked = true;
     }
 }

@@ -56,6 +56,7 @@ class Block {
     // The count, and the bytes behind it, in as many segments as that takes.
     GDSYNC_DEVICE void put_inline(const u8 *bytes, u32 count) {
         put(big_endian(INLINE | count), word(bytes, count, 0), word(bytes, count, 4), word(bytes, count, 8));
+        GDSYNC_DEVICE_LOOP
         for (u32 at = 12; at < count; at += 16) {
             put(word(bytes, count, at), word(bytes, count, at + 4), word(bytes, count, at + 8), word(bytes, count, at + 12));
         }
