@@ -12,7 +12,7 @@ use device_rig::{
 };
 use gdsync::{
     Access, ConnectOptions, Cpu, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, Doorbells,
-    MemoryRegion, QueuePair, QueuePairConfig, WorkKind, WorkRequest,
+    MemoryRegion, Provider, QueuePair, QueuePairConfig, WorkKind, WorkRequest,
 };
 use std::sync::atomic::Ordering;
 
@@ -36,6 +36,16 @@ fn between(operation: u32, local: &MemoryRegion, remote: &MemoryRegion, bytes: u
         remote: address(remote),
         rkey: remote.rkey(),
         ..Request::default()
+    }
+}
+
+/// A software card in this process has had nothing to complain of.
+fn no_complaints(pair: &Pair) {
+    if pair.device.provider() == Provider::Software {
+        let of_pair = [Some(pair.left.number()), Some(pair.right.number())];
+        let complaints: Vec<_> =
+            softhca::verbs::diagnostics().into_iter().filter(|one| of_pair.contains(&one.qpn)).collect();
+        assert!(complaints.is_empty(), "{complaints:?}");
     }
 }
 
@@ -108,6 +118,7 @@ fn every_operation_moves_its_bytes() {
         }
         perform(calls, &qp, between(PUT, &local, &remote, 0));
         device_qp.take_back(LONG).unwrap();
+        no_complaints(&pair);
     }
 }
 
@@ -161,6 +172,7 @@ fn rings_wrap_over_many_laps() {
         let progress = device_qp.progress().unwrap();
         assert_eq!((progress.reserved, progress.posted, progress.completed), (count, count, count));
         device_qp.take_back(LONG).unwrap();
+        no_complaints(&pair);
     }
 }
 
@@ -194,6 +206,7 @@ fn eight_threads_post_at_once() {
         let counters = [&remote.words64()[128], &remote.words64()[129]].map(|c| c.load(Ordering::Acquire));
         assert_eq!(counters, [8 * count.div_ceil(5), 8 * count.div_ceil(7)]);
         device_qp.take_back(LONG).unwrap();
+        no_complaints(&pair);
     }
 }
 

@@ -48,16 +48,20 @@ GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_
 GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end) {
     gdsync_device_state *state = state_of(qp);
     Waited waited;
-    // Acquire: the writes of those before are among what the store below releases.
-    while (load_acquire_gpu(&state->ready) != first) {
+    for (;;) {
+        // Acquire: the writes of those before are among what the store below releases.
+        if (load_acquire_gpu(&state->ready) == first) {
+            // Inside the loop: threads of a warp that wait for this store may be what a thread that has left the loop is made to
+            // wait for.
+            store_release_gpu(&state->ready, end);
+            return status::ok;
+        }
         if (waited.longer_than(qp.stall_ns)) {
             // A thread was stopped between reservation and publication: the queue cannot go on.
             fail(state, GDSYNC_DEVICE_ERROR_STALLED);
             return status::failed;
         }
     }
-    store_release_gpu(&state->ready, end);
-    return status::ok;
 }
 
 // The first 8 bytes of the control segment of block `index`, which was published and not posted: nobody overwrites it.
