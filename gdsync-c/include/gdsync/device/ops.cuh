@@ -172,7 +172,7 @@ GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory targ
 
 // Tells the card of everything that was posted before, by this thread or seen by it.
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
-    return detail::ring(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready), 0);
+    return detail::ring_what_waits(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready));
 }
 
 // Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
@@ -196,7 +196,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device
     group.sync();
     if (group.leads()) {
         // A ticket from nowhere is not waited for.
-        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring(qp, ticket, 0);
+        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring_what_waits(qp, ticket);
         if (result == status::ok) {
             result = detail::wait_completed(detail::completions_of(qp), ticket, timeout_ns);
         }

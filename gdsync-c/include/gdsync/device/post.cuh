@@ -18,14 +18,17 @@ GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_
     Waited for_room, for_others;
     bool looked = false;
     for (;;) {
-        if (error(qp) != 0) {
+        // Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
+        const u64 failure = error(qp);
+        first = load_relaxed_gpu(&state->reserved);
+        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
+        const u64 completed = load_acquire_gpu(&state->completed);
+        if (failure != 0) {
             return status::failed;
         }
-        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`). Read before `reserved`, so
-        // that more may seem outstanding than are, never fewer.
-        const u64 completed = load_acquire_gpu(&state->completed);
-        first = load_relaxed_gpu(&state->reserved);
-        if (first + count - completed <= qp.limit) {
+        // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for `first`. Where
+        // the exchange succeeds nobody has, and what has completed stays so.
+        if ((long long)(first + count - completed) <= (long long)qp.limit) {
             // Relaxed: publication orders what is written to the blocks.
             if (exchange_relaxed_gpu(&state->reserved, first, first + count)) {
                 return status::ok;
@@ -90,21 +93,34 @@ GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end, u64 value) {
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end, u64 value) {
     gdsync_device_state *state = state_of(qp);
     Waited waited;
-    while (load_relaxed_gpu(&state->posted) < end) {
-        // Acquire: `posted` is what the last holder left; so neither record nor register ever goes backwards.
-        if (try_lock(&state->doorbell_lock)) {
+    for (;;) {
+        // Acquire: `posted` is what the last holder left; so neither record nor register ever goes backwards. Without a look
+        // first: mostly the lock is free.
+        if (exchange_acquire_gpu(&state->doorbell_lock, 0, 1)) {
+            // Two loads at a time.
+            const u64 posted = load_relaxed_gpu(&state->posted);
             const u64 ready = load_acquire_gpu(&state->ready);
-            if (ready > load_relaxed_gpu(&state->posted)) {
+            if (ready > posted) {
                 ring_card(qp, ready, ready == end && value != 0 ? value : doorbell_of(qp, ready - 1));
                 store_relaxed_gpu(&state->posted, ready);
             }
             unlock(&state->doorbell_lock);
-        } else if (waited.longer_than(qp.stall_ns)) {
+            // `end` was published before this call: it is among them.
+            return status::ok;
+        }
+        if (load_relaxed_gpu(&state->posted) >= end) {
+            return status::ok;
+        }
+        if (waited.longer_than(qp.stall_ns)) {
             fail(state, GDSYNC_DEVICE_ERROR_STALLED);
             return status::failed;
         }
     }
-    return status::ok;
+}
+
+// The same, for blocks that the card has mostly been told of already.
+GDSYNC_DEVICE status ring_what_waits(const gdsync_device_qp &qp, u64 end) {
+    return load_relaxed_gpu(&state_of(qp)->posted) >= end ? status::ok : ring(qp, end, 0);
 }
 
 // One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes. It
