@@ -100,6 +100,20 @@ fn ringing_late_is_ringing() {
 }
 
 #[test]
+fn requests_that_were_not_rung_are_when_room_is_needed() {
+    let Some(calls) = calls("requests_that_were_not_rung_are_when_room_is_needed") else { return };
+    let pair = Pair::with(QueuePairConfig::default().send_depth(4), ConnectOptions::default());
+    let region = pair.open_region(64);
+    let device_qp = hand_over(&pair.left);
+    let qp = device_qp.data();
+    let patient = Request { more: 1, timeout_ns: LONG.as_nanos() as u64, ..put(&region, region.rkey()) };
+    for _ in 0..3 * qp.limit + 1 {
+        assert_eq!(calls.call(&qp, &patient).0, Ended::Ok);
+    }
+    assert_eq!(calls.quiet(&qp, LONG), Ended::Ok);
+}
+
+#[test]
 fn a_failed_request_tells_its_syndrome_and_the_queue_pair_begins_anew() {
     let name = "a_failed_request_tells_its_syndrome_and_the_queue_pair_begins_anew";
     let Some(calls) = calls(name) else { return };

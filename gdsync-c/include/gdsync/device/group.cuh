@@ -30,18 +30,23 @@ template <scope S> class Group {
     GDSYNC_DEVICE void share(status &, u64 &) const {}
 };
 
+// GDSYNC_DEVICE_GROUPS: a test of the host brings the functions of CUDA that are called here, and `lanes_before`.
+#if defined(__CUDACC__) || defined(GDSYNC_DEVICE_GROUPS)
+
 #if defined(__CUDACC__)
+// The lanes of the warp with lower numbers than this thread's.
+GDSYNC_DEVICE u32 lanes_before() {
+    u32 lanes;
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(lanes));
+    return lanes;
+}
+#endif
 
 template <> class Group<scope::warp> {
   public:
     GDSYNC_DEVICE Group() : mask_(__activemask()) {}
 
-    GDSYNC_DEVICE u32 rank() const {
-        u32 before;
-        asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
-        return __popc(mask_ & before);
-    }
-
+    GDSYNC_DEVICE u32 rank() const { return __popc(mask_ & lanes_before()); }
     GDSYNC_DEVICE u32 size() const { return __popc(mask_); }
     GDSYNC_DEVICE bool leads() const { return rank() + 1 == size(); }
     GDSYNC_DEVICE bool any(bool value) const { return __any_sync(mask_, value); }

@@ -9,44 +9,6 @@
 namespace gdsync {
 namespace detail {
 
-// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`.
-GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first) {
-    gdsync_device_state *state = state_of(qp);
-    if (count > qp.limit) {
-        return status::no_room;
-    }
-    Waited for_room, for_others;
-    bool looked = false;
-    for (;;) {
-        // Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
-        const u64 failure = error(qp);
-        first = load_relaxed_gpu(&state->reserved);
-        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
-        const u64 completed = load_acquire_gpu(&state->completed);
-        if (failure != 0) {
-            return status::failed;
-        }
-        // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for `first`. Where
-        // the exchange succeeds nobody has, and what has completed stays so.
-        if ((long long)(first + count - completed) <= (long long)qp.limit) {
-            // Relaxed: publication orders what is written to the blocks.
-            if (exchange_relaxed_gpu(&state->reserved, first, first + count)) {
-                return status::ok;
-            }
-            // Others were faster. Nothing is reserved, so it may be given up.
-            if (for_others.longer_than(qp.stall_ns)) {
-                return status::no_room;
-            }
-            continue;
-        }
-        if (looked && for_room.longer_than(timeout_ns)) {
-            return status::no_room;
-        }
-        reap(completions_of(qp));
-        looked = true;
-    }
-}
-
 // Says that the blocks from `first` to `end` are written, once all before them are.
 GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end) {
     gdsync_device_state *state = state_of(qp);
@@ -121,6 +83,46 @@ GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end, u64 value) {
 // The same, for blocks that the card has mostly been told of already.
 GDSYNC_DEVICE status ring_what_waits(const gdsync_device_qp &qp, u64 end) {
     return load_relaxed_gpu(&state_of(qp)->posted) >= end ? status::ok : ring(qp, end, 0);
+}
+
+// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`.
+GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first) {
+    gdsync_device_state *state = state_of(qp);
+    if (count > qp.limit) {
+        return status::no_room;
+    }
+    Waited for_room, for_others;
+    bool looked = false;
+    for (;;) {
+        // Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
+        const u64 failure = error(qp);
+        first = load_relaxed_gpu(&state->reserved);
+        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
+        const u64 completed = load_acquire_gpu(&state->completed);
+        if (failure != 0) {
+            return status::failed;
+        }
+        // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for `first`. Where
+        // the exchange succeeds nobody has, and what has completed stays so.
+        if ((long long)(first + count - completed) <= (long long)qp.limit) {
+            // Relaxed: publication orders what is written to the blocks.
+            if (exchange_relaxed_gpu(&state->reserved, first, first + count)) {
+                return status::ok;
+            }
+            // Others were faster. Nothing is reserved, so it may be given up.
+            if (for_others.longer_than(qp.stall_ns)) {
+                return status::no_room;
+            }
+            continue;
+        }
+        if (looked && for_room.longer_than(timeout_ns)) {
+            return status::no_room;
+        }
+        // What fills the queue may be waiting for its doorbell: it was posted with `more`, and nothing can be posted behind it.
+        ring_what_waits(qp, load_acquire_gpu(&state->ready));
+        reap(completions_of(qp));
+        looked = true;
+    }
 }
 
 // One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes. It

@@ -1,16 +1,16 @@
-// The device header under ThreadSanitizer, with a card that is a thread of the same program: it reads the blocks and writes the
-// entries by plain copies, so that every order that the protocol leaves open is a race that the sanitizer sees.
+// A card that is a thread of the same program, for ThreadSanitizer: it reads the blocks and writes the entries by plain copies, so that
+// every order that the protocol leaves open is a race that the sanitizer sees.
+#pragma once
+
 #include "gdsync/device_verbs.cuh"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
-#include <vector>
 
 using namespace gdsync;
 
-static const u32 THREADS = 8, BLOCKS = 32, ENTRIES = 32, QPN = 0x123456, SLOTS = 16;
+static const u32 BLOCKS = 32, ENTRIES = 32, QPN = 0x123456, SLOTS = 16, MOST_THREADS = 32;
 static const u64 LONG = 60000000000ull;
 
 struct Card {
@@ -20,7 +20,7 @@ struct Card {
     alignas(64) u32 completion_record = 0;
     alignas(64) u64 doorbell = 0;
     gdsync_device_state state = {};
-    u64 target[THREADS * SLOTS] = {};
+    u64 target[MOST_THREADS * SLOTS] = {};
     u64 counter = 0;
     // The block that fails, and all after it.
     u64 fails_at = ~0ull;
@@ -120,70 +120,4 @@ static gdsync_device_qp describe(Card &card) {
     qp.version = GDSYNC_DEVICE_QP_VERSION;
     qp.stall_ns = LONG;
     return qp;
-}
-
-// All threads post until the end or the first failure; returns how many met one.
-static u32 drive(const gdsync_device_qp &qp, Card &card, u64 count) {
-    std::vector<std::thread> threads;
-    u32 failed = 0;
-    for (u32 thread = 0; thread < THREADS; thread++) {
-        threads.emplace_back([&, thread] {
-            status result = status::ok;
-            for (u64 i = 0; i < count && result == status::ok; i++) {
-                const u64 value = (u64)thread << 32 | i;
-                u64 ticket = 0;
-                post_options options;
-                options.timeout(LONG).ticket_to(&ticket);
-                if (i % 3 == 0) {
-                    options.more();
-                }
-                result = put_inline(qp, {(u64)&card.target[thread * SLOTS + i % SLOTS], 1}, &value, 8, options);
-                if (result == status::ok && i % 4 == 0) {
-                    result = fetch_add(qp, {(u64)&card.counter, 1}, 1, {0x1000, 2}, options);
-                }
-                if (result == status::ok && i % 16 == 0) {
-                    result = wait(qp, ticket, LONG);
-                }
-            }
-            if (result == status::ok) {
-                result = quiet(qp, LONG);
-            }
-            if (result != status::ok) {
-                check(result == status::failed, "another end than a failure", (u64)result);
-                __atomic_fetch_add(&failed, 1, __ATOMIC_RELAXED);
-            }
-        });
-    }
-    for (std::thread &thread : threads) {
-        thread.join();
-    }
-    return failed;
-}
-
-int main(int, char **arguments) {
-    const u64 count = std::strtoull(arguments[1], nullptr, 10);
-    for (int round = 0; round < 3; round++) {
-        static Card cards[3];
-        Card &card = cards[round];
-        card.uses_mailbox = round == 1;
-        card.fails_at = round == 2 ? count : ~0ull;
-        const gdsync_device_qp qp = describe(card);
-        std::thread running([&] { run(card); });
-        const u32 failed = drive(qp, card, count);
-        __atomic_store_n(&card.stop, true, __ATOMIC_RELEASE);
-        running.join();
-        if (round == 2) {
-            check(failed == THREADS && syndrome(qp) == 0x13 && (error(qp) >> 8 & 0xff) == 0x88, "the failure is told", error(qp));
-            continue;
-        }
-        check(failed == 0, "threads failed", failed);
-        check(card.counter == THREADS * ((count + 3) / 4), "additions were lost", card.counter);
-        for (u64 i = 0; i < THREADS * SLOTS; i++) {
-            const u64 thread = i / SLOTS, slot = i % SLOTS;
-            const u64 last = (count - 1 - slot) / SLOTS * SLOTS + slot;
-            check(card.target[i] == (thread << 32 | last), "a write was lost", card.target[i]);
-        }
-    }
-    std::puts("ok");
-    return 0;
 }
