@@ -8,10 +8,11 @@ mod device_rig;
 use common::{LONG, Pair, cpu, drain, poll};
 use device_rig::{Ended, PUT, Request, SEND_INLINE, calls};
 use gdsync::{
-    CompletionQueue, ConnectOptions, Cpu, DeviceQp, DeviceQpError, DeviceQpOptions, DoorbellPath, Error,
-    FailureCause, MemoryRegion, Obstacle, QueueError, QueuePair, QueuePairConfig, Syndrome, Transport,
-    WorkRequest,
+    CompletionQueue, ConnectOptions, Cpu, DeviceQp, DeviceQpError, DeviceQpOptions, DoorbellPath, Doorbells,
+    Error, FailureCause, HostAddr, MemOp, MemOpCaps, MemOpStream, MemoryRegion, Obstacle, QueueError,
+    QueuePair, QueuePairConfig, StreamAddr, StreamError, Syndrome, Transport, WorkRequest,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -262,6 +263,76 @@ fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
     pair.right.post_recv(&[region.slice(16..24).unwrap()], 5).unwrap();
     pair.left.post_send(WorkRequest::send(&slices)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+}
+
+/// A device that does not reach pieces of so many bytes: once only, or never.
+struct Short {
+    cpu: Cpu,
+    len: usize,
+    once: bool,
+    refused: AtomicBool,
+}
+
+impl Short {
+    fn new(len: usize, once: bool) -> Self {
+        Short { cpu: Cpu::new(), len, once, refused: AtomicBool::new(false) }
+    }
+}
+
+impl MemOpStream for Short {
+    fn caps(&self) -> MemOpCaps {
+        self.cpu.caps()
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        let again = self.refused.load(Ordering::Relaxed) && self.once;
+        if len == self.len && !again {
+            self.refused.store(true, Ordering::Relaxed);
+            return Err(StreamError::Unreachable { addr, reason: "not on this device".to_owned() });
+        }
+        self.cpu.translate(addr, len)
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        // SAFETY: the caller's.
+        unsafe { self.cpu.submit(ops) }
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        self.cpu.wait_idle(timeout)
+    }
+}
+
+#[test]
+fn a_register_out_of_reach_becomes_a_mailbox() {
+    let Some(calls) = calls("a_register_out_of_reach_becomes_a_mailbox") else { return };
+    let pair = Pair::new();
+    let region = pair.open_region(64);
+    // The register is what has 8 bytes; and then the mailbox.
+    let device_qp = pair.left.hand_to_device(&Short::new(8, true), &options()).unwrap();
+    let expected = Doorbells::Proxy { reason: "not on this device".to_owned() };
+    assert_eq!(device_qp.doorbells(), &expected);
+    region.word64(0).unwrap().store(9);
+    assert_eq!(calls.call(&device_qp.data(), &put(&region, region.rkey())).0, Ended::Ok);
+    assert_eq!(calls.quiet(&device_qp.data(), LONG), Ended::Ok);
+    assert_eq!(region.word64(8).unwrap().load(), 9);
+    device_qp.take_back(LONG).unwrap();
+    drop(device_qp);
+
+    // Whatever cannot be reached, the queue pair is as it was.
+    for (len, once, path) in [
+        (8, true, DoorbellPath::Direct),
+        (8, false, DoorbellPath::Auto),
+        (8, false, DoorbellPath::Proxy),
+        (4, true, DoorbellPath::Auto),
+        (320, true, DoorbellPath::Auto),
+    ] {
+        let refused = pair.left.hand_to_device(&Short::new(len, once), &options().doorbells(path));
+        let error = refused.unwrap_err();
+        assert!(matches!(error, DeviceQpError::Unreachable(_)), "{error}");
+        assert!(error.to_string().contains("not on this device"), "{error}");
+        drop(hand_over(&pair.left));
+    }
 }
 
 #[test]

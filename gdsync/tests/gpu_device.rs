@@ -13,7 +13,7 @@ use gdsync::{
     Access, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
     MemoryRegion, PinnedMemory, QueuePair, QueuePairConfig, Syndrome,
 };
-use gpu_rig::{Rig, synchronize};
+use gpu_rig::Rig;
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
@@ -115,7 +115,8 @@ macro_rules! run {
         // SAFETY: as the macro says.
         unsafe { launch.launch($config) }.unwrap();
         drop(launch);
-        synchronize(&stream);
+        // A kernel of ten million messages takes minutes.
+        assert!(stream.synchronize_timeout(LONG * 20).unwrap(), "the kernel does not end: {stream:?}");
     }};
 }
 

@@ -7,7 +7,7 @@
 
 #include "platform.cuh"
 
-// The version of the two structures below. A kernel that was compiled for another finds every call refused (`status::invalid`).
+// The version of the two structures below. A kernel that was compiled for another finds its posts refused (`status::invalid`).
 #define GDSYNC_DEVICE_QP_VERSION 1u
 
 // `flags` of gdsync_device_qp: the doorbell is a mailbox, whose content, the count of posted blocks, the CPU forwards.
