@@ -311,6 +311,8 @@ pub(crate) enum Benchmark {
     Plan,
     /// Merged batches on a GPU's stream, from trigger to done, against plain ones
     Batch,
+    /// Posting by kernels: a GPU's cycles for each way, latency and rate of threads and queue pairs
+    Device,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream

@@ -106,6 +106,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`QueueError::BadCompletion`] where the card wrote something that makes no sense; the entry is skipped.
+    /// [`QueueError::HandedOver`] where kernels read the queue.
     pub fn poll(&self) -> Result<Option<Completion>, QueueError> {
         self.inner.poll()
     }
@@ -223,6 +224,9 @@ impl CompletionQueueInner {
             let mut state = self.lock();
             if !aside && let Some(taken) = state.set_aside.pop_front() {
                 return Some(taken);
+            }
+            if let Err(lent) = state.check_not_lent() {
+                return if aside { None } else { Some(Err(lent)) };
             }
             let raw = state.peek()?;
             let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };

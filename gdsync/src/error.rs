@@ -419,6 +419,12 @@ pub enum QueueError {
         /// Its number.
         qpn: u32,
     },
+    /// The queue pair was handed over to kernels.
+    #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::take_back")]
+    HandedOver {
+        /// Its number.
+        qpn: u32,
+    },
     /// Sends of one queue pair are posted in an order other than that of their preparation.
     #[error(
         "send {serial} of queue pair {qpn:#x} is posted before send {expected}, which was prepared earlier: post or drop that one first"

@@ -49,4 +49,7 @@ pub enum Obstacle {
     /// A completion queue of it has overrun: what is outstanding will never complete.
     #[error("its completion queue {0:#x} has overrun and is lost: make a new queue pair")]
     CompletionQueueLost(u32),
+    /// It was handed over to kernels.
+    #[error("kernels drive it: end them, and call DeviceQp::take_back")]
+    Kernel,
 }

@@ -44,10 +44,11 @@ impl PreparedSend {
         request: WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
     ) -> Result<Self, QueueError> {
-        queue_pair.check_connected()?;
         let (serial, doorbell) = {
             let mut completions = queue_pair.send_cq().lock();
             let mut send = queue_pair.send();
+            // Under the locks: it may be handed over to kernels meanwhile.
+            queue_pair.check_connected()?;
             let prepared = send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?;
             if let Some(claim) = claim {
                 send.claims.add(prepared.0, claim);

@@ -56,7 +56,7 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<Status>,
-    /// The same in short, to be read without the lock: connected, and not failed.
+    /// The same in short, to be read without the lock: connected, not failed, and not handed over to kernels.
     pub(crate) connected: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
@@ -293,7 +293,7 @@ impl QueuePairInner {
         self.status.lock()
     }
 
-    /// Sends may be prepared: connected, and not failed.
+    /// Sends may be prepared: connected, not failed, and not handed over to kernels.
     #[inline(always)]
     pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
         if self.connected.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
@@ -304,7 +304,8 @@ impl QueuePairInner {
     fn why_not_connected(&self) -> Result<(), QueueError> {
         let qpn = self.number;
         match *self.status() {
-            Status::Connected => Ok(()),
+            // Only that keeps a queue pair that is connected from being ready.
+            Status::Connected => Err(QueueError::HandedOver { qpn }),
             Status::Initialised => Err(QueueError::NotConnected { qpn }),
             Status::Failed(cause) => Err(QueueError::Failed { qpn, cause }),
         }

@@ -4,6 +4,7 @@ mod batch;
 mod card;
 mod checked;
 mod cq;
+mod device;
 mod gpu;
 mod graph;
 mod memops;
@@ -23,6 +24,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Card => card::run(options),
         Benchmark::Checked => checked::run(options),
         Benchmark::Cq => cq::run(options),
+        Benchmark::Device => device::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),

@@ -1,5 +1,9 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
 
+mod device;
+
+pub(crate) use device::{LentCompletions, Unread};
+
 use super::datagram::DatagramSource;
 use super::{ENTRY_WORDS, Ring};
 use crate::error::QueueError;
@@ -153,6 +157,8 @@ pub(crate) struct CompletionState {
     left_behind: VecDeque<u32>,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
+    /// The queue pair for which a kernel reads the queue.
+    lent: Option<u32>,
     /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
     pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
 }
@@ -176,6 +182,7 @@ impl CompletionState {
             reserved: 0,
             left_behind: VecDeque::new(),
             lost_from: None,
+            lent: None,
             set_aside: VecDeque::new(),
         }
     }
@@ -198,6 +205,7 @@ impl CompletionState {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
+        self.check_not_lent()?;
         self.recycle();
         if self.taken() < self.entries() {
             return Ok(());
@@ -209,6 +217,12 @@ impl CompletionState {
             Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
             _ => QueueError::CompletionQueueFull { entries: self.entries() },
         })
+    }
+
+    /// The CPU reads the queue.
+    #[inline]
+    pub(crate) fn check_not_lent(&self) -> Result<(), QueueError> {
+        self.lent.map_or(Ok(()), |qpn| Err(QueueError::HandedOver { qpn }))
     }
 
     /// Gives a booked entry back: its work request retired, or was never given to the card.
@@ -325,6 +339,7 @@ impl CompletionState {
 
     /// Takes the next entry that nobody waits for yet.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
+        self.check_not_lent()?;
         if self.waits_ahead() >= self.expected {
             return Err(QueueError::NothingToWaitFor { waits: self.waits_ahead() });
         }
@@ -434,6 +449,10 @@ impl CompletionState {
 
     /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
     pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
+        if self.lent.is_some() {
+            // The kernel's, who tells of it.
+            return None;
+        }
         let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
         let written = indices
             .map_while(|index| if self.is_lost() && self.is_beyond(index) { None } else { self.read(index) })

@@ -3,8 +3,10 @@
 //! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
 //! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
 
+mod device;
 mod order;
 
+pub(crate) use device::LentSends;
 pub(crate) use order::{Before, Replaced};
 
 use super::regions::Regions;
@@ -128,6 +130,8 @@ pub(crate) struct SendState {
     proxied: u32,
     /// The card has been told of everything, after the queue pair failed.
     flushed: bool,
+    /// A kernel drives the queue.
+    lent: bool,
 }
 
 impl SendState {
@@ -145,6 +149,7 @@ impl SendState {
             last_post: None,
             proxied: 0,
             flushed: false,
+            lent: false,
         }
     }
 
@@ -295,12 +300,16 @@ impl SendState {
     /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
     /// control segment, as it stands in the ring (it may have become a NOP).
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
-        let end = entry.end();
-        let (low, high) = (self.ring.word(entry.first, 0), self.ring.word(entry.first, 4));
+        self.doorbell(doorbell::record(entry.end()), self.first_bytes(entry.first))
+    }
+
+    /// The first 8 bytes of a block.
+    fn first_bytes(&self, block: u32) -> u64 {
+        let (low, high) = (self.ring.word(block, 0), self.ring.word(block, 4));
         let mut qword = [0; 8];
         qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
         qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        self.doorbell(doorbell::record(end), u64::from_ne_bytes(qword))
+        u64::from_ne_bytes(qword)
     }
 
     /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place otherwise.
@@ -404,6 +413,9 @@ impl SendState {
     /// `failed`: the card takes no more work, and completes whatever it has. Then it is no use to wait for what asked for no
     /// completion, if that is all there is: it was done before the failure.
     pub(crate) fn obstacle(&self, failed: bool) -> Option<Obstacle> {
+        if self.lent {
+            return Some(Obstacle::Kernel);
+        }
         match self.unsettled() {
             Some(last) if !last.lane.has_passed(last.ticket) => {
                 return Some(Obstacle::Stream(last.lane.blocked_on(last.ticket)));
@@ -441,9 +453,9 @@ impl SendState {
         Removed { entries: self.entries.len() as u32, signaled: signaled as u32 }
     }
 
-    /// Work that the card or a stream may still touch.
+    /// Work that the card, a stream or a kernel may still touch.
     pub(crate) fn in_flight(&self) -> bool {
-        self.has_posted()
+        self.has_posted() || self.lent
     }
 
     /// Sends are posted in order, so the oldest that was not dropped tells.

@@ -1,0 +1,146 @@
+// Memory order, by scope: `gpu` for words that only threads of one GPU touch while a kernel drives the queue, `system` for what
+// the card or the CPU reads or writes. On the host there is one scope.
+//
+// PTX ISA, "Memory Consistency Model": a release pattern orders everything before it, including what the thread has itself
+// acquired from others (causality order is transitive); `st.release.sys` is `fence.acq_rel.sys` and a relaxed store.
+#ifndef GDSYNC_DEVICE_ATOMICS_CUH
+#define GDSYNC_DEVICE_ATOMICS_CUH
+
+#include "platform.cuh"
+
+namespace gdsync {
+namespace detail {
+
+#if defined(__CUDACC__)
+
+GDSYNC_DEVICE u64 load_relaxed_gpu(const u64 *at) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE u64 load_acquire_gpu(const u64 *at) {
+    u64 value;
+    asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) {
+    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
+    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// True where the word was `expected`, and is `desired` now.
+GDSYNC_DEVICE bool exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
+    u64 found;
+    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
+    return found == expected;
+}
+
+GDSYNC_DEVICE bool exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
+    u64 found;
+    asm volatile("atom.acquire.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
+    return found == expected;
+}
+
+GDSYNC_DEVICE u32 load_relaxed_system(const u32 *at) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE u32 load_acquire_system(const u32 *at) {
+    u32 value;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE u64 load_relaxed_system(const u64 *at) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE u64 load_acquire_system(const u64 *at) {
+    u64 value;
+    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+GDSYNC_DEVICE u8 load_relaxed_system(const u8 *at) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return (u8)value;
+}
+
+GDSYNC_DEVICE void store_release_system(u32 *at, u32 value) {
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
+    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
+// behind, so the store needs no fence of its own (which would wait for every store of the thread to arrive).
+GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) {
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+// 16 bytes at once. Ordered by a later release only.
+GDSYNC_DEVICE void store_16_bytes(void *at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+#else
+
+GDSYNC_DEVICE u64 load_relaxed_gpu(const u64 *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+
+GDSYNC_DEVICE u64 load_acquire_gpu(const u64 *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+
+GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+
+GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+
+GDSYNC_DEVICE bool exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
+    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+GDSYNC_DEVICE bool exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
+    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+template <class Word> GDSYNC_DEVICE Word load_relaxed_system(const Word *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+
+template <class Word> GDSYNC_DEVICE Word load_acquire_system(const Word *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+
+template <class Word> GDSYNC_DEVICE void store_release_system(Word *at, Word value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+// The C++ model knows no store that acquires alone keep behind: a release.
+GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+
+// Plain stores, so that ThreadSanitizer sees whether they are ordered.
+GDSYNC_DEVICE void store_16_bytes(void *at, u32 a, u32 b, u32 c, u32 d) {
+    const u32 words[4] = {a, b, c, d};
+    __builtin_memcpy(at, words, sizeof words);
+}
+
+#endif
+
+// A lock that is only ever tried. Acquire: what its last holder did is seen.
+GDSYNC_DEVICE bool try_lock(u64 *lock) {
+    return load_relaxed_gpu(lock) == 0 && exchange_acquire_gpu(lock, 0, 1);
+}
+
+// Release: what the holder did is seen by the next one.
+GDSYNC_DEVICE void unlock(u64 *lock) { store_release_gpu(lock, 0); }
+
+} // namespace detail
+} // namespace gdsync
+
+#endif

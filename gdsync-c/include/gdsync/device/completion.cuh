@@ -1,0 +1,143 @@
+// Completions: any thread may look for them, one at a time does.
+#ifndef GDSYNC_DEVICE_COMPLETION_CUH
+#define GDSYNC_DEVICE_COMPLETION_CUH
+
+#include "atomics.cuh"
+#include "queue.cuh"
+
+namespace gdsync {
+
+// The first failure of the queue pair for good, 0 while there is none: GDSYNC_DEVICE_ERROR_*, with the card's syndrome in the low
+// 8 bits (mlx5dv.h, `MLX5_CQE_SYNDROME_*`) and the vendor's in the next 8. After one the card flushes what is outstanding.
+GDSYNC_DEVICE u64 error(const gdsync_device_qp &qp) { return detail::load_relaxed_gpu(&detail::state_of(qp)->error); }
+
+// The card's syndrome of the first failure, 0 where no request has failed.
+GDSYNC_DEVICE u32 syndrome(const gdsync_device_qp &qp) {
+    const u64 found = error(qp);
+    return (found & GDSYNC_DEVICE_ERROR_WORK) != 0 ? (u32)found & 0xff : 0;
+}
+
+namespace detail {
+
+// `op_own`, the entry's last byte: opcode, and in the lowest bit whose lap it is (mlx5dv.h, `mlx5_cqe64`).
+static const u32 CQE_REQUESTER = 0x0;
+static const u32 CQE_REQUESTER_ERROR = 0xd;
+static const u32 CQE_RESPONDER_ERROR = 0xe;
+static const u32 CQE_INVALID = 0xf;
+// Entries that are read under one hold of the lock, so that others get their turn.
+static const u32 POLL_AT_MOST = 64;
+
+GDSYNC_DEVICE void fail(gdsync_device_state *state, u64 error) {
+    // The first one stays.
+    exchange_relaxed_gpu(&state->error, 0, error);
+}
+
+// A completion queue, by value: a queue pair's description given by address to a function that is not inlined would have to be in
+// memory.
+struct completions {
+    u8 *ring;
+    u32 *record;
+    gdsync_device_state *state;
+    u32 mask;
+};
+
+// The last 4 bytes of an entry, where the card has written it; else 0xf1000000, which none has.
+GDSYNC_DEVICE u32 written_entry(const completions &queue, u64 index) {
+    const u32 nothing = 0xf1000000;
+    const u8 *entry = queue.ring + (index & queue.mask) * 64;
+    // In the first lap the card writes owner 0, in the second 1, and so on. Never mistaken for the entry of a lap before:
+    // that has the other owner bit, and one of two laps before is overwritten first.
+    const u32 owner = (index & ((u64)queue.mask + 1)) != 0 ? 1 : 0;
+    const u32 *last = (const u32 *)(entry + 60);
+    u32 word = load_relaxed_system(last);
+    if ((word >> 24 & 1) != owner || word >> 28 == CQE_INVALID) {
+        return nothing;
+    }
+    // Acquire: what the card wrote before this word (the rest of the entry, and before it the data of a read) is seen after it. A
+    // second load, as most looks find nothing and need no order.
+    return load_acquire_system(last);
+}
+
+// Takes over an entry: `done` becomes the count of completed blocks. False where the entry makes no sense.
+GDSYNC_DEVICE bool take_entry(const completions &queue, u64 index, u32 word, u64 &done) {
+    gdsync_device_state *state = queue.state;
+    const u32 opcode = word >> 28;
+    // Bytes 60 and 61, big endian: the block of the request. It retires all before it, too.
+    const u16 counter = (u16)(big_endian(word) >> 16);
+    const u16 advance = (u16)(counter + 1 - (u16)done);
+    // The request was reserved before the card was told of it, and the card was before it wrote the entry (acquire).
+    if (advance == 0 || advance > load_relaxed_gpu(&state->reserved) - done) {
+        return false;
+    }
+    if (opcode == CQE_REQUESTER_ERROR || opcode == CQE_RESPONDER_ERROR) {
+        // Bytes 54 and 55: the vendor's syndrome, the syndrome. Acquire: see `reap` on the consumer record.
+        const u8 *entry = queue.ring + (index & queue.mask) * 64;
+        const u32 syndromes = load_acquire_system((const u32 *)(entry + 52));
+        fail(state, GDSYNC_DEVICE_ERROR_WORK | (syndromes >> 16 & 0xff) << 8 | syndromes >> 24);
+    } else if (opcode != CQE_REQUESTER) {
+        return false;
+    }
+    done += advance;
+    return true;
+}
+
+// Reads the entries that the card has written, unless another thread is doing so.
+GDSYNC_DEVICE_RARE void reap(completions queue) {
+    gdsync_device_state *state = queue.state;
+    // Acquire: the indices are those that the last holder left.
+    if (!try_lock(&state->poll_lock)) {
+        return;
+    }
+    const u64 first = load_relaxed_gpu(&state->consumed);
+    u64 index = first;
+    u64 done = load_relaxed_gpu(&state->completed);
+    GDSYNC_DEVICE_LOOP
+    for (; index - first < POLL_AT_MOST; index++) {
+        const u32 word = written_entry(queue, index);
+        if (word >> 28 == CQE_INVALID) {
+            break;
+        }
+        if (!take_entry(queue, index, word, done)) {
+            fail(state, GDSYNC_DEVICE_ERROR_COMPLETION);
+            break;
+        }
+    }
+    if (index != first) {
+        // Gives the entries back to the card, before `completed` lets anybody post what might need their places. All that was read
+        // of them was read by acquire loads, which keep this store behind them.
+        store_behind_acquires_system(queue.record, big_endian((u32)index & 0xffffff));
+        store_relaxed_gpu(&state->consumed, index);
+        // Release: who sees the count sees the error, and may overwrite the blocks, which the card has read before it wrote the
+        // entries.
+        store_release_gpu(&state->completed, done);
+    }
+    unlock(&state->poll_lock);
+}
+
+GDSYNC_DEVICE completions completions_of(const gdsync_device_qp &qp) {
+    return completions{(u8 *)qp.completion_ring, (u32 *)qp.completion_record, state_of(qp), qp.completion_mask};
+}
+
+// Waits until so many blocks have completed.
+GDSYNC_DEVICE_RARE status wait_completed(completions queue, u64 ticket, u64 timeout_ns) {
+    Waited waited;
+    for (;;) {
+        // Acquire: what the card wrote for these requests is seen by the caller, whoever has read the entries.
+        const bool done = load_acquire_gpu(&queue.state->completed) >= ticket;
+        if (load_relaxed_gpu(&queue.state->error) != 0) {
+            return status::failed;
+        }
+        if (done) {
+            return status::ok;
+        }
+        reap(queue);
+        if (load_relaxed_gpu(&queue.state->completed) < ticket && waited.longer_than(timeout_ns)) {
+            return status::timed_out;
+        }
+    }
+}
+
+} // namespace detail
+} // namespace gdsync
+
+#endif

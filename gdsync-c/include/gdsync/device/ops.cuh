@@ -1,0 +1,236 @@
+// The calls: see device_verbs.cuh.
+#ifndef GDSYNC_DEVICE_OPS_CUH
+#define GDSYNC_DEVICE_OPS_CUH
+
+#include "post.cuh"
+
+namespace gdsync {
+
+// Memory of the remote side: its address there, and the key that the remote side gave.
+struct remote_memory {
+    u64 address;
+    u32 rkey;
+};
+
+// Memory of this side: its address as the card knows it, and its key.
+struct local_memory {
+    u64 address;
+    u32 lkey;
+};
+
+// How a request is posted.
+struct post_options {
+    // Whether the card is told at once, or with the next request that says so, or by `ring`.
+    bool ring_now;
+    // How long to wait for room, in nanoseconds; 0 looks once.
+    u64 timeout_ns;
+    // Where the ticket for `wait` goes; may be null.
+    u64 *ticket;
+
+    GDSYNC_DEVICE post_options() : ring_now(true), timeout_ns(0), ticket(nullptr) {}
+
+    GDSYNC_DEVICE post_options &more() {
+        ring_now = false;
+        return *this;
+    }
+
+    GDSYNC_DEVICE post_options &timeout(u64 nanoseconds) {
+        timeout_ns = nanoseconds;
+        return *this;
+    }
+
+    GDSYNC_DEVICE post_options &ticket_to(u64 *at) {
+        ticket = at;
+        return *this;
+    }
+};
+
+namespace detail {
+
+// One request of one block.
+template <scope S, class Build>
+GDSYNC_DEVICE status post_one(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
+    return post<S, 1>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
+}
+
+GDSYNC_DEVICE u64 write_put(const gdsync_device_qp &qp, u64 index, remote_memory to, local_memory from, u32 bytes, bool signaled) {
+    Block block(qp, index);
+    block.put_remote(to.address, to.rkey);
+    block.put_data(from.address, from.lkey, bytes);
+    return block.finish(OPCODE_WRITE, signaled);
+}
+
+GDSYNC_DEVICE u64 write_put_inline(const gdsync_device_qp &qp, u64 index, remote_memory to, const void *bytes, u32 count, bool signaled) {
+    Block block(qp, index);
+    block.put_remote(to.address, to.rkey);
+    block.put_inline((const u8 *)bytes, count);
+    return block.finish(OPCODE_WRITE, signaled);
+}
+
+GDSYNC_DEVICE u64 write_atomic(const gdsync_device_qp &qp, u64 index, u32 opcode, remote_memory target, u64 swap_or_add, u64 compare,
+                                local_memory result, bool signaled) {
+    Block block(qp, index);
+    block.put_remote(target.address, target.rkey);
+    block.put_operands(swap_or_add, compare);
+    block.put_data(result.address, result.lkey, 8);
+    return block.finish(opcode, signaled);
+}
+
+} // namespace detail
+
+// Writes `bytes` (at most MAX_BYTES) of this side's memory to the remote side.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status put(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes,
+                         const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+        return detail::write_put(qp, index, to, from, (u32)bytes, signaled);
+    });
+}
+
+// Writes up to MAX_INLINE_PUT bytes, which are taken before the call returns.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, const void *from, u64 bytes,
+                                const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, bytes <= MAX_INLINE_PUT, options, [&](u64 index, bool signaled) {
+        return detail::write_put_inline(qp, index, to, from, (u32)bytes, signaled);
+    });
+}
+
+// Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: who sees the word sees the bytes
+// (device_verbs.cuh says where). Two blocks.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
+                                const post_options &options = post_options()) {
+    const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
+    return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
+        detail::write_put(qp, index, to, from, (u32)bytes, false);
+        return detail::write_put_inline(qp, index + 1, signal, &value, 8, signaled);
+    });
+}
+
+// As `put_signal`, but adds `value` to the 64-bit word, so that many senders can share it. What the word was goes to `before`, 8 bytes of
+// this side's memory that the card may write.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal,
+                                    u64 value, local_memory before, const post_options &options = post_options()) {
+    const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
+    return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
+        detail::write_put(qp, index, to, from, (u32)bytes, false);
+        return detail::write_atomic(qp, index + 1, detail::OPCODE_FETCH_ADD, signal, value, 0, before, signaled);
+    });
+}
+
+// Reads `bytes` (at most MAX_BYTES) of the remote side's memory. They are there once the request has completed.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status get(const gdsync_device_qp &qp, remote_memory from, local_memory to, u64 bytes,
+                         const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+        detail::Block block(qp, index);
+        block.put_remote(from.address, from.rkey);
+        block.put_data(to.address, to.lkey, (u32)bytes);
+        return block.finish(detail::OPCODE_READ, signaled);
+    });
+}
+
+// Sends a message of `bytes` (at most MAX_BYTES) to the receive that the remote side has posted.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status send(const gdsync_device_qp &qp, local_memory from, u64 bytes, const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+        detail::Block block(qp, index);
+        block.put_data(from.address, from.lkey, (u32)bytes);
+        return block.finish(detail::OPCODE_SEND, signaled);
+    });
+}
+
+// Sends up to MAX_INLINE_SEND bytes, which are taken before the call returns.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u64 bytes, const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, bytes <= MAX_INLINE_SEND, options, [&](u64 index, bool signaled) {
+        detail::Block block(qp, index);
+        block.put_inline((const u8 *)from, (u32)bytes);
+        return block.finish(detail::OPCODE_SEND, signaled);
+    });
+}
+
+// Adds to a remote 64-bit word, aligned to 8 bytes. What it was before goes to `before`, 8 bytes.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target, u64 value, local_memory before,
+                               const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
+        return detail::write_atomic(qp, index, detail::OPCODE_FETCH_ADD, target, value, 0, before, signaled);
+    });
+}
+
+// Puts `desired` into a remote 64-bit word, aligned to 8 bytes, where it is `expected`. What it was goes to `before`, 8 bytes.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory target, u64 expected, u64 desired, local_memory before,
+                                  const post_options &options = post_options()) {
+    return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
+        return detail::write_atomic(qp, index, detail::OPCODE_COMPARE_SWAP, target, desired, expected, before, signaled);
+    });
+}
+
+// Tells the card of everything that was posted before, by this thread or seen by it.
+GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
+    return detail::ring_what_waits(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready));
+}
+
+// Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
+// blocks: a request has completed where its ticket is no greater.
+GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) {
+    detail::reap(detail::completions_of(qp));
+    // Acquire: as in `detail::wait_completed`.
+    const u64 done = detail::load_acquire_gpu(&detail::state_of(qp)->completed);
+    if (completed != nullptr) {
+        *completed = done;
+    }
+    return error(qp) == 0 ? status::ok : status::failed;
+}
+
+// Waits until the request with this ticket has completed, and all before it; at warp and block scope the leader's, which is what their
+// posts give to all. What was posted with `more` and not rung is not
+// waited for in vain: it is rung first.
+template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
+    const detail::Group<S> group;
+    status result = status::ok;
+    group.sync();
+    if (group.leads()) {
+        // A ticket from nowhere is not waited for.
+        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring_what_waits(qp, ticket);
+        if (result == status::ok) {
+            result = detail::wait_completed(detail::completions_of(qp), ticket, timeout_ns);
+        }
+    }
+    group.share(result, ticket);
+    return result;
+}
+
+// Waits until everything has completed that this thread (at warp and block scope, any thread of the group) has posted before, and
+// whatever others had posted by then.
+template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_device_qp &qp, u64 timeout_ns) {
+    const detail::Group<S> group;
+    // What the others of the group have published is seen by the leader.
+    group.sync();
+    u64 ticket = group.leads() ? detail::load_acquire_gpu(&detail::state_of(qp)->ready) : 0;
+    status result = status::ok;
+    group.share(result, ticket);
+    return wait<S>(qp, ticket, timeout_ns);
+}
+
+// Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. What was written before the
+// word is seen after it (device_verbs.cuh says where).
+GDSYNC_DEVICE status wait_signal(const u64 *word, u64 value, u64 timeout_ns) {
+    detail::Waited waited;
+    // Relaxed while it has not come; then by acquire, once.
+    while (detail::load_relaxed_system(word) < value) {
+        if (waited.longer_than(timeout_ns)) {
+            return status::timed_out;
+        }
+    }
+    detail::load_acquire_system(word);
+    return status::ok;
+}
+
+} // namespace gdsync
+
+#endif

@@ -1,0 +1,93 @@
+// What the rest needs of the machine that it runs on: a GPU's threads (nvcc, NVRTC, clang), or those of a host program, where
+// the header is tested without a GPU. No header of the C++ library is needed: NVRTC has none.
+#ifndef GDSYNC_DEVICE_PLATFORM_CUH
+#define GDSYNC_DEVICE_PLATFORM_CUH
+
+#if defined(__CUDACC__)
+#define GDSYNC_DEVICE __device__ __forceinline__
+// What is called from many places, and not when posting goes well.
+#define GDSYNC_DEVICE_RARE inline __device__ __noinline__
+// Before a loop that is not to be unrolled.
+#define GDSYNC_DEVICE_LOOP _Pragma("unroll 1")
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "gdsync's device header needs sm_70 or newer: scoped memory order, and threads of a warp that progress independently"
+#endif
+#else
+#define GDSYNC_DEVICE inline
+#define GDSYNC_DEVICE_RARE inline
+#define GDSYNC_DEVICE_LOOP
+#include <sched.h>
+#include <time.h>
+#endif
+
+namespace gdsync {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "the widths that the card's formats have");
+
+namespace detail {
+
+// Nanoseconds of a clock that only goes forward.
+GDSYNC_DEVICE u64 now_ns() {
+#if defined(__CUDACC__)
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#else
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000000000ull + (u64)now.tv_nsec;
+#endif
+}
+
+// Lets those that are waited for get on.
+GDSYNC_DEVICE void relax() {
+#if defined(__CUDACC__)
+    __nanosleep(32);
+#else
+    sched_yield();
+#endif
+}
+
+// How long a loop has waited. The clock is first read when it is first asked for: what does not wait does not pay for it.
+class Waited {
+  public:
+    GDSYNC_DEVICE Waited() : start_(0) {}
+
+    // Rests a moment. True once the time is over.
+    GDSYNC_DEVICE bool longer_than(u64 nanoseconds) {
+        const u64 now = now_ns();
+        if (start_ == 0) {
+            start_ = now;
+        }
+        if (now - start_ >= nanoseconds) {
+            return true;
+        }
+        relax();
+        return false;
+    }
+
+  private:
+    u64 start_;
+};
+
+GDSYNC_DEVICE u32 big_endian(u32 value) {
+#if defined(__CUDACC__)
+    return __byte_perm(value, 0, 0x0123);
+#else
+    return __builtin_bswap32(value);
+#endif
+}
+
+GDSYNC_DEVICE u64 big_endian(u64 value) {
+    return (u64)big_endian((u32)value) << 32 | big_endian((u32)(value >> 32));
+}
+
+} // namespace detail
+} // namespace gdsync
+
+#endif

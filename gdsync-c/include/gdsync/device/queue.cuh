@@ -1,0 +1,110 @@
+// A queue pair as kernels know it: plain data, which the library fills in (`gdsync::DeviceQp` in Rust).
+//
+// All work requests of kernels are one 64-byte block long, so blocks and requests are counted alike, from the queue pair's
+// connection on, in 64 bits: nothing wraps. The card's formats hold the low 16 bits.
+#ifndef GDSYNC_DEVICE_QUEUE_CUH
+#define GDSYNC_DEVICE_QUEUE_CUH
+
+#include "platform.cuh"
+
+// The version of the two structures below. A kernel that was compiled for another finds its posts refused (`status::invalid`).
+#define GDSYNC_DEVICE_QP_VERSION 1u
+
+// `flags` of gdsync_device_qp: the doorbell is a mailbox, whose content, the count of posted blocks, the CPU forwards.
+#define GDSYNC_DEVICE_QP_MAILBOX 1u
+
+// What threads that share a queue agree upon. 64 bytes between words that different threads write.
+struct gdsync_device_state {
+    // Blocks that were promised to callers.
+    unsigned long long reserved;
+    unsigned long long pad0[7];
+    // Blocks whose requests are written, without a gap. Never more than `reserved`.
+    unsigned long long ready;
+    unsigned long long pad1[7];
+    // Blocks that the card was told of. Never more than `ready`.
+    unsigned long long posted;
+    // Held by whoever rings the card.
+    unsigned long long doorbell_lock;
+    unsigned long long pad2[6];
+    // Blocks whose requests have completed, and are free again.
+    unsigned long long completed;
+    // Completion entries that were read.
+    unsigned long long consumed;
+    // Held by whoever reads completion entries.
+    unsigned long long poll_lock;
+    unsigned long long pad3[5];
+    // 0, or the first failure for good: GDSYNC_DEVICE_ERROR_*, the vendor's syndrome << 8, the syndrome.
+    unsigned long long error;
+    unsigned long long pad4[7];
+};
+
+// The card reported a failed request: syndromes in the low 16 bits.
+#define GDSYNC_DEVICE_ERROR_WORK 0x10000ull
+// A thread of this queue has stood still inside a call for longer than `stall_ns`.
+#define GDSYNC_DEVICE_ERROR_STALLED 0x20000ull
+// The card wrote a completion entry that makes no sense.
+#define GDSYNC_DEVICE_ERROR_COMPLETION 0x40000ull
+// The host has taken the queue pair back.
+#define GDSYNC_DEVICE_ERROR_RETURNED 0x80000ull
+
+// Addresses are those that the kernel's device uses.
+struct gdsync_device_qp {
+    // Ring of the send queue, 64 bytes a block.
+    unsigned long long send_ring;
+    // Word of the doorbell record that counts send blocks: 32 bits, big endian.
+    unsigned long long send_record;
+    // Doorbell register, or mailbox: 64 bits.
+    unsigned long long doorbell;
+    // Ring of the send completion queue, 64 bytes an entry.
+    unsigned long long completion_ring;
+    // Word of its doorbell record with the consumer index: 32 bits, big endian.
+    unsigned long long completion_record;
+    // gdsync_device_state, in memory of the GPU or of the host.
+    unsigned long long state;
+    // Blocks of the ring less one.
+    unsigned int send_mask;
+    // Entries of the completion ring less one.
+    unsigned int completion_mask;
+    // Number of the queue pair.
+    unsigned int qpn;
+    // Blocks that may be outstanding at a time: what both rings hold.
+    unsigned int limit;
+    // GDSYNC_DEVICE_QP_*.
+    unsigned int flags;
+    // GDSYNC_DEVICE_QP_VERSION.
+    unsigned int version;
+    // How long a thread waits for another one that is in the middle of a call, in nanoseconds.
+    unsigned long long stall_ns;
+    unsigned long long reserved[6];
+};
+
+static_assert(sizeof(gdsync_device_qp) == 128, "as the library's");
+static_assert(sizeof(gdsync_device_state) == 320, "as the library's");
+
+namespace gdsync {
+
+// How a call ended.
+enum class status : int {
+    ok = 0,
+    // The send queue is full. Nothing was posted.
+    no_room = 1,
+    // What was waited for has not happened in time. Nothing is lost: wait again.
+    timed_out = 2,
+    // The queue pair has failed: see `error`.
+    failed = 3,
+    // The request, or the queue pair's description, is not one that can be posted. Nothing was posted.
+    invalid = 4,
+};
+
+namespace detail {
+
+GDSYNC_DEVICE gdsync_device_state *state_of(const gdsync_device_qp &qp) { return (gdsync_device_state *)qp.state; }
+
+GDSYNC_DEVICE u8 *block_of(const gdsync_device_qp &qp, u64 index) {
+    return (u8 *)qp.send_ring + (index & qp.send_mask) * 64;
+}
+
+} // namespace detail
+} // namespace gdsync
+
+#endif

@@ -1,0 +1,51 @@
+//! A send queue that a kernel drives for a while.
+
+use super::SendState;
+use crate::memory::HostAddr;
+use crate::peer::Doorbell;
+use gdsync_sys::prm::doorbell;
+
+/// Where a send queue is in memory, and how far it is filled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LentSends {
+    pub(crate) ring: HostAddr,
+    /// 64-byte blocks of the ring.
+    pub(crate) blocks: u32,
+    pub(crate) record: HostAddr,
+    pub(crate) register: HostAddr,
+    /// The next block.
+    pub(crate) head: u32,
+}
+
+impl SendState {
+    /// Lends the queue to a kernel: until [`Self::give_back`] nobody else touches it.
+    ///
+    /// # Errors
+    /// How many sends are prepared or have not completed.
+    pub(crate) fn lend(&mut self) -> Result<LentSends, u32> {
+        // Where all have completed, everything that rings for them has rung.
+        if !self.entries.is_empty() {
+            return Err(self.entries.len() as u32);
+        }
+        self.lent = true;
+        Ok(LentSends {
+            ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
+            blocks: self.ring.entries(),
+            record: HostAddr(self.ring.record().as_ptr() as u64),
+            register: self.register,
+            head: self.head,
+        })
+    }
+
+    /// The kernel is done, and the card with all that it has posted: block `head` is next.
+    pub(crate) fn give_back(&mut self, head: u32) {
+        (self.head, self.tail, self.lent) = (head, head, false);
+    }
+
+    /// The doorbell for the blocks before `end` that a kernel has written, each of them a request of its own; none, where the
+    /// queue is not lent.
+    pub(crate) fn lent_doorbell(&self, end: u32) -> Option<Doorbell> {
+        let value = self.first_bytes(end.wrapping_sub(1));
+        self.lent.then(|| self.doorbell(doorbell::record(end), value))
+    }
+}
