@@ -48,6 +48,7 @@
 
 mod ah;
 mod batch;
+pub mod bootstrap;
 mod checked;
 mod checked_watcher;
 mod connect;
