@@ -173,7 +173,7 @@ fn a_rank_that_is_told_another_size_is_an_error_everywhere() {
     let ranks = Ranks::new("a_rank_that_is_told_another_size_is_an_error_everywhere", 3);
     let zero = ranks.spawn(0, "0");
     let one = ranks.command(1, "1").env("GDSYNC_SIZE", "4").spawn().unwrap();
-    [zero, one].map(ended_well);
+    [zero, one].into_iter().for_each(|child| _ = ended_well(child));
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_rank_that_is_there_twice_is_turned_away() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let two = ranks.spawn(2, "first");
-    [zero, one, other, two].map(ended_well);
+    [zero, one, other, two].into_iter().for_each(|child| _ = ended_well(child));
 }
 
 #[test]

@@ -6,6 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+/// Longest path of a socket: `sockaddr_un` has 108 bytes, and the last one is zero (unix(7)).
+const MAX_PATH: usize = 107;
+
 fn own_user() -> u32 {
     // SAFETY: no preconditions; cannot fail.
     unsafe { libc::geteuid() }
@@ -34,7 +37,14 @@ pub(super) fn socket_path(base: &Path, key: u64) -> Result<PathBuf, BootstrapErr
             own_user()
         )));
     }
-    Ok(path.join(format!("job-{key:016x}")))
+    let socket = path.join(format!("job-{key:016x}"));
+    let len = socket.as_os_str().len();
+    if len > MAX_PATH {
+        return Err(refused(format!(
+            "a socket in it has a path of {len} bytes, and {MAX_PATH} are possible: choose another place by TMPDIR"
+        )));
+    }
+    Ok(socket)
 }
 
 /// The folder of such folders: that of the session, or of temporary files.
@@ -102,7 +112,11 @@ mod tests {
         std::os::unix::fs::symlink("/", own).unwrap();
         assert!(socket_path(&base, 7).unwrap_err().to_string().contains("no folder"));
         std::fs::remove_file(own).unwrap();
-        std::fs::remove_dir(&base).unwrap();
+        let deep = base.join("d".repeat(100));
+        std::fs::create_dir(&deep).unwrap();
+        let text = socket_path(&deep, 7).unwrap_err().to_string();
+        assert!(text.contains("107 are possible"), "{text}");
+        std::fs::remove_dir_all(&base).unwrap();
         assert!(socket_path(&base, 7).is_err(), "there is nothing to make it in");
     }
 

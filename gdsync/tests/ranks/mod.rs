@@ -41,7 +41,8 @@ impl Ranks {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{test}-{}-{count}", std::process::id());
-        let folder = std::env::temp_dir().join(format!("gdsync-test-{name}"));
+        // Short: a socket's path has an end.
+        let folder = std::env::temp_dir().join(format!("gdsync-ranks-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         Ranks { test, name, folder, size }
     }
