@@ -68,6 +68,7 @@ mod lane;
 mod lifecycle;
 mod memory;
 mod mr;
+pub mod notify;
 pub mod outline;
 mod pd;
 mod peer;

@@ -89,6 +89,6 @@ impl Drop for Ranks {
 pub fn ended_well(child: Child) -> String {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success(), "{status}\n{out}\n{err}");
+    assert!(status.success() && out.contains("1 passed"), "{status}\n{out}\n{err}");
     out.into_owned()
 }

@@ -161,11 +161,33 @@ impl Source<'_> {
             }
             let count = self.left.min(room - copied);
             // SAFETY: the caller's; `count` stays inside both pieces.
-            unsafe { to.copy_from(self.from, count) };
+            unsafe { copy_piece(self.from, to, count) };
             (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
             (to, copied) = (to.wrapping_add(count), copied + count);
         }
         copied
+    }
+}
+
+/// Copies a piece. One that is a word arrives whole, and is seen by nobody before what was copied earlier: programs wait for such
+/// words, as cards write to memory in order.
+///
+/// # Safety
+/// `from` is readable, `to` is writable for `count` bytes. They may overlap.
+unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
+    if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
+        // SAFETY: the caller's; aligned. Programs read it concurrently, which an atomic tolerates.
+        unsafe {
+            AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Ordering::Release)
+        }
+    } else if count == size_of::<u64>() && to.cast::<u64>().is_aligned() {
+        // SAFETY: as above.
+        unsafe {
+            AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Ordering::Release)
+        }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { to.copy_from(from, count) }
     }
 }
 
