@@ -128,6 +128,21 @@ fn every_rank_writes_to_every_rank_between_processes() {
     Ranks::new("every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
 }
 
+#[test]
+fn nothing_is_lost_or_early_where_packets_are() {
+    const TEST: &str = "nothing_is_lost_or_early_where_packets_are";
+    if role().is_some() {
+        let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
+        let config = TeamConfig::default().connect(ConnectOptions::default().timeout(13));
+        return all_to_all(&Team::new(&domain(), bootstrap, config).unwrap(), 6);
+    }
+    let ranks = Ranks::new(TEST, 4);
+    let faults = "seed=9; drop p=0.01; duplicate p=0.03; delay=200us p=0.03; hold=3 p=0.03";
+    let spawn = |rank| ranks.command(rank, "faults").env("SOFTHCA_FAULTS", faults).spawn().unwrap();
+    let children: Vec<_> = (0..4).map(spawn).collect();
+    children.into_iter().for_each(|child| _ = ended_well(child));
+}
+
 /// A ring on streams: what comes from one side goes on to the other, all of it enqueued, the CPU only prepares.
 fn ring(team: &Team, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
