@@ -23,7 +23,7 @@ const OWN: u32 = 4;
 /// Rounds that are enqueued in a row, before any of them is waited for by the CPU.
 const WINDOW: usize = 8;
 /// How long anything may take.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(20);
 
 struct Options {
     gpu: Option<u32>,
@@ -178,9 +178,10 @@ impl Ring {
         let completed = |queue: CompletionQueue| -> Result<(), Failure> {
             let completion = queue.poll()?.ok_or("a stream has passed a wait, and there is no completion")?;
             completion.status?;
-            Ok(if completion.wr_id != round as u64 {
-                Err("completions are out of order")?
-            })
+            if completion.wr_id != round as u64 {
+                return Err("completions are out of order".into());
+            }
+            Ok(())
         };
         completed(self.next.send_cq())?;
         completed(self.before.recv_cq())?;

@@ -127,7 +127,7 @@ fn take_all(
                 _ => {}
             }
         }
-        let mut of_strangers = of_strangers.to_vec().into_iter();
+        let mut of_strangers = of_strangers.iter().copied();
         let mut silent = Vec::new();
         for mut link in std::mem::take(&mut strangers) {
             if !of_strangers.next().unwrap_or(false) {

@@ -60,6 +60,10 @@
 //! the card, and the CPU loads the word with acquire. In a GPU's, a stream's wait is followed by a flush where the GPU needs one
 //! ([`crate::cuda`]); and the CPU only looks where the GPU keeps the order of its own accord ([`NotifyError::Consistency`]).
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/notify.md")]
+struct Document;
+
 mod error;
 mod peer;
 mod queue;

@@ -170,7 +170,8 @@ impl Team {
 
     /// As [`Self::allocate`], of GPU memory, notifications too. Other ranks may have theirs in host memory, and call that.
     ///
-    /// No stream of the GPU may be blocked in a wait meanwhile: this loads a kernel ([`crate::cuda`] says why that waits).
+    /// No stream of the GPU may be blocked in a wait meanwhile, nor when the segment is dropped: a kernel is loaded for
+    /// [`Segment::notify_reset`], and unloaded ([`crate::cuda`] says why that waits).
     ///
     /// # Errors
     /// As [`Self::allocate`]; [`NotifyError::Cuda`].
