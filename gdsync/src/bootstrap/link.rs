@@ -93,7 +93,8 @@ impl Link {
             if let Some(frame) = self.try_receive()? {
                 return Ok(frame);
             }
-            if !wait(&[(self.fd(), libc::POLLIN)], deadline)?[0] {
+            // Also where it comes byte by byte.
+            if !wait(&[(self.fd(), libc::POLLIN)], deadline)?[0] || Instant::now() >= deadline {
                 return Err(LinkError::TimedOut);
             }
         }

@@ -235,7 +235,7 @@ fn gather_parts(
         let files: Vec<_> = missing.iter().map(|&i| (links[i].fd(), libc::POLLIN)).collect();
         let ready =
             wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
-        if !ready.contains(&true) {
+        if Instant::now() >= deadline || !ready.contains(&true) {
             let ranks = missing.iter().map(|&i| i as u32 + 1).collect();
             return Err(BootstrapError::Late { ranks, timeout });
         }

@@ -112,20 +112,15 @@ fn take_all(
         let files: Vec<_> = listening.chain(links.map(|link| (link.fd(), libc::POLLIN))).collect();
         let ready =
             wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
-        if !ready.contains(&true) {
+        // Also where strangers come all the time.
+        if Instant::now() >= deadline || !ready.contains(&true) {
             let ranks =
                 (1..).zip(&*joined).filter(|(_, link)| link.is_none()).map(|(rank, _)| rank).collect();
             return Err(BootstrapError::Late { ranks, timeout });
         }
-        // Who is here already says nothing before all are: what it has to say now is that it is gone.
         let (of_strangers, of_joined) = ready[1..].split_at(strangers.len());
         for (&i, _) in here.iter().zip(of_joined).filter(|(_, ready)| **ready) {
-            let rank = i as u32 + 1;
-            match joined[i].as_mut().map(Link::try_receive) {
-                Some(Err(error)) => return Err(failed(rank, error, timeout)),
-                Some(Ok(Some(_))) => return Err(protocol(rank, "it speaks before all have come")),
-                _ => {}
-            }
+            joined[i].as_mut().map_or(Ok(()), |link| is_silent(link, i as u32 + 1, timeout))?;
         }
         let mut of_strangers = of_strangers.iter().copied();
         let mut silent = Vec::new();
@@ -144,7 +139,11 @@ fn take_all(
         if ready[0] {
             match listener.accept() {
                 Ok(socket) => strangers.push(Link::new(socket, HELLO_BYTES)),
-                Err(error) => tracing::debug!(%error, "a connection was gone before it was taken"),
+                Err(error) => {
+                    // It has gone meanwhile; or there are no files left, for which it waits, and so do we.
+                    tracing::debug!(%error, "a connection was not taken");
+                    std::thread::sleep(RETRY);
+                }
             }
         }
         if strangers.len() > MAX_STRANGERS {
@@ -152,6 +151,15 @@ fn take_all(
         }
     }
     Ok(())
+}
+
+/// Who is here already says nothing before all are: what it has to say now is that it is gone.
+fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
+    match link.try_receive() {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => Err(protocol(rank, "it speaks before all have come")),
+        Err(error) => Err(failed(rank, error, timeout)),
+    }
 }
 
 /// Takes a process that has said who it is, or turns it away.

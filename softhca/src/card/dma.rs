@@ -357,6 +357,27 @@ mod tests {
     }
 
     #[test]
+    fn words_and_what_is_none_arrive_at_every_offset() {
+        for (start, end, count) in (0..9)
+            .flat_map(|start| (0..9).map(move |end| (start, end)))
+            .flat_map(|(start, end)| [0, 1, 3, 4, 5, 7, 8, 9, 12].map(|count| (start, end, count)))
+        {
+            let source: Vec<u8> = (1..=32).collect();
+            let mut target = [0u64; 4];
+            let place: *mut u8 = target.as_mut_ptr().cast();
+            // SAFETY: both have 32 bytes, and no piece ends behind byte 21.
+            unsafe { copy_piece(source.as_ptr().add(start), place.add(end), count) };
+            let bytes: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(
+                bytes[end..end + count],
+                source[start..start + count],
+                "{count} bytes from {start} to {end}"
+            );
+            assert!(bytes[..end].iter().chain(&bytes[end + count..]).all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
     fn only_mapped_memory_is_mapped() {
         let (page, _file) = SharedMemory::create(UAR_PAGE).unwrap();
         let addr = page.base() as u64;
