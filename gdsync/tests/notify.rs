@@ -1,14 +1,14 @@
 //! Notified writes between ranks that are threads, and processes.
 
-#![cfg(feature = "software-card")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
+mod common;
 mod ranks;
 
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync::notify::{NotifyError, Queue, Segment, Team, TeamConfig};
 use gdsync::{
-    Batch, Condition, ConnectOptions, Device, PinnedMemory, ProtectionDomain, QueueError, QueuePairConfig,
+    Batch, Condition, ConnectOptions, PinnedMemory, ProtectionDomain, Provider, QueueError, QueuePairConfig,
 };
 use gdsync::{SoftStream, Stream, Transport, Word32};
 use ranks::{Ranks, ended_well, role};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(60);
 
 fn domain() -> ProtectionDomain {
-    ProtectionDomain::new(&Device::software().unwrap()).unwrap()
+    ProtectionDomain::new(&common::device()).unwrap()
 }
 
 /// Every rank on a thread.
@@ -137,7 +137,9 @@ fn nothing_is_lost_or_early_where_packets_are() {
         let config = TeamConfig::default().connect(ConnectOptions::default().timeout(15));
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         all_to_all(&team, 6);
-        assert!(softhca::fault_counts().iter().any(|rule| rule.injected > 0), "no fault was met");
+        // The card of the system's libraries counts in another library.
+        let own = common::device().provider() == Provider::Software;
+        assert!(!own || softhca::fault_counts().iter().any(|rule| rule.injected > 0), "no fault was met");
         return;
     }
     let ranks = Ranks::new(TEST, 4);

@@ -1,11 +1,12 @@
 //! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
 
-#![cfg(feature = "software-card")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod common;
 
 use gdsync::bootstrap::Bootstrap;
 use gdsync::notify::{Segment, Team, TeamConfig};
-use gdsync::{Batch, Device, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
+use gdsync::{Batch, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -131,7 +132,7 @@ impl Rank {
 }
 
 fn ranks() -> Vec<Rank> {
-    let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
+    let pd = ProtectionDomain::new(&common::device()).unwrap();
     let config = TeamConfig::default().queues(2).queue_pair(QueuePairConfig::default().send_depth(64));
     std::thread::scope(|scope| {
         let threads: Vec<_> = Bootstrap::threads(SIZE, LONG)
