@@ -48,6 +48,7 @@
 
 mod ah;
 mod batch;
+pub mod bootstrap;
 mod checked;
 mod checked_watcher;
 mod connect;
@@ -69,6 +70,7 @@ mod lane;
 mod lifecycle;
 mod memory;
 mod mr;
+pub mod notify;
 pub mod outline;
 mod pd;
 mod peer;

@@ -37,6 +37,11 @@ macro_rules! word {
                 self.atomic().store(value, Ordering::Release);
             }
 
+            /// Sets its value, and returns what it was, as one step; with the orderings of both.
+            pub fn swap(&self, value: $value) -> $value {
+                self.atomic().swap(value, Ordering::AcqRel)
+            }
+
             /// Its address.
             pub fn addr(&self) -> HostAddr {
                 HostAddr(self.memory.addr().get() + (self.index * size_of::<$value>()) as u64)
