@@ -57,6 +57,7 @@ mod device;
 mod endpoint;
 mod error;
 mod failure;
+pub mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -42,7 +42,8 @@ pub struct MemoryRegion {
 
 #[derive(Debug)]
 pub(crate) struct MemoryRegionInner {
-    raw: NonNull<ibv_mr>,
+    /// None where the program registered the memory itself.
+    raw: Option<NonNull<ibv_mr>>,
     lkey: u32,
     rkey: u32,
     access: Access,
@@ -58,6 +59,8 @@ pub(crate) struct MemoryRegionInner {
 pub(crate) enum Backing {
     Host(PinnedMemory),
     Gpu(GpuMemory),
+    /// The program's.
+    Foreign,
 }
 
 // SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
@@ -158,15 +161,26 @@ impl MemoryRegionInner {
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        MemoryRegionInner { raw, lkey, rkey, access, addr, len, _memory: memory, pd }
+        MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, _memory: memory, pd }
+    }
+
+    /// Whatever memory the program has registered in a domain itself: only its slices know their keys.
+    pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
+        let (access, memory) = (Access::all(), Backing::Foreign);
+        MemoryRegionInner {
+            raw: None,
+            lkey: 0,
+            rkey: 0,
+            access,
+            addr: 0,
+            len: usize::MAX,
+            _memory: memory,
+            pd,
+        }
     }
 
     pub(crate) fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
-    }
-
-    pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -176,8 +190,10 @@ impl MemoryRegionInner {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
-        verbs_call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(self.raw.as_ptr()) });
+        if let Some(raw) = self.raw {
+            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
+            verbs_call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
+        }
     }
 }
 
@@ -199,8 +215,9 @@ fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, Queue
 #[derive(Clone, Debug)]
 pub struct Slice {
     region: Arc<MemoryRegionInner>,
-    offset: usize,
+    addr: u64,
     len: usize,
+    lkey: u32,
 }
 
 impl Slice {
@@ -209,7 +226,13 @@ impl Slice {
         range: impl RangeBounds<usize>,
     ) -> Result<Self, QueueError> {
         let Range { start, end } = resolve(range, region.len as u64)?;
-        Ok(Slice { region: region.clone(), offset: start as usize, len: (end - start) as usize })
+        let (addr, len) = (region.addr + start, (end - start) as usize);
+        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+    }
+
+    /// Memory that the program registered itself, in the domain of `region`.
+    pub(crate) fn foreign(region: &Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
+        Slice { region: region.clone(), addr, len, lkey }
     }
 
     /// Length in bytes.
@@ -227,7 +250,11 @@ impl Slice {
     }
 
     pub(crate) fn addr(&self) -> u64 {
-        self.region.addr + self.offset as u64
+        self.addr
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
     }
 }
 

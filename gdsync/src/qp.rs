@@ -101,6 +101,11 @@ impl QueuePair {
     /// # Errors
     /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+        Self::in_reset(pd, config).and_then(Self::started)
+    }
+
+    /// The same, left in the state RESET.
+    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
         let domain = QueueDomain::new(&pd.inner)?;
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
@@ -126,8 +131,10 @@ impl QueuePair {
             return Err(Error::OtherDevice { device: device.name().to_owned() });
         }
         Self::complete_to(QueueDomain::new(&pd.inner)?, config, send_cq.inner.clone(), recv_cq.inner.clone())
+            .and_then(Self::started)
     }
 
+    /// In the state in which the provider makes it: RESET.
     fn complete_to(
         domain: Arc<QueueDomain>,
         config: QueuePairConfig,
@@ -198,11 +205,16 @@ impl QueuePair {
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
         device.queue_pairs.add(&inner);
-        inner.to_init()?;
-        if config.transport == Transport::Ud {
-            inner.to_ready()?;
-        }
         Ok(QueuePair { inner })
+    }
+
+    /// Ready to take receives and to be connected; of UD, ready for everything.
+    fn started(self) -> Result<Self, Error> {
+        self.inner.to_init()?;
+        if self.transport() == Transport::Ud {
+            self.inner.to_ready()?;
+        }
+        Ok(self)
     }
 
     /// Its transport.
@@ -446,7 +458,7 @@ impl Rules for QueuePairInner {
 
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
         let region = slice.region();
-        let lkey = region.lkey();
+        let lkey = slice.lkey();
         if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
             return Err(QueueError::WrongDomain { lkey, qpn: self.number });
         }
