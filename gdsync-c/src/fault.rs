@@ -145,7 +145,7 @@ fn report(call: &'static str, fault: &Fault) -> c_int {
     }
     let said = CString::new(format!("{call}: {fault}").replace('\0', "?")).unwrap_or_default();
     // Gone while the thread ends.
-    drop(TEXT.try_with(|text| *text.borrow_mut() = said));
+    let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
     errno
 }
 
