@@ -17,12 +17,14 @@ use crate::qp::{QueuePair, Status};
 use crate::qp_options::QueuePairConfig;
 use crate::queue::wait::PreparedWait;
 use crate::stream::Condition;
+use crate::stream::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 impl QueuePair {
     /// Makes a queue pair that the program moves through its states by its own calls of `ibv_modify_qp` on [`Self::as_raw`]:
@@ -46,6 +48,25 @@ impl QueuePair {
         if matches!(*status, Status::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = Status::Connected;
             inner.connected.store(true, Ordering::Release);
+        }
+    }
+
+    /// Drops the queue pair, and waits until it is destroyed: work that is in flight is aborted, and streams have to pass it. `look` is
+    /// called meanwhile, for a look at streams that nobody else looks at. False where that took longer than `timeout`: it is destroyed
+    /// later then.
+    pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
+        let inner = Arc::downgrade(&self.inner);
+        drop(self);
+        let mut pause = Pause::new();
+        loop {
+            look();
+            if inner.strong_count() == 0 {
+                return true;
+            }
+            if pause.elapsed() >= timeout {
+                return false;
+            }
+            pause.pause();
         }
     }
 

@@ -189,7 +189,10 @@ static void failure(CUstream stream) {
     CHECK(wc.wr_id == 11 && wc.status == IBV_WC_REM_ACCESS_ERR);
     CHECK_STATUS(EIO, gds_post_send(left->qp, &wr, &bad));
     CHECK(bad == &wr);
-    /* A receive that will never come: abort wakes the stream. */
+    rig_close(&rig);
+
+    /* A message that will never come: abort wakes the stream. */
+    rig_open(&rig, IBV_QPT_RC);
     receive(right, 0, 8, 12);
     OK(gds_stream_wait_cq(stream, &right->qp->recv_cq, 0));
     CHECK_STATUS(ETIMEDOUT, gdsync_stream_synchronize(stream, 5));
