@@ -159,6 +159,12 @@ fn attempt<T>(body: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     })
 }
 
+/// Does what may come to nothing, without a word. A panic is nothing, too: whoever does it again says it.
+#[inline(always)]
+pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(body)).ok().flatten()
+}
+
 /// A C function that returns 0 or a positive errno.
 #[inline]
 pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> c_int {

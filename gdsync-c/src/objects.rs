@@ -25,6 +25,8 @@ pub(crate) struct QueuePairObject {
     pub(crate) memory: RegisteredMemory,
     /// Every send completes with an entry.
     pub(crate) signal_all: bool,
+    /// Its sends have addresses.
+    pub(crate) is_datagram: bool,
     pub(crate) api: &'static VerbsApi,
     context: usize,
 }
@@ -116,6 +118,7 @@ pub(crate) unsafe fn create(
         queue_pair,
         memory,
         signal_all,
+        is_datagram: config.transport == gdsync::Transport::Ud,
         api,
         context: key,
     });

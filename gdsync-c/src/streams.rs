@@ -8,8 +8,10 @@ use gdsync::{
     Batch, MemOpStream, PostError, PostFailure, PreparedSend, QueueError, SoftStream, Stream, StreamError,
 };
 use parking_lot::RwLock;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
@@ -64,9 +66,58 @@ fn patience() -> Duration {
     })
 }
 
+/// Counts the times that a stream was forgotten: what a thread remembers from before may be gone.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
+
+/// The stream that a thread has named last.
+#[derive(Clone, Copy)]
+struct Remembered {
+    handle: usize,
+    forgotten: u64,
+    /// The driver's number for a CUDA stream.
+    number: Option<u64>,
+    stream: *const StreamObject,
+}
+
 thread_local! {
     /// Its address is the thread's number.
     static THREAD: u8 = const { 0 };
+    static LAST: Cell<Remembered> = const {
+        Cell::new(Remembered { handle: 0, forgotten: 0, number: None, stream: std::ptr::null() })
+    };
+}
+
+/// Calls with the stream of that name: [`find`], for programs that name one stream again and again.
+///
+/// # Safety
+/// As [`find`], until it returns.
+#[inline]
+pub(crate) unsafe fn with<T>(
+    stream: CUstream,
+    call: impl FnOnce(&StreamObject) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let last = LAST.get();
+    if last.handle == stream as usize
+        && !last.stream.is_null()
+        && last.forgotten == FORGOTTEN.load(Ordering::Acquire)
+        // SAFETY: the caller's.
+        && last.number.is_none_or(|number| unsafe { number_of(stream) } == number)
+    {
+        // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call
+        // (the caller's), or until another stream is found in its place, which has another number.
+        return call(unsafe { &*last.stream });
+    }
+    // SAFETY: the caller's.
+    let found = unsafe { find(stream) }?;
+    if stream as usize > LAST_DEFAULT {
+        let number = match *found {
+            StreamObject::Soft(_) => None,
+            StreamObject::Cuda(_, number) => Some(number),
+        };
+        let forgotten = FORGOTTEN.load(Ordering::Acquire);
+        LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(&found) });
+    }
+    call(&found)
 }
 
 fn name_of(stream: CUstream) -> Result<Name, Fault> {
@@ -156,6 +207,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
             return Err(Fault::Bad { what: "the stream", value: stream as i64, limit });
         }
     };
+    FORGOTTEN.fetch_add(1, Ordering::Release);
     drop(streams);
     // It may wait for the stream.
     drop(gone);

@@ -4,7 +4,7 @@ use crate::fault::{Fault, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
-use gdsync::{AddressHandle, PreparedSend, QueueError, RemoteMemory, Slice, Transport, WorkRequest};
+use gdsync::{AddressHandle, PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
 use std::ptr::NonNull;
@@ -33,7 +33,7 @@ const MOST_ELEMENTS: c_int = 1024;
 ///
 /// # Safety
 /// `list` is null, or an array of `count`.
-#[inline]
+#[inline(always)]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Fault> {
     if !(0..=MOST_ELEMENTS).contains(&count) {
         return Err(Fault::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
@@ -50,19 +50,34 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
 ///
 /// # Safety
 /// The memory stays registered until the request that is made of it has completed.
-#[inline]
+#[inline(always)]
 unsafe fn with_slices<T>(
+    qp: &QueuePairObject,
+    list: &[ibv_sge],
+    call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    match list {
+        // SAFETY: the caller's.
+        [one] => unsafe { qp.memory.with_slice(one.addr, one.length as usize, one.lkey, call) },
+        // SAFETY: the caller's.
+        several => unsafe { with_several(qp, several, call) },
+    }
+}
+
+/// The same, of none or many.
+///
+/// # Safety
+/// As [`with_slices`].
+#[cold]
+#[inline(never)]
+unsafe fn with_several<T>(
     qp: &QueuePairObject,
     list: &[ibv_sge],
     call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
     // SAFETY: the caller's.
     let slice = |sge: &ibv_sge| unsafe { qp.memory.slice(sge.addr, sge.length as usize, sge.lkey) };
-    match list {
-        [] => call(&[]),
-        [one] => call(&[slice(one)]),
-        many => call(&many.iter().map(slice).collect::<Vec<_>>()),
-    }
+    call(&list.iter().map(slice).collect::<Vec<_>>())
 }
 
 /// Bytes that are copied into the request.
@@ -83,7 +98,7 @@ unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, Fault> {
 ///
 /// # Safety
 /// The request's pointers are valid, and its memory stays registered until it has completed.
-#[inline]
+#[inline(always)]
 unsafe fn with_request<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
@@ -94,50 +109,72 @@ unsafe fn with_request<T>(
     if wr.exp_send_flags & INLINE != 0 && matches!(wr.exp_opcode, opcode::RDMA_WRITE..=opcode::SEND_WITH_IMM)
     {
         // SAFETY: the caller's.
-        let bytes = unsafe { gather(list) }?;
-        let request = match wr.exp_opcode {
-            opcode::SEND | opcode::SEND_WITH_IMM => WorkRequest::send_inline(&bytes),
-            _ => WorkRequest::write_inline(&bytes, remote(wr)),
-        };
-        return finish(qp, wr, request, call);
+        return unsafe { with_inline(qp, wr, list, call) };
     }
-    let with = |slices: &[Slice]| {
-        let request = match (wr.exp_opcode, slices) {
-            (opcode::SEND | opcode::SEND_WITH_IMM, _) => WorkRequest::send(slices),
-            (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, _) => WorkRequest::write(slices, remote(wr)),
-            (opcode::RDMA_READ, _) => WorkRequest::read(slices, remote(wr)),
-            (opcode::COMPARE_SWAP | opcode::FETCH_ADD, [result]) => {
-                // SAFETY: plain numbers, of which any value is one.
-                let operands = unsafe { wr.wr.atomic };
-                let at = RemoteMemory { addr: operands.remote_addr, len: 8, rkey: operands.rkey };
-                match wr.exp_opcode {
-                    opcode::FETCH_ADD => WorkRequest::fetch_add(result, at, operands.compare_add),
-                    _ => WorkRequest::compare_swap(result, at, operands.compare_add, operands.swap),
-                }
-            }
-            (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
-                let limit = "an atomic operation has 1";
-                return Err(Fault::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
-            }
-            (other, _) => {
-                let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
-                return Err(Fault::Bad { what: "exp_opcode", value: other.into(), limit });
-            }
-        };
-        finish(qp, wr, request, call)
-    };
+    let with = |slices: &[Slice]| finish(qp, wr, other_request(wr, slices)?, call);
     // SAFETY: the caller's.
     unsafe { with_slices(qp, list, with) }
 }
 
-/// Remote memory of which only the address and the key are known.
-fn remote(wr: &gds_send_wr) -> RemoteMemory {
-    // SAFETY: plain numbers, of which any value is one.
-    let rdma = unsafe { wr.wr.rdma };
-    RemoteMemory { addr: rdma.remote_addr, len: u64::MAX, rkey: rdma.rkey }
+/// The same, of a request whose bytes are copied.
+///
+/// # Safety
+/// As [`gather`].
+#[inline(never)]
+unsafe fn with_inline<T>(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+    list: &[ibv_sge],
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let post = |bytes: &[u8]| match wr.exp_opcode {
+        opcode::SEND | opcode::SEND_WITH_IMM => finish(qp, wr, WorkRequest::send_inline(bytes), call),
+        _ => finish(qp, wr, WorkRequest::write_inline(bytes, remote(wr)), call),
+    };
+    match list {
+        [one] if one.length > 0 && one.addr != 0 => {
+            // SAFETY: readable memory of the process, which does not change during the call: the caller's.
+            post(unsafe { std::slice::from_raw_parts(one.addr as *const u8, one.length as usize) })
+        }
+        // SAFETY: the caller's.
+        several => post(&unsafe { gather(several) }?),
+    }
 }
 
-#[inline]
+fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkRequest<'a>, Fault> {
+    Ok(match (wr.exp_opcode, slices) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) => WorkRequest::send(slices),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, _) => WorkRequest::write(slices, remote(wr)),
+        (opcode::RDMA_READ, _) => WorkRequest::read(slices, remote(wr)),
+        (opcode::COMPARE_SWAP | opcode::FETCH_ADD, [result]) => {
+            // SAFETY: plain numbers, of which any value is one.
+            let operands = unsafe { wr.wr.atomic };
+            let at = RemoteMemory { addr: operands.remote_addr, len: 8, rkey: operands.rkey };
+            match wr.exp_opcode {
+                opcode::FETCH_ADD => WorkRequest::fetch_add(result, at, operands.compare_add),
+                _ => WorkRequest::compare_swap(result, at, operands.compare_add, operands.swap),
+            }
+        }
+        (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
+            let limit = "an atomic operation has 1";
+            return Err(Fault::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
+        }
+        (other, _) => {
+            let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
+            return Err(Fault::Bad { what: "exp_opcode", value: other.into(), limit });
+        }
+    })
+}
+
+/// Remote memory of which only the address and the key are known.
+#[inline(always)]
+fn remote(wr: &gds_send_wr) -> RemoteMemory {
+    // SAFETY: plain numbers, of which any value is one.
+    let (addr, rkey) = unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
+    RemoteMemory { addr, len: u64::MAX, rkey }
+}
+
+#[inline(never)]
 fn finish<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
@@ -162,12 +199,13 @@ fn finish<T>(
     if flags & FENCE != 0 {
         request = request.fence();
     }
-    if qp.queue_pair.transport() == Transport::Ud {
+    if qp.is_datagram {
         return to_datagram(qp, wr, request, call);
     }
     call(request)
 }
 
+#[cold]
 fn to_datagram<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
@@ -182,21 +220,25 @@ fn to_datagram<T>(
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Tries again where the reason may have gone without anybody having looked: the program has connected the queue pair, or a stream
-/// has passed what was in the way.
-#[inline]
-fn attempt<T>(qp: &QueuePairObject, mut what: impl FnMut() -> Result<T, QueueError>) -> Result<T, Fault> {
+/// Whether it is worth to try again: the reason may have gone without anybody having looked. The program has connected the queue
+/// pair, or a stream has passed what was in the way.
+#[cold]
+#[inline(never)]
+fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
+    match fault {
+        Fault::Queue(QueueError::NotConnected { .. }) => qp.queue_pair.adopt_state(),
+        Fault::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
+        _ => return false,
+    }
+    true
+}
+
+/// Does something, and again where that is worth it.
+#[inline(always)]
+fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
     match what() {
-        Ok(done) => Ok(done),
-        Err(QueueError::NotConnected { .. }) => {
-            qp.queue_pair.adopt_state();
-            Ok(what()?)
-        }
-        Err(error) if streams::waits_for_a_stream(&error) => {
-            streams::settle();
-            Ok(what()?)
-        }
-        Err(error) => Err(error.into()),
+        Err(fault) if look_again(qp, &fault) => what(),
+        done => done,
     }
 }
 
@@ -204,7 +246,6 @@ fn attempt<T>(qp: &QueuePairObject, mut what: impl FnMut() -> Result<T, QueueErr
 ///
 /// # Safety
 /// As [`with_request`], for each; `bad` is null or a valid place.
-#[inline]
 unsafe fn each<T>(
     list: *mut T,
     bad: *mut *mut T,
@@ -227,11 +268,38 @@ unsafe fn each<T>(
     Ok(())
 }
 
+/// Calls with the request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do
+/// most. Where the compiler knows that much, posting takes half of the time. `None` for all others, and where the call says so:
+/// then the long way does it, and says why not.
+///
+/// # Safety
+/// As [`with_request`]; the pointer is null or valid.
+#[inline(always)]
+pub(crate) unsafe fn with_plain<T>(
+    qp: &QueuePairObject,
+    wr: *const gds_send_wr,
+    call: impl Fn(WorkRequest<'_>) -> Option<T>,
+) -> Option<T> {
+    // SAFETY: the caller's.
+    let wr = unsafe { wr.as_ref() }?;
+    if !wr.next.is_null() || wr.exp_send_flags != SIGNALED || wr.num_sge != 1 || qp.is_datagram {
+        return None;
+    }
+    // SAFETY: the caller's.
+    unsafe {
+        let sge = wr.sg_list.as_ref()?;
+        qp.memory.with_slice(sge.addr, sge.length as usize, sge.lkey, |slices| match wr.exp_opcode {
+            opcode::SEND => call(WorkRequest::send(slices).wr_id(wr.wr_id)),
+            opcode::RDMA_WRITE => call(WorkRequest::write(slices, remote(wr)).wr_id(wr.wr_id)),
+            _ => None,
+        })
+    }
+}
+
 /// Posts a list at once.
 ///
 /// # Safety
 /// As [`each`].
-#[inline]
 pub(crate) unsafe fn post_sends(
     qp: &QueuePairObject,
     list: *mut gds_send_wr,
@@ -239,31 +307,33 @@ pub(crate) unsafe fn post_sends(
 ) -> Result<(), Fault> {
     let post = |wr: &gds_send_wr| {
         // SAFETY: the caller's.
-        unsafe { with_request(qp, wr, |request| attempt(qp, || qp.queue_pair.post_send(request.clone()))) }
+        attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.post_send(request)?)) })
     };
     // SAFETY: the caller's.
     unsafe { each(list, bad, |wr| wr.next, post) }
+}
+
+/// Prepares one request.
+///
+/// # Safety
+/// As [`with_request`].
+pub(crate) unsafe fn prepare_send(qp: &QueuePairObject, wr: &gds_send_wr) -> Result<PreparedSend, Fault> {
+    // SAFETY: the caller's.
+    attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.prepare(request)?)) })
 }
 
 /// Prepares a list. Where one fails, those before it are taken back.
 ///
 /// # Safety
 /// As [`each`].
-#[inline]
 pub(crate) unsafe fn prepare_sends(
     qp: &QueuePairObject,
     list: *mut gds_send_wr,
     bad: *mut *mut gds_send_wr,
     mut keep: impl FnMut(PreparedSend),
 ) -> Result<(), Fault> {
-    let prepare = |wr: &gds_send_wr| {
-        // SAFETY: the caller's.
-        let send = unsafe {
-            with_request(qp, wr, |request| attempt(qp, || qp.queue_pair.prepare(request.clone())))
-        }?;
-        keep(send);
-        Ok(())
-    };
+    // SAFETY: the caller's.
+    let prepare = |wr: &gds_send_wr| unsafe { prepare_send(qp, wr) }.map(&mut keep);
     // SAFETY: the caller's.
     unsafe { each(list, bad, |wr| wr.next, prepare) }
 }
@@ -281,7 +351,8 @@ pub(crate) unsafe fn post_receives(
         // SAFETY: the caller's.
         unsafe {
             let list = elements(wr.sg_list, wr.num_sge)?;
-            with_slices(qp, list, |slices| attempt(qp, || qp.queue_pair.post_recv(slices, wr.wr_id)))
+            let receive = |slices: &[Slice]| Ok(qp.queue_pair.post_recv(slices, wr.wr_id)?);
+            attempt(qp, || with_slices(qp, list, receive))
         }
     };
     // SAFETY: the caller's.

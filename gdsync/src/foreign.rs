@@ -21,6 +21,7 @@ use crate::stream::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -102,7 +103,28 @@ impl RegisteredMemory {
     /// The memory stays registered, and mapped, until every work request that names it has completed.
     #[inline]
     pub unsafe fn slice(&self, addr: u64, len: usize, lkey: u32) -> Slice {
-        Slice::foreign(&self.region, addr, len, lkey)
+        Slice::foreign(self.region.clone(), addr, len, lkey)
+    }
+}
+
+impl RegisteredMemory {
+    /// Calls with a slice as [`Self::slice`] makes it, for less: the slice is on loan, so that nothing counts it.
+    ///
+    /// # Safety
+    /// As [`Self::slice`].
+    #[inline(always)]
+    pub unsafe fn with_slice<T>(
+        &self,
+        addr: u64,
+        len: usize,
+        lkey: u32,
+        call: impl FnOnce(&[Slice]) -> T,
+    ) -> T {
+        // SAFETY: a second owner of the region that is never dropped, nor moved out of, and gone before `self` is: others only see
+        // it by reference, of which they may make clones.
+        let loan =
+            ManuallyDrop::new(Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey));
+        call(std::slice::from_ref(&*loan))
     }
 }
 

@@ -231,8 +231,9 @@ impl Slice {
     }
 
     /// Memory that the program registered itself, in the domain of `region`.
-    pub(crate) fn foreign(region: &Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
-        Slice { region: region.clone(), addr, len, lkey }
+    #[inline(always)]
+    pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
+        Slice { region, addr, len, lkey }
     }
 
     /// Length in bytes.

@@ -3,9 +3,10 @@
 use crate::batch::{Builder, Target};
 use crate::fault::{self, Fault, non_null_mut};
 use crate::requests::{self, Pending};
+use crate::streams::StreamObject;
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
-use gdsync::PreparedSend;
+use gdsync::{Batch, PreparedSend};
 use libc::c_int;
 
 /// `gds_post_send`.
@@ -18,6 +19,14 @@ pub unsafe extern "C" fn gds_post_send(
     wr: *mut gds_send_wr,
     bad_wr: *mut *mut gds_send_wr,
 ) -> c_int {
+    // SAFETY: the caller's.
+    let plain = || unsafe {
+        let qp = objects::queue_pair(qp).ok()?;
+        work::with_plain(qp, wr, |request| qp.queue_pair.post_send(request).ok())
+    };
+    if fault::quietly(plain).is_some() {
+        return 0;
+    }
     fault::status("gds_post_send", || {
         // SAFETY: the caller's.
         unsafe { work::post_sends(objects::queue_pair(qp)?, wr, bad_wr) }
@@ -92,18 +101,38 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     bad_wr: *mut *mut gds_send_wr,
 ) -> c_int {
     fault::status("gds_stream_queue_send", || {
+        let wr = non_null_mut("the work request", wr)?;
         // SAFETY: the caller's.
-        let (qp, stream) = unsafe { (objects::queue_pair(qp)?, streams::find(stream)?) };
-        let mut prepared = Prepared::default();
-        // SAFETY: the caller's.
-        unsafe { work::prepare_sends(qp, wr, bad_wr, |send| prepared.push(send)) }?;
-        match prepared.first {
-            Some(only) if prepared.more.is_empty() => stream.post_send(only),
-            first => {
-                let all = first.into_iter().chain(prepared.more);
-                stream.post(all.fold(gdsync::Batch::new(), gdsync::Batch::send))
+        let qp = unsafe { objects::queue_pair(qp) }?;
+        // SAFETY: a valid request, the caller's.
+        let is_one = unsafe { (*wr).next.is_null() };
+        let post = |stream: &StreamObject| {
+            // SAFETY: the caller's.
+            if let Some(send) =
+                unsafe { work::with_plain(qp, wr, |request| qp.queue_pair.prepare(request).ok()) }
+            {
+                return stream.post_send(send);
             }
-        }
+            if is_one {
+                // SAFETY: as above; `bad_wr` is null or a valid place.
+                return match unsafe { work::prepare_send(qp, &*wr) } {
+                    Ok(send) => stream.post_send(send),
+                    Err(fault) => {
+                        if !bad_wr.is_null() {
+                            // SAFETY: a valid place.
+                            unsafe { *bad_wr = wr };
+                        }
+                        Err(fault)
+                    }
+                };
+            }
+            let mut all = Vec::new();
+            // SAFETY: the caller's.
+            unsafe { work::prepare_sends(qp, wr, bad_wr, |send| all.push(send)) }?;
+            stream.post(all.into_iter().fold(Batch::new(), Batch::send))
+        };
+        // SAFETY: the caller's.
+        unsafe { streams::with(stream, post) }
     })
 }
 
