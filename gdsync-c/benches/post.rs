@@ -1,19 +1,23 @@
 //! What the C layer costs over the Rust calls under it, for each posted send: `cargo bench -p gdsync-c`.
 //!
-//! Both write 8 bytes on a queue pair of a software card, 64 at a time; the posts are timed, the completions are not. Rounds
-//! alternate, and the least of many counts, as other threads of the card and of the machine are in the way of the rest.
+//! Both write 8 bytes on a queue pair of a software card, 64 at a time; the posts are timed, the completions are not. Streams
+//! are held back meanwhile, so that their threads are not in the way. Rounds alternate, and the least of many counts, as other threads of the card and of the machine are in the way of the rest.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use gdsync::{
-    Access, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream,
-    Stream, WorkRequest,
+    Access, Batch, Condition, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
-use gdsync_c::api::{ext, queue_pair as c_qp, send, verbs as c_verbs};
-use gdsync_c::types::{CUstream, gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_wr};
+use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs};
+use gdsync_c::types::{
+    CUstream, GDS_MEMORY_HOST, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_descriptor_body, gds_descriptor_t,
+    gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_wr, gds_wait_value32_t,
+};
 use gdsync_sys::verbs::{self, ibv_mr, ibv_port_attr, ibv_qp_attr, ibv_sge, ibv_wc};
 use std::io::Write;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const POSTS: u32 = 64;
@@ -59,12 +63,16 @@ impl Rust {
 
     fn stream(&self) -> Duration {
         let (slices, remote) = ([self.region.slice(..8).unwrap()], self.region.remote());
+        let gate = self.region.word32(1024).unwrap();
+        gate.store(0);
+        self.stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
         let start = Instant::now();
         for i in 0..POSTS {
             let request = WorkRequest::write(&slices, remote).wr_id(i.into());
             self.stream.post_send(self.queue_pair.prepare(request).unwrap()).unwrap();
         }
         let took = start.elapsed();
+        gate.store(1);
         self.poll();
         self.stream.synchronize().unwrap();
         took
@@ -168,20 +176,33 @@ impl C {
             let mut bad = null_mut();
             assert_eq!(post(&mut wr, &mut bad), 0);
         }
-        let took = start.elapsed();
-        self.poll();
-        took
+        start.elapsed()
     }
 
     fn cpu(&self) -> Duration {
         // SAFETY: the queue pair and the request are valid, the memory registered.
-        self.posts(|wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) })
+        let took = self.posts(|wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) });
+        self.poll();
+        took
     }
 
     fn stream(&self) -> Duration {
+        let gate = AtomicU32::new(0);
+        let wait = gds_wait_value32_t {
+            ptr: gate.as_ptr(),
+            value: 1,
+            cond_flags: GDS_WAIT_COND_EQ,
+            flags: GDS_MEMORY_HOST,
+        };
+        let body = gds_descriptor_body { wait32: wait };
+        let mut wait = gds_descriptor_t { tag: GDS_TAG_WAIT_VALUE32, body };
+        // SAFETY: the gate outlives the wait, as the stream is synchronized below.
+        assert_eq!(unsafe { descriptors::gds_stream_post_descriptors(self.stream, 1, &mut wait, 0) }, 0);
         // SAFETY: as above, and the stream is alive.
         let took =
             self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) });
+        gate.store(1, Ordering::Release);
+        self.poll();
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { ext::gdsync_stream_synchronize(self.stream, 60_000) }, 0);
         took

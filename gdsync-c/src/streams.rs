@@ -91,7 +91,7 @@ thread_local! {
 ///
 /// # Safety
 /// As [`find`], until it returns.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn with<T>(
     stream: CUstream,
     call: impl FnOnce(&StreamObject) -> Result<T, Fault>,
@@ -244,19 +244,20 @@ impl StreamObject {
     }
 
     /// Posts a send.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), Fault> {
         let posted = match self {
             StreamObject::Soft(stream) => stream.post_send(send),
             StreamObject::Cuda(stream, _) => stream.post_send(send),
         };
-        match posted {
-            Ok(_) => Ok(()),
-            Err(error) => self.post_send_again(error),
+        if let Err(error) = posted {
+            return self.post_send_again(error);
         }
+        Ok(())
     }
 
     #[cold]
+    #[inline(never)]
     fn post_send_again(&self, error: PostError) -> Result<(), Fault> {
         match error.source {
             PostFailure::WouldBlock { .. } => self.post(error.batch),

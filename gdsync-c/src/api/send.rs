@@ -6,7 +6,7 @@ use crate::requests::{self, Pending};
 use crate::streams::StreamObject;
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
-use gdsync::{Batch, PreparedSend};
+use gdsync::{Batch, PreparedSend, WorkRequest};
 use libc::c_int;
 
 /// `gds_post_send`.
@@ -107,11 +107,13 @@ pub unsafe extern "C" fn gds_stream_queue_send(
         // SAFETY: a valid request, the caller's.
         let is_one = unsafe { (*wr).next.is_null() };
         let post = |stream: &StreamObject| {
+            let plain = |request: WorkRequest<'_>| {
+                let send = qp.queue_pair.prepare(request).ok()?;
+                Some(stream.post_send(send))
+            };
             // SAFETY: the caller's.
-            if let Some(send) =
-                unsafe { work::with_plain(qp, wr, |request| qp.queue_pair.prepare(request).ok()) }
-            {
-                return stream.post_send(send);
+            if let Some(posted) = unsafe { work::with_plain(qp, wr, plain) } {
+                return posted;
             }
             if is_one {
                 // SAFETY: as above; `bad_wr` is null or a valid place.
