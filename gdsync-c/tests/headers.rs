@@ -130,3 +130,50 @@ fn structs_and_numbers_are_the_headers() {
     std::fs::write(&file, source).unwrap();
     build(Language::C, &file, &[]);
 }
+
+/// A use of a name, in C++.
+fn use_of(kind: &str, name: &str) -> String {
+    let plain = name.replace("struct_", "struct ").replace("enum_", "enum ");
+    match kind {
+        "macro" => format!("#ifndef {name}\n#error {name} is not there\n#endif\n"),
+        "function" => format!("void *use_{name}() {{ return (void *)&{name}; }}\n"),
+        "type" => format!("size_t use_{name}() {{ return sizeof({plain}); }}\n"),
+        _ => format!("long use_{name}() {{ return (long){name}; }}\n"),
+    }
+}
+
+#[test]
+fn every_name_of_libgdsync_is_there() {
+    let names = std::fs::read_to_string(root().join("libgdsync-2.2.names")).unwrap();
+    let page = std::fs::read_to_string(root().join("../docs/c-abi.md")).unwrap();
+    let mut source = "#include <gdsync.h>\n#include <gdsync/tools.h>\n#include <gdsync/mlx5.h>\n".to_owned();
+    let mut count = 0;
+    for line in names.lines().filter(|line| !line.starts_with('#')) {
+        let [kind, name, _] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let written = name.replace("struct_", "struct ").replace("enum_", "enum ");
+        assert!(
+            page.contains(&format!("| `{written}` | {kind} |")),
+            "{name} in docs/c-abi.md: run scripts/c-symbols"
+        );
+        // Those of devices are used by device.cpp.
+        if kind != "device" {
+            source += &use_of(kind, name);
+        }
+        count += 1;
+    }
+    assert!(count > 100 && !page.contains("**missing**"));
+    if can_build("every_name_of_libgdsync_is_there", Language::Cpp) {
+        source += "int main() { return 0; }\n";
+        let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("every_name.cpp");
+        std::fs::write(&file, source).unwrap();
+        build(Language::Cpp, &file, &["-Wno-pedantic"]);
+    }
+}
+
+#[test]
+fn semaphores_of_kernels_wait_as_they_should() {
+    if can_build("semaphores_of_kernels_wait_as_they_should", Language::Cpp) {
+        let said = build(Language::Cpp, &root().join("tests/c/device.cpp"), &[]).succeed(&[]);
+        assert_eq!(said, "device ok\n");
+    }
+}

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
 use super::*;
 use crate::{Access, ConnectOptions, Device, MemoryRegion, SoftStream, Stream, WorkRequest};
 use std::sync::atomic::{AtomicU32, AtomicU64};

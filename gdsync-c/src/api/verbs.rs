@@ -94,8 +94,8 @@ pub unsafe extern "C" fn gdsync_post_recv(
 /// The context is null or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the caller's.
     fault::pointer("gdsync_alloc_pd", || {
+        // SAFETY: the caller's.
         made("ibv_alloc_pd", unsafe { (api_of(context)?.alloc_pd)(context) })
     })
 }

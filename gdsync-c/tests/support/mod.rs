@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A language, its standard, and who compiles it.
 #[derive(Clone, Copy, Debug)]
-pub enum Language {
+pub(crate) enum Language {
     C,
     Cpp,
 }
@@ -32,10 +32,10 @@ impl Language {
 }
 
 /// A folder that goes with the test.
-pub struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }
@@ -54,12 +54,12 @@ fn folder() -> Folder {
     Folder(path)
 }
 
-pub fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Whether programs can be built in that language here; says why not.
-pub fn can_build(test: &str, language: Language) -> bool {
+pub(crate) fn can_build(test: &str, language: Language) -> bool {
     let folder = folder();
     let source = folder.path().join("probe");
     std::fs::write(&source, "#include <infiniband/verbs.h>\nint main(void) { return 0; }\n").unwrap();
@@ -89,12 +89,12 @@ fn library(into: &Path) {
 }
 
 /// A program that was built, in its folder.
-pub struct Program {
+pub(crate) struct Program {
     folder: Folder,
 }
 
 /// Builds a program from a source, with every warning an error.
-pub fn build(language: Language, source: &Path, more: &[&str]) -> Program {
+pub(crate) fn build(language: Language, source: &Path, more: &[&str]) -> Program {
     let folder = folder();
     library(folder.path());
     let output = Command::new(language.compiler())
@@ -117,7 +117,7 @@ pub fn build(language: Language, source: &Path, more: &[&str]) -> Program {
 
 impl Program {
     /// Runs it, on a software card of this process alone.
-    pub fn run(&self, environment: &[(&str, &str)]) -> Output {
+    pub(crate) fn run(&self, environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new("timeout");
         command.arg("120").arg(self.folder.path().join("program")).env("LD_LIBRARY_PATH", self.folder.path());
         command.envs(environment.iter().copied());
@@ -125,7 +125,7 @@ impl Program {
     }
 
     /// Runs it to a good end; what it printed.
-    pub fn succeed(&self, environment: &[(&str, &str)]) -> String {
+    pub(crate) fn succeed(&self, environment: &[(&str, &str)]) -> String {
         let output = self.run(environment);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}\n{said}", output.status);
