@@ -5,7 +5,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use support::{Language, build, can_build, root};
+use support::{Language, build, build_with, can_build, root, skipped};
 
 fn run(test: &str, source: &str) -> Option<String> {
     let mut said = None;
@@ -36,6 +36,20 @@ fn descriptors_of_every_kind_are_performed() {
 fn requests_may_be_copied_and_thrown_away() {
     if let Some(said) = run("requests_may_be_copied_and_thrown_away", "requests.c") {
         assert_eq!(said, "requests ok\n");
+    }
+}
+
+#[test]
+fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
+    let test = "programs_of_libibverbs_have_gdsyncs_queues_beside_theirs";
+    if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() != Ok("system") {
+        return skipped(test, "no card for libibverbs is promised here (scripts/test-system)");
+    }
+    for language in [Language::C, Language::Cpp] {
+        if can_build(test, language) {
+            let program = build_with(language, &root().join("tests/c/verbs.c"), &[], &["-libverbs"]);
+            assert_eq!(program.succeed(&[]), "verbs ok\n");
+        }
     }
 }
 

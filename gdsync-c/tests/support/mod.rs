@@ -71,9 +71,7 @@ pub(crate) fn can_build(test: &str, language: Language) -> bool {
         Err(error) => format!("{}: {error}", language.compiler()),
     };
     assert!(std::env::var_os("GDSYNC_REQUIRE_RDMA_HEADERS").is_none(), "{test}: {why}");
-    // Past libtest's capture.
-    let line = format!("SKIPPED {test}: {why} (apt-get install gcc g++ libibverbs-dev)\n");
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    skipped(test, &format!("{why} (apt-get install gcc g++ libibverbs-dev)"));
     false
 }
 
@@ -93,8 +91,18 @@ pub(crate) struct Program {
     folder: Folder,
 }
 
-/// Builds a program from a source, with every warning an error.
+/// Past libtest's capture.
+pub(crate) fn skipped(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
+}
+
+/// Builds a program from a source, with every warning an error, against the library alone.
 pub(crate) fn build(language: Language, source: &Path, more: &[&str]) -> Program {
+    build_with(language, source, more, &[])
+}
+
+/// The same, against other libraries, too.
+pub(crate) fn build_with(language: Language, source: &Path, more: &[&str], libraries: &[&str]) -> Program {
     let folder = folder();
     library(folder.path());
     let output = Command::new(language.compiler())
@@ -109,6 +117,7 @@ pub(crate) fn build(language: Language, source: &Path, more: &[&str]) -> Program
         .arg("-L")
         .arg(folder.path())
         .args(["-lgdsync", "-lpthread"])
+        .args(libraries)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
