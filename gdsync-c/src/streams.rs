@@ -87,37 +87,36 @@ thread_local! {
     };
 }
 
-/// Calls with the stream of that name: [`find`], for programs that name one stream again and again.
+/// The stream of that name, if it is the one that this thread has [found](find) last.
 ///
 /// # Safety
-/// As [`find`], until it returns.
+/// As [`find`]; the reference is used during the C function's call only.
 #[inline(always)]
-pub(crate) unsafe fn with<T>(
-    stream: CUstream,
-    call: impl FnOnce(&StreamObject) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject> {
     let last = LAST.get();
-    if last.handle == stream as usize
-        && !last.stream.is_null()
-        && last.forgotten == FORGOTTEN.load(Ordering::Acquire)
+    if last.handle != stream as usize
+        || last.stream.is_null()
+        || last.forgotten != FORGOTTEN.load(Ordering::Acquire)
         // SAFETY: the caller's.
-        && last.number.is_none_or(|number| unsafe { number_of(stream) } == number)
+        || last.number.is_some_and(|number| unsafe { number_of(stream) } != number)
     {
-        // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call
-        // (the caller's), or until another stream is found in its place, which has another number.
-        return call(unsafe { &*last.stream });
+        return None;
     }
-    // SAFETY: the caller's.
-    let found = unsafe { find(stream) }?;
+    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call (the
+    // caller's), or until another stream is found in its place, which has another number.
+    Some(unsafe { &*last.stream })
+}
+
+/// Remembers the stream for this thread. Default streams are others in other contexts.
+fn remember(stream: CUstream, found: &Arc<StreamObject>) {
     if stream as usize > LAST_DEFAULT {
-        let number = match *found {
+        let number = match **found {
             StreamObject::Soft(_) => None,
             StreamObject::Cuda(_, number) => Some(number),
         };
         let forgotten = FORGOTTEN.load(Ordering::Acquire);
-        LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(&found) });
+        LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(found) });
     }
-    call(&found)
 }
 
 fn name_of(stream: CUstream) -> Result<Name, Fault> {
@@ -157,22 +156,18 @@ unsafe fn number_of(stream: CUstream) -> u64 {
 /// # Safety
 /// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default streams among them), whose
 /// context stays for the life of the process.
-#[inline]
 pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, Fault> {
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
-    match known {
-        Some(found) => match &*found {
-            StreamObject::Soft(_) => Ok(found),
-            // SAFETY: the caller's.
-            StreamObject::Cuda(_, number) if unsafe { number_of(stream) } == *number => Ok(found),
-            // Another stream, at the place of one that was destroyed.
-            // SAFETY: the caller's.
-            StreamObject::Cuda(..) => unsafe { wrap(stream, name) },
-        },
+    let found = match known {
         // SAFETY: the caller's.
-        None => unsafe { wrap(stream, name) },
-    }
+        Some(found) if unsafe { found.is_still(stream) } => found,
+        // None, or another stream, at the place of one that was destroyed.
+        // SAFETY: the caller's.
+        _ => unsafe { wrap(stream, name) }?,
+    };
+    remember(stream, &found);
+    Ok(found)
 }
 
 #[cold]
@@ -243,29 +238,24 @@ impl StreamObject {
         }
     }
 
-    /// Posts a send.
+    /// Posts a send, or takes it back without a word.
     #[inline(always)]
-    pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), Fault> {
-        let posted = match self {
-            StreamObject::Soft(stream) => stream.post_send(send),
-            StreamObject::Cuda(stream, _) => stream.post_send(send),
-        };
-        if let Err(error) = posted {
-            return self.post_send_again(error);
+    pub(crate) fn try_post_send(&self, send: PreparedSend) -> Option<()> {
+        match self {
+            StreamObject::Soft(stream) => stream.post_send(send).is_ok().then_some(()),
+            StreamObject::Cuda(stream, _) => stream.post_send(send).is_ok().then_some(()),
         }
-        Ok(())
     }
 
-    #[cold]
-    #[inline(never)]
-    fn post_send_again(&self, error: PostError) -> Result<(), Fault> {
-        match error.source {
-            PostFailure::WouldBlock { .. } => self.post(error.batch),
-            source if is_in_the_way(&source) => {
-                settle();
-                self.post(error.batch)
-            }
-            source => Err(source.into()),
+    /// True unless the name is another stream's now.
+    ///
+    /// # Safety
+    /// As [`find`].
+    unsafe fn is_still(&self, stream: CUstream) -> bool {
+        match self {
+            StreamObject::Soft(_) => true,
+            // SAFETY: the caller's.
+            StreamObject::Cuda(_, number) => *number == unsafe { number_of(stream) },
         }
     }
 

@@ -40,6 +40,13 @@ fn requests_may_be_copied_and_thrown_away() {
 }
 
 #[test]
+fn threads_share_the_library_and_queue_pairs() {
+    if let Some(said) = run("threads_share_the_library_and_queue_pairs", "threads.c") {
+        assert_eq!(said, "threads ok\n");
+    }
+}
+
+#[test]
 fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     let test = "programs_of_libibverbs_have_gdsyncs_queues_beside_theirs";
     if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() != Ok("system") {

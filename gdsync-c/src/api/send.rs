@@ -3,10 +3,9 @@
 use crate::batch::{Builder, Target};
 use crate::fault::{self, Fault, non_null_mut};
 use crate::requests::{self, Pending};
-use crate::streams::StreamObject;
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
-use gdsync::{Batch, PreparedSend, WorkRequest};
+use gdsync::{Batch, PreparedSend};
 use libc::c_int;
 
 /// `gds_post_send`.
@@ -100,41 +99,21 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     wr: *mut gds_send_wr,
     bad_wr: *mut *mut gds_send_wr,
 ) -> c_int {
+    // SAFETY: the caller's.
+    let plain = || unsafe {
+        let (qp, stream) = (objects::queue_pair(qp).ok()?, streams::remembered(stream)?);
+        work::with_plain(qp, wr, |request| stream.try_post_send(qp.queue_pair.prepare(request).ok()?))
+    };
+    if fault::quietly(plain).is_some() {
+        return 0;
+    }
     fault::status("gds_stream_queue_send", || {
-        let wr = non_null_mut("the work request", wr)?;
         // SAFETY: the caller's.
-        let qp = unsafe { objects::queue_pair(qp) }?;
-        // SAFETY: a valid request, the caller's.
-        let is_one = unsafe { (*wr).next.is_null() };
-        let post = |stream: &StreamObject| {
-            let plain = |request: WorkRequest<'_>| {
-                let send = qp.queue_pair.prepare(request).ok()?;
-                Some(stream.post_send(send))
-            };
-            // SAFETY: the caller's.
-            if let Some(posted) = unsafe { work::with_plain(qp, wr, plain) } {
-                return posted;
-            }
-            if is_one {
-                // SAFETY: as above; `bad_wr` is null or a valid place.
-                return match unsafe { work::prepare_send(qp, &*wr) } {
-                    Ok(send) => stream.post_send(send),
-                    Err(fault) => {
-                        if !bad_wr.is_null() {
-                            // SAFETY: a valid place.
-                            unsafe { *bad_wr = wr };
-                        }
-                        Err(fault)
-                    }
-                };
-            }
-            let mut all = Vec::new();
-            // SAFETY: the caller's.
-            unsafe { work::prepare_sends(qp, wr, bad_wr, |send| all.push(send)) }?;
-            stream.post(all.into_iter().fold(Batch::new(), Batch::send))
-        };
+        let (qp, stream) = unsafe { (objects::queue_pair(qp)?, streams::find(stream)?) };
+        let mut batch = Batch::new();
         // SAFETY: the caller's.
-        unsafe { streams::with(stream, post) }
+        unsafe { work::prepare_sends(qp, wr, bad_wr, |send| batch = std::mem::take(&mut batch).send(send)) }?;
+        stream.post(batch)
     })
 }
 
