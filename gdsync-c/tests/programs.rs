@@ -47,6 +47,24 @@ fn threads_share_the_library_and_queue_pairs() {
 }
 
 #[test]
+fn cuda_streams_take_the_same_descriptors() {
+    let test = "cuda_streams_take_the_same_descriptors";
+    if !can_build(test, Language::C) {
+        return;
+    }
+    let program = build_with(Language::C, &root().join("tests/c/cuda.c"), &[], &["-ldl"]);
+    let output = program.run(&[]);
+    let (said, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    const NO_GPU: i32 = 77;
+    match output.status.code() {
+        Some(NO_GPU) => skipped(test, said.trim()),
+        Some(0) => assert_eq!(said, "cuda ok\n"),
+        _ => panic!("{}\n{complaint}", output.status),
+    }
+}
+
+#[test]
 fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     let test = "programs_of_libibverbs_have_gdsyncs_queues_beside_theirs";
     if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() != Ok("system") {
