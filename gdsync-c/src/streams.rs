@@ -6,6 +6,7 @@ use gdsync::cuda::CudaStream;
 use gdsync::cudarc::driver::sys;
 use gdsync::{
     Batch, MemOpStream, PostError, PostFailure, PreparedSend, QueueError, SoftStream, Stream, StreamError,
+    StreamOptions,
 };
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -176,7 +177,9 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault>
     let backend = unsafe { CudaStream::from_raw(stream.cast()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
-    let made = Arc::new(StreamObject::Cuda(Stream::new(backend)?, number));
+    // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
+    let options = StreamOptions::default().tells_always(true);
+    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
     drop(old);
     Ok(made)

@@ -43,7 +43,7 @@ int gdsync_soft_stream_destroy(CUstream stream);
 int gdsync_soft_stream_launch(CUstream stream, void (*function)(void *), void *argument);
 /* Waits until a stream, of CUDA or in software, has performed everything. ETIMEDOUT after so many milliseconds. */
 int gdsync_stream_synchronize(CUstream stream, unsigned timeout_ms);
-/* Before a CUDA stream is destroyed: gdsync forgets it. Needed where work was posted on it that its program has not polled yet. */
+/* gdsync forgets a CUDA stream that is at its end, before its program destroys it. Needed where gds_prepare_write_memory was the last. */
 int gdsync_stream_forget(CUstream stream);
 
 /* ---- Ways out ---- */

@@ -52,12 +52,22 @@ impl fmt::Display for Doorbells {
 pub struct StreamOptions {
     /// How doorbells are to reach the card.
     pub doorbells: DoorbellPath,
+    /// Every batch says when the stream has passed it, instead of one in many. That is a memory operation more for each that does not
+    /// end with waits; but what the stream has passed is known without asking the driver, whatever has become of the stream since.
+    /// (Copies of bytes excepted, of which the next batch tells.)
+    pub tells_always: bool,
 }
 
 impl StreamOptions {
     /// Sets how doorbells are to reach the card.
     pub fn doorbells(mut self, path: DoorbellPath) -> Self {
         self.doorbells = path;
+        self
+    }
+
+    /// Sets [`StreamOptions::tells_always`](#structfield.tells_always).
+    pub fn tells_always(mut self, tells_always: bool) -> Self {
+        self.tells_always = tells_always;
         self
     }
 }
