@@ -25,6 +25,8 @@ pub struct AddressHandle {
 #[derive(Debug)]
 struct AddressHandleInner {
     raw: NonNull<ibv_ah>,
+    /// The program's, which destroys it.
+    borrowed: bool,
     /// As the card has it, without queue pair and Q_Key.
     vector: AddressVector,
     port: u8,
@@ -51,6 +53,16 @@ impl AddressHandle {
         let (pd, port) = (inner.domain.pd.clone(), inner.config.port);
         let attr = path(port, &inner.gid, remote, &options)?;
         let made = AddressHandleInner::new(pd, attr, || remote.to_string())?;
+        Ok(AddressHandle { inner: Arc::new(made) })
+    }
+
+    /// One that the program has made, of that domain and port.
+    pub(crate) fn borrowed(
+        raw: NonNull<ibv_ah>,
+        port: u8,
+        pd: Arc<ProtectionDomainInner>,
+    ) -> Result<Self, Error> {
+        let made = AddressHandleInner::described(raw, true, port, pd)?;
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 
@@ -82,8 +94,17 @@ impl AddressHandleInner {
         // SAFETY: the domain is allocated as long as `pd` lives; `attr` is valid.
         let raw = unsafe { (pd.device.api.create_ah)(pd.raw(), &mut attr) };
         let raw = verbs_call::pointer("ibv_create_ah", raw, detail)?;
-        let port = attr.port_num;
-        let mut made = AddressHandleInner { raw, vector: zerocopy::transmute!([0u8; 48]), port, pd };
+        Self::described(raw, false, attr.port_num, pd)
+    }
+
+    fn described(
+        raw: NonNull<ibv_ah>,
+        borrowed: bool,
+        port: u8,
+        pd: Arc<ProtectionDomainInner>,
+    ) -> Result<Self, Error> {
+        let vector = zerocopy::transmute!([0u8; 48]);
+        let mut made = AddressHandleInner { raw, borrowed, vector, port, pd };
         made.vector = made.describe()?;
         Ok(made)
     }
@@ -108,6 +129,9 @@ impl AddressHandleInner {
 
 impl Drop for AddressHandleInner {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         // SAFETY: created by us, and no work request names it any more: they hold an `Arc` of this.
         verbs_call::on_drop("ibv_destroy_ah", unsafe { (self.pd.device.api.destroy_ah)(self.raw.as_ptr()) });
     }

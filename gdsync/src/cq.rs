@@ -111,6 +111,17 @@ impl CompletionQueue {
         self.inner.poll()
     }
 
+    /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is prepared for: libgdsync's
+    /// polling, on which programs rely that start to poll before they decide who waits.
+    ///
+    /// A wait that is never posted is in the way until it is dropped, or given up ([`PreparedWait::leave_to_cpu`]).
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub fn poll_behind_streams(&self) -> Result<Option<Completion>, QueueError> {
+        self.inner.take(Take::BehindStreams).transpose()
+    }
+
     /// Prepares a wait for the next completion that nobody waits for yet.
     ///
     /// What follows the wait on a stream sees what the card wrote before the completion; for messages in GPU memory, see
@@ -210,16 +221,17 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
-        self.take(false).transpose()
+        self.take(Take::Next).transpose()
     }
 
     /// Takes what has completed, for persistent requests that have claimed it. Other completions are set aside for whoever polls.
     pub(crate) fn progress(&self) {
-        self.take(true);
+        self.take(Take::Aside);
     }
 
     /// Takes the next completion; or, to set them aside, all of them.
-    fn take(&self, aside: bool) -> Option<Result<Completion, QueueError>> {
+    fn take(&self, what: Take) -> Option<Result<Completion, QueueError>> {
+        let aside = what == Take::Aside;
         loop {
             let mut state = self.lock();
             if !aside && let Some(taken) = state.set_aside.pop_front() {
@@ -227,6 +239,9 @@ impl CompletionQueueInner {
             }
             if let Err(lent) = state.check_not_lent() {
                 return if aside { None } else { Some(Err(lent)) };
+            }
+            if what == Take::BehindStreams && state.is_awaited() {
+                return None;
             }
             let raw = state.peek()?;
             let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
@@ -275,6 +290,17 @@ impl CompletionQueueInner {
             }
         }
     }
+}
+
+/// What is taken from a queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Take {
+    /// The next completion.
+    Next,
+    /// The same, unless a stream has still to look at it.
+    BehindStreams,
+    /// All of them, to set them aside.
+    Aside,
 }
 
 /// Whose an entry is.

@@ -461,6 +461,12 @@ pub enum QueueError {
         /// Where they are.
         blocked: Blocked,
     },
+    /// There is no memory for the word by which a kernel says that it has passed.
+    #[error("no memory for a progress word: {reason}")]
+    NoLane {
+        /// The operating system's error.
+        reason: String,
+    },
     /// The card wrote a completion that makes no sense.
     #[error("completion entry {index} makes no sense: {reason}")]
     BadCompletion {

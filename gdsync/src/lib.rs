@@ -60,6 +60,7 @@ mod devx;
 mod endpoint;
 mod error;
 mod failure;
+pub mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;

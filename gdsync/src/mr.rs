@@ -42,7 +42,8 @@ pub struct MemoryRegion {
 
 #[derive(Debug)]
 pub(crate) struct MemoryRegionInner {
-    raw: NonNull<ibv_mr>,
+    /// None where the program registered the memory itself.
+    raw: Option<NonNull<ibv_mr>>,
     lkey: u32,
     rkey: u32,
     access: Access,
@@ -55,8 +56,15 @@ pub(crate) struct MemoryRegionInner {
 /// What keeps the memory of a region: keepers, which do not count as users of it.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    Host { _memory: PinnedMemory },
-    Gpu { _memory: GpuMemory, path: RegistrationPath },
+    Host {
+        _memory: PinnedMemory,
+    },
+    Gpu {
+        _memory: GpuMemory,
+        path: RegistrationPath,
+    },
+    /// The program's.
+    Foreign,
 }
 
 // SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
@@ -165,7 +173,13 @@ impl MemoryRegionInner {
     ) -> Self {
         // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        MemoryRegionInner { raw, lkey, rkey, access, addr, len, memory, pd }
+        MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
+    }
+
+    /// Whatever memory the program has registered in a domain itself: only its slices know their keys.
+    pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
+        let (access, memory) = (Access::all(), Backing::Foreign);
+        MemoryRegionInner { raw: None, lkey: 0, rkey: 0, access, addr: 0, len: usize::MAX, memory, pd }
     }
 
     pub(crate) fn remote(&self) -> RemoteMemory {
@@ -183,7 +197,7 @@ impl MemoryRegionInner {
     /// How the card gets to GPU memory; none for host memory.
     pub(crate) fn path(&self) -> Option<RegistrationPath> {
         match self.memory {
-            Backing::Host { .. } => None,
+            Backing::Host { .. } | Backing::Foreign => None,
             Backing::Gpu { path, .. } => Some(path),
         }
     }
@@ -195,8 +209,10 @@ impl MemoryRegionInner {
 
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
-        // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
-        verbs_call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(self.raw.as_ptr()) });
+        if let Some(raw) = self.raw {
+            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
+            verbs_call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
+        }
     }
 }
 
@@ -218,8 +234,9 @@ fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, Queue
 #[derive(Clone, Debug)]
 pub struct Slice {
     region: Arc<MemoryRegionInner>,
-    offset: usize,
+    addr: u64,
     len: usize,
+    lkey: u32,
 }
 
 impl Slice {
@@ -228,7 +245,14 @@ impl Slice {
         range: impl RangeBounds<usize>,
     ) -> Result<Self, QueueError> {
         let Range { start, end } = resolve(range, region.len as u64)?;
-        Ok(Slice { region: region.clone(), offset: start as usize, len: (end - start) as usize })
+        let (addr, len) = (region.addr + start, (end - start) as usize);
+        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+    }
+
+    /// Memory that the program registered itself, in the domain of `region`.
+    #[inline(always)]
+    pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
+        Slice { region, addr, len, lkey }
     }
 
     /// A part of these addresses, which the region has.
@@ -238,8 +262,8 @@ impl Slice {
         range: impl RangeBounds<usize>,
     ) -> Result<Self, QueueError> {
         let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
-        let offset = addresses.start - region.addr + start;
-        Ok(Slice { region: region.clone(), offset: offset as usize, len: (end - start) as usize })
+        let (addr, len) = (addresses.start + start, (end - start) as usize);
+        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
     }
 
     /// Length in bytes.
@@ -257,7 +281,11 @@ impl Slice {
     }
 
     pub(crate) fn addr(&self) -> u64 {
-        self.region.addr + self.offset as u64
+        self.addr
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
     }
 }
 

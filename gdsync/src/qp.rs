@@ -91,10 +91,15 @@ impl QueuePair {
     /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses; of queues made
     /// by commands ([`QueuePairConfig::queues`]), [`Error::OutOfRange`] and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+        Self::in_reset(pd, config).and_then(Self::started)
+    }
+
+    /// The same, left in the state RESET.
+    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
 
-    /// Makes a queue pair, and completion queues of its own, in a domain.
+    /// Makes a queue pair, and completion queues of its own, in a domain; left in the state RESET.
     pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig) -> Result<Self, Error> {
         if let Maker::Devx(devx) = &domain.maker {
             devx.check(&config)?;
@@ -122,14 +127,12 @@ impl QueuePair {
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
             return Err(Error::OtherDevice { device: device.name().to_owned() });
         }
-        Self::complete_to(
-            QueueDomain::new(&pd.inner, config.queues, config.placement)?,
-            config,
-            send_cq.inner.clone(),
-            recv_cq.inner.clone(),
-        )
+        let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
+        Self::complete_to(domain, config, send_cq.inner.clone(), recv_cq.inner.clone())
+            .and_then(Self::started)
     }
 
+    /// In the state in which the provider makes it: RESET.
     fn complete_to(
         domain: Arc<QueueDomain>,
         config: QueuePairConfig,
@@ -180,11 +183,16 @@ impl QueuePair {
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
         device.queue_pairs.add(&inner);
-        inner.to_init()?;
-        if config.transport == Transport::Ud {
-            inner.to_ready()?;
-        }
         Ok(QueuePair { inner })
+    }
+
+    /// Ready to take receives and to be connected; of UD, ready for everything.
+    pub(crate) fn started(self) -> Result<Self, Error> {
+        self.inner.to_init()?;
+        if self.transport() == Transport::Ud {
+            self.inner.to_ready()?;
+        }
+        Ok(self)
     }
 
     /// Its transport.
@@ -429,7 +437,7 @@ impl Rules for QueuePairInner {
 
     fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
         let region = slice.region();
-        let lkey = region.lkey();
+        let lkey = slice.lkey();
         if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
             return Err(QueueError::WrongDomain { lkey, qpn: self.number });
         }

@@ -366,7 +366,7 @@ impl<'a> WorkRequest<'a> {
             length += len;
             all |= len;
             if len != 0 {
-                out.put(zerocopy::transmute!(DataSeg::new(len as u32, region.lkey(), slice.addr())));
+                out.put(zerocopy::transmute!(DataSeg::new(len as u32, slice.lkey(), slice.addr())));
             }
         }
         if all > u64::from(MAX_COUNT) {
@@ -416,7 +416,7 @@ fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
 /// The data segment of a slice that is not empty.
 fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     match u32::try_from(slice.len()) {
-        Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.region().lkey(), slice.addr())),
+        Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),
         _ => Err(QueueError::MessageTooLong { given: slice.len() as u64, limit: MAX_COUNT.into() }),
     }
 }

@@ -9,6 +9,7 @@ use gdsync::{
     Access, Batch, Condition, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError,
     QueuePair, QueuePairConfig, Word32, WorkRequest,
 };
+use gdsync::{SoftStream, Stream, StreamOptions};
 use std::time::Instant;
 
 /// Sends of 8 bytes each to places of their own, and waits for them.
@@ -294,4 +295,16 @@ fn checked_waits_of_a_run_keep_their_own_words() {
     assert_eq!(stream.post(batch).unwrap().operations, 2 + 1 + 2 + 1);
     synchronize(&stream);
     assert!(statuses.iter().all(|status| status.get() == Some(Ok(()))));
+}
+
+#[test]
+fn a_stream_that_always_tells_says_so_in_each_batch() {
+    let (word, _) = words();
+    let write = || Batch::new().write_value32(&word, 7);
+    let told = |options| {
+        let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
+        (0..3).map(|_| stream.post(write()).unwrap().operations).collect::<Vec<_>>()
+    };
+    assert_eq!(told(StreamOptions::default()), [1, 1, 1]);
+    assert_eq!(told(StreamOptions::default().tells_always(true)), [2, 2, 2]);
 }

@@ -136,7 +136,11 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
     let pd = ProtectionDomain::new(&device).unwrap();
     let source = Arc::new(MemoryFiles::default());
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
-    let make = || QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config).unwrap();
+    let make = || {
+        QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config)
+            .and_then(QueuePair::started)
+            .unwrap()
+    };
     let (left, right) = (make(), make());
     // Send completions, receive completions, rings: of each side.
     let made = std::mem::take(&mut *source.made.lock().unwrap());

@@ -20,7 +20,7 @@ pub enum MemoryKind {
 /// card's can be stored to by the CPU but not loaded, so that no stream could wait there.
 pub trait StreamWord<V>: sealed::Named {}
 
-/// Memory that streams can write bytes into: [`PinnedMemory`] and [`GpuMemory`].
+/// Memory that streams can write bytes into: [`PinnedMemory`], [`GpuMemory`], and [`crate::foreign::DeviceRange`].
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {
@@ -43,6 +43,11 @@ pub struct Place {
 enum Memory {
     Host(PinnedMemory),
     Gpu(GpuMemory),
+    /// Wherever the program says, in the stream's own address space.
+    Stream {
+        address: u64,
+        len: usize,
+    },
 }
 
 /// An address, with whose address space it is of.
@@ -73,6 +78,11 @@ impl Place {
         Place { memory: Memory::Gpu(memory.clone()), offset }
     }
 
+    /// Memory that is the program's, at an address of the stream's.
+    pub(crate) fn stream(address: u64, len: usize) -> Self {
+        Place { memory: Memory::Stream { address, len }, offset: 0 }
+    }
+
     /// So many bytes further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
         Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset) }
@@ -81,14 +91,14 @@ impl Place {
     pub(crate) fn kind(&self) -> MemoryKind {
         match self.memory {
             Memory::Host(_) => MemoryKind::Host,
-            Memory::Gpu(_) => MemoryKind::Gpu,
+            Memory::Gpu(_) | Memory::Stream { .. } => MemoryKind::Gpu,
         }
     }
 
     /// The GPU memory, where it is that.
     pub(crate) fn gpu_memory(&self) -> Option<&GpuMemory> {
         match &self.memory {
-            Memory::Host(_) => None,
+            Memory::Host(_) | Memory::Stream { .. } => None,
             Memory::Gpu(memory) => Some(memory),
         }
     }
@@ -98,6 +108,7 @@ impl Place {
         match &self.memory {
             Memory::Host(memory) => memory.len(),
             Memory::Gpu(memory) => memory.len(),
+            Memory::Stream { len, .. } => *len,
         }
     }
 
@@ -106,6 +117,7 @@ impl Place {
         let base = match &self.memory {
             Memory::Host(memory) => memory.addr().get(),
             Memory::Gpu(memory) => memory.address(),
+            Memory::Stream { address, .. } => *address,
         };
         base + self.offset as u64
     }
@@ -114,7 +126,7 @@ impl Place {
     pub(crate) fn load32(&self) -> Option<u32> {
         match &self.memory {
             Memory::Host(memory) => Word32::new(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) => None,
+            Memory::Gpu(_) | Memory::Stream { .. } => None,
         }
     }
 
@@ -122,7 +134,7 @@ impl Place {
     pub(crate) fn load64(&self) -> Option<u64> {
         match &self.memory {
             Memory::Host(memory) => Word64::new(memory, self.offset).ok().map(|word| word.load()),
-            Memory::Gpu(_) => None,
+            Memory::Gpu(_) | Memory::Stream { .. } => None,
         }
     }
 
@@ -130,7 +142,7 @@ impl Place {
     pub(crate) fn site(&self) -> Site {
         match self.memory {
             Memory::Host(_) => Site::Host(HostAddr(self.address())),
-            Memory::Gpu(_) => Site::Stream(StreamAddr::new(self.address())),
+            Memory::Gpu(_) | Memory::Stream { .. } => Site::Stream(StreamAddr::new(self.address())),
         }
     }
 }

@@ -470,6 +470,21 @@ impl CompletionState {
         (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
     }
 
+    /// Whether a stream has still to look at the next entry to be polled, or a wait for it is prepared.
+    pub(crate) fn is_awaited(&self) -> bool {
+        match self.slots.get(self.held() as usize) {
+            Some(Slot::Prepared) => true,
+            Some(Slot::Posted(lane, ticket)) => !lane.has_passed(*ticket),
+            _ => false,
+        }
+    }
+
+    /// A prepared wait is given up, and its entry left to the CPU: unlike [`Self::cancel_wait`], the next wait is not for it.
+    pub(crate) fn leave_to_cpu(&mut self, index: u32) {
+        self.set_slot(index, Slot::Free);
+        self.recycle();
+    }
+
     /// Moves past the entry that [`Self::peek`] returned.
     pub(crate) fn advance(&mut self) {
         self.polled = self.polled.wrapping_add(1);

@@ -84,6 +84,12 @@ impl PreparedWait {
         self.ticket = None;
     }
 
+    /// No stream looks at the entry, and no other wait is for it.
+    pub(crate) fn give_up(mut self) {
+        self.ticket = Some(Ticket::default());
+        self.cq.lock().leave_to_cpu(self.index);
+    }
+
     /// True once the stream has passed it.
     pub(crate) fn is_passed(&self, lane: &Lane) -> bool {
         self.ticket.is_some_and(|ticket| lane.has_passed(ticket))

@@ -55,6 +55,10 @@ pub struct StreamOptions {
     pub doorbells: DoorbellPath,
     /// Whose memory the word lies in by which the stream tells how far it has come. The CPU looks at it often.
     pub lane: Placement,
+    /// Every batch says when the stream has passed it, instead of one in many. That is a memory operation more for each that does not
+    /// end with waits; but what the stream has passed is known without asking the driver, whatever has become of the stream since.
+    /// (Copies of bytes excepted, of which the next batch tells.)
+    pub tells_always: bool,
 }
 
 impl StreamOptions {
@@ -67,6 +71,12 @@ impl StreamOptions {
     /// Sets whose memory the stream's progress word lies in.
     pub fn lane(mut self, placement: Placement) -> Self {
         self.lane = placement;
+        self
+    }
+
+    /// Sets [`StreamOptions::tells_always`](#structfield.tells_always).
+    pub fn tells_always(mut self, tells_always: bool) -> Self {
+        self.tells_always = tells_always;
         self
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) issued: Ticket,
     /// Submissions since the last one whose end ticket the stream writes.
     pub(super) unwritten: u32,
+    /// How many there may be.
+    progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
     /// What they count for together.
     pub(super) weight: usize,
@@ -92,6 +94,7 @@ impl<B: MemOpStream> Stream<B> {
         let state = State {
             issued: Ticket::default(),
             unwritten: 0,
+            progress_every: if options.tells_always { 1 } else { PROGRESS_EVERY },
             in_flight: VecDeque::new(),
             weight: 0,
             plain: Cell::new(0),
@@ -244,7 +247,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut result = lower(state, &mut ops, &mut rings);
         // The last submission that there is room for always writes it, so that a full stream needs no other to be through.
         let last = state.weight + 1 >= self.caps.max_outstanding;
-        if tickets.open && (state.unwritten + 1 >= PROGRESS_EVERY || last) && result.is_ok() {
+        if tickets.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
             result = self.write_ticket(state, tickets.end, &mut ops).map_err(PostFailure::from);
             tickets.open = false;
         }
@@ -309,7 +312,7 @@ impl State {
         self.in_flight.push_back(InFlight { end: tickets.end, weight: weight as u32, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let plain = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let plain = plain.min(PROGRESS_EVERY.saturating_sub(self.unwritten + 1));
+        let plain = plain.min(self.progress_every.saturating_sub(self.unwritten + 1));
         self.plain.set(if self.rings_itself() && caps.writes_are_fenced { plain } else { 0 });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_posted(tickets.end);

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * libgdsync's interface, version 2.2, on gdsync. Programs written against libgdsync's header are compiled again, and link with
+ * -lgdsync. docs/c-abi.md has the whole list, and what is different.
+ *
+ * Every function may be called from any thread. Functions that return an int return 0, or a positive errno; the reason is on
+ * stderr, and in gdsync_error_text() of <gdsync/ext.h>.
+ *
+ * Wants libibverbs' header. The toolkit's cuda.h and gdrcopy's gdrapi.h are used where they are found, and their few types
+ * declared here where not: software streams need neither.
+ */
+#ifndef __GDSYNC_H__
+#define __GDSYNC_H__
+
+#include <infiniband/verbs.h>
+#include <infiniband/verbs_exp.h>
+#include <infiniband/peer_ops.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__has_include)
+#if __has_include(<cuda.h>)
+#define GDSYNC_HAVE_CUDA_H 1
+#endif
+#if __has_include(<gdrapi.h>)
+#define GDSYNC_HAVE_GDRAPI_H 1
+#endif
+#endif
+
+#ifdef GDSYNC_HAVE_CUDA_H
+#include <cuda.h>
+#else
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+#endif
+
+#ifdef GDSYNC_HAVE_GDRAPI_H
+#include <gdrapi.h>
+#else
+typedef struct gdr_mh_s {
+    unsigned long h;
+} gdr_mh_t;
+#endif
+
+#ifdef __cplusplus
+#define GDS_BEGIN_DECLS extern "C" {
+#define GDS_END_DECLS }
+#else
+#define GDS_BEGIN_DECLS
+#define GDS_END_DECLS
+#endif
+
+GDS_BEGIN_DECLS
+
+#include <gdsync/core.h>
+
+GDS_END_DECLS
+
+#endif

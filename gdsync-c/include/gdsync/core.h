@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Queue pairs, sends, waits and descriptors. Included by <gdsync.h>.
+ */
+#ifndef GDSYNC_CORE_H
+#define GDSYNC_CORE_H
+
+#ifndef __GDSYNC_H__
+#error "include gdsync.h, which includes this header"
+#endif
+
+/* ---- Version ---- */
+
+#define GDS_API_MAJOR_VERSION 2
+#define GDS_API_MINOR_VERSION 2
+#define GDS_API_VERSION (((unsigned)GDS_API_MAJOR_VERSION << 16) | (unsigned)GDS_API_MINOR_VERSION)
+/* Whether a library that says version v serves a program compiled with this header. */
+#define GDS_API_VERSION_COMPATIBLE(v)                                                                                          \
+    ((((unsigned)(v) >> 16) == (unsigned)GDS_API_MAJOR_VERSION) &&                                                             \
+     (((unsigned)(v) & 0xffffU) >= (unsigned)GDS_API_MINOR_VERSION))
+
+typedef enum gds_param {
+    GDS_PARAM_VERSION, /* the library's GDS_API_VERSION */
+    GDS_NUM_PARAMS
+} gds_param_t;
+
+/* Stores the value of a parameter. EINVAL: no such parameter. */
+int gds_query_param(gds_param_t param, int *value);
+
+/* ---- Queue pairs ---- */
+
+enum gds_create_qp_flags {
+    GDS_CREATE_QP_DEFAULT = 0,
+    GDS_CREATE_QP_WQ_ON_GPU = 1 << 0, /* refused, as libgdsync does */
+    /* The others are wishes. gdsync puts queues and records into host memory, and says so in its log. */
+    GDS_CREATE_QP_TX_CQ_ON_GPU = 1 << 1,
+    GDS_CREATE_QP_RX_CQ_ON_GPU = 1 << 2,
+    GDS_CREATE_QP_WQ_DBREC_ON_GPU = 1 << 5
+};
+
+typedef struct ibv_exp_qp_init_attr gds_qp_init_attr_t;
+typedef struct ibv_exp_send_wr gds_send_wr;
+
+typedef struct gds_cq {
+    struct ibv_cq *cq;
+    uint32_t curr_offset; /* the completion that the last wait was prepared for, plus 1 */
+} gds_cq_t;
+
+typedef struct gds_qp {
+    struct ibv_qp *qp;
+    struct gds_cq send_cq;
+    struct gds_cq recv_cq;
+    struct ibv_exp_res_domain *res_domain; /* gdsync's own */
+    struct ibv_context *dev_context;
+} gds_qp_t;
+
+/* Makes a queue pair (RC, UC or UD) with two completion queues of its own and a doorbell register of its own, in the state RESET:
+ * the program moves it on with ibv_modify_qp or gds_modify_qp. gpu_id is checked where there is a CUDA driver; -1 for none. NULL
+ * and errno on failure. The domain and the context stay the program's, and must outlive it. */
+struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *qp_init_attr, int gpu_id,
+                             int flags);
+
+/* Destroys it and its completion queues, and takes back what was prepared on them. Work that is still in flight is aborted, so that
+ * streams that wait for it go on. EINVAL: no queue pair of gds_create_qp, or one that is gone. */
+int gds_destroy_qp(struct gds_qp *qp);
+
+/* ibv_modify_qp, on any provider. */
+int gds_modify_qp(gds_qp_t *qp, struct ibv_qp_attr *attr, int attr_mask);
+
+/* ---- Work, at once ---- */
+
+/* Posts a list of sends; the CPU rings the card. */
+int gds_post_send(struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr);
+
+/* Posts a list of receives. */
+int gds_post_recv(struct gds_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+
+/* Polls: the number of completions, or -1 and errno. Like ibv_poll_cq on a queue of gdsync, it does not show a completion before
+ * the stream (or kernel) that waits for it has passed, nor while a wait for it is prepared. */
+int gds_poll_cq(struct gds_cq *cq, int num_entries, struct ibv_wc *wc);
+
+/* Prepares a list of sends and posts it on a stream. */
+int gds_stream_queue_send(CUstream stream, struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr);
+
+/* Has a stream wait for the next completion that nothing waits for. flags: 0. */
+int gds_stream_wait_cq(CUstream stream, struct gds_cq *cq, int flags);
+
+/* ---- Work in two steps ---- */
+
+typedef enum gds_memory_type {
+    GDS_MEMORY_GPU = 1,  /* an address that streams reach as it is: cudaMalloc's, cudaMallocHost's */
+    GDS_MEMORY_HOST = 2, /* any other memory of the process */
+    GDS_MEMORY_IO = 4,   /* registers that the program has registered with CUDA */
+    GDS_MEMORY_MASK = 0x7
+} gds_memory_type_t;
+
+/* To be or'ed with a gds_memory_type_t. */
+typedef enum gds_wait_flags {
+    GDS_WAIT_POST_FLUSH_REMOTE = 1 << 3, /* what cards wrote before is visible after; where the GPU needs that and has it */
+    GDS_WAIT_POST_FLUSH = GDS_WAIT_POST_FLUSH_REMOTE
+} gds_wait_flags_t;
+
+typedef enum gds_write_flags {
+    GDS_WRITE_PRE_BARRIER_SYS = 1 << 4, /* a barrier before the write */
+    GDS_WRITE_PRE_BARRIER = GDS_WRITE_PRE_BARRIER_SYS
+} gds_write_flags_t;
+
+typedef enum gds_write_memory_flags {
+    GDS_WRITE_MEMORY_POST_BARRIER_SYS = 1 << 4, /* a barrier after the write */
+    GDS_WRITE_MEMORY_PRE_BARRIER_SYS = 1 << 5   /* a barrier before it */
+} gds_write_memory_flags_t;
+
+/* Of libgdsync's own use; no function takes them. */
+typedef enum gds_membar_flags {
+    GDS_MEMBAR_FLUSH_REMOTE = 1 << 4,
+    GDS_MEMBAR_DEFAULT = 1 << 5,
+    GDS_MEMBAR_SYS = 1 << 6,
+    GDS_MEMBAR_MLX5 = 1 << 7
+} gds_membar_flags_t;
+
+enum { GDS_SEND_INFO_MAX_OPS = 32, GDS_WAIT_INFO_MAX_OPS = 32 };
+
+/* A prepared send: a name for what the library keeps. Copies name the same; posting one of them uses up all. One that is thrown
+ * away without being posted keeps its place in the send queue, and later sends from being posted, until gdsync_cancel_send
+ * (<gdsync/ext.h>) or gds_destroy_qp. */
+typedef struct gds_send_request {
+    struct ibv_exp_peer_commit commit;
+    struct peer_op_wr wr[GDS_SEND_INFO_MAX_OPS];
+} gds_send_request_t;
+
+/* Prepares a list of sends as one request. Where one of them fails, none is prepared. */
+int gds_prepare_send(struct gds_qp *qp, gds_send_wr *wr, gds_send_wr **bad_wr, gds_send_request_t *request);
+/* Posts prepared sends on a stream, in the order in which they were prepared. Where that fails, they are taken back. */
+int gds_stream_post_send(CUstream stream, gds_send_request_t *request);
+int gds_stream_post_send_all(CUstream stream, int count, gds_send_request_t *request);
+
+/* A prepared wait, a name as above. One that is thrown away keeps its completion from being polled until gds_post_wait_cq,
+ * gdsync_cancel_wait or gds_destroy_qp. */
+typedef struct gds_wait_request {
+    struct ibv_exp_peer_peek peek;
+    struct peer_op_wr wr[GDS_WAIT_INFO_MAX_OPS];
+} gds_wait_request_t;
+
+/* Prepares a wait for the next completion that nothing waits for. What is to complete has been posted or prepared. flags: 0. */
+int gds_prepare_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags);
+/* Has the stream write a word of host memory after the wait. At most GDS_WAIT_INFO_MAX_OPS - 2 of them: ENOMEM. */
+int gds_append_wait_cq(gds_wait_request_t *request, uint32_t *dw, uint32_t val);
+/* Posts prepared waits on a stream. Where that fails, they are given back. */
+int gds_stream_post_wait_cq(CUstream stream, gds_wait_request_t *request);
+int gds_stream_post_wait_cq_all(CUstream stream, int count, gds_wait_request_t *request);
+/* Leaves the completion to the CPU: it can be polled, and the next wait is for the one after. flags: 0. */
+int gds_post_wait_cq(struct gds_cq *cq, gds_wait_request_t *request, int flags);
+/* The same. */
+int gds_abort_wait_cq(struct gds_cq *cq, gds_wait_request_t *request);
+
+/* ---- Words and bytes ---- */
+
+typedef enum gds_wait_cond_flag {
+    GDS_WAIT_COND_GEQ = 0, /* the signed difference of word and value is not negative */
+    GDS_WAIT_COND_EQ,      /* they are equal */
+    GDS_WAIT_COND_AND,     /* they have a bit in common */
+    GDS_WAIT_COND_NOR      /* there is a bit that neither has */
+} gds_wait_cond_flag_t;
+
+typedef struct gds_wait_value32 {
+    uint32_t *ptr;
+    uint32_t value;
+    gds_wait_cond_flag_t cond_flags;
+    int flags; /* gds_memory_type_t | gds_wait_flags_t */
+} gds_wait_value32_t;
+
+int gds_prepare_wait_value32(gds_wait_value32_t *desc, uint32_t *ptr, uint32_t value, gds_wait_cond_flag_t cond_flags,
+                             int flags);
+
+typedef struct gds_write_value32 {
+    uint32_t *ptr;
+    uint32_t value;
+    int flags; /* gds_memory_type_t | gds_write_flags_t */
+} gds_write_value32_t;
+
+int gds_prepare_write_value32(gds_write_value32_t *desc, uint32_t *ptr, uint32_t value, int flags);
+
+typedef struct gds_write_memory {
+    uint8_t *dest;
+    const uint8_t *src; /* copied when the descriptor is posted */
+    size_t count;
+    int flags; /* gds_memory_type_t | gds_write_memory_flags_t */
+} gds_write_memory_t;
+
+int gds_prepare_write_memory(gds_write_memory_t *desc, uint8_t *dest, const uint8_t *src, size_t count, int flags);
+
+/* ---- Mixed ---- */
+
+typedef enum gds_tag {
+    GDS_TAG_SEND,
+    GDS_TAG_WAIT,
+    GDS_TAG_WAIT_VALUE32,
+    GDS_TAG_WRITE_VALUE32,
+    GDS_TAG_WRITE_MEMORY
+} gds_tag_t;
+
+typedef struct gds_descriptor {
+    gds_tag_t tag; /* which member */
+    union {
+        gds_send_request_t *send;
+        gds_wait_request_t *wait;
+        gds_wait_value32_t wait32;
+        gds_write_value32_t write32;
+        gds_write_memory_t writemem;
+    };
+} gds_descriptor_t;
+
+/* Posts descriptors on a stream, in order. flags: 0. Where that fails for one of them, sends and waits that were not posted are
+ * taken back; where an argument is wrong, nothing has happened. */
+int gds_stream_post_descriptors(CUstream stream, size_t n_descs, gds_descriptor_t *descs, int flags);
+
+/* Performs descriptors now, on the calling thread, which waits where they wait. flags: 0. */
+int gds_post_descriptors(size_t n_descs, gds_descriptor_t *descs, int flags);
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Semaphores for kernels: words that are stored to (release) and waited for (wait_*). C++ only.
+ */
+#ifndef GDSYNC_DEVICE_CUH
+#define GDSYNC_DEVICE_CUH
+
+#include <gdsync.h>
+
+#ifdef __cplusplus
+
+#include <assert.h>
+#include <time.h>
+
+#ifdef __CUDACC__
+#define GDSYNC_BOTH __host__ __device__
+#else
+#define GDSYNC_BOTH
+#endif
+
+namespace gdsync {
+
+// Cycles after which a wait gives up: about 2.5 s at 1.7 GHz.
+static const clock_t large_timeout = (clock_t)1 << 32;
+
+enum {
+    ERROR_TIMEOUT = 11, // EAGAIN
+    ERROR_INVALID = 22  // EINVAL
+};
+
+typedef gds_wait_cond_flag_t wait_cond_t;
+
+// A word of its own, and the value that it gets or is compared with.
+struct sem32 {
+    typedef uint32_t T;
+    typedef int32_t Tsigned;
+    T sem;
+    T value;
+
+    GDSYNC_BOTH inline volatile T *access_once() { return &sem; }
+};
+typedef struct sem32 sem32_t;
+
+// A word somewhere else.
+struct isem32 {
+    typedef uint32_t T;
+    typedef int32_t Tsigned;
+    T *ptr;
+    T value;
+
+    GDSYNC_BOTH isem32() : ptr(NULL), value(0) {}
+    GDSYNC_BOTH inline volatile T *access_once() { return ptr; }
+};
+typedef struct isem32 isem32_t;
+
+struct isem64 {
+    typedef uint64_t T;
+    typedef int64_t Tsigned;
+    T *ptr;
+    T value;
+
+    GDSYNC_BOTH isem64() : ptr(NULL), value(0) {}
+    GDSYNC_BOTH inline volatile T *access_once() { return ptr; }
+};
+typedef struct isem64 isem64_t;
+
+#ifdef __CUDACC__
+
+namespace device {
+
+// Stores the value. What has to be visible before it is the caller's to fence.
+template <typename S> __device__ inline void release(S &sem) {
+    assert(sem.access_once() != NULL);
+    *sem.access_once() = sem.value;
+}
+
+// The four conditions of gds_wait_cond_flag_t.
+template <typename S> struct equal {
+    static __device__ inline bool holds(typename S::T word, typename S::T value) { return word == value; }
+};
+template <typename S> struct geq {
+    static __device__ inline bool holds(typename S::T word, typename S::T value) {
+        return (typename S::Tsigned)(word - value) >= 0;
+    }
+};
+template <typename S> struct common {
+    static __device__ inline bool holds(typename S::T word, typename S::T value) { return (word & value) != 0; }
+};
+template <typename S> struct neither {
+    static __device__ inline bool holds(typename S::T word, typename S::T value) { return (typename S::T) ~(word | value) != 0; }
+};
+
+// Looks until the condition holds: 0, or ERROR_TIMEOUT. clock64, as the 32 bits of clock come round within the time-out.
+template <typename C, typename S> __device__ inline int wait_until(S &sem) {
+    const long long start = clock64();
+    do {
+        if (C::holds(*sem.access_once(), sem.value)) {
+            return 0;
+        }
+        // Nothing that is read after may have been read before.
+        __threadfence_block();
+    } while (clock64() - start < (long long)large_timeout);
+    return ERROR_TIMEOUT;
+}
+
+template <typename S> __device__ inline int wait_eq(S &sem) { return wait_until<equal<S> >(sem); }
+template <typename S> __device__ inline int wait_geq(S &sem) { return wait_until<geq<S> >(sem); }
+template <typename S> __device__ inline int wait_and(S &sem) { return wait_until<common<S> >(sem); }
+template <typename S> __device__ inline int wait_nor(S &sem) { return wait_until<neither<S> >(sem); }
+
+// The same, by a condition that is known only at run time.
+template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond) {
+    switch (cond) {
+    case GDS_WAIT_COND_EQ: return wait_eq(sem);
+    case GDS_WAIT_COND_GEQ: return wait_geq(sem);
+    case GDS_WAIT_COND_AND: return wait_and(sem);
+    case GDS_WAIT_COND_NOR: return wait_nor(sem);
+    default: return ERROR_INVALID;
+    }
+}
+
+} // namespace device
+
+#endif // __CUDACC__
+
+} // namespace gdsync
+
+#undef GDSYNC_BOTH
+
+#endif // __cplusplus
+
+#endif

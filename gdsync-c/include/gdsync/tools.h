@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Memory that a stream and the CPU both reach: small flags, in tests mainly.
+ */
+#ifndef GDSYNC_TOOLS_H
+#define GDSYNC_TOOLS_H
+
+#ifndef __GDSYNC_H__
+#error "include gdsync.h before this header"
+#endif
+
+GDS_BEGIN_DECLS
+
+typedef struct gds_mem_desc {
+    CUdeviceptr d_ptr; /* for streams and kernels: GDS_MEMORY_GPU in descriptors */
+    void *h_ptr;       /* for the CPU */
+    void *bar_ptr;     /* NULL */
+    int flags;
+    size_t alloc_size;
+    gdr_mh_t mh; /* gdsync's own */
+} gds_mem_desc_t;
+
+/* Allocates zeroed bytes. flags: GDS_MEMORY_HOST, or GDS_MEMORY_GPU, which is a wish: it is host memory, too, that the GPU of the
+ * current context reaches. */
+int gds_alloc_mapped_memory(gds_mem_desc_t *desc, size_t size, int flags);
+/* Frees it. EINVAL: not of gds_alloc_mapped_memory, or free already. */
+int gds_free_mapped_memory(gds_mem_desc_t *desc);
+
+GDS_END_DECLS
+
+#endif

@@ -1,0 +1,139 @@
+//! `gdsync/core.h`: words, bytes, and lists of descriptors.
+
+use crate::batch::{Builder, Target, check_flags, check_word, condition};
+use crate::fault::{self, Fault, no_flags, non_null, non_null_mut};
+use crate::streams;
+use crate::types::{
+    self, CUstream, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t,
+};
+use gdsync::{Cpu, Stream};
+use libc::{c_int, size_t};
+
+/// `gds_prepare_wait_value32`.
+///
+/// # Safety
+/// `desc` is null or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_prepare_wait_value32(
+    desc: *mut gds_wait_value32_t,
+    ptr: *mut u32,
+    value: u32,
+    cond_flags: c_int,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_prepare_wait_value32", || {
+        let desc = non_null_mut("the descriptor", desc)?;
+        check_word(ptr)?;
+        check_flags(flags, types::GDS_WAIT_POST_FLUSH_REMOTE)?;
+        condition(cond_flags)?;
+        // SAFETY: a valid place.
+        unsafe { desc.write(gds_wait_value32_t { ptr, value, cond_flags, flags }) };
+        Ok(())
+    })
+}
+
+/// `gds_prepare_write_value32`.
+///
+/// # Safety
+/// `desc` is null or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_prepare_write_value32(
+    desc: *mut gds_write_value32_t,
+    ptr: *mut u32,
+    value: u32,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_prepare_write_value32", || {
+        let desc = non_null_mut("the descriptor", desc)?;
+        check_word(ptr)?;
+        check_flags(flags, types::GDS_WRITE_PRE_BARRIER_SYS)?;
+        // SAFETY: a valid place.
+        unsafe { desc.write(gds_write_value32_t { ptr, value, flags }) };
+        Ok(())
+    })
+}
+
+/// `gds_prepare_write_memory`.
+///
+/// # Safety
+/// `desc` is null or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_prepare_write_memory(
+    desc: *mut gds_write_memory_t,
+    dest: *mut u8,
+    src: *const u8,
+    count: size_t,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_prepare_write_memory", || {
+        let desc = non_null_mut("the descriptor", desc)?;
+        non_null_mut("dest", dest)?;
+        non_null("src", src)?;
+        let barriers = types::GDS_WRITE_MEMORY_POST_BARRIER_SYS | types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS;
+        check_flags(flags, barriers)?;
+        // SAFETY: a valid place.
+        unsafe { desc.write(gds_write_memory_t { dest, src, count, flags }) };
+        Ok(())
+    })
+}
+
+/// Descriptors, ready to become a batch.
+unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) -> Result<Builder, Fault> {
+    let mut builder = Builder::new(target, n_descs.min(1024));
+    if n_descs == 0 {
+        return Ok(builder);
+    }
+    let descs = non_null_mut("the descriptors", descs)?;
+    for i in 0..n_descs {
+        // SAFETY: an array of so many, the caller's.
+        unsafe { builder.descriptor(&*descs.add(i)) }?;
+    }
+    Ok(builder)
+}
+
+/// `gds_stream_post_descriptors`.
+///
+/// # Safety
+/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is alive, has passed it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_post_descriptors(
+    stream: CUstream,
+    n_descs: size_t,
+    descs: *mut gds_descriptor_t,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_stream_post_descriptors", || {
+        no_flags(flags)?;
+        // SAFETY: the caller's.
+        let stream = unsafe { streams::find(stream) }?;
+        let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
+        // SAFETY: the caller's.
+        stream.post(unsafe { read(target, n_descs, descs)?.finish() }?)
+    })
+}
+
+/// `gds_post_descriptors`.
+///
+/// # Safety
+/// `descs` is null or an array of `n_descs`, which names memory of the CPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_post_descriptors(
+    n_descs: size_t,
+    descs: *mut gds_descriptor_t,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_post_descriptors", || {
+        no_flags(flags)?;
+        // SAFETY: the caller's.
+        let batch = unsafe { read(Target::CPU, n_descs, descs)?.finish() }?;
+        // One for each call: another thread's may be waiting.
+        let cpu = Stream::new(Cpu::new())?;
+        match cpu.post(batch) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                streams::settle();
+                cpu.post(error.batch).map(drop).map_err(|again| again.source.into())
+            }
+        }
+    })
+}

@@ -1,0 +1,212 @@
+//! `gdsync/ext.h`: the software card, streams, and the ways out.
+
+use super::verbs::check;
+use crate::fault::{self, Fault, non_null, non_null_mut};
+use crate::requests::{self, Pending};
+use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
+use crate::{log, objects, pages, streams};
+use gdsync::provider;
+use gdsync_sys::verbs::ibv_context;
+use libc::{c_char, c_int, c_uint, c_void, size_t};
+use std::ffi::CStr;
+use std::time::Duration;
+
+/// `gdsync_error_text`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_error_text() -> *const c_char {
+    fault::text()
+}
+
+/// `gdsync_soft_open`.
+///
+/// # Safety
+/// The name is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_context {
+    log::start();
+    fault::pointer("gdsync_soft_open", || {
+        // SAFETY: a string, the caller's.
+        let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
+        let (api, mut count) = (provider::software(), 0);
+        // SAFETY: `count` is a valid place; the list has so many entries, and each a name, until it is freed.
+        let context = unsafe {
+            let list = (api.get_device_list)(&mut count);
+            if list.is_null() {
+                return Err(Fault::Verbs {
+                    call: "ibv_get_device_list",
+                    source: std::io::Error::last_os_error(),
+                });
+            }
+            let devices = std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0));
+            let is_wanted =
+                |device| wanted.is_none_or(|wanted| CStr::from_ptr((api.get_device_name)(device)) == wanted);
+            let found = devices.iter().copied().find(|device| is_wanted(*device));
+            let opened = found.map(|device| (api.open_device)(device));
+            (api.free_device_list)(list);
+            opened
+        };
+        match context {
+            Some(context) if !context.is_null() => {
+                objects::note_software(context, true);
+                Ok(context)
+            }
+            Some(_) => Err(Fault::Verbs { call: "ibv_open_device", source: std::io::Error::last_os_error() }),
+            None => Err(gdsync::Error::NoDevice {
+                name: wanted.map(|name| name.to_string_lossy().into_owned()),
+                provider: "software",
+                present: gdsync::Device::names(api)?,
+            }
+            .into()),
+        }
+    })
+}
+
+/// `gdsync_soft_close`.
+///
+/// # Safety
+/// The context is null or was opened by [`gdsync_soft_open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
+    fault::status("gdsync_soft_close", || {
+        let context = non_null_mut("the context", context)?;
+        if !objects::is_software(context) {
+            return Err(Fault::Stale { what: "not a context of gdsync_soft_open, or one that is closed" });
+        }
+        // SAFETY: open, as it is known.
+        check("ibv_close_device", unsafe { (provider::software().close_device)(context) })?;
+        objects::note_software(context, false);
+        Ok(())
+    })
+}
+
+/// `gdsync_soft_stream_create`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdsync_soft_stream_create() -> CUstream {
+    fault::pointer("gdsync_soft_stream_create", streams::create_soft)
+}
+
+/// `gdsync_soft_stream_destroy`.
+///
+/// # Safety
+/// Nobody else uses the stream any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
+    fault::status("gdsync_soft_stream_destroy", || {
+        non_null_mut("the stream", stream)?;
+        streams::forget(stream, true)
+    })
+}
+
+/// A function of the program, and its argument.
+struct Kernel(unsafe extern "C" fn(*mut c_void), *mut c_void);
+
+// SAFETY: the program has the function called on the stream's thread, and vouches for its argument there.
+unsafe impl Send for Kernel {}
+
+impl Kernel {
+    fn run(self) {
+        // SAFETY: as the caller of `gdsync_soft_stream_launch` promises.
+        unsafe { (self.0)(self.1) };
+    }
+}
+
+/// `gdsync_soft_stream_launch`.
+///
+/// # Safety
+/// The stream is null or alive; the function may be called with the argument on another thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_soft_stream_launch(
+    stream: CUstream,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    argument: *mut c_void,
+) -> c_int {
+    fault::status("gdsync_soft_stream_launch", || {
+        non_null_mut("the stream", stream)?;
+        let kernel = Kernel(function.ok_or(Fault::Null { what: "the function" })?, argument);
+        // SAFETY: the caller's.
+        let stream = unsafe { streams::find(stream) }?;
+        let limit = "functions run on software streams: launch a kernel there";
+        let bad = Fault::Bad { what: "the stream", value: 0, limit };
+        stream.soft().ok_or(bad)?.launch(move || kernel.run())?;
+        Ok(())
+    })
+}
+
+/// `gdsync_stream_synchronize`.
+///
+/// # Safety
+/// The stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms: c_uint) -> c_int {
+    fault::status("gdsync_stream_synchronize", || {
+        // SAFETY: the caller's.
+        unsafe { streams::find(stream) }?.synchronize(Duration::from_millis(timeout_ms.into()))
+    })
+}
+
+/// `gdsync_stream_forget`.
+///
+/// # Safety
+/// The stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
+    fault::status("gdsync_stream_forget", || streams::forget(stream, false))
+}
+
+/// `gdsync_cancel_send`.
+///
+/// # Safety
+/// The request is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) -> c_int {
+    fault::status("gdsync_cancel_send", || {
+        let request = non_null_mut("the request", request)?;
+        // SAFETY: valid, the caller's.
+        let name = unsafe { (*request).rollback_id };
+        match requests::take(name, true)? {
+            // Newest first: what is newest leaves no trace.
+            Pending::Sends(sends) => sends.into_iter().rev().for_each(drop),
+            one => drop(one),
+        }
+        requests::used_up(name);
+        Ok(())
+    })
+}
+
+/// `gdsync_cancel_wait`.
+///
+/// # Safety
+/// The request is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) -> c_int {
+    fault::status("gdsync_cancel_wait", || {
+        let request = non_null_mut("the request", request)?;
+        // SAFETY: valid, the caller's.
+        let name = unsafe { (*request).peek_id };
+        drop(requests::take(name, false)?);
+        requests::used_up(name);
+        Ok(())
+    })
+}
+
+/// `gdsync_abort_qp`.
+///
+/// # Safety
+/// The queue pair is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gdsync_abort_qp", || Ok(unsafe { objects::queue_pair(qp) }?.queue_pair.abort()?))
+}
+
+/// `gdsync_forget_memory`.
+///
+/// # Safety
+/// No stream that has not passed it names the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_forget_memory(addr: *const c_void, length: size_t) -> c_int {
+    fault::status("gdsync_forget_memory", || {
+        pages::forget(non_null("the memory", addr)? as usize, length);
+        Ok(())
+    })
+}

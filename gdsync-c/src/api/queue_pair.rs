@@ -1,0 +1,185 @@
+//! `gdsync/core.h`: the version, and queue pairs.
+
+use crate::completion;
+use crate::fault::{self, Fault, non_null_mut};
+use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
+use crate::{log, objects, work};
+use gdsync::{QueuePairConfig, Transport};
+use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
+use libc::c_int;
+
+/// `gds_query_param`.
+///
+/// # Safety
+/// `value` is null or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_int {
+    fault::status("gds_query_param", || {
+        let value = non_null_mut("value", value)?;
+        if param != types::GDS_PARAM_VERSION {
+            let limit = "0 (GDS_PARAM_VERSION) is the only one";
+            return Err(Fault::Bad { what: "the parameter", value: param.into(), limit });
+        }
+        // SAFETY: a valid place.
+        unsafe { *value = types::GDS_API_VERSION };
+        Ok(())
+    })
+}
+
+fn transport(code: c_int) -> Result<Transport, Fault> {
+    // `enum ibv_qp_type`.
+    match code {
+        2 => Ok(Transport::Rc),
+        3 => Ok(Transport::Uc),
+        4 => Ok(Transport::Ud),
+        _ => Err(Fault::Bad {
+            what: "qp_type",
+            value: code.into(),
+            limit: "2 (RC), 3 (UC) and 4 (UD) are possible",
+        }),
+    }
+}
+
+fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), Fault> {
+    if flags & !(types::GDS_CREATE_QP_WQ_ON_GPU | types::GDS_CREATE_QP_WISHES) != 0 {
+        let limit = "only GDS_CREATE_QP_* flags are possible";
+        return Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+    }
+    if flags & types::GDS_CREATE_QP_WQ_ON_GPU != 0 {
+        let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
+        return Err(Fault::Unsupported { what: "work queues cannot be in GPU memory", remedy });
+    }
+    if flags & types::GDS_CREATE_QP_WISHES != 0 {
+        tracing::info!(flags, "queues and records are put into host memory, not the GPU's");
+    }
+    // Without a driver nobody can tell, and nobody minds.
+    let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
+    if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
+        let limit = "it must be the number of a GPU, or -1 for none";
+        return Err(Fault::Bad { what: "gpu_id", value: gpu_id.into(), limit });
+    }
+    Ok(())
+}
+
+/// `gds_create_qp`.
+///
+/// # Safety
+/// The pointers are null or valid; domain and context outlive the queue pair.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_create_qp(
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    qp_init_attr: *mut gds_qp_init_attr_t,
+    gpu_id: c_int,
+    flags: c_int,
+) -> *mut gds_qp {
+    log::start();
+    fault::pointer("gds_create_qp", || {
+        non_null_mut("the protection domain", pd)?;
+        non_null_mut("the context", context)?;
+        let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
+        check_create(flags, gpu_id)?;
+        // SAFETY: valid (the caller's), and nobody else's during the call.
+        let attr = unsafe { &mut *attr };
+        if !attr.srq.is_null() {
+            let remedy = "leave srq NULL";
+            return Err(Fault::Unsupported { what: "shared receive queues cannot be used", remedy });
+        }
+        let config = QueuePairConfig::default()
+            .transport(transport(attr.qp_type)?)
+            .send_depth(attr.cap.max_send_wr)
+            .recv_depth(attr.cap.max_recv_wr)
+            .send_segments(attr.cap.max_send_sge)
+            .recv_segments(attr.cap.max_recv_sge)
+            .inline(attr.cap.max_inline_data);
+        // SAFETY: the caller's.
+        let made = unsafe { objects::create(context, pd, config, attr.sq_sig_all != 0) }?;
+        // SAFETY: just made.
+        unsafe {
+            (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);
+            attr.cap.max_inline_data = objects::queue_pair(made)?.queue_pair.max_inline();
+        }
+        attr.pd = pd;
+        // IBV_EXP_QP_INIT_ATTR_PD.
+        attr.comp_mask |= 1 << 0;
+        Ok(made)
+    })
+}
+
+/// `gds_destroy_qp`.
+///
+/// # Safety
+/// Nobody else uses the queue pair any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
+    fault::status("gds_destroy_qp", || objects::destroy(qp))
+}
+
+/// `gds_modify_qp`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+    fault::status("gds_modify_qp", || {
+        // SAFETY: the caller's.
+        let qp = unsafe { objects::queue_pair(qp) }?;
+        let attr = non_null_mut("attr", attr)?;
+        // SAFETY: a queue pair that is alive; `attr` is the caller's.
+        let code = unsafe { (qp.api.modify_qp)(qp.queue_pair.as_raw(), attr, attr_mask) };
+        super::verbs::check("ibv_modify_qp", code)?;
+        qp.queue_pair.adopt_state();
+        Ok(())
+    })
+}
+
+/// `gds_post_recv`.
+///
+/// # Safety
+/// The pointers are null or valid; the memory stays registered until the receives have completed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_post_recv(
+    qp: *mut gds_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    fault::status("gds_post_recv", || {
+        // SAFETY: the caller's.
+        unsafe { work::post_receives(objects::queue_pair(qp)?, wr, bad_wr) }
+    })
+}
+
+/// `gds_poll_cq`.
+///
+/// # Safety
+/// The pointers are null or valid; `wc` has room for so many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    fault::count("gds_poll_cq", || {
+        // SAFETY: the caller's.
+        let queue = unsafe { objects::queue(cq) }?;
+        // SAFETY: the caller's.
+        unsafe { poll(&queue, num_entries, wc) }
+    })
+}
+
+/// Polls into an array.
+///
+/// # Safety
+/// As [`gds_poll_cq`].
+pub(super) unsafe fn poll(
+    queue: &gdsync::CompletionQueue,
+    num_entries: c_int,
+    wc: *mut ibv_wc,
+) -> Result<c_int, Fault> {
+    let wc = non_null_mut("wc", wc)?;
+    let bad = Fault::Bad { what: "num_entries", value: num_entries.into(), limit: "it must not be negative" };
+    let most = usize::try_from(num_entries).map_err(|_| bad)?;
+    let mut at = 0;
+    let mut put = |completion| {
+        // SAFETY: no more than `most` are put, and there is room for so many.
+        unsafe { wc.add(at).write(completion) };
+        at += 1;
+    };
+    completion::poll(queue, &mut put, most).map(|count| count as c_int)
+}

@@ -1,0 +1,162 @@
+//! `gdsync/core.h`: sends.
+
+use crate::batch::{Builder, Target};
+use crate::fault::{self, Fault, non_null_mut};
+use crate::requests::{self, Pending};
+use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
+use crate::{objects, streams, work};
+use gdsync::{Batch, PreparedSend};
+use libc::c_int;
+
+/// `gds_post_send`.
+///
+/// # Safety
+/// The pointers are null or valid; the memory stays registered until the sends have completed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_post_send(
+    qp: *mut gds_qp,
+    wr: *mut gds_send_wr,
+    bad_wr: *mut *mut gds_send_wr,
+) -> c_int {
+    // SAFETY: the caller's.
+    let plain = || unsafe {
+        let qp = objects::queue_pair(qp).ok()?;
+        work::with_plain(qp, wr, |request| qp.queue_pair.post_send(request).ok())
+    };
+    if fault::quietly(plain).is_some() {
+        return 0;
+    }
+    fault::status("gds_post_send", || {
+        // SAFETY: the caller's.
+        unsafe { work::post_sends(objects::queue_pair(qp)?, wr, bad_wr) }
+    })
+}
+
+/// A list of prepared sends, of which most have one.
+#[derive(Default)]
+struct Prepared {
+    first: Option<PreparedSend>,
+    more: Vec<PreparedSend>,
+}
+
+impl Prepared {
+    #[inline]
+    fn push(&mut self, send: PreparedSend) {
+        if self.first.is_none() {
+            self.first = Some(send);
+        } else {
+            self.more.push(send);
+        }
+    }
+
+    fn pending(self) -> Option<Pending> {
+        let first = self.first?;
+        if self.more.is_empty() {
+            return Some(Pending::Send(first));
+        }
+        let mut all = vec![first];
+        all.extend(self.more);
+        Some(Pending::Sends(all))
+    }
+}
+
+/// `gds_prepare_send`.
+///
+/// # Safety
+/// The pointers are null or valid; the memory stays registered until the sends have completed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_prepare_send(
+    qp: *mut gds_qp,
+    wr: *mut gds_send_wr,
+    bad_wr: *mut *mut gds_send_wr,
+    request: *mut gds_send_request_t,
+) -> c_int {
+    fault::status("gds_prepare_send", || {
+        let request = non_null_mut("the request", request)?;
+        // SAFETY: the caller's.
+        let qp = unsafe { objects::queue_pair(qp) }?;
+        let mut prepared = Prepared::default();
+        // SAFETY: the caller's.
+        unsafe { work::prepare_sends(qp, wr, bad_wr, |send| prepared.push(send)) }?;
+        let name = prepared.pending().map_or(0, |pending| requests::keep(qp.name(), pending));
+        // SAFETY: a valid place, the caller's. The rest of it is never looked at.
+        unsafe {
+            (*request).storage = std::ptr::null_mut();
+            ((*request).entries, (*request).rollback_id, (*request).comp_mask) = (0, name, 0);
+        }
+        Ok(())
+    })
+}
+
+/// `gds_stream_queue_send`.
+///
+/// # Safety
+/// As [`gds_prepare_send`]; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_queue_send(
+    stream: CUstream,
+    qp: *mut gds_qp,
+    wr: *mut gds_send_wr,
+    bad_wr: *mut *mut gds_send_wr,
+) -> c_int {
+    // SAFETY: the caller's.
+    let plain = || unsafe {
+        let (qp, stream) = (objects::queue_pair(qp).ok()?, streams::remembered(stream)?);
+        work::with_plain(qp, wr, |request| stream.try_post_send(qp.queue_pair.prepare(request).ok()?))
+    };
+    if fault::quietly(plain).is_some() {
+        return 0;
+    }
+    fault::status("gds_stream_queue_send", || {
+        // SAFETY: the caller's.
+        let (qp, stream) = unsafe { (objects::queue_pair(qp)?, streams::find(stream)?) };
+        let mut batch = Batch::new();
+        // SAFETY: the caller's.
+        unsafe { work::prepare_sends(qp, wr, bad_wr, |send| batch = std::mem::take(&mut batch).send(send)) }?;
+        stream.post(batch)
+    })
+}
+
+/// `gds_stream_post_send`.
+///
+/// # Safety
+/// The request is null or valid; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_post_send(stream: CUstream, request: *mut gds_send_request_t) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gds_stream_post_send", || unsafe { post_all(stream, 1, request) })
+}
+
+/// `gds_stream_post_send_all`.
+///
+/// # Safety
+/// `request` is null or an array of `count`; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_post_send_all(
+    stream: CUstream,
+    count: c_int,
+    request: *mut gds_send_request_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gds_stream_post_send_all", || unsafe { post_all(stream, count, request) })
+}
+
+unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_send_request_t) -> Result<(), Fault> {
+    let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
+    // SAFETY: the caller's.
+    let stream = unsafe { streams::find(stream) }?;
+    let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
+    let mut builder = Builder::new(target, count);
+    for i in 0..count {
+        // SAFETY: an array of `count`, the caller's.
+        builder.request(unsafe { (*request.add(i)).rollback_id }, true)?;
+    }
+    // SAFETY: it names nothing but requests.
+    stream.post(unsafe { builder.finish() }?)
+}
+
+/// A count of requests, of which there is at least one.
+pub(super) fn how_many(count: c_int) -> Result<usize, Fault> {
+    let bad = || Fault::Bad { what: "the count", value: count.into(), limit: "it must be at least 1" };
+    usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(bad)
+}

@@ -1,0 +1,210 @@
+//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object is of.
+
+use super::queue_pair::poll;
+use crate::fault::{self, Fault, non_null_mut};
+use crate::objects::{self, api_of};
+use crate::types::ibv_recv_wr;
+use crate::work;
+use gdsync_sys::verbs::{
+    OPS_POLL_CQ, PollCq, ibv_ah, ibv_ah_attr, ibv_context, ibv_cq, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr,
+    ibv_qp, ibv_wc,
+};
+use libc::{c_int, c_void, size_t};
+use std::io;
+
+/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/headers.rs` compares).
+pub const OPS_POST_RECV: usize = 26;
+
+type PostRecv =
+    unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
+
+/// A call that returns 0, a positive errno, or -1 and `errno`.
+pub(super) fn check(call: &'static str, code: c_int) -> Result<(), Fault> {
+    let source = match code {
+        0 => return Ok(()),
+        code if code > 0 => io::Error::from_raw_os_error(code),
+        _ => io::Error::last_os_error(),
+    };
+    Err(Fault::Verbs { call, source })
+}
+
+fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
+    if pointer.is_null() {
+        Err(Fault::Verbs { call, source: io::Error::last_os_error() })
+    } else {
+        Ok(pointer)
+    }
+}
+
+/// `gdsync_poll_cq`.
+///
+/// # Safety
+/// The pointers are null or valid; `wc` has room for so many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    fault::count("gdsync_poll_cq", || {
+        let cq = non_null_mut("the completion queue", cq)?;
+        if let Some(queue) = objects::find_queue(cq) {
+            // SAFETY: the caller's.
+            return unsafe { poll(&queue, num_entries, wc) };
+        }
+        // SAFETY: a valid queue of another's, whose context has the function of this type in this place.
+        let theirs = unsafe {
+            let op = (*(*cq).context).ops[OPS_POLL_CQ];
+            std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
+        };
+        let theirs = theirs.ok_or(NO_FUNCTION)?;
+        // SAFETY: the caller's.
+        Ok(unsafe { theirs(cq, num_entries, wc) })
+    })
+}
+
+const NO_FUNCTION: Fault =
+    Fault::Unsupported { what: "the provider has no such function", remedy: "use gdsync's queues on it" };
+
+/// `gdsync_post_recv`.
+///
+/// # Safety
+/// The pointers are null or valid; the memory stays registered until the receives have completed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    fault::status("gdsync_post_recv", || {
+        let qp = non_null_mut("the queue pair", qp)?;
+        if let Some(ours) = objects::find_queue_pair(qp) {
+            // SAFETY: the caller's.
+            return unsafe { work::post_receives(&ours, wr, bad_wr) };
+        }
+        // SAFETY: a valid queue pair of another's, whose context has the function of this type in this place.
+        let theirs = unsafe {
+            let op = (*(*qp).context).ops[OPS_POST_RECV];
+            std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)
+        };
+        // SAFETY: the caller's.
+        check("ibv_post_recv", unsafe { theirs.ok_or(NO_FUNCTION)?(qp, wr, bad_wr) })
+    })
+}
+
+/// `gdsync_alloc_pd`.
+///
+/// # Safety
+/// The context is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    fault::pointer("gdsync_alloc_pd", || {
+        // SAFETY: the caller's.
+        made("ibv_alloc_pd", unsafe { (api_of(context)?.alloc_pd)(context) })
+    })
+}
+
+/// `gdsync_dealloc_pd`.
+///
+/// # Safety
+/// The domain is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    fault::status("gdsync_dealloc_pd", || {
+        let pd = non_null_mut("the protection domain", pd)?;
+        // SAFETY: the caller's.
+        check("ibv_dealloc_pd", unsafe { (api_of((*pd).context)?.dealloc_pd)(pd) })
+    })
+}
+
+/// `gdsync_reg_mr`.
+///
+/// # Safety
+/// The domain is null or valid; the memory is mapped, and stays so until it is deregistered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: size_t,
+    access: c_int,
+) -> *mut ibv_mr {
+    fault::pointer("gdsync_reg_mr", || {
+        let pd = non_null_mut("the protection domain", pd)?;
+        non_null_mut("the memory", addr)?;
+        // SAFETY: the caller's.
+        made("ibv_reg_mr", unsafe { (api_of((*pd).context)?.reg_mr)(pd, addr, length, access) })
+    })
+}
+
+/// `gdsync_dereg_mr`.
+///
+/// # Safety
+/// The region is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    fault::status("gdsync_dereg_mr", || {
+        let mr = non_null_mut("the memory region", mr)?;
+        // SAFETY: the caller's.
+        check("ibv_dereg_mr", unsafe { (api_of((*mr).context)?.dereg_mr)(mr) })
+    })
+}
+
+/// `gdsync_query_port`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    fault::status("gdsync_query_port", || {
+        let (api, attr) = (api_of(context)?, non_null_mut("attr", attr)?);
+        // SAFETY: a valid place of plain numbers.
+        unsafe { attr.write_bytes(0, 1) };
+        // SAFETY: the caller's.
+        check("ibv_query_port", unsafe { (api.query_port)(context, port, attr) })
+    })
+}
+
+/// `gdsync_query_gid`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    fault::status("gdsync_query_gid", || {
+        let (api, gid) = (api_of(context)?, non_null_mut("gid", gid)?);
+        // SAFETY: the caller's.
+        check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
+    })
+}
+
+/// `gdsync_create_ah`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    fault::pointer("gdsync_create_ah", || {
+        let pd = non_null_mut("the protection domain", pd)?;
+        let attr = non_null_mut("attr", attr)?;
+        // SAFETY: the caller's.
+        made("ibv_create_ah", unsafe { (api_of((*pd).context)?.create_ah)(pd, attr) })
+    })
+}
+
+/// `gdsync_destroy_ah`.
+///
+/// # Safety
+/// The handle is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    fault::status("gdsync_destroy_ah", || {
+        let ah = non_null_mut("the address handle", ah)?;
+        // SAFETY: the caller's.
+        check("ibv_destroy_ah", unsafe { (api_of((*ah).context)?.destroy_ah)(ah) })
+    })
+}

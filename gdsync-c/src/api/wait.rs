@@ -1,0 +1,170 @@
+//! `gdsync/core.h`: waits for completions.
+
+use super::send::how_many;
+use crate::batch::{Builder, Target, check_word};
+use crate::fault::{self, Fault, no_flags, non_null_mut};
+use crate::requests::{self, Pending};
+use crate::types::{CUstream, GDS_INFO_MAX_OPS, gds_cq, gds_wait_request_t};
+use crate::{objects, streams};
+use gdsync::{Batch, PreparedWait};
+use libc::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A stream's wait is two operations of libgdsync's: the wait, and the word that says that it is over.
+const OWN_OPS: usize = 2;
+
+/// Prepares the next wait of a queue, and says in the program's struct which one is next.
+unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), Fault> {
+    // SAFETY: the caller's.
+    let queue = unsafe { objects::queue(cq) }?;
+    let wait = queue.prepare_wait()?;
+    // SAFETY: a valid struct, the caller's, whose field is aligned; other threads may do the same.
+    let next = unsafe { AtomicU32::from_ptr(&raw mut (*cq).curr_offset) };
+    next.store(wait.index().wrapping_add(1), Ordering::Relaxed);
+    Ok((wait, objects::owner_of(&queue)))
+}
+
+/// `gds_prepare_wait_cq`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_prepare_wait_cq(
+    cq: *mut gds_cq,
+    request: *mut gds_wait_request_t,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_prepare_wait_cq", || {
+        let request = non_null_mut("the request", request)?;
+        no_flags(flags)?;
+        // SAFETY: the caller's.
+        let (wait, owner) = unsafe { prepare(cq) }?;
+        let offset = wait.index();
+        let name = requests::keep(owner, Pending::Wait(wait, Vec::new()));
+        // SAFETY: a valid place, the caller's. The rest of it is never looked at.
+        unsafe {
+            (*request).storage = std::ptr::null_mut();
+            ((*request).entries, (*request).whence, (*request).offset) = (0, 0, offset);
+            ((*request).peek_id, (*request).comp_mask) = (name, 0);
+        }
+        Ok(())
+    })
+}
+
+/// `gds_append_wait_cq`.
+///
+/// # Safety
+/// The request is null or valid; the word stays valid until the stream has written it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_append_wait_cq(
+    request: *mut gds_wait_request_t,
+    dw: *mut u32,
+    val: u32,
+) -> c_int {
+    fault::status("gds_append_wait_cq", || {
+        let request = non_null_mut("the request", request)?;
+        check_word(dw)?;
+        // SAFETY: valid, the caller's.
+        unsafe {
+            let words = requests::append((*request).peek_id, (dw as usize, val), GDS_INFO_MAX_OPS - OWN_OPS)?;
+            (*request).entries = words;
+        }
+        Ok(())
+    })
+}
+
+/// `gds_stream_post_wait_cq`.
+///
+/// # Safety
+/// The request is null or valid; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_post_wait_cq(
+    stream: CUstream,
+    request: *mut gds_wait_request_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gds_stream_post_wait_cq", || unsafe { post_all(stream, 1, request) })
+}
+
+/// `gds_stream_post_wait_cq_all`.
+///
+/// # Safety
+/// `request` is null or an array of `count`; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_post_wait_cq_all(
+    stream: CUstream,
+    count: c_int,
+    request: *mut gds_wait_request_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gds_stream_post_wait_cq_all", || unsafe { post_all(stream, count, request) })
+}
+
+unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_wait_request_t) -> Result<(), Fault> {
+    let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
+    // SAFETY: the caller's.
+    let stream = unsafe { streams::find(stream) }?;
+    let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
+    let mut builder = Builder::new(target, count);
+    for i in 0..count {
+        // SAFETY: an array of `count`, the caller's.
+        builder.request(unsafe { (*request.add(i)).peek_id }, false)?;
+    }
+    // SAFETY: words that were appended are valid, as the program promised then.
+    stream.post(unsafe { builder.finish() }?)
+}
+
+/// `gds_stream_wait_cq`.
+///
+/// # Safety
+/// The queue is null or valid; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, flags: c_int) -> c_int {
+    fault::status("gds_stream_wait_cq", || {
+        no_flags(flags)?;
+        non_null_mut("the completion queue", cq)?;
+        // SAFETY: the caller's.
+        let (stream, (wait, _)) = unsafe { (streams::find(stream)?, prepare(cq)?) };
+        stream.post(Batch::new().wait(wait))
+    })
+}
+
+/// `gds_post_wait_cq`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_post_wait_cq(
+    cq: *mut gds_cq,
+    request: *mut gds_wait_request_t,
+    flags: c_int,
+) -> c_int {
+    fault::status("gds_post_wait_cq", || {
+        no_flags(flags)?;
+        // SAFETY: the caller's.
+        unsafe { leave_to_cpu(cq, request) }
+    })
+}
+
+/// `gds_abort_wait_cq`.
+///
+/// # Safety
+/// The pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gds_abort_wait_cq(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> c_int {
+    // SAFETY: the caller's.
+    fault::status("gds_abort_wait_cq", || unsafe { leave_to_cpu(cq, request) })
+}
+
+unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Result<(), Fault> {
+    // SAFETY: the caller's.
+    unsafe { objects::queue(cq) }?;
+    let request = non_null_mut("the request", request)?;
+    // SAFETY: valid, the caller's.
+    let name = unsafe { (*request).peek_id };
+    if let Pending::Wait(wait, _) = requests::take(name, false)? {
+        wait.leave_to_cpu();
+    }
+    requests::used_up(name);
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! From errors, and panics, to errno values.
+
+use crate::log;
+use gdsync::cuda::CudaError;
+use gdsync::{Error, PostFailure, QueueError, StreamError};
+use libc::c_int;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("{what} is a null pointer")]
+    Null { what: &'static str },
+    #[error("{what} is {value:#x}, but {limit}")]
+    Bad { what: &'static str, value: i64, limit: &'static str },
+    #[error("{what}")]
+    Stale { what: &'static str },
+    #[error("{what}: {remedy}")]
+    Unsupported { what: &'static str, remedy: &'static str },
+    #[error("{words} words are appended to this wait already: post another wait")]
+    NoRoom { words: u32 },
+    #[error("the stream has not come to its end within {timeout_ms} ms{}", waits(.at))]
+    TimedOut { timeout_ms: u64, at: Option<String> },
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Post(PostFailure),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Gdsync(#[from] Error),
+    #[error("{call}: {source}")]
+    Verbs { call: &'static str, source: std::io::Error },
+    #[error("a panic inside gdsync, which is a defect: please report it ({message})")]
+    Panic { message: String },
+}
+
+fn waits(at: &Option<String>) -> String {
+    at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
+}
+
+impl From<PostFailure> for Fault {
+    fn from(failure: PostFailure) -> Self {
+        match failure {
+            PostFailure::Queue(error) => Fault::Queue(error),
+            PostFailure::Stream(error) => Fault::Stream(error),
+            other => Fault::Post(other),
+        }
+    }
+}
+
+fn of_queue(error: &QueueError) -> c_int {
+    match error {
+        QueueError::SendQueueFull { .. }
+        | QueueError::ReceiveQueueFull { .. }
+        | QueueError::CompletionQueueFull { .. }
+        | QueueError::HeldByPreparedWait
+        | QueueError::NoLane { .. } => libc::ENOMEM,
+        QueueError::WouldBlock(_) => libc::EAGAIN,
+        QueueError::OtherStream { .. } => libc::EBUSY,
+        QueueError::Failed { .. }
+        | QueueError::CompletionQueueLost { .. }
+        | QueueError::BadCompletion { .. } => libc::EIO,
+        QueueError::NotOnTransport { .. } | QueueError::NotOnDevice { .. } => libc::EOPNOTSUPP,
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_stream(error: &StreamError) -> c_int {
+    match error {
+        StreamError::Unregistered { .. } | StreamError::Unreachable { .. } | StreamError::OtherGpu { .. } => {
+            libc::EFAULT
+        }
+        StreamError::Unsupported { .. } => libc::EOPNOTSUPP,
+        StreamError::NoMemory { .. } => libc::ENOMEM,
+        StreamError::NoThread { .. } => libc::EAGAIN,
+        StreamError::Cuda(error) => of_cuda(error),
+        _ => libc::EIO,
+    }
+}
+
+fn of_cuda(error: &CudaError) -> c_int {
+    match error {
+        CudaError::NoDriver | CudaError::NoDevice { .. } => libc::ENODEV,
+        CudaError::Unreachable { .. } => libc::EFAULT,
+        CudaError::OtherThread | CudaError::Capturing => libc::EINVAL,
+        _ => libc::EIO,
+    }
+}
+
+impl Fault {
+    /// What the C function returns.
+    fn errno(&self) -> c_int {
+        match self {
+            Fault::Null { .. } | Fault::Bad { .. } | Fault::Stale { .. } => libc::EINVAL,
+            Fault::Unsupported { .. } => libc::EOPNOTSUPP,
+            Fault::NoRoom { .. } => libc::ENOMEM,
+            Fault::TimedOut { .. } => libc::ETIMEDOUT,
+            Fault::Queue(error) => of_queue(error),
+            Fault::Post(PostFailure::WouldBlock { .. }) => libc::EAGAIN,
+            Fault::Stream(error) => of_stream(error),
+            Fault::Cuda(error) => of_cuda(error),
+            Fault::Gdsync(Error::Verbs { source, .. }) | Fault::Verbs { source, .. } => {
+                source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
+            }
+            Fault::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
+            Fault::Gdsync(Error::NoDevice { .. } | Error::NotMlx5 { .. } | Error::Load(_)) => libc::ENODEV,
+            Fault::Gdsync(Error::NoTransport { .. }) => libc::EOPNOTSUPP,
+            Fault::Gdsync(Error::PortNotActive { .. } | Error::NoGid { .. }) => libc::ENETDOWN,
+            Fault::Gdsync(Error::Cuda(error)) => of_cuda(error),
+            Fault::Gdsync(_) => libc::EINVAL,
+            Fault::Post(_) | Fault::Panic { .. } => libc::EIO,
+        }
+    }
+
+    /// Nothing to report: it happens to programs that are as fast as they can be, which try again.
+    fn is_fullness(&self) -> bool {
+        matches!(self.errno(), libc::ENOMEM | libc::EAGAIN | libc::ETIMEDOUT)
+    }
+}
+
+thread_local! {
+    static TEXT: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// What [`Fault`] was the last of this thread, for `gdsync_error_text`.
+pub(crate) fn text() -> *const c_char {
+    const NONE: &CStr = c"";
+    TEXT.try_with(|text| text.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
+}
+
+#[cold]
+#[inline(never)]
+fn report(call: &'static str, fault: &Fault) -> c_int {
+    log::start();
+    let errno = fault.errno();
+    if fault.is_fullness() {
+        tracing::debug!(call, errno, "{fault}");
+    } else {
+        tracing::error!(call, errno, "{fault}");
+    }
+    let said = CString::new(format!("{call}: {fault}").replace('\0', "?")).unwrap_or_default();
+    // Gone while the thread ends.
+    let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
+    errno
+}
+
+/// Does what a C function is to do. A panic is an error like others.
+#[inline]
+fn attempt<T>(body: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Fault::Panic { message })
+    })
+}
+
+/// Does what may come to nothing, without a word. A panic is nothing, too: whoever does it again says it.
+#[inline(always)]
+pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(body)).ok().flatten()
+}
+
+/// A C function that returns 0 or a positive errno.
+#[inline]
+pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> c_int {
+    match attempt(body) {
+        Ok(()) => 0,
+        Err(fault) => report(call, &fault),
+    }
+}
+
+/// A C function that returns a number, or -1 and `errno`.
+pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, Fault>) -> c_int {
+    attempt(body).unwrap_or_else(|fault| {
+        set_errno(report(call, &fault));
+        -1
+    })
+}
+
+/// A C function that returns a pointer, or null and `errno`.
+pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut T, Fault>) -> *mut T {
+    attempt(body).unwrap_or_else(|fault| {
+        set_errno(report(call, &fault));
+        std::ptr::null_mut()
+    })
+}
+
+fn set_errno(code: c_int) {
+    // SAFETY: the C library's place for this thread's `errno` is always valid.
+    unsafe { *libc::__errno_location() = code };
+}
+
+/// A pointer that must not be null.
+#[inline]
+pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<*const T, Fault> {
+    if pointer.is_null() { Err(Fault::Null { what }) } else { Ok(pointer) }
+}
+
+/// The same, to be written to.
+#[inline]
+pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
+    if pointer.is_null() { Err(Fault::Null { what }) } else { Ok(pointer) }
+}
+
+/// Flags of which there are none.
+pub(crate) fn no_flags(flags: c_int) -> Result<(), Fault> {
+    if flags == 0 {
+        Ok(())
+    } else {
+        Err(Fault::Bad { what: "flags", value: flags.into(), limit: "must be 0" })
+    }
+}

@@ -1,0 +1,46 @@
+//! What the library says on stderr, as libgdsync does: errors and warnings, and more where the environment asks for it.
+
+use std::io::Write;
+use std::sync::Once;
+use tracing_subscriber::EnvFilter;
+
+/// What says how much, as `tracing_subscriber::EnvFilter` reads it.
+const VARIABLE: &str = "GDSYNC_LOG";
+
+/// A switch of libgdsync: on where it is a number other than 0.
+fn is_on(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| value.trim().parse::<i64>().is_ok_and(|number| number != 0))
+}
+
+fn filter() -> EnvFilter {
+    if let Ok(filter) = EnvFilter::try_from_env(VARIABLE) {
+        return filter;
+    }
+    let level = if is_on("GDS_ENABLE_DEBUG") { "debug" } else { "warn" };
+    let memops = if is_on("GDS_ENABLE_DUMP_MEMOPS") { ",gdsync::stream::post=trace" } else { "" };
+    EnvFilter::new(format!("{level}{memops}"))
+}
+
+/// Starts the log, unless the process has one already (a Rust program that links the static library).
+pub(crate) fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let writer = || std::io::LineWriter::new(Stderr);
+        let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(writer).with_ansi(false);
+        // Another log is the program's wish.
+        drop(log.try_init());
+    });
+}
+
+/// stderr, without a panic where it is closed.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        std::io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
+}

@@ -1,0 +1,234 @@
+//! Queue pairs, completion queues and contexts that C programs have names of.
+
+use crate::fault::{Fault, non_null_mut};
+use crate::requests;
+use crate::streams;
+use crate::types::{gds_cq, gds_qp};
+use gdsync::foreign::RegisteredMemory;
+use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig, provider};
+use gdsync_sys::VerbsApi;
+use gdsync_sys::verbs::{ibv_context, ibv_cq, ibv_pd, ibv_qp};
+use parking_lot::RwLock;
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// What a `struct gds_qp *` of ours points to: the C struct, and what belongs to it.
+#[repr(C)]
+pub(crate) struct QueuePairObject {
+    /// The program's to read, and to write.
+    public: UnsafeCell<gds_qp>,
+    magic: u64,
+    pub(crate) queue_pair: QueuePair,
+    pub(crate) memory: RegisteredMemory,
+    /// Every send completes with an entry.
+    pub(crate) signal_all: bool,
+    /// Its sends have addresses.
+    pub(crate) is_datagram: bool,
+    pub(crate) api: &'static VerbsApi,
+    context: usize,
+}
+
+// SAFETY: the C struct, which is plain data, is written by the library only before anybody knows of it; everything else may be
+// used from any thread.
+unsafe impl Send for QueuePairObject {}
+// SAFETY: as above.
+unsafe impl Sync for QueuePairObject {}
+
+/// Tells a queue pair of ours from another program's struct: the second word of what `res_domain` points to.
+const MAGIC: u64 = 0x6764_7379_6e63_5150;
+
+#[derive(Default)]
+struct Objects {
+    /// By the addresses of their C structs.
+    queue_pairs: HashMap<usize, Arc<QueuePairObject>>,
+    /// By the provider's objects.
+    provider_queue_pairs: HashMap<usize, Arc<QueuePairObject>>,
+    queues: HashMap<usize, CompletionQueue>,
+    /// A device for each context of a program, as long as it has queue pairs.
+    devices: HashMap<usize, (Device, usize)>,
+    /// Contexts of the software card, opened by `gdsync_soft_open`.
+    software: HashMap<usize, ()>,
+}
+
+static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
+
+/// Who drives a context.
+pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fault> {
+    non_null_mut("the context", context)?;
+    if OBJECTS.read().software.contains_key(&(context as usize)) {
+        return Ok(provider::software());
+    }
+    Ok(provider::system()?)
+}
+
+/// A context of the software card has been opened (true), or closed.
+pub(crate) fn note_software(context: *mut ibv_context, open: bool) {
+    let mut objects = OBJECTS.write();
+    if open {
+        objects.software.insert(context as usize, ());
+    } else {
+        objects.software.remove(&(context as usize));
+    }
+}
+
+/// Whether a context was opened by `gdsync_soft_open`.
+pub(crate) fn is_software(context: *mut ibv_context) -> bool {
+    OBJECTS.read().software.contains_key(&(context as usize))
+}
+
+/// Makes a queue pair in a domain of the program.
+///
+/// # Safety
+/// Context and domain are valid, and stay so until it is destroyed.
+pub(crate) unsafe fn create(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    config: QueuePairConfig,
+    signal_all: bool,
+) -> Result<*mut gds_qp, Fault> {
+    let api = api_of(context)?;
+    let context_at = NonNull::new(context).ok_or(Fault::Null { what: "the context" })?;
+    let pd = NonNull::new(pd).ok_or(Fault::Null { what: "the protection domain" })?;
+    let key = context as usize;
+    let known = OBJECTS.read().devices.get(&key).map(|(device, _)| device.clone());
+    let device = match known {
+        Some(device) => device,
+        // SAFETY: the caller's.
+        None => unsafe { Device::from_raw(api, context_at) }?,
+    };
+    // SAFETY: the caller's.
+    let domain = unsafe { ProtectionDomain::from_raw(&device, pd) }?;
+    let config = config.port(first_active_port(&device)?);
+    let queue_pair = QueuePair::unmanaged(&domain, config)?;
+    let (send_cq, recv_cq) = (queue_pair.send_cq(), queue_pair.recv_cq());
+    let public = gds_qp {
+        qp: queue_pair.as_raw(),
+        send_cq: gds_cq { cq: send_cq.as_raw(), curr_offset: 0 },
+        recv_cq: gds_cq { cq: recv_cq.as_raw(), curr_offset: 0 },
+        res_domain: ptr::null_mut(),
+        dev_context: context,
+    };
+    let memory = queue_pair.registered();
+    let object = Arc::new(QueuePairObject {
+        public: UnsafeCell::new(public),
+        magic: MAGIC,
+        queue_pair,
+        memory,
+        signal_all,
+        is_datagram: config.transport == gdsync::Transport::Ud,
+        api,
+        context: key,
+    });
+    let public = object.public.get();
+    // SAFETY: nobody knows of the object yet.
+    unsafe { (*public).res_domain = Arc::as_ptr(&object).cast_mut().cast() };
+    let mut objects = OBJECTS.write();
+    objects.queues.insert(send_cq.as_raw() as usize, send_cq);
+    objects.queues.insert(recv_cq.as_raw() as usize, recv_cq);
+    objects.provider_queue_pairs.insert(object.queue_pair.as_raw() as usize, object.clone());
+    objects.queue_pairs.insert(public as usize, object);
+    objects.devices.entry(key).or_insert((device, 0)).1 += 1;
+    Ok(public)
+}
+
+/// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one at once.
+fn first_active_port(device: &Device) -> Result<u8, Fault> {
+    let ports = device.attributes()?.ports;
+    let active = |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::PortState::Active);
+    Ok((1..=ports).find(active).unwrap_or(gdsync::DEFAULT_PORT))
+}
+
+/// Destroys a queue pair.
+pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
+    non_null_mut("the queue pair", qp)?;
+    let mut objects = OBJECTS.write();
+    let object = objects.queue_pairs.remove(&(qp as usize)).ok_or(NO_QUEUE_PAIR)?;
+    objects.provider_queue_pairs.remove(&(object.queue_pair.as_raw() as usize));
+    let queues = [object.queue_pair.send_cq(), object.queue_pair.recv_cq()];
+    let gone: Vec<_> = queues.iter().map(|queue| objects.queues.remove(&(queue.as_raw() as usize))).collect();
+    let mut device = None;
+    if let Some((_, users)) = objects.devices.get_mut(&object.context) {
+        *users -= 1;
+        if *users == 0 {
+            device = objects.devices.remove(&object.context);
+        }
+    }
+    // What is dropped may take its time, and locks.
+    drop(objects);
+    requests::forget(qp as usize);
+    drop((queues, gone));
+    // The program goes on to deallocate its domain, which takes that nothing is left in it.
+    let object = Arc::into_inner(object);
+    let destroyed = object.is_none_or(|object| object.queue_pair.drop_within(PATIENCE, streams::settle));
+    if !destroyed {
+        tracing::warn!(
+            "a stream has not passed the work of a queue pair that is gone: its domain stays in use until then"
+        );
+    }
+    drop(device);
+    Ok(())
+}
+
+/// How long streams that are told to go on are given to do so.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const NO_QUEUE_PAIR: Fault = Fault::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
+const NO_QUEUE: Fault =
+    Fault::Stale { what: "not a completion queue of a gds_create_qp queue pair, or one that is gone" };
+
+/// The queue pair of a C struct.
+///
+/// # Safety
+/// Null, or a valid `struct gds_qp` whose `res_domain` is null or gdsync's.
+#[inline]
+pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, Fault> {
+    let qp = non_null_mut("the queue pair", qp)?;
+    // SAFETY: valid, as the caller promises.
+    let object = unsafe { (*qp).res_domain }.cast::<QueuePairObject>();
+    if object.is_null() {
+        return Err(NO_QUEUE_PAIR);
+    }
+    // SAFETY: `create` put the object's address there; it lives until the program destroys the queue pair.
+    let object = unsafe { &*object };
+    if object.magic == MAGIC { Ok(object) } else { Err(NO_QUEUE_PAIR) }
+}
+
+/// The queue pair of a provider's object, if it is gdsync's.
+pub(crate) fn find_queue_pair(qp: *mut ibv_qp) -> Option<Arc<QueuePairObject>> {
+    OBJECTS.read().provider_queue_pairs.get(&(qp as usize)).cloned()
+}
+
+/// The completion queue of a provider's object, if it is gdsync's.
+pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
+    OBJECTS.read().queues.get(&(cq as usize)).cloned()
+}
+
+/// The completion queue of a C struct.
+///
+/// # Safety
+/// Null, or a valid `struct gds_cq`.
+pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<CompletionQueue, Fault> {
+    let cq = non_null_mut("the completion queue", cq)?;
+    // SAFETY: valid, as the caller promises.
+    find_queue(unsafe { (*cq).cq }).ok_or(NO_QUEUE)
+}
+
+/// The queue pair that a completion queue is of, as `requests` names it.
+pub(crate) fn owner_of(cq: &CompletionQueue) -> usize {
+    let raw = cq.as_raw();
+    let objects = OBJECTS.read();
+    let completes_here = |object: &&Arc<QueuePairObject>| {
+        object.queue_pair.send_cq().as_raw() == raw || object.queue_pair.recv_cq().as_raw() == raw
+    };
+    objects.queue_pairs.values().find(completes_here).map_or(0, |object| object.name())
+}
+
+impl QueuePairObject {
+    /// The address of its C struct.
+    pub(crate) fn name(&self) -> usize {
+        self.public.get() as usize
+    }
+}

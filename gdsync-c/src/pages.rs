@@ -1,0 +1,61 @@
+//! Host memory that descriptors name by address only. A GPU is told of it page by page, and keeps what it was told.
+
+use gdsync::{MemoryWrite, PinnedMemory, QueueError, Word32};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+/// The unit in which memory is known.
+pub(crate) const PAGE: usize = 4096;
+
+/// Pages that streams of a GPU were told of.
+static PAGES: Mutex<BTreeMap<usize, PinnedMemory>> = Mutex::new(BTreeMap::new());
+
+/// The page around an address.
+///
+/// # Safety
+/// It is mapped, readable and writable, until [`forget`] is told of it; the program's other uses of it tolerate concurrent access.
+unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
+    let base = address & !(PAGE - 1);
+    let mut pages = PAGES.lock();
+    if let Some(known) = pages.get(&base) {
+        return Some((known.clone(), address - base));
+    }
+    let start = NonNull::new(base as *mut u8)?;
+    // SAFETY: the caller's. The library touches no byte of it that no descriptor has named.
+    let made = unsafe { PinnedMemory::from_raw(start, PAGE, ()) };
+    pages.insert(base, made.clone());
+    Some((made, address - base))
+}
+
+/// The word at an address.
+///
+/// # Safety
+/// As [`page`].
+pub(crate) unsafe fn word(address: usize) -> Result<Word32, QueueError> {
+    let bad = QueueError::BadWord { offset: address, size: size_of::<u32>(), len: usize::MAX };
+    // SAFETY: the caller's.
+    let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
+    Word32::new(&memory, offset)
+}
+
+/// A write of bytes that lie within one page.
+///
+/// # Safety
+/// As [`page`].
+pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, QueueError> {
+    let bad = QueueError::BadWord { offset: address, size: bytes.len(), len: usize::MAX };
+    // SAFETY: the caller's.
+    let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
+    MemoryWrite::new(&memory, offset, bytes)
+}
+
+/// Forgets the pages of a range.
+pub(crate) fn forget(address: usize, len: usize) {
+    let (first, end) = (address & !(PAGE - 1), address.saturating_add(len));
+    let mut pages = PAGES.lock();
+    let known: Vec<usize> = pages.range(first..end).map(|(base, _)| *base).collect();
+    let gone: Vec<_> = known.iter().map(|base| pages.remove(base)).collect();
+    drop(pages);
+    drop(gone);
+}

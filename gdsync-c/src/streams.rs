@@ -1,0 +1,332 @@
+//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software streams.
+
+use crate::fault::Fault;
+use crate::types::CUstream;
+use gdsync::cuda::CudaStream;
+use gdsync::cudarc::driver::sys;
+use gdsync::{
+    Batch, MemOpStream, PostError, PostFailure, PreparedSend, QueueError, SoftStream, Stream, StreamError,
+    StreamOptions,
+};
+use parking_lot::RwLock;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
+
+/// A stream of either kind.
+#[derive(Debug)]
+pub(crate) enum StreamObject {
+    Soft(Stream<SoftStream>),
+    /// With the driver's number for it, which no other stream gets: handles come again.
+    Cuda(Stream<CudaStream>, u64),
+}
+
+/// What a stream is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Name {
+    handle: usize,
+    /// Default streams are named alike in every context, and the per-thread one in every thread.
+    scope: usize,
+}
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: as null, names that are no pointers.
+const LAST_DEFAULT: usize = 2;
+
+/// Multiplies: handles are addresses, whose lowest bits are alike.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+type Streams = HashMap<Name, Arc<StreamObject>, BuildHasherDefault<AddressHasher>>;
+
+static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
+
+/// How long a post waits while the stream has as many submissions outstanding as it takes: libgdsync's blocks there.
+fn patience() -> Duration {
+    static PATIENCE: OnceLock<Duration> = OnceLock::new();
+    *PATIENCE.get_or_init(|| {
+        const DEFAULT: u64 = 60_000;
+        let said = std::env::var("GDSYNC_POST_TIMEOUT_MS").ok().and_then(|value| value.parse().ok());
+        Duration::from_millis(said.unwrap_or(DEFAULT))
+    })
+}
+
+/// Counts the times that a stream was forgotten: what a thread remembers from before may be gone.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
+
+/// The stream that a thread has named last.
+#[derive(Clone, Copy)]
+struct Remembered {
+    handle: usize,
+    forgotten: u64,
+    /// The driver's number for a CUDA stream.
+    number: Option<u64>,
+    stream: *const StreamObject,
+}
+
+thread_local! {
+    /// Its address is the thread's number.
+    static THREAD: u8 = const { 0 };
+    static LAST: Cell<Remembered> = const {
+        Cell::new(Remembered { handle: 0, forgotten: 0, number: None, stream: std::ptr::null() })
+    };
+}
+
+/// The stream of that name, if it is the one that this thread has [found](find) last.
+///
+/// # Safety
+/// As [`find`]; the reference is used during the C function's call only.
+#[inline(always)]
+pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject> {
+    let last = LAST.get();
+    if last.handle != stream as usize
+        || last.stream.is_null()
+        || last.forgotten != FORGOTTEN.load(Ordering::Acquire)
+        // SAFETY: the caller's.
+        || last.number.is_some_and(|number| unsafe { number_of(stream) } != number)
+    {
+        return None;
+    }
+    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call (the
+    // caller's), or until another stream is found in its place, which has another number.
+    Some(unsafe { &*last.stream })
+}
+
+/// Remembers the stream for this thread. Default streams are others in other contexts.
+fn remember(stream: CUstream, found: &Arc<StreamObject>) {
+    if stream as usize > LAST_DEFAULT {
+        let number = match **found {
+            StreamObject::Soft(_) => None,
+            StreamObject::Cuda(_, number) => Some(number),
+        };
+        let forgotten = FORGOTTEN.load(Ordering::Acquire);
+        LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(found) });
+    }
+}
+
+fn name_of(stream: CUstream) -> Result<Name, Fault> {
+    let handle = stream as usize;
+    if handle > LAST_DEFAULT {
+        return Ok(Name { handle, scope: 0 });
+    }
+    gdsync::cuda::device_count()?;
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the driver is there and initialised (`device_count`); `context` is a valid place.
+    let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
+    if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
+        return Err(Fault::Bad {
+            what: "the stream",
+            value: handle as i64,
+            limit: "no CUDA context is current",
+        });
+    }
+    let thread =
+        if handle == LAST_DEFAULT { THREAD.with(|place| std::ptr::from_ref(place) as usize) } else { 0 };
+    Ok(Name { handle, scope: (context as usize) ^ thread })
+}
+
+/// The driver's number of a stream.
+///
+/// # Safety
+/// The stream is alive, and the driver initialised.
+unsafe fn number_of(stream: CUstream) -> u64 {
+    let mut number = 0;
+    // SAFETY: the caller's; `number` is a valid place. Where the driver does not say, numbers are alike.
+    unsafe { sys::cuStreamGetId(stream.cast(), &mut number) };
+    number
+}
+
+/// The stream of that name.
+///
+/// # Safety
+/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default streams among them), whose
+/// context stays for the life of the process.
+pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, Fault> {
+    let name = name_of(stream)?;
+    let known = STREAMS.read().get(&name).cloned();
+    let found = match known {
+        // SAFETY: the caller's.
+        Some(found) if unsafe { found.is_still(stream) } => found,
+        // None, or another stream, at the place of one that was destroyed.
+        // SAFETY: the caller's.
+        _ => unsafe { wrap(stream, name) }?,
+    };
+    remember(stream, &found);
+    Ok(found)
+}
+
+#[cold]
+unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault> {
+    // SAFETY: the caller's; where there is no driver, this says so before anything else.
+    let backend = unsafe { CudaStream::from_raw(stream.cast()) }?;
+    // SAFETY: the caller's.
+    let number = unsafe { number_of(stream) };
+    // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
+    let options = StreamOptions::default().tells_always(true);
+    let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
+    let old = STREAMS.write().insert(name, made.clone());
+    drop(old);
+    Ok(made)
+}
+
+/// Makes a software stream.
+pub(crate) fn create_soft() -> Result<CUstream, Fault> {
+    let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
+    let handle = Arc::as_ptr(&made) as usize;
+    STREAMS.write().insert(Name { handle, scope: 0 }, made);
+    Ok(handle as CUstream)
+}
+
+/// Forgets a stream; a software stream goes with that.
+pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
+    let name = name_of(stream)?;
+    let mut streams = STREAMS.write();
+    let gone = match streams.get(&name).map(|found| matches!(**found, StreamObject::Soft(_))) {
+        Some(is_soft) if is_soft == soft_only => streams.remove(&name),
+        None if !soft_only => None,
+        _ => {
+            let limit = if soft_only { "that is no software stream" } else { "that is a software stream" };
+            return Err(Fault::Bad { what: "the stream", value: stream as i64, limit });
+        }
+    };
+    FORGOTTEN.fetch_add(1, Ordering::Release);
+    drop(streams);
+    // It may wait for the stream.
+    drop(gone);
+    Ok(())
+}
+
+/// Looks how far all streams have come, so that what they have passed is let go of.
+pub(crate) fn settle() {
+    let all: Vec<_> = STREAMS.read().values().cloned().collect();
+    all.iter().for_each(|stream| {
+        stream.outstanding();
+    });
+}
+
+impl StreamObject {
+    fn post_once(&self, batch: Batch) -> Result<(), PostError> {
+        let posted = match self {
+            StreamObject::Soft(stream) => stream.post_timeout(batch, patience()),
+            StreamObject::Cuda(stream, _) => stream.post_timeout(batch, patience()),
+        };
+        posted.map(drop)
+    }
+
+    /// Posts a batch. What was not posted is dropped, and thereby taken back.
+    pub(crate) fn post(&self, batch: Batch) -> Result<(), Fault> {
+        match self.post_once(batch) {
+            Ok(()) => Ok(()),
+            Err(error) if is_in_the_way(&error.source) => {
+                settle();
+                self.post_once(error.batch).map_err(|again| again.source.into())
+            }
+            Err(error) => Err(error.source.into()),
+        }
+    }
+
+    /// Posts a send, or takes it back without a word.
+    #[inline(always)]
+    pub(crate) fn try_post_send(&self, send: PreparedSend) -> Option<()> {
+        match self {
+            StreamObject::Soft(stream) => stream.post_send(send).is_ok().then_some(()),
+            StreamObject::Cuda(stream, _) => stream.post_send(send).is_ok().then_some(()),
+        }
+    }
+
+    /// True unless the name is another stream's now.
+    ///
+    /// # Safety
+    /// As [`find`].
+    unsafe fn is_still(&self, stream: CUstream) -> bool {
+        match self {
+            StreamObject::Soft(_) => true,
+            // SAFETY: the caller's.
+            StreamObject::Cuda(_, number) => *number == unsafe { number_of(stream) },
+        }
+    }
+
+    /// Submissions that it has not passed.
+    fn outstanding(&self) -> usize {
+        match self {
+            StreamObject::Soft(stream) => stream.outstanding(),
+            StreamObject::Cuda(stream, _) => stream.outstanding(),
+        }
+    }
+
+    /// Waits until it has performed everything.
+    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), Fault> {
+        let (idle, at) = match self {
+            StreamObject::Soft(stream) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
+            StreamObject::Cuda(stream, _) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
+        };
+        let timeout_ms = timeout.as_millis() as u64;
+        if idle { Ok(()) } else { Err(Fault::TimedOut { timeout_ms, at }) }
+    }
+
+    /// Its backend's flushes are there, and do something.
+    pub(crate) fn has_flush(&self) -> bool {
+        match self {
+            StreamObject::Soft(stream) => stream.caps().flush_remote,
+            StreamObject::Cuda(stream, _) => stream.caps().flush_remote,
+        }
+    }
+
+    /// It has an address space of its own.
+    pub(crate) fn is_cuda(&self) -> bool {
+        matches!(self, StreamObject::Cuda(..))
+    }
+
+    /// A software stream, to run a function on.
+    pub(crate) fn soft(&self) -> Option<&Stream<SoftStream>> {
+        match self {
+            StreamObject::Soft(stream) => Some(stream),
+            StreamObject::Cuda(..) => None,
+        }
+    }
+
+    /// Its address of host memory.
+    pub(crate) fn translate(&self, addr: gdsync::HostAddr, len: usize) -> Result<u64, StreamError> {
+        match self {
+            StreamObject::Soft(stream) => stream.translate(addr, len),
+            StreamObject::Cuda(stream, _) => stream.translate(addr, len),
+        }
+        .map(gdsync::StreamAddr::get)
+    }
+}
+
+/// Another stream may have passed what is in the way: nobody has looked.
+fn is_in_the_way(failure: &PostFailure) -> bool {
+    matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
+}
+
+/// The same, of a queue.
+pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
+    matches!(error, QueueError::OtherStream { .. } | QueueError::WouldBlock(_))
+}
+
+/// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no
+/// context.
+pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, Fault> {
+    match name_of(std::ptr::null_mut()) {
+        // SAFETY: the legacy default stream of the current context is always there.
+        Ok(_) => unsafe { find(std::ptr::null_mut()) }.map(Some),
+        Err(_) => Ok(None),
+    }
+}

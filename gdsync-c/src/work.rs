@@ -1,0 +1,360 @@
+//! Work requests of C programs.
+
+use crate::fault::{Fault, non_null, non_null_mut};
+use crate::objects::QueuePairObject;
+use crate::streams;
+use crate::types::{gds_send_wr, ibv_recv_wr};
+use gdsync::{AddressHandle, PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
+use gdsync_sys::verbs::ibv_sge;
+use libc::c_int;
+use std::ptr::NonNull;
+
+/// `enum ibv_exp_wr_opcode`, which are libibverbs' numbers.
+mod opcode {
+    use libc::c_int;
+    pub(super) const RDMA_WRITE: c_int = 0;
+    pub(super) const RDMA_WRITE_WITH_IMM: c_int = 1;
+    pub(super) const SEND: c_int = 2;
+    pub(super) const SEND_WITH_IMM: c_int = 3;
+    pub(super) const RDMA_READ: c_int = 4;
+    pub(super) const COMPARE_SWAP: c_int = 5;
+    pub(super) const FETCH_ADD: c_int = 6;
+}
+
+const FENCE: u64 = 1 << 0;
+const SIGNALED: u64 = 1 << 1;
+const SOLICITED: u64 = 1 << 2;
+const INLINE: u64 = 1 << 3;
+
+/// More elements than any card takes, and than a program means.
+const MOST_ELEMENTS: c_int = 1024;
+
+/// The elements of a request.
+///
+/// # Safety
+/// `list` is null, or an array of `count`.
+#[inline(always)]
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Fault> {
+    if !(0..=MOST_ELEMENTS).contains(&count) {
+        return Err(Fault::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    let list = non_null("sg_list", list)?;
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
+}
+
+/// Calls with the memory that elements name.
+///
+/// # Safety
+/// The memory stays registered until the request that is made of it has completed.
+#[inline(always)]
+unsafe fn with_slices<T>(
+    qp: &QueuePairObject,
+    list: &[ibv_sge],
+    call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    match list {
+        // SAFETY: the caller's.
+        [one] => unsafe { qp.memory.with_slice(one.addr, one.length as usize, one.lkey, call) },
+        // SAFETY: the caller's.
+        several => unsafe { with_several(qp, several, call) },
+    }
+}
+
+/// The same, of none or many.
+///
+/// # Safety
+/// As [`with_slices`].
+#[cold]
+#[inline(never)]
+unsafe fn with_several<T>(
+    qp: &QueuePairObject,
+    list: &[ibv_sge],
+    call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    // SAFETY: the caller's.
+    let slice = |sge: &ibv_sge| unsafe { qp.memory.slice(sge.addr, sge.length as usize, sge.lkey) };
+    call(&list.iter().map(slice).collect::<Vec<_>>())
+}
+
+/// Bytes that are copied into the request.
+///
+/// # Safety
+/// The elements name readable memory of the process.
+unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, Fault> {
+    let mut bytes = Vec::new();
+    for sge in list.iter().filter(|sge| sge.length > 0) {
+        let from = non_null("the address of an inline element", sge.addr as *const u8)?;
+        // SAFETY: the caller's.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from, sge.length as usize) });
+    }
+    Ok(bytes)
+}
+
+/// Calls with a request as gdsync has it.
+///
+/// # Safety
+/// The request's pointers are valid, and its memory stays registered until it has completed.
+#[inline(always)]
+unsafe fn with_request<T>(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    // SAFETY: the caller's.
+    let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    if wr.exp_send_flags & INLINE != 0 && matches!(wr.exp_opcode, opcode::RDMA_WRITE..=opcode::SEND_WITH_IMM)
+    {
+        // SAFETY: the caller's.
+        return unsafe { with_inline(qp, wr, list, call) };
+    }
+    let with = |slices: &[Slice]| finish(qp, wr, other_request(wr, slices)?, call);
+    // SAFETY: the caller's.
+    unsafe { with_slices(qp, list, with) }
+}
+
+/// The same, of a request whose bytes are copied.
+///
+/// # Safety
+/// As [`gather`].
+#[inline(never)]
+unsafe fn with_inline<T>(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+    list: &[ibv_sge],
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let post = |bytes: &[u8]| match wr.exp_opcode {
+        opcode::SEND | opcode::SEND_WITH_IMM => finish(qp, wr, WorkRequest::send_inline(bytes), call),
+        _ => finish(qp, wr, WorkRequest::write_inline(bytes, remote(wr)), call),
+    };
+    match list {
+        [one] if one.length > 0 && one.addr != 0 => {
+            // SAFETY: readable memory of the process, which does not change during the call: the caller's.
+            post(unsafe { std::slice::from_raw_parts(one.addr as *const u8, one.length as usize) })
+        }
+        // SAFETY: the caller's.
+        several => post(&unsafe { gather(several) }?),
+    }
+}
+
+fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkRequest<'a>, Fault> {
+    Ok(match (wr.exp_opcode, slices) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, _) => WorkRequest::send(slices),
+        (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, _) => WorkRequest::write(slices, remote(wr)),
+        (opcode::RDMA_READ, _) => WorkRequest::read(slices, remote(wr)),
+        (opcode::COMPARE_SWAP | opcode::FETCH_ADD, [result]) => {
+            // SAFETY: plain numbers, of which any value is one.
+            let operands = unsafe { wr.wr.atomic };
+            let at = RemoteMemory { addr: operands.remote_addr, len: 8, rkey: operands.rkey };
+            match wr.exp_opcode {
+                opcode::FETCH_ADD => WorkRequest::fetch_add(result, at, operands.compare_add),
+                _ => WorkRequest::compare_swap(result, at, operands.compare_add, operands.swap),
+            }
+        }
+        (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
+            let limit = "an atomic operation has 1";
+            return Err(Fault::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
+        }
+        (other, _) => {
+            let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
+            return Err(Fault::Bad { what: "exp_opcode", value: other.into(), limit });
+        }
+    })
+}
+
+/// Remote memory of which only the address and the key are known.
+#[inline(always)]
+fn remote(wr: &gds_send_wr) -> RemoteMemory {
+    // SAFETY: plain numbers, of which any value is one.
+    let (addr, rkey) = unsafe { (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) };
+    RemoteMemory { addr, len: u64::MAX, rkey }
+}
+
+#[inline(never)]
+fn finish<T>(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+    request: WorkRequest<'_>,
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let flags = wr.exp_send_flags;
+    if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
+        let limit = "fence, signaled, solicited and inline are possible";
+        return Err(Fault::Bad { what: "exp_send_flags", value: flags as i64, limit });
+    }
+    let mut request = request.wr_id(wr.wr_id);
+    if matches!(wr.exp_opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM) {
+        request = request.immediate(u32::from_be(wr.imm_data));
+    }
+    if flags & SIGNALED == 0 && !qp.signal_all {
+        request = request.unsignaled();
+    }
+    if flags & SOLICITED != 0 {
+        request = request.solicited();
+    }
+    if flags & FENCE != 0 {
+        request = request.fence();
+    }
+    if qp.is_datagram {
+        return to_datagram(qp, wr, request, call);
+    }
+    call(request)
+}
+
+#[cold]
+fn to_datagram<T>(
+    qp: &QueuePairObject,
+    wr: &gds_send_wr,
+    request: WorkRequest<'_>,
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    // SAFETY: any value of the bytes is one of these plain numbers.
+    let ud = unsafe { wr.wr.ud };
+    let path = NonNull::new(ud.ah).ok_or(Fault::Null { what: "wr.ud.ah" })?;
+    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function promises.
+    let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
+    call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
+}
+
+/// Whether it is worth to try again: the reason may have gone without anybody having looked. The program has connected the queue
+/// pair, or a stream has passed what was in the way.
+#[cold]
+#[inline(never)]
+fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
+    match fault {
+        Fault::Queue(QueueError::NotConnected { .. }) => qp.queue_pair.adopt_state(),
+        Fault::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
+        _ => return false,
+    }
+    true
+}
+
+/// Does something, and again where that is worth it.
+#[inline(always)]
+fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
+    match what() {
+        Err(fault) if look_again(qp, &fault) => what(),
+        done => done,
+    }
+}
+
+/// Does something with each request of a list; tells at which one it failed.
+///
+/// # Safety
+/// As [`with_request`], for each; `bad` is null or a valid place.
+unsafe fn each<T>(
+    list: *mut T,
+    bad: *mut *mut T,
+    next: impl Fn(&T) -> *mut T,
+    mut call: impl FnMut(&T) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let mut at = non_null_mut("the work request", list)?;
+    while !at.is_null() {
+        // SAFETY: a valid request, as the caller promises.
+        let wr = unsafe { &*at };
+        if let Err(fault) = call(wr) {
+            if !bad.is_null() {
+                // SAFETY: a valid place, as the caller promises.
+                unsafe { *bad = at };
+            }
+            return Err(fault);
+        }
+        at = next(wr);
+    }
+    Ok(())
+}
+
+/// Calls with the request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do
+/// most. Where the compiler knows that much, posting takes half of the time. `None` for all others, and where the call says so:
+/// then the long way does it, and says why not.
+///
+/// # Safety
+/// As [`with_request`]; the pointer is null or valid.
+#[inline(always)]
+pub(crate) unsafe fn with_plain<T>(
+    qp: &QueuePairObject,
+    wr: *const gds_send_wr,
+    call: impl Fn(WorkRequest<'_>) -> Option<T>,
+) -> Option<T> {
+    // SAFETY: the caller's.
+    let wr = unsafe { wr.as_ref() }?;
+    if !wr.next.is_null() || wr.exp_send_flags != SIGNALED || wr.num_sge != 1 || qp.is_datagram {
+        return None;
+    }
+    // SAFETY: the caller's.
+    unsafe {
+        let sge = wr.sg_list.as_ref()?;
+        qp.memory.with_slice(sge.addr, sge.length as usize, sge.lkey, |slices| match wr.exp_opcode {
+            opcode::SEND => call(WorkRequest::send(slices).wr_id(wr.wr_id)),
+            opcode::RDMA_WRITE => call(WorkRequest::write(slices, remote(wr)).wr_id(wr.wr_id)),
+            _ => None,
+        })
+    }
+}
+
+/// Posts a list at once.
+///
+/// # Safety
+/// As [`each`].
+pub(crate) unsafe fn post_sends(
+    qp: &QueuePairObject,
+    list: *mut gds_send_wr,
+    bad: *mut *mut gds_send_wr,
+) -> Result<(), Fault> {
+    let post = |wr: &gds_send_wr| {
+        // SAFETY: the caller's.
+        attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.post_send(request)?)) })
+    };
+    // SAFETY: the caller's.
+    unsafe { each(list, bad, |wr| wr.next, post) }
+}
+
+/// Prepares one request.
+///
+/// # Safety
+/// As [`with_request`].
+pub(crate) unsafe fn prepare_send(qp: &QueuePairObject, wr: &gds_send_wr) -> Result<PreparedSend, Fault> {
+    // SAFETY: the caller's.
+    attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.prepare(request)?)) })
+}
+
+/// Prepares a list. Where one fails, those before it are taken back.
+///
+/// # Safety
+/// As [`each`].
+pub(crate) unsafe fn prepare_sends(
+    qp: &QueuePairObject,
+    list: *mut gds_send_wr,
+    bad: *mut *mut gds_send_wr,
+    mut keep: impl FnMut(PreparedSend),
+) -> Result<(), Fault> {
+    // SAFETY: the caller's.
+    let prepare = |wr: &gds_send_wr| unsafe { prepare_send(qp, wr) }.map(&mut keep);
+    // SAFETY: the caller's.
+    unsafe { each(list, bad, |wr| wr.next, prepare) }
+}
+
+/// Posts receives.
+///
+/// # Safety
+/// As [`each`].
+pub(crate) unsafe fn post_receives(
+    qp: &QueuePairObject,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> Result<(), Fault> {
+    let post = |wr: &ibv_recv_wr| {
+        // SAFETY: the caller's.
+        unsafe {
+            let list = elements(wr.sg_list, wr.num_sge)?;
+            let receive = |slices: &[Slice]| Ok(qp.queue_pair.post_recv(slices, wr.wr_id)?);
+            attempt(qp, || with_slices(qp, list, receive))
+        }
+    };
+    // SAFETY: the caller's.
+    unsafe { each(list, bad, |wr| wr.next, post) }
+}

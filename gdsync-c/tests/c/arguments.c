@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Null and bad arguments of every function: EINVAL (or what the table says), and a line of words. Prints each function's name as
+ * it is done with it, for the test to compare with what the library exports.
+ */
+#include "common.h"
+
+static struct rig rig;
+static CUstream stream;
+static struct gds_cq nobody;
+
+static void nothing(void *argument) { (void)argument; }
+
+/* The call that failed says so. */
+static void said(const char *name) {
+    size_t length = strlen(name);
+    CHECK(strncmp(gdsync_error_text(), name, length) == 0 && gdsync_error_text()[length] == ':');
+    CHECK(strlen(gdsync_error_text()) > length + 8);
+}
+
+#define BAD(wanted, function, ...)                                                                                             \
+    do {                                                                                                                       \
+        CHECK_STATUS(wanted, function(__VA_ARGS__));                                                                           \
+        said(#function);                                                                                                       \
+        puts(#function);                                                                                                       \
+    } while (0)
+
+#define BAD_POINTER(wanted, function, ...)                                                                                     \
+    do {                                                                                                                       \
+        errno = 0;                                                                                                             \
+        CHECK(function(__VA_ARGS__) == NULL);                                                                                  \
+        CHECK_STATUS(wanted, errno);                                                                                           \
+        said(#function);                                                                                                       \
+        puts(#function);                                                                                                       \
+    } while (0)
+
+#define BAD_COUNT(wanted, function, ...)                                                                                       \
+    do {                                                                                                                       \
+        errno = 0;                                                                                                             \
+        CHECK_STATUS(-1, function(__VA_ARGS__));                                                                               \
+        CHECK_STATUS(wanted, errno);                                                                                           \
+        said(#function);                                                                                                       \
+        puts(#function);                                                                                                       \
+    } while (0)
+
+static void queue_pairs(void) {
+    struct gds_qp *qp = rig.sides[0].qp, copy;
+    gds_qp_init_attr_t attr;
+    struct ibv_qp_attr to;
+    struct ibv_recv_wr recv, *bad_recv = NULL;
+    struct ibv_wc wc;
+    int value;
+
+    memset(&attr, 0, sizeof(attr));
+    memset(&copy, 0, sizeof(copy));
+    memset(&to, 0, sizeof(to));
+    memset(&recv, 0, sizeof(recv));
+    BAD(EINVAL, gds_query_param, GDS_PARAM_VERSION, NULL);
+    BAD(EINVAL, gds_query_param, GDS_NUM_PARAMS, &value);
+    attr.qp_type = IBV_QPT_RC;
+    BAD_POINTER(EINVAL, gds_create_qp, NULL, rig.context, &attr, -1, 0);
+    BAD_POINTER(EINVAL, gds_create_qp, rig.pd, NULL, &attr, -1, 0);
+    BAD_POINTER(EINVAL, gds_create_qp, rig.pd, rig.context, NULL, -1, 0);
+    BAD_POINTER(EINVAL, gds_create_qp, rig.pd, rig.context, &attr, -1, 1 << 20);
+    BAD_POINTER(EINVAL, gds_create_qp, rig.pd, rig.context, &attr, -2, 0);
+    BAD_POINTER(EOPNOTSUPP, gds_create_qp, rig.pd, rig.context, &attr, -1, GDS_CREATE_QP_WQ_ON_GPU);
+    attr.srq = (struct ibv_srq *)&attr;
+    BAD_POINTER(EOPNOTSUPP, gds_create_qp, rig.pd, rig.context, &attr, -1, 0);
+    attr.srq = NULL;
+    attr.qp_type = IBV_QPT_RAW_PACKET;
+    BAD_POINTER(EINVAL, gds_create_qp, rig.pd, rig.context, &attr, -1, 0);
+    BAD(EINVAL, gds_destroy_qp, NULL);
+    BAD(EINVAL, gds_destroy_qp, &copy);
+    BAD(EINVAL, gds_modify_qp, NULL, &to, 0);
+    BAD(EINVAL, gds_modify_qp, qp, NULL, 0);
+    BAD(EINVAL, gds_modify_qp, &copy, &to, 0);
+    to.qp_state = (enum ibv_qp_state)99;
+    BAD(EINVAL, gds_modify_qp, qp, &to, IBV_QP_STATE);
+    BAD(EINVAL, gds_post_recv, NULL, &recv, &bad_recv);
+    BAD(EINVAL, gds_post_recv, qp, NULL, &bad_recv);
+    recv.num_sge = -1;
+    BAD(EINVAL, gds_post_recv, qp, &recv, &bad_recv);
+    CHECK(bad_recv == &recv);
+    recv.num_sge = 1;
+    BAD(EINVAL, gds_post_recv, qp, &recv, NULL);
+    BAD(EINVAL, gdsync_post_recv, NULL, &recv, &bad_recv);
+    BAD(EINVAL, gdsync_post_recv, qp->qp, NULL, &bad_recv);
+    BAD_COUNT(EINVAL, gds_poll_cq, NULL, 1, &wc);
+    BAD_COUNT(EINVAL, gds_poll_cq, &nobody, 1, &wc);
+    BAD_COUNT(EINVAL, gds_poll_cq, &qp->send_cq, 1, NULL);
+    BAD_COUNT(EINVAL, gds_poll_cq, &qp->send_cq, -1, &wc);
+    BAD_COUNT(EINVAL, gdsync_poll_cq, NULL, 1, &wc);
+    BAD_COUNT(EINVAL, gdsync_poll_cq, qp->send_cq.cq, 1, NULL);
+}
+
+static void sends(void) {
+    struct gds_qp *qp = rig.sides[0].qp, copy;
+    struct ibv_sge sge = sge_of(&rig.sides[0], 0, 8);
+    gds_send_wr good = send_of(&sge, 0), wr = good, *bad = NULL;
+    gds_send_request_t request;
+    size_t i;
+
+    memset(&copy, 0, sizeof(copy));
+    memset(&request, 0, sizeof(request));
+    BAD(EINVAL, gds_post_send, NULL, &wr, &bad);
+    BAD(EINVAL, gds_post_send, &copy, &wr, &bad);
+    BAD(EINVAL, gds_post_send, qp, NULL, &bad);
+    BAD(EINVAL, gds_prepare_send, NULL, &wr, &bad, &request);
+    BAD(EINVAL, gds_prepare_send, qp, NULL, &bad, &request);
+    BAD(EINVAL, gds_prepare_send, qp, &wr, &bad, NULL);
+    BAD(EINVAL, gds_stream_queue_send, stream, NULL, &wr, &bad);
+    BAD(EINVAL, gds_stream_queue_send, stream, qp, NULL, &bad);
+    for (i = 0; i < 6; i++) {
+        wr = good;
+        bad = NULL;
+        switch (i) {
+        case 0: wr.exp_opcode = (enum ibv_exp_wr_opcode)77; break;
+        case 1: wr.exp_send_flags |= 1 << 20; break;
+        case 2: wr.num_sge = -5; break;
+        case 3: wr.sg_list = NULL; break;
+        case 4: wr.num_sge = 100000; break;
+        default:
+            wr.exp_opcode = IBV_EXP_WR_ATOMIC_FETCH_AND_ADD;
+            wr.num_sge = 0;
+            break;
+        }
+        BAD(EINVAL, gds_post_send, qp, &wr, &bad);
+        CHECK(bad == &wr);
+        BAD(EINVAL, gds_prepare_send, qp, &wr, &bad, &request);
+        BAD(EINVAL, gds_stream_queue_send, stream, qp, &wr, NULL);
+    }
+    wr = good;
+    wr.exp_send_flags |= IBV_EXP_SEND_INLINE;
+    sge.length = 4096;
+    BAD(EINVAL, gds_post_send, qp, &wr, &bad);
+    BAD(EINVAL, gds_stream_post_send, stream, NULL);
+    BAD(EINVAL, gds_stream_post_send, stream, &request);
+    BAD(EINVAL, gds_stream_post_send_all, stream, 0, &request);
+    BAD(EINVAL, gds_stream_post_send_all, stream, -1, &request);
+    BAD(EINVAL, gds_stream_post_send_all, stream, 1, NULL);
+    BAD(EINVAL, gdsync_cancel_send, NULL);
+    BAD(EINVAL, gdsync_cancel_send, &request);
+}
+
+static void waits(void) {
+    struct gds_cq *cq = &rig.sides[0].qp->send_cq;
+    gds_wait_request_t request;
+    uint32_t word = 0;
+    int i;
+
+    memset(&request, 0, sizeof(request));
+    BAD(EINVAL, gds_prepare_wait_cq, NULL, &request, 0);
+    BAD(EINVAL, gds_prepare_wait_cq, &nobody, &request, 0);
+    BAD(EINVAL, gds_prepare_wait_cq, cq, NULL, 0);
+    BAD(EINVAL, gds_prepare_wait_cq, cq, &request, 1);
+    BAD(EINVAL, gds_append_wait_cq, NULL, &word, 1);
+    BAD(EINVAL, gds_append_wait_cq, &request, NULL, 1);
+    BAD(EINVAL, gds_append_wait_cq, &request, &word, 1);
+    BAD(EINVAL, gds_stream_post_wait_cq, stream, NULL);
+    BAD(EINVAL, gds_stream_post_wait_cq, stream, &request);
+    BAD(EINVAL, gds_stream_post_wait_cq_all, stream, 0, &request);
+    BAD(EINVAL, gds_stream_post_wait_cq_all, stream, 1, NULL);
+    BAD(EINVAL, gds_stream_wait_cq, stream, NULL, 0);
+    BAD(EINVAL, gds_stream_wait_cq, stream, cq, 1);
+    BAD(EINVAL, gds_post_wait_cq, NULL, &request, 0);
+    BAD(EINVAL, gds_post_wait_cq, cq, NULL, 0);
+    BAD(EINVAL, gds_post_wait_cq, cq, &request, 1);
+    BAD(EINVAL, gds_post_wait_cq, cq, &request, 0);
+    BAD(EINVAL, gds_abort_wait_cq, NULL, &request);
+    BAD(EINVAL, gds_abort_wait_cq, cq, NULL);
+    BAD(EINVAL, gdsync_cancel_wait, NULL);
+    BAD(EINVAL, gdsync_cancel_wait, &request);
+
+    receive(&rig.sides[0], 0, 8, 1);
+    OK(gds_prepare_wait_cq(&rig.sides[0].qp->recv_cq, &request, 0));
+    for (i = 0; i < GDS_WAIT_INFO_MAX_OPS - 2; i++) {
+        OK(gds_append_wait_cq(&request, &word, 1));
+    }
+    BAD(ENOMEM, gds_append_wait_cq, &request, &word, 1);
+    BAD(EINVAL, gds_append_wait_cq, &request, (uint32_t *)((uintptr_t)&word + 2), 1);
+    OK(gdsync_cancel_wait(&request));
+}
+
+static void descriptors(void) {
+    gds_descriptor_t desc;
+    gds_wait_value32_t wait;
+    gds_write_value32_t write;
+    gds_write_memory_t memory;
+    uint32_t word = 0;
+    uint8_t bytes[8];
+    uint32_t *odd = (uint32_t *)((uintptr_t)&word + 1);
+    gds_send_request_t zero;
+
+    BAD(EINVAL, gds_prepare_wait_value32, NULL, &word, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, NULL, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, odd, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, &word, 0, (gds_wait_cond_flag_t)4, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, &word, 0, GDS_WAIT_COND_EQ, 0);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, &word, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST | GDS_MEMORY_GPU);
+    BAD(EINVAL, gds_prepare_wait_value32, &wait, &word, 0, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST | GDS_WRITE_PRE_BARRIER);
+    BAD(EINVAL, gds_prepare_write_value32, NULL, &word, 0, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_write_value32, &write, NULL, 0, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_write_value32, &write, &word, 0, GDS_MEMORY_HOST | GDS_WAIT_POST_FLUSH);
+    BAD(EINVAL, gds_prepare_write_memory, NULL, bytes, bytes, 1, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_write_memory, &memory, NULL, bytes, 1, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_write_memory, &memory, bytes, NULL, 1, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_prepare_write_memory, &memory, bytes, bytes, 1, 1 << 9);
+
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, NULL, 0);
+    BAD(EINVAL, gds_post_descriptors, 1, NULL, 0);
+    desc.tag = (gds_tag_t)5;
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 0);
+    BAD(EINVAL, gds_post_descriptors, 1, &desc, 0);
+    desc.tag = GDS_TAG_SEND;
+    desc.send = NULL;
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 0);
+    memset(&zero, 0, sizeof(zero));
+    desc.send = &zero;
+    BAD(EINVAL, gds_post_descriptors, 1, &desc, 0);
+    desc.tag = GDS_TAG_WAIT;
+    desc.wait = NULL;
+    BAD(EINVAL, gds_post_descriptors, 1, &desc, 0);
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 1);
+    BAD(EINVAL, gds_post_descriptors, 1, &desc, 1);
+    /* A wait that no value satisfies would never end. */
+    desc.tag = GDS_TAG_WAIT_VALUE32;
+    OK(gds_prepare_wait_value32(&desc.wait32, &word, 0, GDS_WAIT_COND_AND, GDS_MEMORY_HOST));
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 0);
+    desc.tag = GDS_TAG_WRITE_MEMORY;
+    OK(gds_prepare_write_memory(&desc.writemem, bytes, bytes, (size_t)1 << 40, GDS_MEMORY_HOST));
+    BAD(EINVAL, gds_stream_post_descriptors, stream, 1, &desc, 0);
+}
+
+static void the_rest(void) {
+    gds_mem_desc_t memory;
+    gds_send_request_t send;
+    gds_wait_request_t wait;
+    gds_mlx5_send_info_t ring;
+    gds_mlx5_wait_info_t sem;
+    gds_mlx5_dword_wait_info_t word_info;
+    struct ibv_port_attr port;
+    struct ibv_ah_attr path;
+    union ibv_gid gid;
+    uint32_t word = 0;
+
+    memset(&memory, 0, sizeof(memory));
+    memset(&send, 0, sizeof(send));
+    memset(&wait, 0, sizeof(wait));
+    memset(&path, 0, sizeof(path));
+    BAD(EINVAL, gds_alloc_mapped_memory, NULL, 1, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_alloc_mapped_memory, &memory, 0, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_alloc_mapped_memory, &memory, 1, GDS_MEMORY_IO);
+    BAD(ENOMEM, gds_alloc_mapped_memory, &memory, ~(size_t)0, GDS_MEMORY_HOST);
+    BAD(EINVAL, gds_free_mapped_memory, NULL);
+    BAD(EINVAL, gds_free_mapped_memory, &memory);
+    BAD(EINVAL, gds_mlx5_get_dword_wait_info, NULL, 0, GDS_MEMORY_HOST, &word_info);
+    BAD(EINVAL, gds_mlx5_get_dword_wait_info, &word, 0, GDS_MEMORY_HOST, NULL);
+    BAD(EINVAL, gds_mlx5_get_dword_wait_info, &word, 0, 0, &word_info);
+    BAD(EINVAL, gds_mlx5_get_send_info, 1, NULL, &ring);
+    BAD(EINVAL, gds_mlx5_get_send_info, 1, &send, NULL);
+    BAD(EINVAL, gds_mlx5_get_send_info, 0, &send, &ring);
+    BAD(EINVAL, gds_mlx5_get_send_info, 1, &send, &ring);
+    BAD(EINVAL, gds_mlx5_get_wait_info, 1, NULL, &sem);
+    BAD(EINVAL, gds_mlx5_get_wait_info, 1, &wait, NULL);
+    BAD(EINVAL, gds_mlx5_get_wait_info, -1, &wait, &sem);
+    BAD(EINVAL, gds_mlx5_get_wait_info, 1, &wait, &sem);
+
+    BAD_POINTER(ENODEV, gdsync_soft_open, "no such card");
+    BAD(EINVAL, gdsync_soft_close, NULL);
+    BAD(EINVAL, gdsync_soft_close, (struct ibv_context *)&word);
+    BAD(EBUSY, gdsync_soft_close, rig.context);
+    BAD_POINTER(EINVAL, gdsync_alloc_pd, NULL);
+    BAD(EINVAL, gdsync_dealloc_pd, NULL);
+    BAD(EBUSY, gdsync_dealloc_pd, rig.pd);
+    BAD_POINTER(EINVAL, gdsync_reg_mr, NULL, &word, 4, 0);
+    BAD_POINTER(EINVAL, gdsync_reg_mr, rig.pd, NULL, 4, 0);
+    BAD(EINVAL, gdsync_dereg_mr, NULL);
+    BAD(EINVAL, gdsync_query_port, NULL, 1, &port);
+    BAD(EINVAL, gdsync_query_port, rig.context, 1, NULL);
+    BAD(EINVAL, gdsync_query_port, rig.context, 99, &port);
+    BAD(EINVAL, gdsync_query_gid, NULL, 1, 0, &gid);
+    BAD(EINVAL, gdsync_query_gid, rig.context, 1, 0, NULL);
+    BAD_POINTER(EINVAL, gdsync_create_ah, NULL, &path);
+    BAD_POINTER(EINVAL, gdsync_create_ah, rig.pd, NULL);
+    BAD(EINVAL, gdsync_destroy_ah, NULL);
+
+    BAD(EINVAL, gdsync_soft_stream_destroy, NULL);
+    BAD(EINVAL, gdsync_soft_stream_destroy, (CUstream)&word);
+    BAD(EINVAL, gdsync_soft_stream_launch, NULL, nothing, NULL);
+    BAD(EINVAL, gdsync_soft_stream_launch, stream, NULL, NULL);
+    BAD(EINVAL, gdsync_stream_forget, stream);
+    BAD(EINVAL, gdsync_abort_qp, NULL);
+    BAD(EINVAL, gdsync_forget_memory, NULL, 1);
+    BAD(ETIMEDOUT, gdsync_stream_synchronize, stream, 1);
+}
+
+int main(void) {
+    uint32_t gate = 0;
+    gds_descriptor_t desc;
+
+    rig_open(&rig, IBV_QPT_RC);
+    stream = gdsync_soft_stream_create();
+    CHECK(stream != NULL);
+    queue_pairs();
+    sends();
+    waits();
+    descriptors();
+    /* For the one that times out. */
+    desc.tag = GDS_TAG_WAIT_VALUE32;
+    OK(gds_prepare_wait_value32(&desc.wait32, &gate, 1, GDS_WAIT_COND_EQ, GDS_MEMORY_HOST));
+    OK(gds_stream_post_descriptors(stream, 1, &desc, 0));
+    the_rest();
+    __atomic_store_n(&gate, 1, __ATOMIC_SEQ_CST);
+    OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
+    OK(gdsync_soft_stream_destroy(stream));
+    rig_close(&rig);
+    return 0;
+}

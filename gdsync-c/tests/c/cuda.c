@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Descriptors of every kind on CUDA streams, with the driver loaded at run time. Ends with 77, and says why, where there is no GPU.
+ */
+#include "common.h"
+
+#include <dlfcn.h>
+
+enum { ROUNDS = 200, NO_GPU = 77, NON_BLOCKING = 1 };
+
+static int (*init)(unsigned);
+static int (*retain)(void **context, int device);
+static int (*set_current)(void *context);
+static int (*stream_create)(CUstream *stream, unsigned flags);
+static int (*stream_destroy)(CUstream stream);
+static int (*stream_synchronize)(CUstream stream);
+static int (*mem_alloc)(CUdeviceptr *at, size_t size);
+static int (*mem_free)(CUdeviceptr at);
+static int (*from_device)(void *to, CUdeviceptr from, size_t size);
+
+/* A function pointer out of an object pointer, as POSIX has it. */
+#define LOAD(library, function, name)                                                                                          \
+    do {                                                                                                                       \
+        void *found_ = dlsym(library, name);                                                                                   \
+        CHECK(found_ != NULL);                                                                                                 \
+        memcpy(&(function), &found_, sizeof(found_));                                                                          \
+    } while (0)
+
+static int load(void) {
+    void *context, *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        printf("%s\n", dlerror());
+        return 0;
+    }
+    LOAD(library, init, "cuInit");
+    LOAD(library, retain, "cuDevicePrimaryCtxRetain");
+    LOAD(library, set_current, "cuCtxSetCurrent");
+    LOAD(library, stream_create, "cuStreamCreate");
+    LOAD(library, stream_destroy, "cuStreamDestroy_v2");
+    LOAD(library, stream_synchronize, "cuStreamSynchronize");
+    LOAD(library, mem_alloc, "cuMemAlloc_v2");
+    LOAD(library, mem_free, "cuMemFree_v2");
+    LOAD(library, from_device, "cuMemcpyDtoH_v2");
+    if (init(0) != 0 || retain(&context, 0) != 0) {
+        printf("the driver has no GPU\n");
+        return 0;
+    }
+    CHECK(set_current(context) == 0);
+    return 1;
+}
+
+/* A send, its waits, words of the host and of the GPU, and bytes, in one list. */
+static void round_of(struct rig *rig, CUstream stream, uint32_t *words, CUdeviceptr gpu, uint32_t number) {
+    struct side *left = &rig->sides[0], *right = &rig->sides[1];
+    struct ibv_sge sge = sge_of(left, 0, 64);
+    gds_send_wr wr = send_of(&sge, number), *bad = NULL;
+    gds_send_request_t send;
+    gds_wait_request_t sent, arrived;
+    gds_descriptor_t descs[8];
+    uint32_t got[3];
+
+    memset(left->buffer, (int)number, 64);
+    receive(right, 128, 64, number);
+    OK(gds_prepare_send(left->qp, &wr, &bad, &send));
+    OK(gds_prepare_wait_cq(&left->qp->send_cq, &sent, 0));
+    OK(gds_prepare_wait_cq(&right->qp->recv_cq, &arrived, 0));
+    OK(gds_append_wait_cq(&arrived, &words[1], number));
+    descs[0].tag = GDS_TAG_WAIT_VALUE32; /* the CPU opens it */
+    OK(gds_prepare_wait_value32(&descs[0].wait32, &words[0], number, GDS_WAIT_COND_GEQ, GDS_MEMORY_HOST));
+    descs[1].tag = GDS_TAG_WRITE_VALUE32;
+    OK(gds_prepare_write_value32(&descs[1].write32, (uint32_t *)(uintptr_t)gpu, number, GDS_MEMORY_GPU));
+    descs[2].tag = GDS_TAG_WAIT_VALUE32;
+    OK(gds_prepare_wait_value32(&descs[2].wait32, (uint32_t *)(uintptr_t)gpu, number, GDS_WAIT_COND_EQ,
+                                GDS_MEMORY_GPU | GDS_WAIT_POST_FLUSH));
+    descs[3].tag = GDS_TAG_SEND;
+    descs[3].send = &send;
+    descs[4].tag = GDS_TAG_WAIT;
+    descs[4].wait = &sent;
+    descs[5].tag = GDS_TAG_WAIT;
+    descs[5].wait = &arrived;
+    descs[6].tag = GDS_TAG_WRITE_MEMORY;
+    OK(gds_prepare_write_memory(&descs[6].writemem, (uint8_t *)(uintptr_t)(gpu + 4), (const uint8_t *)&number, 4,
+                                GDS_MEMORY_GPU));
+    descs[7].tag = GDS_TAG_WRITE_VALUE32;
+    OK(gds_prepare_write_value32(&descs[7].write32, &words[2], number, GDS_MEMORY_HOST | GDS_WRITE_PRE_BARRIER));
+    OK(gds_stream_post_descriptors(stream, 8, descs, 0));
+    __atomic_store_n(&words[0], number, __ATOMIC_SEQ_CST);
+    CHECK(stream_synchronize(stream) == 0);
+    CHECK(words[1] == number && words[2] == number);
+    CHECK(from_device(got, gpu, 8) == 0 && got[0] == number && got[1] == number);
+    CHECK(memcmp(left->buffer, right->buffer + 128, 64) == 0);
+    poll_success(&left->qp->send_cq, number);
+    poll_success(&right->qp->recv_cq, number);
+}
+
+/* The pointers of a kernel are the GPU's: the driver reaches the words there. */
+static void kernels(struct rig *rig) {
+    struct side *left = &rig->sides[0];
+    struct ibv_sge sge = sge_of(left, 0, 8);
+    gds_send_wr wr = send_of(&sge, 1), *bad = NULL;
+    gds_send_request_t send;
+    gds_mlx5_send_info_t ring;
+    gds_mlx5_dword_wait_info_t info;
+    gds_mem_desc_t memory;
+    uint32_t got = 0;
+
+    OK(gds_alloc_mapped_memory(&memory, 20000, GDS_MEMORY_GPU));
+    *(uint32_t *)memory.h_ptr = 4711;
+    OK(gds_mlx5_get_dword_wait_info((uint32_t *)memory.h_ptr, 1, GDS_MEMORY_HOST, &info));
+    CHECK(from_device(&got, (CUdeviceptr)(uintptr_t)info.ptr, 4) == 0 && got == 4711);
+    CHECK(from_device(&got, memory.d_ptr, 4) == 0 && got == 4711);
+    OK(gdsync_forget_memory(memory.h_ptr, memory.alloc_size));
+    OK(gds_free_mapped_memory(&memory));
+    OK(gds_prepare_send(left->qp, &wr, &bad, &send));
+    OK(gds_mlx5_get_send_info(1, &send, &ring));
+    CHECK(from_device(&got, (CUdeviceptr)(uintptr_t)ring.dbrec_ptr, 4) == 0);
+    CHECK(ring.db_ptr != NULL);
+    /* Nobody rings: the queue pair goes with it. */
+}
+
+int main(void) {
+    struct rig rig;
+    CUstream streams[2];
+    CUdeviceptr gpu;
+    uint32_t *words, number = 1;
+    int i;
+
+    if (!load()) {
+        return NO_GPU;
+    }
+    rig_open(&rig, IBV_QPT_RC);
+    CHECK(posix_memalign((void **)&words, 4096, 4096) == 0);
+    memset(words, 0, 4096);
+    CHECK(mem_alloc(&gpu, 4096) == 0);
+    /* Streams that come and go at the same addresses, and the default stream. */
+    for (i = 0; i < 10; i++) {
+        CHECK(stream_create(&streams[0], NON_BLOCKING) == 0 && stream_create(&streams[1], NON_BLOCKING) == 0);
+        for (; number < (uint32_t)(i + 1) * ROUNDS / 10; number++) {
+            round_of(&rig, number % 5 == 0 ? NULL : streams[number % 2], words, gpu, number);
+        }
+        OK(gdsync_stream_forget(streams[0]));
+        CHECK(stream_destroy(streams[0]) == 0 && stream_destroy(streams[1]) == 0);
+    }
+    kernels(&rig);
+    OK(gdsync_forget_memory(words, 4096));
+    rig_close(&rig);
+    free(words);
+    CHECK(mem_free(gpu) == 0);
+    puts("cuda ok");
+    return 0;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Every header, and what the old verbs' and libgdsync's users do with them.
+ */
+#include <gdsync.h>
+#include <gdsync/tools.h>
+#include <gdsync/mlx5.h>
+#include <gdsync/ext.h>
+#include <gdsync/device.cuh>
+
+int main(void) {
+    int version = 0;
+    gds_qp_init_attr_t attr = {0};
+    gds_send_wr wr = {0};
+    (void)attr;
+    (void)wr;
+    if (gds_query_param(GDS_PARAM_VERSION, &version) != 0 || !GDS_API_VERSION_COMPATIBLE(version)) {
+        return 1;
+    }
+    return (unsigned)version == GDS_API_VERSION ? 0 : 1;
+}

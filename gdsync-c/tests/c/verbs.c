@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * A program of libibverbs: its own device, domain, memory and transitions, its own queue beside gdsync's, and ibv_poll_cq and
+ * ibv_post_recv as they stand in old programs.
+ */
+#include "common.h"
+
+enum { ROUNDS = 300, SIZE = 1024 };
+
+static void move(struct ibv_context *context, struct ibv_qp *qp, uint32_t remote) {
+    struct ibv_port_attr port;
+    struct ibv_qp_attr attr;
+    memset(&attr, 0, sizeof(attr));
+    CHECK(ibv_query_port(context, 1, &port) == 0);
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE;
+    OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = port.active_mtu;
+    attr.dest_qp_num = remote;
+    attr.max_dest_rd_atomic = 1;
+    attr.min_rnr_timer = 12;
+    attr.ah_attr.dlid = port.lid;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.is_global = port.link_layer == IBV_LINK_LAYER_ETHERNET;
+    CHECK(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    attr.ah_attr.grh.hop_limit = 1;
+    OK(ibv_modify_qp(qp, &attr,
+                     IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+    attr.qp_state = IBV_QPS_RTS;
+    attr.timeout = 14;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.max_rd_atomic = 1;
+    OK(ibv_modify_qp(qp, &attr,
+                     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                         IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+/* From a queue pair of gdsync to one of libibverbs', whose queues are its own. */
+int main(void) {
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_cq *plain_cq;
+    struct ibv_qp *plain;
+    struct ibv_qp_init_attr plain_attr;
+    struct ibv_qp_attr asked;
+    struct ibv_mr *mr;
+    gds_qp_init_attr_t attr;
+    struct gds_qp *qp;
+    CUstream stream = gdsync_soft_stream_create();
+    static uint8_t memory[2][SIZE];
+    int round;
+
+    CHECK(list != NULL && list[0] != NULL && stream != NULL);
+    context = ibv_open_device(list[0]);
+    CHECK(context != NULL);
+    ibv_free_device_list(list);
+    pd = ibv_alloc_pd(context);
+    mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE);
+    CHECK(mr != NULL);
+    plain_cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+    memset(&plain_attr, 0, sizeof(plain_attr));
+    plain_attr.send_cq = plain_attr.recv_cq = plain_cq;
+    plain_attr.qp_type = IBV_QPT_RC;
+    plain_attr.cap.max_send_wr = plain_attr.cap.max_recv_wr = 16;
+    plain_attr.cap.max_send_sge = plain_attr.cap.max_recv_sge = 1;
+    plain = ibv_create_qp(pd, &plain_attr);
+    CHECK(plain != NULL);
+    memset(&attr, 0, sizeof(attr));
+    attr.qp_type = IBV_QPT_RC;
+    attr.cap = plain_attr.cap;
+    qp = gds_create_qp(pd, context, &attr, -1, GDS_CREATE_QP_RX_CQ_ON_GPU);
+    CHECK(qp != NULL);
+    move(context, qp->qp, plain->qp_num);
+    move(context, plain, qp->qp->qp_num);
+    CHECK(ibv_query_qp(qp->qp, &asked, IBV_QP_STATE, &plain_attr) == 0 && asked.qp_state == IBV_QPS_RTS);
+
+    for (round = 0; round < ROUNDS; round++) {
+        struct ibv_sge from = {(uint64_t)(uintptr_t)memory[0], SIZE, mr->lkey};
+        struct ibv_sge to = {(uint64_t)(uintptr_t)memory[1], SIZE, mr->lkey};
+        struct ibv_recv_wr recv, *bad_recv;
+        gds_send_wr send, *bad;
+        struct ibv_wc wc;
+        memset(&recv, 0, sizeof(recv));
+        recv.sg_list = &to;
+        recv.num_sge = 1;
+        recv.wr_id = (uint64_t)round;
+        memset(memory[0], round, SIZE);
+        OK(ibv_post_recv(plain, &recv, &bad_recv));
+        send = send_of(&from, (uint64_t)round + 7);
+        OK(gds_stream_queue_send(stream, qp, &send, &bad));
+        OK(gds_stream_wait_cq(stream, &qp->send_cq, 0));
+        OK(gdsync_stream_synchronize(stream, PATIENCE_MS));
+        wc = poll_success(&qp->send_cq, (uint64_t)round + 7);
+        CHECK(wc.qp_num == qp->qp->qp_num && wc.opcode == IBV_WC_SEND);
+        while (ibv_poll_cq(plain_cq, 1, &wc) == 0) {
+            sched_yield();
+        }
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)round && wc.byte_len == SIZE);
+        CHECK(memcmp(memory[0], memory[1], SIZE) == 0);
+        /* And a receive of gdsync's, posted and polled as if it were libibverbs'. */
+        recv.wr_id = (uint64_t)round + 9;
+        OK(ibv_post_recv(qp->qp, &recv, &bad_recv));
+        {
+            struct ibv_send_wr back, *bad_back;
+            memset(&back, 0, sizeof(back));
+            back.sg_list = &from;
+            back.num_sge = 1;
+            back.opcode = IBV_WR_SEND;
+            back.send_flags = IBV_SEND_SIGNALED;
+            OK(ibv_post_send(plain, &back, &bad_back));
+        }
+        wc = poll_success(&qp->recv_cq, (uint64_t)round + 9);
+        CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE);
+        while (ibv_poll_cq(plain_cq, 1, &wc) == 0) {
+            sched_yield();
+        }
+        CHECK(wc.status == IBV_WC_SUCCESS);
+    }
+    OK(gdsync_soft_stream_destroy(stream));
+    OK(gds_destroy_qp(qp));
+    OK(ibv_destroy_qp(plain));
+    OK(ibv_destroy_cq(plain_cq));
+    OK(ibv_dereg_mr(mr));
+    OK(ibv_dealloc_pd(pd));
+    OK(ibv_close_device(context));
+    puts("verbs ok");
+    return 0;
+}
