@@ -34,12 +34,7 @@ pub extern "C" fn gdr_open() -> *mut Gdr {
 /// `gdr_close`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdr_close(g: *mut Gdr) -> c_int {
-    status("gdr_close", || {
-        for pin in table().close(number(g)?)? {
-            pin.end();
-        }
-        Ok(())
-    })
+    status("gdr_close", || table().close(number(g)?))
 }
 
 /// `gdr_pin_buffer`.
@@ -108,10 +103,7 @@ unsafe fn pin(g: *mut Gdr, addr: c_ulong, size: usize, handle: *mut MemoryHandle
 /// `gdr_unpin_buffer`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
-    status("gdr_unpin_buffer", || {
-        table().remove(number(g)?, handle.h)?.end();
-        Ok(())
-    })
+    status("gdr_unpin_buffer", || table().remove(number(g)?, handle.h))
 }
 
 /// `gdr_get_callback_flag`.
@@ -121,16 +113,16 @@ pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle, flag: *mut c_int) -> c_int {
     status("gdr_get_callback_flag", || {
-        let pin = table().pin_of(number(g)?, handle.h)?;
+        let freed = table().look(number(g)?, handle.h, |pin| Ok(pin.is_freed()))?;
         non_null("flag", flag)?;
         // SAFETY: not null (checked), and so valid (the caller's).
-        unsafe { flag.write(pin.is_freed().into()) };
+        unsafe { flag.write(freed.into()) };
         Ok(())
     })
 }
 
 fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, Fault> {
-    let info = table().pin_of(number(g)?, handle.h)?.info();
+    let info = table().look(number(g)?, handle.h, |pin| Ok(pin.info()))?;
     let mapped = if info.mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
     let wc = if info.mapping_type == types::TYPE_WC { types::WC_MAPPING } else { 0 };
     Ok(InfoV2 {
@@ -214,7 +206,8 @@ unsafe fn map(
     size: usize,
     flags: c_int,
 ) -> Result<(), Fault> {
-    let pin = table().pin_of(number(g)?, handle.h)?;
+    let library = number(g)?;
+    table().look(library, handle.h, |pin| pin.check_unmapped())?;
     non_null("va", va)?;
     let wanted = match u32::try_from(flags) {
         Ok(0) => None,
@@ -224,7 +217,7 @@ unsafe fn map(
             return Err(Fault::Bad { what: "flags", value: flags as u32 as u64, limit });
         }
     };
-    let at = pin.map(size, wanted)?;
+    let at = table().change(library, handle.h, |pin| pin.map(size, wanted))?;
     // SAFETY: not null (checked), and so valid (the caller's).
     unsafe { va.write(at.cast()) };
     Ok(())
@@ -233,7 +226,7 @@ unsafe fn map(
 /// `gdr_unmap`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdr_unmap(g: *mut Gdr, handle: MemoryHandle, va: *mut c_void, size: usize) -> c_int {
-    status("gdr_unmap", || table().pin_of(number(g)?, handle.h)?.unmap(va as u64, size))
+    status("gdr_unmap", || table().change(number(g)?, handle.h, |pin| pin.unmap(va as u64, size)))
 }
 
 /// `gdr_copy_to_mapping`.
@@ -248,9 +241,8 @@ pub unsafe extern "C" fn gdr_copy_to_mapping(
     size: usize,
 ) -> c_int {
     status("gdr_copy_to_mapping", || {
-        let pin = table().pin(handle.h)?;
         // SAFETY: the caller's.
-        unsafe { pin.copy_to(map_d_ptr as u64, h_ptr.cast(), size) }
+        table().copy(handle.h, |pin| unsafe { pin.copy_to(map_d_ptr as u64, h_ptr.cast(), size) })
     })
 }
 
@@ -266,9 +258,8 @@ pub unsafe extern "C" fn gdr_copy_from_mapping(
     size: usize,
 ) -> c_int {
     status("gdr_copy_from_mapping", || {
-        let pin = table().pin(handle.h)?;
         // SAFETY: the caller's.
-        unsafe { pin.copy_from(map_d_ptr as u64, h_ptr.cast(), size) }
+        table().copy(handle.h, |pin| unsafe { pin.copy_from(map_d_ptr as u64, h_ptr.cast(), size) })
     })
 }
 

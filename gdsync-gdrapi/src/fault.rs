@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Unknown { what: &'static str, value: u64 },
     #[error("memory handle {value:#x} belongs to another gdr_t")]
     Foreign { value: u64 },
+    #[error("{most} ranges are pinned already: unpin some")]
+    Full { most: usize },
     #[error("the memory is mapped already: gdr_unmap it first")]
     Mapped,
     #[error("the memory is not mapped: gdr_map it first")]
@@ -89,6 +91,7 @@ impl Fault {
     fn errno(&self) -> c_int {
         match self {
             Fault::Mapped => libc::EAGAIN,
+            Fault::Full { .. } => libc::ENOMEM,
             Fault::OtherType { backend: MappingBackend::Gdrdrv, .. } => libc::EOPNOTSUPP,
             Fault::OtherMemory { .. } => libc::ENOTSUP,
             Fault::NoBackend { .. } => libc::ENODEV,
@@ -157,7 +160,7 @@ mod tests {
         assert_eq!(Fault::from(CudaError::NoDriver).errno(), libc::ENODEV);
         assert_eq!(Fault::from(MappingError::Forked).errno(), libc::EACCES);
         assert_eq!(Fault::from(MappingError::Freed).errno(), libc::EFAULT);
-        assert_eq!(Fault::Mapped.errno(), libc::EAGAIN);
+        assert_eq!((Fault::Mapped.errno(), Fault::Full { most: 1 }.errno()), (libc::EAGAIN, libc::ENOMEM));
         let none = Fault::NoBackend { tried: vec![(MappingBackend::Gdrdrv, refusal())] };
         assert!(none.errno() == libc::ENODEV && none.to_string().contains("gdrdrv: "), "{none}");
     }

@@ -5,7 +5,6 @@ use crate::fault::Fault;
 use crate::types;
 use gdsync::cuda::GpuMemory;
 use gdsync::mapped::{Caching, MappedMemory, Mapping, MappingBackend, MappingError};
-use parking_lot::RwLock;
 use std::ops::Deref;
 
 /// What is mapped.
@@ -73,8 +72,7 @@ pub(crate) struct Pin {
     backend: Backend,
     pages: Pages,
     source: Source,
-    /// Readers copy; writers map and unmap, and so wait for copies to end.
-    state: RwLock<State>,
+    state: State,
 }
 
 /// What `gdr_get_info` tells.
@@ -108,9 +106,8 @@ impl Pin {
             // SAFETY: the caller's.
             _ => Source::Gpu(unsafe { GpuMemory::from_current(address, pages.size - pages.skew as usize) }?),
         };
-        let pin = Pin { backend, pages, source, state: RwLock::default() };
-        let mapping = pin.make()?;
-        pin.state.write().mapping = Some(mapping);
+        let mut pin = Pin { backend, pages, source, state: State::default() };
+        pin.state.mapping = Some(pin.make()?);
         Ok(pin)
     }
 
@@ -121,12 +118,14 @@ impl Pin {
         }
     }
 
+    /// What `gdr_map` looks at first.
+    pub(crate) fn check_unmapped(&self) -> Result<(), Fault> {
+        if self.state.shown > 0 { Err(Fault::Mapped) } else { Ok(()) }
+    }
+
     /// Hands the mapping out: the address of the first byte.
-    pub(crate) fn map(&self, size: usize, wanted: Option<u32>) -> Result<*mut u8, Fault> {
-        let mut state = self.state.write();
-        if state.shown > 0 {
-            return Err(Fault::Mapped);
-        }
+    pub(crate) fn map(&mut self, size: usize, wanted: Option<u32>) -> Result<*mut u8, Fault> {
+        self.check_unmapped()?;
         let (page, skew) = (self.backend.page(), self.pages.skew);
         if skew != 0 {
             return Err(Fault::Unaligned { skew, page });
@@ -138,23 +137,22 @@ impl Pin {
             Some(shown) => shown,
             None => return Err(bad("no more can be mapped than was pinned")),
         };
-        let mapping = match state.mapping.take() {
+        let mapping = match self.state.mapping.take() {
             Some(mapping) => mapping,
             None => self.make()?,
         };
-        let mapping = state.mapping.insert(mapping);
+        let mapping = self.state.mapping.insert(mapping);
         let (has, base) = (type_of(mapping), mapping.as_ptr());
         if let Some(wanted) = wanted.filter(|wanted| *wanted != has) {
             return Err(Fault::OtherType { wanted, has, backend: self.backend.kind });
         }
-        state.shown = shown;
+        self.state.shown = shown;
         Ok(base)
     }
 
-    /// Takes back what [`Pin::map`] handed out, after the copies that are under way.
-    pub(crate) fn unmap(&self, at: u64, size: usize) -> Result<(), Fault> {
-        let mut state = self.state.write();
-        let (mapping, shown) = state.handed_out()?;
+    /// Takes back what [`Pin::map`] handed out.
+    pub(crate) fn unmap(&mut self, at: u64, size: usize) -> Result<(), Fault> {
+        let (mapping, shown) = self.state.handed_out()?;
         let base = mapping.as_ptr() as u64;
         if at != base {
             return Err(Fault::Bad { what: "va", value: at, limit: "gdr_map gave another address" });
@@ -163,29 +161,22 @@ impl Pin {
             let limit = "gdr_map was asked for another";
             return Err(Fault::Bad { what: "size", value: size as u64, limit });
         }
-        *state = State::default();
+        self.state = State::default();
         Ok(())
     }
 
-    /// Unmaps, whether mapped or not. Whoever has the value still can do nothing with it any more.
-    pub(crate) fn end(&self) {
-        *self.state.write() = State::default();
-    }
-
     pub(crate) fn info(&self) -> Info {
-        let state = self.state.read();
         Info {
             va: self.pages.first,
             mapped_size: self.pages.size,
             page_size: self.backend.page(),
-            mapping_type: state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping)),
+            mapping_type: self.state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping)),
         }
     }
 
     /// True where the memory went away under its mapping.
     pub(crate) fn is_freed(&self) -> bool {
-        let state = self.state.read();
-        let asked = state.mapping.as_ref().map(|mapping| mapping.copy_from(0, &mut []));
+        let asked = self.state.mapping.as_ref().map(|mapping| mapping.copy_from(0, &mut []));
         matches!(asked, Some(Err(MappingError::Freed)))
     }
 
@@ -195,8 +186,7 @@ impl Pin {
     /// `from` is readable for `len` bytes, and does not overlap the mapping.
     #[inline]
     pub(crate) unsafe fn copy_to(&self, at: u64, from: *const u8, len: usize) -> Result<(), Fault> {
-        let state = self.state.read();
-        let Some((mapping, offset)) = state.place(at, len)? else { return Ok(()) };
+        let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
         crate::fault::non_null("h_ptr", from)?;
         // SAFETY: the caller's; no more bytes than the mapping has, which fit the address space.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
@@ -209,8 +199,7 @@ impl Pin {
     /// `to` is writable for `len` bytes, and does not overlap the mapping.
     #[inline]
     pub(crate) unsafe fn copy_from(&self, at: u64, to: *mut u8, len: usize) -> Result<(), Fault> {
-        let state = self.state.read();
-        let Some((mapping, offset)) = state.place(at, len)? else { return Ok(()) };
+        let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
         crate::fault::non_null("h_ptr", to)?;
         // SAFETY: the caller's; as above. The bytes are C's: any value is one.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to, len) };

@@ -6,24 +6,23 @@
 use crate::backend::Backend;
 use crate::fault::Fault;
 use crate::pin::Pin;
+use crate::slots::Slots;
 use parking_lot::RwLock;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-
-/// Sorted by number: numbers grow, and are drawn where entries are added.
-type Entries<T> = RwLock<Vec<(u64, T)>>;
 
 struct Pinned {
     library: u64,
-    pin: Arc<Pin>,
+    pin: Pin,
 }
 
-/// What is open and what is pinned. A library's lock comes before a pin's.
+/// What is open and what is pinned. The libraries' lock comes before a pin's, whose readers copy, and whose writers map and unmap: they
+/// wait for copies to end.
 #[derive(Default)]
 pub(crate) struct Table {
-    libraries: Entries<Backend>,
-    pins: Entries<Pinned>,
+    /// Sorted by number: numbers grow, and are drawn under the lock.
+    libraries: RwLock<Vec<(u64, Backend)>>,
+    pins: Slots<Pinned>,
 }
 
 /// This process' table; null until it is wanted. Never freed: a child must not undo what is in its parent's.
@@ -69,74 +68,96 @@ fn make() -> &'static Table {
     }
 }
 
-fn add<T>(entries: &mut Vec<(u64, T)>, entry: T) -> u64 {
-    let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    entries.push((number, entry));
-    number
+fn draw() -> u64 {
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-fn find<T>(entries: &[(u64, T)], number: u64, what: &'static str) -> Result<usize, Fault> {
-    let unknown = |_| Fault::Unknown { what, value: number };
-    entries.binary_search_by_key(&number, |(number, _)| *number).map_err(unknown)
+fn find(libraries: &[(u64, Backend)], number: u64) -> Result<usize, Fault> {
+    let unknown = |_| Fault::Unknown { what: "gdr_t", value: number };
+    libraries.binary_search_by_key(&number, |(number, _)| *number).map_err(unknown)
 }
 
-const LIBRARY: &str = "gdr_t";
-const PIN: &str = "memory handle";
+impl Pinned {
+    fn check(&self, library: u64, handle: u64) -> Result<(), Fault> {
+        if self.library == library { Ok(()) } else { Err(Fault::Foreign { value: handle }) }
+    }
+}
 
 impl Table {
     /// Adds an open library.
     pub(crate) fn open(&self, backend: Backend) -> u64 {
-        add(&mut self.libraries.write(), backend)
+        let mut libraries = self.libraries.write();
+        let number = draw();
+        libraries.push((number, backend));
+        number
     }
 
     /// The backend of an open library.
     pub(crate) fn library(&self, number: u64) -> Result<Backend, Fault> {
         let libraries = self.libraries.read();
-        Ok(libraries[find(&libraries, number, LIBRARY)?].1)
+        Ok(libraries[find(&libraries, number)?].1)
     }
 
-    /// Takes out a library, and what is pinned by it.
-    pub(crate) fn close(&self, number: u64) -> Result<Vec<Arc<Pin>>, Fault> {
+    /// Takes out a library, and unmaps and unpins what is pinned by it.
+    pub(crate) fn close(&self, number: u64) -> Result<(), Fault> {
         let mut libraries = self.libraries.write();
-        let at = find(&libraries, number, LIBRARY)?;
+        let at = find(&libraries, number)?;
         libraries.remove(at);
-        let mut pins = self.pins.write();
-        let gone = pins.extract_if(.., |(_, pinned)| pinned.library == number);
-        Ok(gone.map(|(_, pinned)| pinned.pin).collect())
+        let gone = self.pins.remove_all(|pinned| pinned.library == number);
+        drop(libraries);
+        drop(gone);
+        Ok(())
     }
 
     /// Adds what is pinned.
     pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, Fault> {
         // Held until the pin is in: `close` must find it, or have been before.
         let libraries = self.libraries.read();
-        find(&libraries, library, LIBRARY)?;
-        Ok(add(&mut self.pins.write(), Pinned { library, pin: Arc::new(pin) }))
+        find(&libraries, library)?;
+        self.pins.add(draw(), Pinned { library, pin })
     }
 
-    /// What is pinned, whoever pinned it.
+    /// Copies through what is pinned, whoever pinned it.
     #[inline]
-    pub(crate) fn pin(&self, handle: u64) -> Result<Arc<Pin>, Fault> {
-        let pins = self.pins.read();
-        Ok(pins[find(&pins, handle, PIN)?].1.pin.clone())
+    pub(crate) fn copy(
+        &self,
+        handle: u64,
+        body: impl FnOnce(&Pin) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        self.pins.read(handle, |pinned| body(&pinned.pin))
     }
 
-    /// What is pinned by this library.
-    pub(crate) fn pin_of(&self, library: u64, handle: u64) -> Result<Arc<Pin>, Fault> {
+    /// Looks at what is pinned by this library.
+    pub(crate) fn look<R>(
+        &self,
+        library: u64,
+        handle: u64,
+        body: impl FnOnce(&Pin) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
         self.library(library)?;
-        let pins = self.pins.read();
-        Ok(pins[Self::find_of(&pins, library, handle)?].1.pin.clone())
+        self.pins.read(handle, |pinned| {
+            pinned.check(library, handle)?;
+            body(&pinned.pin)
+        })
     }
 
-    /// Takes out what is pinned by this library.
-    pub(crate) fn remove(&self, library: u64, handle: u64) -> Result<Arc<Pin>, Fault> {
+    /// Maps or unmaps what is pinned by this library.
+    pub(crate) fn change<R>(
+        &self,
+        library: u64,
+        handle: u64,
+        body: impl FnOnce(&mut Pin) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
         self.library(library)?;
-        let mut pins = self.pins.write();
-        let at = Self::find_of(&pins, library, handle)?;
-        Ok(pins.remove(at).1.pin)
+        self.pins.write(handle, |pinned| {
+            pinned.check(library, handle)?;
+            body(&mut pinned.pin)
+        })
     }
 
-    fn find_of(pins: &[(u64, Pinned)], library: u64, handle: u64) -> Result<usize, Fault> {
-        let at = find(pins, handle, PIN)?;
-        if pins[at].1.library == library { Ok(at) } else { Err(Fault::Foreign { value: handle }) }
+    /// Unmaps and unpins what is pinned by this library.
+    pub(crate) fn remove(&self, library: u64, handle: u64) -> Result<(), Fault> {
+        self.library(library)?;
+        self.pins.remove(handle, |pinned| pinned.check(library, handle)).map(drop)
     }
 }

@@ -20,10 +20,7 @@ impl GpuMemory {
         let context = match current_of(owner)? {
             // SAFETY: it is current, so it is alive; that it stays is the caller's promise.
             Some(context) => unsafe { GpuContext::of_raw(context) }?,
-            None => {
-                let ordinal = u32::try_from(owner).unwrap_or(u32::MAX);
-                GpuContext::of(&super::context(ordinal)?)?
-            }
+            None => GpuContext::of(&super::context(owner)?)?,
         };
         // SAFETY: the caller's.
         Ok(unsafe { GpuMemory::of_program(&context, address, len) })
@@ -31,18 +28,20 @@ impl GpuMemory {
 }
 
 /// The GPU that an address belongs to.
-fn owner(address: u64) -> Result<i32, CudaError> {
+fn owner(address: u64) -> Result<u32, CudaError> {
     let mut ordinal = -1i32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
     // SAFETY: the attribute is an int; the driver checks the address.
     check("cuPointerGetAttribute", unsafe {
         sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
     })?;
-    Ok(ordinal)
+    // Where GPUs reach all of the host's memory, the driver knows that, too, as nobody's.
+    let nobody = |_| CudaError::call("cuPointerGetAttribute", sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    u32::try_from(ordinal).map_err(nobody)
 }
 
 /// The current context, if it is one of this GPU.
-fn current_of(owner: i32) -> Result<Option<sys::CUcontext>, CudaError> {
+fn current_of(owner: u32) -> Result<Option<sys::CUcontext>, CudaError> {
     let mut current = std::ptr::null_mut();
     // SAFETY: `current` is a valid place.
     check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
@@ -52,7 +51,7 @@ fn current_of(owner: i32) -> Result<Option<sys::CUcontext>, CudaError> {
     let mut device = -1;
     // SAFETY: `device` is a valid place; a context is current.
     check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
-    Ok((device == owner).then_some(current))
+    Ok((u32::try_from(device) == Ok(owner)).then_some(current))
 }
 
 #[cfg(test)]
