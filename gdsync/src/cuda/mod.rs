@@ -55,6 +55,7 @@
 
 mod context;
 mod copier;
+mod current;
 mod description;
 mod error;
 mod exportable;

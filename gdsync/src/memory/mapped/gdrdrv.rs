@@ -49,8 +49,13 @@ impl Gdrdrv {
         Ok(Gdrdrv { file, version: found })
     }
 
+    /// Its protocol: major, minor.
+    pub(super) fn version(&self) -> (u16, u16) {
+        ((self.version >> 16) as u16, self.version as u16)
+    }
+
     /// True where pinned memory stays until it is unpinned, even if CUDA frees it first. Older modules do not say; then it does not.
-    fn keeps_memory(&self) -> bool {
+    pub(super) fn keeps_memory(&self) -> bool {
         if self.version < raw::WITH_PIN_BUFFER_V2 {
             return false;
         }

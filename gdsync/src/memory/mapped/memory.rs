@@ -2,6 +2,7 @@
 
 use super::kernel::{Kernel, System};
 use super::mapping::{Mapped, Mapping};
+use super::offer::no_gpu_memory;
 use super::{MappingBackend, MappingError, Refusal, VARIABLE, dma_buf, gdrdrv, nvrm};
 use crate::cuda::{self, CudaError, GpuContext, GpuMemory};
 use cudarc::driver::CudaContext;
@@ -195,9 +196,7 @@ impl<'a> Prober<'a> {
                 dma_buf::check(version, self.context.capabilities().dma_buf)
             }
             MappingBackend::ResourceManager => nvrm::check(&self.kernel, self.named),
-            MappingBackend::StandIn => {
-                Err(Refusal::new("map GPU memory", "a stand-in has none", "make one by Mapping::stand_in"))
-            }
+            MappingBackend::StandIn => Err(no_gpu_memory()),
         }
     }
 

@@ -48,12 +48,14 @@ mod kernel;
 mod mapping;
 mod memory;
 mod nvrm;
+mod offer;
 mod stand_in;
 
 pub use copy::{LoadKernel, StoreKernel};
 pub use error::{MappingError, Refusal};
 pub use mapping::Mapping;
 pub use memory::{Availability, MappedMemory, available};
+pub use offer::GdrdrvModule;
 
 use std::fmt;
 use std::str::FromStr;

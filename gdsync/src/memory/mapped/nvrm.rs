@@ -29,6 +29,9 @@ const MEMORY: u32 = 0x6764_0010;
 const ODD: &str =
     "this driver's resource manager is unlike that of driver 580: use gdrdrv, or tell gdsync's authors";
 
+/// Remedy where the driver's files are missing.
+pub(super) const MISSING: &str = "load NVIDIA's driver; in a container, pass its devices";
+
 /// Whose memory is mapped.
 pub(super) struct Gpu<'a> {
     /// The GPU's PCI address, as `cuDeviceGetPCIBusId` gives it.
@@ -81,9 +84,8 @@ pub(super) fn map(
     size: usize,
 ) -> Result<Mapped, Refusal> {
     check(kernel, gpu.any_driver)?;
-    let missing = "load NVIDIA's driver; in a container, pass its devices";
     let control = File::open(kernel, raw::CONTROL_PATH)
-        .map_err(|error| Refusal::open(raw::CONTROL_PATH, &error, missing))?;
+        .map_err(|error| Refusal::open(raw::CONTROL_PATH, &error, MISSING))?;
     let client = Client::new(control)?;
     client.import(exported.as_raw_fd())?;
     let mut refused = None;
@@ -100,7 +102,7 @@ pub(super) fn map(
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    Err(refused.unwrap_or_else(|| Refusal::new("find the GPU's device file", "there is none", missing)))
+    Err(refused.unwrap_or_else(|| Refusal::new("find the GPU's device file", "there is none", MISSING)))
 }
 
 fn info(pages: &Pages) -> MappingInfo {

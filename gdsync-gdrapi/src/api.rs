@@ -1,0 +1,352 @@
+//! The C functions of `gdrapi.h`, which says what they do.
+//!
+//! Pointers that functions write through may be null, which is an error; else each is to be valid for what the header says is written
+//! there: the contract of every `unsafe fn` here. Handles may be any numbers.
+
+use crate::backend::Backend;
+use crate::fault::{Fault, attempt, non_null, status};
+use crate::log;
+use crate::pin::Pin;
+use crate::table::table;
+use crate::types::{self, Gdr, InfoV1, InfoV2, MemoryHandle};
+use gdsync::mapped::MappingBackend;
+use libc::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::CStr;
+
+fn number(g: *mut Gdr) -> Result<u64, Fault> {
+    non_null("g", g)?;
+    Ok(g as u64)
+}
+
+/// `gdr_open`: the library, or null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdr_open() -> *mut Gdr {
+    log::start();
+    let opened = attempt("gdr_open", || {
+        let backend = Backend::choose()?;
+        tracing::info!("gdr_open: GPU memory is mapped by {}", backend.kind);
+        Ok(table().open(backend))
+    });
+    // A number, not an address: nobody looks behind it.
+    opened.map_or(std::ptr::null_mut(), |number| std::ptr::without_provenance_mut(number as usize))
+}
+
+/// `gdr_close`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdr_close(g: *mut Gdr) -> c_int {
+    status("gdr_close", || table().close(number(g)?))
+}
+
+/// `gdr_pin_buffer`.
+///
+/// # Safety
+/// See the module; and memory that CUDA knows under the address stays until it is unpinned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_pin_buffer(
+    g: *mut Gdr,
+    addr: c_ulong,
+    size: usize,
+    p2p_token: u64,
+    va_space: u32,
+    handle: *mut MemoryHandle,
+) -> c_int {
+    status("gdr_pin_buffer", || {
+        let limit = "tokens are of another time: it must be 0";
+        if p2p_token != 0 {
+            return Err(Fault::Bad { what: "p2p_token", value: p2p_token, limit });
+        }
+        if va_space != 0 {
+            return Err(Fault::Bad { what: "va_space", value: va_space.into(), limit });
+        }
+        // SAFETY: the caller's.
+        unsafe { pin(g, addr, size, handle) }
+    })
+}
+
+/// `gdr_pin_buffer_v2`.
+///
+/// # Safety
+/// As [`gdr_pin_buffer`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_pin_buffer_v2(
+    g: *mut Gdr,
+    addr: c_ulong,
+    size: usize,
+    flags: u32,
+    handle: *mut MemoryHandle,
+) -> c_int {
+    status("gdr_pin_buffer_v2", || {
+        let bad = |limit| Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+        match flags {
+            // SAFETY: the caller's.
+            0 => unsafe { pin(g, addr, size, handle) },
+            types::PIN_FORCE_PCIE => bad("nothing here maps over PCIe what is coherent"),
+            _ => bad("there are only 0 and GDR_PIN_FLAG_FORCE_PCIE"),
+        }
+    })
+}
+
+/// # Safety
+/// As [`gdr_pin_buffer`].
+unsafe fn pin(g: *mut Gdr, addr: c_ulong, size: usize, handle: *mut MemoryHandle) -> Result<(), Fault> {
+    let library = number(g)?;
+    let backend = table().library(library)?;
+    non_null("handle", handle)?;
+    // SAFETY: the caller's.
+    let pin = unsafe { Pin::new(backend, addr, size) }?;
+    let number = table().add(library, pin)?;
+    // SAFETY: not null (checked), and so valid (the caller's).
+    unsafe { handle.write(MemoryHandle { h: number as c_ulong }) };
+    Ok(())
+}
+
+/// `gdr_unpin_buffer`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdr_unpin_buffer(g: *mut Gdr, handle: MemoryHandle) -> c_int {
+    status("gdr_unpin_buffer", || table().remove(number(g)?, handle.h))
+}
+
+/// `gdr_get_callback_flag`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle, flag: *mut c_int) -> c_int {
+    status("gdr_get_callback_flag", || {
+        let freed = table().look(number(g)?, handle.h, |pin| Ok(pin.is_freed()))?;
+        non_null("flag", flag)?;
+        // SAFETY: not null (checked), and so valid (the caller's).
+        unsafe { flag.write(freed.into()) };
+        Ok(())
+    })
+}
+
+fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, Fault> {
+    let info = table().look(number(g)?, handle.h, |pin| Ok(pin.info()))?;
+    let mapped = if info.mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
+    let wc = if info.mapping_type == types::TYPE_WC { types::WC_MAPPING } else { 0 };
+    Ok(InfoV2 {
+        va: info.va,
+        mapped_size: info.mapped_size as u64,
+        page_size: info.page_size as u32,
+        tm_cycles: 0,
+        cycles_per_ms: 0,
+        bits: mapped | wc,
+        mapping_type: info.mapping_type,
+    })
+}
+
+/// `gdr_get_info_v2`, and what the header calls `gdr_get_info`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_get_info_v2(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV2) -> c_int {
+    status("gdr_get_info_v2", || {
+        let info = info(g, handle)?;
+        non_null("info", to)?;
+        // SAFETY: not null (checked), and so valid (the caller's).
+        unsafe { to.write(info) };
+        Ok(())
+    })
+}
+
+/// The symbol `gdr_get_info`, of programs that were built before gdrcopy 2.4: the shorter struct.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_get_info(g: *mut Gdr, handle: MemoryHandle, to: *mut InfoV1) -> c_int {
+    status("gdr_get_info", || {
+        let InfoV2 { va, mapped_size, page_size, tm_cycles, cycles_per_ms, bits, .. } = info(g, handle)?;
+        non_null("info", to)?;
+        // SAFETY: not null (checked), and so valid (the caller's).
+        unsafe { to.write(InfoV1 { va, mapped_size, page_size, tm_cycles, cycles_per_ms, bits }) };
+        Ok(())
+    })
+}
+
+/// `gdr_map`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_map(
+    g: *mut Gdr,
+    handle: MemoryHandle,
+    va: *mut *mut c_void,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's.
+    status("gdr_map", || unsafe { map(g, handle, va, size, 0) })
+}
+
+/// `gdr_map_v2`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_map_v2(
+    g: *mut Gdr,
+    handle: MemoryHandle,
+    ptr_va: *mut *mut c_void,
+    size: usize,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    status("gdr_map_v2", || unsafe { map(g, handle, ptr_va, size, flags) })
+}
+
+/// # Safety
+/// See the module.
+unsafe fn map(
+    g: *mut Gdr,
+    handle: MemoryHandle,
+    va: *mut *mut c_void,
+    size: usize,
+    flags: c_int,
+) -> Result<(), Fault> {
+    let library = number(g)?;
+    table().look(library, handle.h, |pin| pin.check_unmapped())?;
+    non_null("va", va)?;
+    let wanted = match u32::try_from(flags) {
+        Ok(0) => None,
+        Ok(wanted @ types::TYPE_WC..=types::TYPE_DEVICE) => Some(wanted),
+        _ => {
+            let limit = "there are only those of gdr_map_flags_t";
+            return Err(Fault::Bad { what: "flags", value: flags as u32 as u64, limit });
+        }
+    };
+    let at = table().change(library, handle.h, |pin| pin.map(size, wanted))?;
+    // SAFETY: not null (checked), and so valid (the caller's).
+    unsafe { va.write(at.cast()) };
+    Ok(())
+}
+
+/// `gdr_unmap`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gdr_unmap(g: *mut Gdr, handle: MemoryHandle, va: *mut c_void, size: usize) -> c_int {
+    status("gdr_unmap", || table().change(number(g)?, handle.h, |pin| pin.unmap(va as u64, size)))
+}
+
+/// `gdr_copy_to_mapping`.
+///
+/// # Safety
+/// `h_ptr` is readable for `size` bytes, and does not overlap the mapping.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_copy_to_mapping(
+    handle: MemoryHandle,
+    map_d_ptr: *mut c_void,
+    h_ptr: *const c_void,
+    size: usize,
+) -> c_int {
+    status("gdr_copy_to_mapping", || {
+        // SAFETY: the caller's.
+        table().copy(handle.h, |pin| unsafe { pin.copy_to(map_d_ptr as u64, h_ptr.cast(), size) })
+    })
+}
+
+/// `gdr_copy_from_mapping`.
+///
+/// # Safety
+/// `h_ptr` is writable for `size` bytes, and does not overlap the mapping.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_copy_from_mapping(
+    handle: MemoryHandle,
+    h_ptr: *mut c_void,
+    map_d_ptr: *const c_void,
+    size: usize,
+) -> c_int {
+    status("gdr_copy_from_mapping", || {
+        // SAFETY: the caller's.
+        table().copy(handle.h, |pin| unsafe { pin.copy_from(map_d_ptr as u64, h_ptr.cast(), size) })
+    })
+}
+
+/// # Safety
+/// Each is null or valid.
+unsafe fn tell(version: (u16, u16), major: *mut c_int, minor: *mut c_int) {
+    for (to, number) in [(major, version.0), (minor, version.1)] {
+        if !to.is_null() {
+            // SAFETY: not null (checked), and so valid (the caller's).
+            unsafe { to.write(number.into()) };
+        }
+    }
+}
+
+/// `gdr_runtime_get_version`. Says nothing where it is given null.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
+    // SAFETY: the caller's.
+    unsafe { tell(types::VERSION, major, minor) };
+}
+
+/// `gdr_driver_get_version`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, minor: *mut c_int) -> c_int {
+    status("gdr_driver_get_version", || {
+        let backend = table().library(number(g)?)?;
+        non_null("major", major)?;
+        non_null("minor", minor)?;
+        // SAFETY: the caller's.
+        unsafe { tell(backend.version, major, minor) };
+        Ok(())
+    })
+}
+
+/// `gdr_get_attribute`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_int) -> c_int {
+    status("gdr_get_attribute", || {
+        let backend = table().library(number(g)?)?;
+        non_null("v", v)?;
+        let value = match attr {
+            types::ATTR_PERSISTENT => backend.persistent,
+            types::ATTR_FORCE_PCIE => false,
+            types::ATTR_DMA_BUF => backend.kind == MappingBackend::DmaBuf,
+            _ => {
+                let limit = "there are only those of gdr_attr_t";
+                return Err(Fault::Bad { what: "attr", value: attr.into(), limit });
+            }
+        };
+        // SAFETY: not null (checked), and so valid (the caller's).
+        unsafe { v.write(value.into()) };
+        Ok(())
+    })
+}
+
+/// `gdr_get_mapping_type_string`.
+///
+/// # Safety
+/// See the module.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gdr_get_mapping_type_string(
+    mapping_type: c_uint,
+    pstr: *mut *const c_char,
+) -> c_int {
+    status("gdr_get_mapping_type_string", || {
+        non_null("pstr", pstr)?;
+        let name: &CStr = match mapping_type {
+            types::TYPE_NONE => c"None",
+            types::TYPE_WC => c"Write Combining",
+            types::TYPE_CACHING => c"Caching",
+            types::TYPE_DEVICE => c"Device",
+            _ => {
+                let limit = "there are only those of gdr_mapping_type_t";
+                return Err(Fault::Bad { what: "mapping_type", value: mapping_type.into(), limit });
+            }
+        };
+        // SAFETY: not null (checked), and so valid (the caller's).
+        unsafe { pstr.write(name.as_ptr()) };
+        Ok(())
+    })
+}

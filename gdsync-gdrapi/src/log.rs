@@ -1,0 +1,75 @@
+//! What the library says on stderr, where the environment asks for it as it asks gdrcopy's.
+
+use std::io::Write;
+use std::sync::Once;
+use tracing::level_filters::LevelFilter;
+
+/// The least level that is told, as gdrcopy counts: 1 debug, 2 information, 3 warnings, 4 errors.
+fn level(text: Option<&str>) -> LevelFilter {
+    // As C's atoi: leading digits, and 0 where there are none.
+    let number = text.map_or(4, |text| {
+        let text = text.trim_start();
+        let sign = text.starts_with(['-', '+']) as usize;
+        let digits = text[sign..].bytes().take_while(u8::is_ascii_digit).count();
+        if text.starts_with('-') { 0 } else { text[sign..sign + digits].parse().unwrap_or(0) }
+    });
+    match number {
+        0 | 1 => LevelFilter::DEBUG,
+        2 => LevelFilter::INFO,
+        3 => LevelFilter::WARN,
+        4 => LevelFilter::ERROR,
+        _ => LevelFilter::OFF,
+    }
+}
+
+/// Starts the log, if the program wants one, and has none already (a Rust program that links the static library).
+pub(crate) fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        if std::env::var_os("GDRCOPY_ENABLE_LOGGING").is_none() {
+            return;
+        }
+        let text = std::env::var_os("GDRCOPY_LOG_LEVEL").map(|text| text.to_string_lossy().into_owned());
+        let writer = || std::io::LineWriter::new(Stderr);
+        let log = tracing_subscriber::fmt()
+            .with_max_level(level(text.as_deref()))
+            .with_writer(writer)
+            .with_ansi(false)
+            .without_time();
+        // Another log is the program's wish.
+        drop(log.try_init());
+    });
+}
+
+/// stderr, without a panic where it is closed.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        std::io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_gdrcopys() {
+        let of = |text| level(Some(text));
+        assert_eq!(
+            (level(None), of("4"), of(" 4x")),
+            (LevelFilter::ERROR, LevelFilter::ERROR, LevelFilter::ERROR)
+        );
+        assert_eq!((of("3"), of("+2"), of("1")), (LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG));
+        assert_eq!(
+            (of("0"), of("-7"), of(""), of("all")),
+            (LevelFilter::DEBUG, LevelFilter::DEBUG, LevelFilter::DEBUG, LevelFilter::DEBUG)
+        );
+        assert_eq!((of("5"), of("77")), (LevelFilter::OFF, LevelFilter::OFF));
+    }
+}

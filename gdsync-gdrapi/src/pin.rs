@@ -1,0 +1,253 @@
+//! Pinned memory, and its mapping.
+
+use crate::backend::{Backend, host_page};
+use crate::fault::Fault;
+use crate::types;
+use gdsync::cuda::GpuMemory;
+use gdsync::mapped::{Caching, MappedMemory, Mapping, MappingBackend, MappingError};
+use std::ops::Deref;
+
+/// What is mapped.
+enum Source {
+    Gpu(GpuMemory),
+    /// Host memory in the place of a GPU's.
+    StandIn,
+}
+
+/// A mapping of it.
+enum Mapped {
+    Gpu(MappedMemory),
+    StandIn(Mapping),
+}
+
+impl Deref for Mapped {
+    type Target = Mapping;
+
+    #[inline]
+    fn deref(&self) -> &Mapping {
+        match self {
+            Mapped::Gpu(memory) => memory,
+            Mapped::StandIn(mapping) => mapping,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Made when the memory is pinned, so that what cannot be mapped is refused there; then anew after each `gdr_unmap`, which must not
+    /// leave pages behind.
+    mapping: Option<Mapped>,
+    /// Bytes of it that the program was given. 0: it has none.
+    shown: usize,
+}
+
+/// A range of whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pages {
+    first: u64,
+    /// Where in them the memory begins.
+    skew: u64,
+    size: usize,
+}
+
+impl Pages {
+    fn around(address: u64, len: usize, page: usize) -> Result<Self, Fault> {
+        let limit = |limit| Fault::Bad { what: "size", value: len as u64, limit };
+        if len == 0 {
+            return Err(limit("there must be bytes to pin"));
+        }
+        let skew = address % page as u64;
+        let size = len
+            .checked_add(skew as usize)
+            .and_then(|end| end.checked_next_multiple_of(page))
+            .filter(|size| isize::try_from(*size).is_ok())
+            .filter(|size| (address - skew).checked_add(*size as u64).is_some());
+        size.map(|size| Pages { first: address - skew, skew, size })
+            .ok_or_else(|| limit("the address space must hold it"))
+    }
+}
+
+/// What `gdr_pin_buffer` makes.
+pub(crate) struct Pin {
+    backend: Backend,
+    pages: Pages,
+    source: Source,
+    state: State,
+}
+
+/// What `gdr_get_info` tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Info {
+    pub(crate) va: u64,
+    pub(crate) mapped_size: usize,
+    pub(crate) page_size: usize,
+    /// One of the `TYPE_` constants.
+    pub(crate) mapping_type: u32,
+}
+
+fn type_of(mapping: &Mapping) -> u32 {
+    match mapping.info().caching {
+        Caching::Cached => types::TYPE_CACHING,
+        Caching::Device => types::TYPE_DEVICE,
+        _ => types::TYPE_WC,
+    }
+}
+
+impl Pin {
+    /// Pins memory.
+    ///
+    /// # Safety
+    /// If the driver knows the address, the memory and the current context stay until the value goes.
+    pub(crate) unsafe fn new(backend: Backend, address: u64, len: usize) -> Result<Self, Fault> {
+        let pages = Pages::around(address, len, backend.page())?;
+        let source = match backend.kind {
+            MappingBackend::StandIn => Source::StandIn,
+            // From the memory's own first byte on: whose the bytes before it are, nobody knows. They are never handed out.
+            // SAFETY: the caller's.
+            _ => Source::Gpu(unsafe { GpuMemory::from_current(address, pages.size - pages.skew as usize) }?),
+        };
+        let mut pin = Pin { backend, pages, source, state: State::default() };
+        pin.state.mapping = Some(pin.make()?);
+        Ok(pin)
+    }
+
+    fn make(&self) -> Result<Mapped, MappingError> {
+        match &self.source {
+            Source::Gpu(memory) => MappedMemory::pin_by(self.backend.kind, memory).map(Mapped::Gpu),
+            Source::StandIn => Mapping::stand_in(self.pages.size).map(Mapped::StandIn),
+        }
+    }
+
+    /// What `gdr_map` looks at first.
+    pub(crate) fn check_unmapped(&self) -> Result<(), Fault> {
+        if self.state.shown > 0 { Err(Fault::Mapped) } else { Ok(()) }
+    }
+
+    /// Hands the mapping out: the address of the first byte.
+    pub(crate) fn map(&mut self, size: usize, wanted: Option<u32>) -> Result<*mut u8, Fault> {
+        self.check_unmapped()?;
+        let (page, skew) = (self.backend.page(), self.pages.skew);
+        if skew != 0 {
+            return Err(Fault::Unaligned { skew, page });
+        }
+        let bad = |limit| Fault::Bad { what: "size", value: size as u64, limit };
+        let shown = size.checked_next_multiple_of(host_page()).filter(|shown| *shown <= self.pages.size);
+        let shown = match shown {
+            Some(0) => return Err(bad("there must be bytes to map")),
+            Some(shown) => shown,
+            None => return Err(bad("no more can be mapped than was pinned")),
+        };
+        let mapping = match self.state.mapping.take() {
+            Some(mapping) => mapping,
+            None => self.make()?,
+        };
+        let mapping = self.state.mapping.insert(mapping);
+        let (has, base) = (type_of(mapping), mapping.as_ptr());
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != has) {
+            return Err(Fault::OtherType { wanted, has, backend: self.backend.kind });
+        }
+        self.state.shown = shown;
+        Ok(base)
+    }
+
+    /// Takes back what [`Pin::map`] handed out.
+    pub(crate) fn unmap(&mut self, at: u64, size: usize) -> Result<(), Fault> {
+        let (mapping, shown) = self.state.handed_out()?;
+        let base = mapping.as_ptr() as u64;
+        if at != base {
+            return Err(Fault::Bad { what: "va", value: at, limit: "gdr_map gave another address" });
+        }
+        if size == 0 || size > shown {
+            let limit = "gdr_map was asked for another";
+            return Err(Fault::Bad { what: "size", value: size as u64, limit });
+        }
+        self.state = State::default();
+        Ok(())
+    }
+
+    pub(crate) fn info(&self) -> Info {
+        Info {
+            va: self.pages.first,
+            mapped_size: self.pages.size,
+            page_size: self.backend.page(),
+            mapping_type: self.state.handed_out().map_or(types::TYPE_NONE, |(mapping, _)| type_of(mapping)),
+        }
+    }
+
+    /// True where the memory went away under its mapping.
+    pub(crate) fn is_freed(&self) -> bool {
+        let asked = self.state.mapping.as_ref().map(|mapping| mapping.copy_from(0, &mut []));
+        matches!(asked, Some(Err(MappingError::Freed)))
+    }
+
+    /// Copies into the mapping.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes, and does not overlap the mapping.
+    #[inline]
+    pub(crate) unsafe fn copy_to(&self, at: u64, from: *const u8, len: usize) -> Result<(), Fault> {
+        let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
+        crate::fault::non_null("h_ptr", from)?;
+        // SAFETY: the caller's; no more bytes than the mapping has, which fit the address space.
+        let bytes = unsafe { std::slice::from_raw_parts(from, len) };
+        Ok(mapping.copy_to(offset, bytes)?)
+    }
+
+    /// Copies out of the mapping.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes, and does not overlap the mapping.
+    #[inline]
+    pub(crate) unsafe fn copy_from(&self, at: u64, to: *mut u8, len: usize) -> Result<(), Fault> {
+        let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
+        crate::fault::non_null("h_ptr", to)?;
+        // SAFETY: the caller's; as above. The bytes are C's: any value is one.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(to, len) };
+        Ok(mapping.copy_from(offset, bytes)?)
+    }
+}
+
+impl State {
+    /// The mapping that the program was given, and how much of it.
+    #[inline]
+    fn handed_out(&self) -> Result<(&Mapped, usize), Fault> {
+        match &self.mapping {
+            Some(mapping) if self.shown > 0 => Ok((mapping, self.shown)),
+            _ => Err(Fault::NotMapped),
+        }
+    }
+
+    /// The mapping, and where in it a range begins; none where there is nothing to copy.
+    #[inline]
+    fn place(&self, at: u64, len: usize) -> Result<Option<(&Mapped, usize)>, Fault> {
+        let (mapping, size) = self.handed_out()?;
+        if len == 0 {
+            return Ok(None);
+        }
+        let start = mapping.as_ptr() as u64;
+        // Before the first byte is far beyond the last, too.
+        let offset = at.wrapping_sub(start);
+        if offset > size as u64 || len as u64 > size as u64 - offset {
+            return Err(Fault::Outside { at, len, start, size });
+        }
+        Ok(Some((mapping, offset as usize)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_hold_the_memory() {
+        let around = |address, len| Pages::around(address, len, 0x1_0000).ok();
+        assert_eq!(around(0x2_0000, 1), Some(Pages { first: 0x2_0000, skew: 0, size: 0x1_0000 }));
+        assert_eq!(around(0x2_0000, 0x1_0000), Some(Pages { first: 0x2_0000, skew: 0, size: 0x1_0000 }));
+        assert_eq!(around(0x2_ffff, 2), Some(Pages { first: 0x2_0000, skew: 0xffff, size: 0x2_0000 }));
+        assert_eq!(around(0x2_0000, 0), None);
+        assert_eq!(around(0, usize::MAX), None);
+        assert_eq!(around(0, 1 << 63), None);
+        assert_eq!(around(u64::MAX - 0xffff, 1), None, "its end has no address");
+        assert!(around(u64::MAX - 0x1_ffff, 1).is_some());
+    }
+}

@@ -1,0 +1,163 @@
+//! What C programs have handles of.
+//!
+//! Handles are numbers that never come again, so that one that was given back is known as such. A child process starts with an empty
+//! table: its parent's mappings are not its own, and neither are locks that another thread of the parent held when it forked.
+
+use crate::backend::Backend;
+use crate::fault::Fault;
+use crate::pin::Pin;
+use crate::slots::Slots;
+use parking_lot::RwLock;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+struct Pinned {
+    library: u64,
+    pin: Pin,
+}
+
+/// What is open and what is pinned. The libraries' lock comes before a pin's, whose readers copy, and whose writers map and unmap: they
+/// wait for copies to end.
+#[derive(Default)]
+pub(crate) struct Table {
+    /// Sorted by number: numbers grow, and are drawn under the lock.
+    libraries: RwLock<Vec<(u64, Backend)>>,
+    pins: Slots<Pinned>,
+}
+
+/// This process' table; null until it is wanted. Never freed: a child must not undo what is in its parent's.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
+/// The number drawn last. Goes on in children, so that they do not take their parent's handles for their own.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn in_child() {
+    TABLE.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// This process' table.
+#[inline]
+pub(crate) fn table() -> &'static Table {
+    let table = TABLE.load(Ordering::Acquire);
+    if table.is_null() {
+        return make();
+    }
+    // SAFETY: made by `make`, and never freed.
+    unsafe { &*table }
+}
+
+#[cold]
+fn make() -> &'static Table {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handler only stores an atomic, which a child may do.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            tracing::warn!("no memory for a fork handler: children will share their parent's handles");
+        }
+    }
+    let made = Box::into_raw(Box::<Table>::default());
+    let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+    match TABLE.compare_exchange(ptr::null_mut(), made, success, failure) {
+        // SAFETY: from `Box::into_raw`, and never freed once it is the table.
+        Ok(_) => unsafe { &*made },
+        Err(other) => {
+            // SAFETY: from `Box::into_raw`, and nobody else has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: another thread's, as in `table`.
+            unsafe { &*other }
+        }
+    }
+}
+
+fn draw() -> u64 {
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+fn find(libraries: &[(u64, Backend)], number: u64) -> Result<usize, Fault> {
+    let unknown = |_| Fault::Unknown { what: "gdr_t", value: number };
+    libraries.binary_search_by_key(&number, |(number, _)| *number).map_err(unknown)
+}
+
+impl Pinned {
+    fn check(&self, library: u64, handle: u64) -> Result<(), Fault> {
+        if self.library == library { Ok(()) } else { Err(Fault::Foreign { value: handle }) }
+    }
+}
+
+impl Table {
+    /// Adds an open library.
+    pub(crate) fn open(&self, backend: Backend) -> u64 {
+        let mut libraries = self.libraries.write();
+        let number = draw();
+        libraries.push((number, backend));
+        number
+    }
+
+    /// The backend of an open library.
+    pub(crate) fn library(&self, number: u64) -> Result<Backend, Fault> {
+        let libraries = self.libraries.read();
+        Ok(libraries[find(&libraries, number)?].1)
+    }
+
+    /// Takes out a library, and unmaps and unpins what is pinned by it.
+    pub(crate) fn close(&self, number: u64) -> Result<(), Fault> {
+        let mut libraries = self.libraries.write();
+        let at = find(&libraries, number)?;
+        libraries.remove(at);
+        let gone = self.pins.remove_all(|pinned| pinned.library == number);
+        drop(libraries);
+        drop(gone);
+        Ok(())
+    }
+
+    /// Adds what is pinned.
+    pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, Fault> {
+        // Held until the pin is in: `close` must find it, or have been before.
+        let libraries = self.libraries.read();
+        find(&libraries, library)?;
+        self.pins.add(draw(), Pinned { library, pin })
+    }
+
+    /// Copies through what is pinned, whoever pinned it.
+    #[inline]
+    pub(crate) fn copy(
+        &self,
+        handle: u64,
+        body: impl FnOnce(&Pin) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        self.pins.read(handle, |pinned| body(&pinned.pin))
+    }
+
+    /// Looks at what is pinned by this library.
+    pub(crate) fn look<R>(
+        &self,
+        library: u64,
+        handle: u64,
+        body: impl FnOnce(&Pin) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        self.library(library)?;
+        self.pins.read(handle, |pinned| {
+            pinned.check(library, handle)?;
+            body(&pinned.pin)
+        })
+    }
+
+    /// Maps or unmaps what is pinned by this library.
+    pub(crate) fn change<R>(
+        &self,
+        library: u64,
+        handle: u64,
+        body: impl FnOnce(&mut Pin) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        self.library(library)?;
+        self.pins.write(handle, |pinned| {
+            pinned.check(library, handle)?;
+            body(&mut pinned.pin)
+        })
+    }
+
+    /// Unmaps and unpins what is pinned by this library.
+    pub(crate) fn remove(&self, library: u64, handle: u64) -> Result<(), Fault> {
+        self.library(library)?;
+        self.pins.remove(handle, |pinned| pinned.check(library, handle)).map(drop)
+    }
+}
