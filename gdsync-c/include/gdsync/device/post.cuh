@@ -204,10 +204,9 @@ GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now,
     if (group.leads()) {
         result = publish(qp, first, first + count, ring_now, value, posted);
     }
-    u64 end = first + count;
-    group.share(result, end);
+    group.share(result);
     if (ticket != nullptr) {
-        *ticket = end;
+        *ticket = first + count;
     }
     return result;
 }
