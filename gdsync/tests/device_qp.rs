@@ -12,7 +12,7 @@ use device_rig::{
 };
 use gdsync::{
     Access, ConnectOptions, Cpu, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, Doorbells,
-    MemoryRegion, Provider, QueuePair, QueuePairConfig, WorkKind, WorkRequest,
+    MemoryRegion, Placement, Provider, QueuePair, QueuePairConfig, QueuePlacement, WorkKind, WorkRequest,
 };
 use std::sync::atomic::Ordering;
 
@@ -228,19 +228,58 @@ fn the_checksum_is_that_of_ethernet() {
     assert_eq!(calls.crc32(b"6789", calls.crc32(b"12345", 0)), 0xcbf4_3926);
 }
 
+/// Every way to lay out a queue pair between the host and memory that is treated as a GPU's.
+fn layouts() -> impl Iterator<Item = QueuePlacement> {
+    (0..8).map(|bits| {
+        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::StandIn };
+        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
+    })
+}
+
+#[test]
+fn many_queue_pairs_of_every_placement_are_driven_at_once() {
+    let Some(calls) = calls("many_queue_pairs_of_every_placement_are_driven_at_once") else { return };
+    let threads: Vec<_> = layouts()
+        .zip(PATHS.into_iter().cycle())
+        .map(|(placement, path)| {
+            std::thread::spawn(move || {
+                let config = QueuePairConfig::default().send_depth(4).placement(placement);
+                let pair = Pair::with(config, ConnectOptions::default());
+                let (local, remote) = (pair.open_region(8), pair.open_region(8));
+                let device_qp = hand_over(&pair.left, path);
+                for i in 0..200 {
+                    local.words64()[0].store(i, Ordering::Release);
+                    perform(calls, &device_qp.data(), between(PUT, &local, &remote, 8));
+                    assert_eq!(remote.words64()[0].load(Ordering::Acquire), i, "{placement:?}");
+                }
+                device_qp.take_back(LONG).unwrap();
+                no_complaints(&pair);
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
 #[test]
 fn cpu_kernel_and_stream_take_turns() {
     let Some(calls) = calls("cpu_kernel_and_stream_take_turns") else { return };
-    let pair = Pair::with(QueuePairConfig::default().send_depth(8), ConnectOptions::default());
+    layouts().for_each(|placement| take_turns(calls, placement));
+}
+
+fn take_turns(calls: &Calls, placement: QueuePlacement) {
+    let config = QueuePairConfig::default().send_depth(8).placement(placement);
+    let pair = Pair::with(config, ConnectOptions::default());
     let (local, remote) = (pair.open_region(8), pair.open_region(8));
     let (input, output) = (local.word64(0).unwrap(), remote.word64(0).unwrap());
     let stream = cpu();
     let slices = [local.slice(..).unwrap()];
-    for round in 0..300u64 {
+    for round in 0..90u64 {
         input.store(round);
         pair.left.post_send(WorkRequest::write(&slices, remote.remote()).wr_id(round)).unwrap();
         assert_eq!(poll(&pair.left.send_cq()).wr_id, round);
         assert_eq!(output.load(), round);
+        // What was prepared and taken back is nobody's any more.
+        drop(pair.left.prepare(WorkRequest::write(&slices, remote.remote())).unwrap());
 
         let device_qp = hand_over(&pair.left, PATHS[round as usize % 2]);
         for i in 0..round % 7 {

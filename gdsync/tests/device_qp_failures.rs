@@ -199,7 +199,6 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     calls.stop_inside(&qp, 0);
     assert_eq!(calls.call(&qp, &put(&region, region.rkey())).0, Ended::Failed);
     assert_eq!((calls.error(&qp), calls.syndrome(&qp)), (STALLED, 0));
-    calls.stop_inside(&qp, 2);
     device_qp.take_back(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();

@@ -5,15 +5,15 @@
 mod common;
 mod gpu_rig;
 
-use common::{LONG, Pair};
+use common::{LONG, Pair, poll, queue_pair};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::{
-    Access, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
-    MemoryRegion, PinnedMemory, QueuePair, QueuePairConfig, Syndrome,
+    Access, Batch, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
+    MemoryRegion, PinnedMemory, Placement, QueuePair, QueuePairConfig, QueuePlacement, Syndrome, WorkRequest,
 };
-use gpu_rig::Rig;
+use gpu_rig::{Rig, synchronize};
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
@@ -48,6 +48,22 @@ struct Remote {
 // SAFETY: as above.
 unsafe impl DeviceRepr for Remote {}
 
+/// Launches and waits.
+///
+/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that lives until this returns.
+macro_rules! run {
+    ($bench:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
+        let (stream, kernel) = ($bench.rig.stream(), $bench.kernel($kernel));
+        let mut launch = stream.cudarc().unwrap().launch_builder(&kernel);
+        $(launch.arg(&$arg);)+
+        // SAFETY: as the macro says.
+        unsafe { launch.launch($config) }.unwrap();
+        drop(launch);
+        // A kernel of ten million messages takes minutes.
+        assert!(stream.synchronize_timeout(LONG * 20).unwrap(), "the kernel does not end: {stream:?}");
+    }};
+}
+
 struct Bench {
     rig: Rig,
     pair: Pair,
@@ -78,6 +94,18 @@ impl Bench {
         Some(Bench { rig, pair, local, remote, results, places })
     }
 
+    /// Queue pairs of the same device as the regions.
+    fn pairs(&self, count: usize, config: QueuePairConfig) -> Vec<Pair> {
+        let connected = |_| {
+            let (pd, device) = (self.pair.pd.clone(), self.pair.device.clone());
+            let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());
+            left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+            right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+            Pair { device, pd, left, right }
+        };
+        (0..count).map(connected).collect()
+    }
+
     fn kernel(&self, name: &str) -> CudaFunction {
         self.rig.context.load_module(Ptx::from_src(PTX)).unwrap().load_function(name).unwrap()
     }
@@ -96,28 +124,37 @@ impl Bench {
 
     /// No call of a kernel has failed.
     fn all_well(&self) {
-        assert_eq!((self.result(0), self.result(1)), (0, 0), "calls that failed, and the last error");
+        let last = self.result(1);
+        assert_eq!(self.result(0), 0, "calls failed, the last with status {}, error {:#x}", last >> 56, last);
+    }
+
+    /// Every thread of 4 blocks of 64 posts `count` words, and additions besides, to one of the queue pairs: everything arrives.
+    fn storm(&self, pairs: &[Pair], way: (DoorbellPath, bool), count: u64) {
+        let (blocks, threads, slots) = (4u32, 64u32, 8u32);
+        self.remote.words64().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let device_qps: Vec<DeviceQp> = pairs.iter().map(|pair| self.hand_over(&pair.left, way)).collect();
+        let list = described(&device_qps);
+        let (address, queues) = (cuda::pin(&self.rig.context, &list).unwrap(), pairs.len() as u32);
+        run!(self, "storm", grid(blocks, threads), address, queues, count, slots, self.places);
+        self.all_well();
+        let words = self.remote.words64();
+        let added = u64::from(blocks * threads) * count.div_ceil(5);
+        assert_eq!(words[0].load(Ordering::Acquire), added);
+        for thread in 0..u64::from(blocks * threads) {
+            for slot in (0..u64::from(slots)).filter(|slot| *slot < count) {
+                let last = (count - 1 - slot) / u64::from(slots) * u64::from(slots) + slot;
+                let found = words[(1 + thread * u64::from(slots) + slot) as usize].load(Ordering::Acquire);
+                assert_eq!(found, thread << 32 | last);
+            }
+        }
+        let posted: u64 = device_qps.iter().map(|qp| qp.progress().unwrap().completed).sum();
+        assert_eq!(posted, u64::from(blocks * threads) * count + added);
+        device_qps.iter().for_each(|qp| qp.take_back(LONG).unwrap());
     }
 }
 
 fn grid(blocks: u32, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
-}
-
-/// Launches and waits.
-///
-/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that lives until this returns.
-macro_rules! run {
-    ($bench:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
-        let (stream, kernel) = ($bench.rig.stream(), $bench.kernel($kernel));
-        let mut launch = stream.cudarc().unwrap().launch_builder(&kernel);
-        $(launch.arg(&$arg);)+
-        // SAFETY: as the macro says.
-        unsafe { launch.launch($config) }.unwrap();
-        drop(launch);
-        // A kernel of ten million messages takes minutes.
-        assert!(stream.synchronize_timeout(LONG * 20).unwrap(), "the kernel does not end: {stream:?}");
-    }};
 }
 
 /// Ways to the card, and whether the indices are in GPU memory.
@@ -154,46 +191,108 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
 }
 
+/// Requests of a test: `most`, or what a run under a tool that takes its time asks for.
+fn messages(most: u64) -> u64 {
+    std::env::var("GDSYNC_DEVICE_MESSAGES").map_or(most, |text| most.min(text.parse().unwrap()))
+}
+
 #[test]
 fn many_threads_and_queue_pairs_lose_nothing() {
     let test = "many_threads_and_queue_pairs_lose_nothing";
     let Some(bench) = Bench::new(test, 64, ConnectOptions::default()) else { return };
-    let (blocks, threads, slots) = (4u32, 64u32, 8u32);
-    // 40,000 requests by default; how many more a run with time for it is to post.
-    let count = std::env::var("GDSYNC_DEVICE_MESSAGES").map_or(40_000u64, |text| text.parse().unwrap());
-    let count = count * 5 / 6 / u64::from(blocks * threads);
     for (queues, way) in [(1usize, WAYS[0]), (1, WAYS[1]), (4, WAYS[1]), (4, WAYS[2])] {
-        bench.remote.words64().iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        let pairs: Vec<Pair> = (0..queues)
-            .map(|_| {
-                let config = QueuePairConfig::default().send_depth(64).access(Access::all());
-                let (pd, device) = (bench.pair.pd.clone(), bench.pair.device.clone());
-                let (left, right) =
-                    (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
-                left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-                right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-                Pair { device, pd, left, right }
-            })
-            .collect();
-        let device_qps: Vec<DeviceQp> = pairs.iter().map(|pair| bench.hand_over(&pair.left, way)).collect();
-        let list = described(&device_qps);
-        let address = cuda::pin(&bench.rig.context, &list).unwrap();
-        let queues = queues as u32;
-        run!(bench, "storm", grid(blocks, threads), address, queues, count, slots, bench.places);
-        bench.all_well();
-        let words = bench.remote.words64();
-        let added = u64::from(blocks * threads) * count.div_ceil(5);
-        assert_eq!(words[0].load(Ordering::Acquire), added);
-        for thread in 0..u64::from(blocks * threads) {
-            for slot in (0..u64::from(slots)).filter(|slot| *slot < count) {
-                let last = (count - 1 - slot) / u64::from(slots) * u64::from(slots) + slot;
-                let found = words[(1 + thread * u64::from(slots) + slot) as usize].load(Ordering::Acquire);
-                assert_eq!(found, thread << 32 | last);
+        let pairs = bench.pairs(queues, QueuePairConfig::default().send_depth(64).access(Access::all()));
+        bench.storm(&pairs, way, messages(40_000) * 5 / 6 / 256);
+    }
+}
+
+#[test]
+fn ten_million_messages_of_one_kernel_arrive() {
+    let test = "ten_million_messages_of_one_kernel_arrive";
+    let Some(bench) = Bench::new(test, 64, ConnectOptions::default()) else { return };
+    let pairs = bench.pairs(4, QueuePairConfig::default().send_depth(256).access(Access::all()));
+    // Of six requests five are the threads' and one is an addition.
+    bench.storm(&pairs, WAYS[1], (messages(10_000_000) * 5 / 6).div_ceil(256));
+}
+
+/// Every way to lay out a queue pair between the host and the GPU.
+fn layouts() -> impl Iterator<Item = QueuePlacement> {
+    (0..8).map(|bits| {
+        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::Gpu(0) };
+        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
+    })
+}
+
+#[test]
+fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
+    let test = "the_cpu_kernels_and_streams_take_turns_in_every_placement";
+    let Some(bench) = Bench::new(test, 64, ConnectOptions::default()) else { return };
+    let (stream, source) = (bench.rig.stream(), [bench.local.slice(..8).unwrap()]);
+    let (input, output) = (&bench.local.words64()[0], &bench.remote.words64()[0]);
+    for placement in layouts() {
+        let config = QueuePairConfig::default().send_depth(32).access(Access::all()).placement(placement);
+        let pairs = bench.pairs(3, config);
+        for (round, way) in (1u64..).zip(WAYS.into_iter().cycle().take(6)) {
+            for pair in &pairs {
+                input.store(round, Ordering::Release);
+                pair.left.post_send(WorkRequest::write(&source, bench.remote.remote())).unwrap();
+                assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+                assert_eq!(output.load(Ordering::Acquire), round);
+                // What was prepared and taken back is nobody's any more.
+                drop(pair.left.prepare(WorkRequest::write(&source, bench.remote.remote())).unwrap());
+            }
+            bench.storm(&pairs, way, 7 * round);
+            for pair in &pairs {
+                input.store(round << 32, Ordering::Release);
+                let send = pair.left.prepare(WorkRequest::write(&source, bench.remote.remote())).unwrap();
+                let done = pair.left.send_cq().prepare_wait().unwrap();
+                stream.post(Batch::new().send(send).wait(done)).unwrap();
+                synchronize(&stream);
+                assert_eq!(output.load(Ordering::Acquire), round << 32, "{placement:?}");
+                assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
             }
         }
-        let posted: u64 = device_qps.iter().map(|qp| qp.progress().unwrap().completed).sum();
-        assert_eq!(posted, u64::from(blocks * threads) * count + added);
-        device_qps.iter().for_each(|qp| qp.take_back(LONG).unwrap());
+    }
+}
+
+#[test]
+fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
+    let test = "a_kernel_that_polls_is_told_of_an_abort_in_every_placement";
+    let limit = 15_000_000_000u64;
+    for placement in layouts() {
+        // A request to a peer that is gone is tried again for longer than the kernel waits.
+        let patient = ConnectOptions::default().timeout(20).retry_count(7);
+        let Some(bench) = Bench::new(test, 64, patient) else { return };
+        let config = QueuePairConfig::default().send_depth(32).access(Access::all()).placement(placement);
+        let pair = Pair::with(config, patient);
+        let (local, remote) = (pair.open_region(64), pair.open_region(64));
+        let address = |region: &MemoryRegion| region.memory().addr().get();
+        let places = Places {
+            local: address(&local),
+            remote: address(&remote),
+            lkey: local.lkey(),
+            rkey: remote.rkey(),
+            ..bench.places
+        };
+        pair.right.abort().unwrap();
+        // Indices in host memory: they are looked at while the kernel runs.
+        let device_qp = bench.hand_over(&pair.left, WAYS[0]);
+        let (stream, kernel, data) = (bench.rig.stream(), bench.kernel("attempt"), device_qp.data());
+        let mut launch = stream.cudarc().unwrap().launch_builder(&kernel);
+        launch.arg(&data).arg(&limit).arg(&places);
+        // SAFETY: the kernel's parameters; what they name lives until the stream is synchronized.
+        unsafe { launch.launch(grid(1, 1)) }.unwrap();
+        drop(launch);
+        // The kernel has posted, and polls.
+        let posted = || device_qp.progress().unwrap().posted;
+        while posted() == 0 {
+            std::thread::yield_now();
+        }
+        pair.left.abort().unwrap();
+        assert!(stream.synchronize_timeout(LONG).unwrap(), "the kernel does not end: {stream:?}");
+        assert_eq!(bench.result(0), FAILED, "{placement:?}");
+        assert_eq!(bench.result(1) & 0xff, Syndrome::WrFlush as u64, "{:x}", bench.result(1));
+        device_qp.take_back(LONG).unwrap();
     }
 }
 

@@ -6,6 +6,8 @@ use gdsync_sys::prm::wqe::BASIC_BLOCK;
 pub(super) const VERSION: u32 = 1;
 /// `GDSYNC_DEVICE_QP_MAILBOX`.
 pub(super) const MAILBOX: u32 = 1;
+/// `GDSYNC_DEVICE_RINGING`, in the word that tells what is published.
+const RINGING: u64 = 1 << 63;
 /// `GDSYNC_DEVICE_ERROR_WORK`, with the card's syndrome in the low byte and the vendor's in the next.
 pub(super) const ERROR_WORK: u64 = 0x1_0000;
 /// `GDSYNC_DEVICE_ERROR_RETURNED`.
@@ -54,7 +56,7 @@ unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 /// Bytes of `gdsync_device_state`.
 pub(super) const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
-/// The words of `gdsync_device_state` that the host reads and writes. Locks are free whenever it does.
+/// The words of `gdsync_device_state` that the host reads and writes. Where it writes, nobody rings or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) reserved: u64,
@@ -77,7 +79,7 @@ impl Progress {
     pub(super) fn from_words(word: impl Fn(usize) -> u64) -> Self {
         Progress {
             reserved: word(RESERVED),
-            ready: word(READY),
+            ready: word(READY) & !RINGING,
             posted: word(POSTED),
             completed: word(COMPLETED),
             consumed: word(CONSUMED),
@@ -132,6 +134,7 @@ mod tests {
         for (at, value) in progress.words() {
             memory[at] = value;
         }
+        memory[READY] |= RINGING;
         assert_eq!(Progress::from_words(|at| memory[at]), progress);
     }
 }

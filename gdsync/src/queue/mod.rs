@@ -9,7 +9,7 @@ pub(crate) mod wait;
 
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
 ///
@@ -100,6 +100,16 @@ impl Ring {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
         // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which an atomic tolerates.
         unsafe { AtomicU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
+    }
+
+    /// The first 8 bytes of entry `index`, whoever has written it, this side or a device that has told so.
+    pub(crate) fn first_bytes(&self, index: u32) -> u64 {
+        if self.combined {
+            barrier::from_device();
+        }
+        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a kernel that drives the queue may
+        // change it concurrently, which an atomic tolerates.
+        unsafe { AtomicU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
     }
 
     pub(crate) fn record(&self) -> &AtomicU32 {

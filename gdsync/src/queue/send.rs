@@ -300,16 +300,7 @@ impl SendState {
     /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
     /// control segment, as it stands in the ring (it may have become a NOP).
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
-        self.doorbell(doorbell::record(entry.end()), self.first_bytes(entry.first))
-    }
-
-    /// The first 8 bytes of a block.
-    fn first_bytes(&self, block: u32) -> u64 {
-        let (low, high) = (self.ring.word(block, 0), self.ring.word(block, 4));
-        let mut qword = [0; 8];
-        qword[..4].copy_from_slice(&low.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        qword[4..].copy_from_slice(&high.load(std::sync::atomic::Ordering::Relaxed).to_ne_bytes());
-        u64::from_ne_bytes(qword)
+        self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
     /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place otherwise.

@@ -87,12 +87,12 @@ u32 call_crc32(const void *data, u64 bytes, u32 before) { return crc32(data, byt
 void stop_inside(const gdsync_device_qp *qp, int where) {
     gdsync_device_state *state = detail::state_of(*qp);
     if (where == 0) {
-        detail::try_lock(&state->doorbell_lock);
+        __atomic_fetch_or(&state->ready, GDSYNC_DEVICE_RINGING, __ATOMIC_ACQUIRE);
     } else if (where == 1) {
-        u64 first;
-        detail::reserve(*qp, 1, 0, first);
+        u64 first, posted;
+        detail::reserve(*qp, 1, 0, first, posted);
     } else {
-        detail::unlock(&state->doorbell_lock);
+        detail::clear_release_gpu(&state->ready, GDSYNC_DEVICE_RINGING);
     }
 }
 

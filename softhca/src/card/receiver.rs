@@ -11,6 +11,7 @@ use super::qp::{Qp, QpState};
 use super::responses::Response;
 use super::sender::{PEER_MEMORY, VENDOR_SYNDROME, each_piece};
 use crate::faults::Refused;
+use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
@@ -102,6 +103,10 @@ impl Qp {
         let record = doorbell::record_value(self.recv_record.load());
         let new = record.wrapping_sub(self.receiver.announced as u16);
         self.receiver.announced = self.receiver.announced.wrapping_add(new.into());
+        if new != 0 {
+            // Record and ring may lie in a GPU's memory, whose loads the CPU is free to perform early.
+            barrier::from_device();
+        }
     }
 
     /// A request of the remote side.

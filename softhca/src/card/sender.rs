@@ -13,6 +13,7 @@ use super::region::Refusal;
 use super::ud;
 use super::wqe::Payload;
 use crate::fabric::Node;
+use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::VecDeque;
@@ -60,6 +61,10 @@ impl Qp {
     pub(super) fn announce(&mut self, record: u16) {
         let new = record.wrapping_sub(self.sender.announced as u16);
         self.sender.announced = self.sender.announced.wrapping_add(new.into());
+        if new != 0 {
+            // Record and ring may lie in a GPU's memory, whose loads the CPU is free to perform early.
+            barrier::from_device();
+        }
     }
 
     /// Blocks between what is completed and what is announced: more than the ring holds is an overrun.

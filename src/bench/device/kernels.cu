@@ -17,11 +17,12 @@ struct places {
 
 __device__ u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The first words of the results: calls that failed, and the error of the queue pair.
+// The first words of the results: calls that failed, and what the last of them ended with: the status in the highest byte, the error
+// of the queue pair in the others.
 __device__ void tell(const gdsync_device_qp &qp, const places &at, status result) {
     if (result != status::ok) {
         atomicAdd(&at.results[0], 1ull);
-        at.results[1] = error(qp);
+        at.results[1] = (u64)result << 56 | error(qp);
     }
 }
 

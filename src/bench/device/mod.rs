@@ -1,6 +1,7 @@
-//! What posting costs a kernel, and how fast kernels post: with the queues' indices in host memory and in the GPU's.
+//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host memory and in the GPU's.
 
 mod kernels;
+mod layout;
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
@@ -13,7 +14,9 @@ use gdsync::{
     ProtectionDomain, QueuePair, QueuePairConfig,
 };
 use kernels::{Kernels, Places};
+use layout::Layout;
 use serde::Serialize;
+use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -32,65 +35,99 @@ const FIRST_RESULT: usize = 2;
 struct Results {
     gpu: String,
     doorbells: String,
+    /// Where queues and indices lie: what each column of the rows is about.
+    layouts: Vec<&'static str>,
+    /// Why there are no columns of queues in GPU memory.
+    left_out: Option<String>,
     /// Cycles of the GPU's clock that a call takes.
     posting: Vec<Row>,
-    /// 32 puts by a warp, against 32 by a thread that rings for each: how many times faster.
-    warp_speedup: [f64; 2],
-    /// The same, against a thread that rings once.
-    warp_speedup_one_doorbell: [f64; 2],
+    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once: how many times faster.
+    warp_speedup: Vec<Row>,
     /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
     latency: Vec<Row>,
     /// Millions of 8-byte puts a second.
     rate: Vec<Row>,
 }
 
-/// One quantity: with indices in host memory, and in GPU memory.
+/// One quantity, in every layout.
 #[derive(Debug, Serialize)]
 struct Row {
     what: &'static str,
-    host: f64,
-    gpu: f64,
+    values: Vec<f64>,
+}
+
+/// Rows of what was measured in one layout after the other, always the same quantities.
+fn rows(columns: &[&[(&'static str, f64)]]) -> Vec<Row> {
+    let quantities = columns.first().copied().unwrap_or_default().iter().enumerate();
+    let values = |at: usize| columns.iter().filter_map(|column| Some(column.get(at)?.1)).collect();
+    quantities.map(|(at, (what, _))| Row { what, values: values(at) }).collect()
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let bench = Bench::new(options)?;
-    let (mut host, mut device) = (bench.measure(false, options.posts)?, bench.measure(true, options.posts)?);
-    let rows = |host: Vec<(&'static str, f64)>, device: Vec<(&'static str, f64)>| {
-        let pairs = host.into_iter().zip(device);
-        pairs.map(|((what, host), (_, gpu))| Row { what, host, gpu }).collect::<Vec<_>>()
+    let gpu = Gpu::new(options.gpu)?;
+    let kernels = Kernels::load(&gpu)?;
+    let (mut measured, mut layouts, mut left_out) = (Vec::new(), Vec::new(), None);
+    for layout in Layout::all(options.gpu) {
+        let bench = match Bench::new(options, &gpu, &kernels, layout) {
+            Err(error) if layout.queues_in_gpu() => {
+                left_out = Some(error.to_string());
+                continue;
+            }
+            bench => bench?,
+        };
+        measured.push(bench.measure(options.posts)?);
+        layouts.push(layout.name);
+    }
+    let columns =
+        |pick: fn(&Measured) -> &[(&'static str, f64)]| measured.iter().map(pick).collect::<Vec<_>>();
+    let posting = rows(&columns(|one| &one.posting));
+    let speedup = |what, row: usize| {
+        let pairs = posting[row].values.iter().zip(&posting[3].values);
+        Row { what, values: pairs.map(|(slow, fast)| slow / fast).collect() }
     };
-    let posting = rows(std::mem::take(&mut host.posting), std::mem::take(&mut device.posting));
-    let speedup = |row: usize| [posting[row].host / posting[3].host, posting[row].gpu / posting[3].gpu];
     let results = Results {
-        gpu: bench.gpu.name()?,
-        doorbells: host.doorbells,
-        warp_speedup: speedup(1),
-        warp_speedup_one_doorbell: speedup(2),
+        gpu: gpu.name()?,
+        doorbells: measured.first().map(|one| one.doorbells.clone()).unwrap_or_default(),
+        layouts,
+        left_out,
+        warp_speedup: vec![
+            speedup("a warp is faster than 32 puts with 32 doorbells", 1),
+            speedup("a warp is faster than 32 puts with one doorbell", 2),
+        ],
         posting,
-        latency: rows(host.latency, device.latency),
-        rate: rows(host.rate, device.rate),
+        latency: rows(&columns(|one| &one.latency)),
+        rate: rows(&columns(|one| &one.rate)),
     };
-    if options.json {
-        return print_json(&results);
-    }
-    let header = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    let table = |rows: &[Row], unit: &str| -> Vec<Vec<String>> {
-        let cell = |value: f64| format!("{value:.2}");
-        rows.iter().map(|row| vec![format!("{}, {unit}", row.what), cell(row.host), cell(row.gpu)]).collect()
-    };
-    let mut lines = table(&results.posting, "cycles");
-    for (what, [host, gpu]) in [
-        ("a warp is faster than 32 puts with 32 doorbells, times", results.warp_speedup),
-        ("a warp is faster than 32 puts with one doorbell, times", results.warp_speedup_one_doorbell),
-    ] {
-        lines.push(vec![what.to_owned(), format!("{host:.2}"), format!("{gpu:.2}")]);
-    }
-    lines.extend(table(&results.latency, "µs"));
-    lines.extend(table(&results.rate, "million a second"));
-    print(&[&header, "INDICES IN HOST", "IN GPU MEMORY"], &lines)
+    if options.json { print_json(&results) } else { results.print() }
 }
 
-/// What was measured with the indices in one place.
+impl Results {
+    fn print(&self) -> Result<(), Failure> {
+        let title = format!("{}, DOORBELLS {}", self.gpu, self.doorbells);
+        let header: Vec<&str> = [&*title].into_iter().chain(self.layouts.iter().copied()).collect();
+        let sections = [
+            (&self.posting, "cycles"),
+            (&self.warp_speedup, "times"),
+            (&self.latency, "µs"),
+            (&self.rate, "million a second"),
+        ];
+        let lines: Vec<Vec<String>> = sections
+            .into_iter()
+            .flat_map(|(rows, unit)| rows.iter().map(move |row| (row, unit)))
+            .map(|(row, unit)| {
+                let cells = row.values.iter().map(|value| format!("{value:.2}"));
+                [format!("{}, {unit}", row.what)].into_iter().chain(cells).collect()
+            })
+            .collect();
+        print(&header, &lines)?;
+        if let Some(why) = &self.left_out {
+            writeln!(io::stdout().lock(), "no queues in the GPU's memory: {why}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What was measured in one layout.
 struct Measured {
     doorbells: String,
     posting: Vec<(&'static str, f64)>,
@@ -98,9 +135,10 @@ struct Measured {
     rate: Vec<(&'static str, f64)>,
 }
 
-struct Bench {
-    gpu: Gpu,
-    kernels: Kernels,
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    kernels: &'a Kernels,
+    layout: Layout,
     pd: ProtectionDomain,
     /// Each connected with the other.
     pairs: Vec<[QueuePair; 2]>,
@@ -108,13 +146,17 @@ struct Bench {
     results_at: u64,
 }
 
-impl Bench {
-    fn new(options: &BenchOptions) -> Result<Self, Failure> {
-        let gpu = Gpu::new(options.gpu)?;
-        let kernels = Kernels::load(&gpu)?;
+impl<'a> Bench<'a> {
+    fn new(
+        options: &BenchOptions,
+        gpu: &'a Gpu,
+        kernels: &'a Kernels,
+        layout: Layout,
+    ) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
         let config = QueuePairConfig::default().port(port).send_depth(512).access(Access::all());
+        let config = config.placement(layout.queues);
         let connected = |_| {
             let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
             left.connect(&right.endpoint()?, ConnectOptions::default())?;
@@ -124,12 +166,12 @@ impl Bench {
         let pairs = (0..QUEUES).map(connected).collect::<Result<_, _>>()?;
         let results = PinnedMemory::allocate(4096)?;
         let results_at = cuda::pin(&gpu.context, &results)?;
-        Ok(Bench { gpu, kernels, pd, pairs, results, results_at })
+        Ok(Bench { gpu, kernels, layout, pd, pairs, results, results_at })
     }
 
-    fn hand_over(&self, [left, _]: &[QueuePair; 2], in_gpu: bool) -> Result<DeviceQp, Failure> {
+    fn hand_over(&self, [left, _]: &[QueuePair; 2]) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
-        if in_gpu {
+        if self.layout.indices_in_gpu {
             options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE)?);
         }
         Ok(left.hand_to_device(&*self.gpu.stream, &options)?)
@@ -159,12 +201,15 @@ impl Bench {
         self.gpu.synchronize()?;
         match self.result(0) {
             0 => Ok(()),
-            failed => Err(format!("{failed} calls failed in a kernel, error {:#x}", self.result(1)).into()),
+            failed => {
+                let (status, error) = (self.result(1) >> 56, self.result(1) & !(0xff << 56));
+                Err(format!("{failed} calls failed in a kernel, status {status}, error {error:#x}").into())
+            }
         }
     }
 
-    fn measure(&self, in_gpu: bool, posts: u64) -> Result<Measured, Failure> {
-        let device_qp = self.hand_over(&self.pairs[0], in_gpu)?;
+    fn measure(&self, posts: u64) -> Result<Measured, Failure> {
+        let device_qp = self.hand_over(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
         let mut posting = Vec::new();
         for (which, threads, what) in [
@@ -175,7 +220,7 @@ impl Bench {
             (4, 128, "a block, 128 puts"),
         ] {
             // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has ended, which `finish` waits for.
-            unsafe { self.kernels.cycles(&self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
+            unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
             posting.push((what, median(cycles.collect())));
@@ -193,10 +238,10 @@ impl Bench {
         for (what, of_block, sharers, blocks) in shapes {
             let threads = u64::from(of_block * sharers * blocks);
             let each = (posts / 100 / threads).max(10);
-            let time = self.drive(in_gpu, (of_block, sharers, blocks), each, true)?;
+            let time = self.drive((of_block, sharers, blocks), each, true)?;
             latency.push((what, time / 1e3 / each as f64));
             let each = (posts / threads).max(10);
-            let time = self.drive(in_gpu, (of_block, sharers, blocks), each, false)?;
+            let time = self.drive((of_block, sharers, blocks), each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }
         Ok(Measured { doorbells, posting, latency, rate })
@@ -205,14 +250,13 @@ impl Bench {
     /// Nanoseconds that the kernel took, from the first thread's beginning to the last one's end.
     fn drive(
         &self,
-        in_gpu: bool,
         (of_block, sharers, blocks): (u32, u32, u32),
         each: u64,
         wait_each: bool,
     ) -> Result<f64, Failure> {
         let count = (of_block * blocks) as usize;
         let device_qps: Vec<DeviceQp> =
-            self.pairs[..count].iter().map(|pair| self.hand_over(pair, in_gpu)).collect::<Result<_, _>>()?;
+            self.pairs[..count].iter().map(|pair| self.hand_over(pair)).collect::<Result<_, _>>()?;
         let (places, _keep) = self.places()?;
         let data: Vec<DeviceQpData> = device_qps.iter().map(DeviceQp::data).collect();
         let list = kernels::list(&data)?;
@@ -222,7 +266,7 @@ impl Bench {
         let address = cuda::pin(&self.gpu.context, &list)?;
         let shape = kernels::Shape { of_block, sharers, blocks };
         // SAFETY: as in `measure`; the list lives as long.
-        unsafe { self.kernels.rate(&self.gpu, address, shape, each, wait_each, places)? };
+        unsafe { self.kernels.rate(self.gpu, address, shape, each, wait_each, places)? };
         self.finish()?;
         for device_qp in device_qps {
             device_qp.take_back(LONG)?;

@@ -3,6 +3,9 @@
 //
 // PTX ISA, "Memory Consistency Model": a release pattern orders everything before it, including what the thread has itself
 // acquired from others (causality order is transitive); `st.release.sys` is `fence.acq_rel.sys` and a relaxed store.
+//
+// All of it is global memory, whose generic addresses are its own (PTX ISA, "Generic Addressing"); atomic operations on
+// addresses that might be shared memory would be followed by a branch for that.
 #ifndef GDSYNC_DEVICE_ATOMICS_CUH
 #define GDSYNC_DEVICE_ATOMICS_CUH
 
@@ -15,84 +18,106 @@ namespace detail {
 
 GDSYNC_DEVICE u64 load_relaxed_gpu(const u64 *at) {
     u64 value;
-    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE u64 load_acquire_gpu(const u64 *at) {
     u64 value;
-    asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) {
-    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
-    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// True where the word was `expected`, and is `desired` now.
-GDSYNC_DEVICE bool exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
+// Returns what the word was: where that is `expected`, it is `desired` now.
+GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
-    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
-    return found == expected;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
+    return found;
 }
 
-GDSYNC_DEVICE bool exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
+GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
-    asm volatile("atom.acquire.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
-    return found == expected;
+    asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
+    return found;
+}
+
+// The release half of what the functions ..._behind_release_... do, so that one fence serves several of them.
+GDSYNC_DEVICE void release_to_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+GDSYNC_DEVICE void release_to_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Acquire, and release of what was before the last `release_to_...`.
+GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
+
+// Takes bits out of a word. Nobody waits for what it was.
+GDSYNC_DEVICE void clear_release_gpu(u64 *at, u64 bits) {
+    asm volatile("red.release.gpu.global.and.b64 [%0], %1;" ::"l"(at), "l"(~bits) : "memory");
 }
 
 GDSYNC_DEVICE u32 load_relaxed_system(const u32 *at) {
     u32 value;
-    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE u32 load_acquire_system(const u32 *at) {
     u32 value;
-    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE u64 load_relaxed_system(const u64 *at) {
     u64 value;
-    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE u64 load_acquire_system(const u64 *at) {
     u64 value;
-    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 
 GDSYNC_DEVICE u8 load_relaxed_system(const u8 *at) {
     u32 value;
-    asm volatile("ld.relaxed.sys.u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return (u8)value;
 }
 
 GDSYNC_DEVICE void store_release_system(u32 *at, u32 value) {
-    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
 GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
-    asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// Releases what was before the last `release_to_system`.
+GDSYNC_DEVICE void store_behind_release_system(u32 *at, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+GDSYNC_DEVICE void store_behind_release_system(u64 *at, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 // A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
 // behind, so the store needs no fence of its own (which would wait for every store of the thread to arrive).
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) {
-    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
 // 16 bytes at once. Ordered by a later release only.
 GDSYNC_DEVICE void store_16_bytes(void *at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 #else
@@ -105,12 +130,30 @@ GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) { __atomic_store_n(at, 
 
 GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 
-GDSYNC_DEVICE bool exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
-    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
+    __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
 }
 
-GDSYNC_DEVICE bool exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
-    return __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
+    __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    return expected;
+}
+
+// ThreadSanitizer knows no fences: here each operation behind one releases by itself.
+GDSYNC_DEVICE void release_to_gpu() {}
+
+GDSYNC_DEVICE void release_to_system() {}
+
+GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) {
+    __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    return expected;
+}
+
+GDSYNC_DEVICE void clear_release_gpu(u64 *at, u64 bits) { __atomic_fetch_and(at, ~bits, __ATOMIC_RELEASE); }
+
+template <class Word> GDSYNC_DEVICE void store_behind_release_system(Word *at, Word value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
 template <class Word> GDSYNC_DEVICE Word load_relaxed_system(const Word *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
@@ -134,7 +177,7 @@ GDSYNC_DEVICE void store_16_bytes(void *at, u32 a, u32 b, u32 c, u32 d) {
 
 // A lock that is only ever tried. Acquire: what its last holder did is seen.
 GDSYNC_DEVICE bool try_lock(u64 *lock) {
-    return load_relaxed_gpu(lock) == 0 && exchange_acquire_gpu(lock, 0, 1);
+    return load_relaxed_gpu(lock) == 0 && exchange_acquire_gpu(lock, 0, 1) == 0;
 }
 
 // Release: what the holder did is seen by the next one.

@@ -28,6 +28,7 @@ template <scope S> class Group {
     GDSYNC_DEVICE bool any(bool value) const { return value; }
     GDSYNC_DEVICE void sync() const {}
     GDSYNC_DEVICE void share(status &, u64 &) const {}
+    GDSYNC_DEVICE void share(status &) const {}
 };
 
 // GDSYNC_DEVICE_GROUPS: a test of the host brings the functions of CUDA that are called here, and `lanes_before`.
@@ -61,6 +62,8 @@ template <> class Group<scope::warp> {
         value = __shfl_sync(mask_, value, leader);
     }
 
+    GDSYNC_DEVICE void share(status &result) const { result = (status)__shfl_sync(mask_, (int)result, 31 - __clz((int)mask_)); }
+
   private:
     u32 mask_;
 };
@@ -87,6 +90,11 @@ template <> class Group<scope::block> {
         value = shared_value;
         // Nobody writes the next one's before everybody has read this one's.
         __syncthreads();
+    }
+
+    GDSYNC_DEVICE void share(status &result) const {
+        u64 none = 0;
+        share(result, none);
     }
 };
 

@@ -172,7 +172,7 @@ GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory targ
 
 // Tells the card of everything that was posted before, by this thread or seen by it.
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
-    return detail::ring_what_waits(qp, detail::load_acquire_gpu(&detail::state_of(qp)->ready));
+    return detail::ring_what_waits(qp, detail::load_published(detail::state_of(qp)));
 }
 
 // Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
@@ -196,7 +196,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device
     group.sync();
     if (group.leads()) {
         // A ticket from nowhere is not waited for.
-        result = ticket > detail::load_acquire_gpu(&detail::state_of(qp)->ready) ? status::invalid : detail::ring_what_waits(qp, ticket);
+        result = ticket > detail::load_published(detail::state_of(qp)) ? status::invalid : detail::ring_what_waits(qp, ticket);
         if (result == status::ok) {
             result = detail::wait_completed(detail::completions_of(qp), ticket, timeout_ns);
         }
@@ -211,7 +211,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_devic
     const detail::Group<S> group;
     // What the others of the group have published is seen by the leader.
     group.sync();
-    u64 ticket = group.leads() ? detail::load_acquire_gpu(&detail::state_of(qp)->ready) : 0;
+    u64 ticket = group.leads() ? detail::load_published(detail::state_of(qp)) : 0;
     status result = status::ok;
     group.share(result, ticket);
     return wait<S>(qp, ticket, timeout_ns);

@@ -9,94 +9,147 @@
 namespace gdsync {
 namespace detail {
 
-// Says that the blocks from `first` to `end` are written, once all before them are.
-GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end) {
-    gdsync_device_state *state = state_of(qp);
-    Waited waited;
-    for (;;) {
-        // Acquire: the writes of those before are among what the store below releases.
-        if (load_acquire_gpu(&state->ready) == first) {
-            // Inside the loop: threads of a warp that wait for this store may be what a thread that has left the loop is made to
-            // wait for.
-            store_release_gpu(&state->ready, end);
-            return status::ok;
-        }
-        if (waited.longer_than(qp.stall_ns)) {
-            // A thread was stopped between reservation and publication: the queue cannot go on.
-            fail(state, GDSYNC_DEVICE_ERROR_STALLED);
-            return status::failed;
-        }
-    }
+// Blocks whose requests are written.
+GDSYNC_DEVICE u64 published(u64 ready) { return ready & ~GDSYNC_DEVICE_RINGING; }
+
+// The same, and what was written to them is seen.
+GDSYNC_DEVICE u64 load_published(const gdsync_device_state *state) { return published(load_acquire_gpu(&state->ready)); }
+
+// What ringing takes, by value: see `completions`.
+struct doorbells {
+    gdsync_device_state *state;
+    const u8 *ring;
+    u32 *record;
+    u64 *reg;
+    u64 stall_ns;
+    u32 mask;
+    u32 flags;
+};
+
+GDSYNC_DEVICE doorbells doorbells_of(const gdsync_device_qp &qp) {
+    return doorbells{state_of(qp), (const u8 *)qp.send_ring, (u32 *)qp.send_record, (u64 *)qp.doorbell,
+                     qp.stall_ns,  qp.send_mask,             qp.flags};
 }
 
-// The first 8 bytes of the control segment of block `index`, which was published and not posted: nobody overwrites it.
-GDSYNC_DEVICE u64 doorbell_of(const gdsync_device_qp &qp, u64 index) {
-    return load_relaxed_gpu((const u64 *)block_of(qp, index));
-}
-
-// Tells the card of the blocks before `end`, of which the last begins with `value`. The caller holds the lock, and `end` lies behind
-// what was posted.
-GDSYNC_DEVICE void ring_card(const gdsync_device_qp &qp, u64 end, u64 value) {
-    if ((qp.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0) {
-        // Release: whoever forwards the mailbox sees the blocks, and orders them before the record and the register.
-        store_release_system((u64 *)qp.doorbell, end);
-        return;
+// Tells the card of the blocks before `end`, of which the last begins with `value`, and lets the next one ring. The caller has set
+// GDSYNC_DEVICE_RINGING (by an acquire: so neither record nor register ever goes backwards), `end` lies behind what was posted, and
+// whatever it has not written itself of the blocks, it has seen before its last `release_to_system`.
+GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
+    if ((card.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0) {
+        // Whoever forwards the mailbox sees the blocks, and orders them before the record and the register.
+        store_behind_release_system(card.reg, end);
+    } else {
+        // The card sees the blocks before it sees the record.
+        store_behind_release_system(card.record, big_endian((u32)end & 0xffff));
+        // Release: the record before the register, whose store makes the card look at the record.
+        store_release_system(card.reg, value);
     }
-    // Release, to the system: the card sees the blocks (this thread's, and by the acquire of `ready` those of all others) before it
-    // sees the record.
-    store_release_system((u32 *)qp.send_record, big_endian((u32)end & 0xffff));
-    // Release: the record before the register, whose store makes the card look at the record.
-    store_release_system((u64 *)qp.doorbell, value);
+    // Behind a release that covers the blocks: see `publish`.
+    store_relaxed_gpu(&card.state->posted, end);
+    // Release: record and register before those of the next one.
+    clear_release_gpu(&card.state->ready, GDSYNC_DEVICE_RINGING);
 }
 
 // Sees to it that the card is told of the blocks before `end`, which are published: by this thread, or by one that rings already.
-// Whoever gets the lock rings for all that is published by then. `value` is what the last of them begins with, 0 where that is to be
+// Whoever gets to ring does so for all that is published by then. `value` is what the last of them begins with, 0 where that is to be
 // read: which may be from far.
-GDSYNC_DEVICE status ring(const gdsync_device_qp &qp, u64 end, u64 value) {
-    gdsync_device_state *state = state_of(qp);
+GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
+    gdsync_device_state *state = card.state;
     Waited waited;
     for (;;) {
-        // Acquire: `posted` is what the last holder left; so neither record nor register ever goes backwards. Without a look
-        // first: mostly the lock is free.
-        if (exchange_acquire_gpu(&state->doorbell_lock, 0, 1)) {
-            // Two loads at a time.
-            const u64 posted = load_relaxed_gpu(&state->posted);
-            const u64 ready = load_acquire_gpu(&state->ready);
-            if (ready > posted) {
-                ring_card(qp, ready, ready == end && value != 0 ? value : doorbell_of(qp, ready - 1));
-                store_relaxed_gpu(&state->posted, ready);
-            }
-            unlock(&state->doorbell_lock);
-            // `end` was published before this call: it is among them.
-            return status::ok;
-        }
+        const u64 ready = load_relaxed_gpu(&state->ready);
         if (load_relaxed_gpu(&state->posted) >= end) {
             return status::ok;
         }
-        if (waited.longer_than(qp.stall_ns)) {
+        // Acquire: `posted` is what the last one left that rang, and the blocks are seen.
+        if (ready == published(ready) && exchange_acquire_gpu(&state->ready, ready, ready | GDSYNC_DEVICE_RINGING) == ready) {
+            if (load_relaxed_gpu(&state->posted) < ready) {
+                // Published and not posted: nobody overwrites the block.
+                const u64 *block = (const u64 *)(card.ring + ((ready - 1) & card.mask) * 64);
+                const u64 last = ready == end && value != 0 ? value : load_relaxed_gpu(block);
+                release_to_system();
+                ring_card(card, ready, last);
+            } else {
+                clear_release_gpu(&state->ready, GDSYNC_DEVICE_RINGING);
+            }
+            // `end` was published before this call: it is among them.
+            return status::ok;
+        }
+        if (waited.longer_than(card.stall_ns)) {
             fail(state, GDSYNC_DEVICE_ERROR_STALLED);
             return status::failed;
         }
     }
+}
+
+// Says that the blocks from `first` to `end` are written, once all before them are; and with `ring_now` that the card is told of them:
+// the same exchange that publishes them gets the doorbell, where it is free. `value` is what the last of them begins with;
+// `posted` was read by this thread before.
+GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, bool ring_now, u64 value, u64 posted) {
+    gdsync_device_state *state = state_of(qp);
+    // Release: the blocks are before the exchange below, for threads that publish or ring behind it; and where this thread
+    // rings, for the card, and with them what it reads on their account.
+    if (ring_now) {
+        release_to_system();
+    } else {
+        release_to_gpu();
+    }
+    Waited waited;
+    u64 expected = first;
+    for (;;) {
+        const u64 desired = end | (ring_now ? GDSYNC_DEVICE_RINGING : expected & GDSYNC_DEVICE_RINGING);
+        // Acquire: what was published before is among what the next release orders.
+        u64 found = exchange_behind_release_gpu(&state->ready, expected, desired);
+        if (found == expected) {
+            break;
+        }
+        // Mostly another one has begun or ended to ring. Else those before this thread are still writing.
+        while (published(found) != first) {
+            if (waited.longer_than(qp.stall_ns)) {
+                // A thread was stopped between reservation and publication: the queue cannot go on.
+                fail(state, GDSYNC_DEVICE_ERROR_STALLED);
+                return status::failed;
+            }
+            found = load_relaxed_gpu(&state->ready);
+        }
+        expected = found;
+    }
+    if (!ring_now) {
+        return status::ok;
+    }
+    if (expected != first) {
+        // Who rings may have looked before these blocks were published.
+        return ring(doorbells_of(qp), end, value);
+    }
+    // Blocks of others: where the card has been told of all of them, whoever told it has ordered them before `posted`, which this
+    // thread has read before its own release. Else they are ordered here.
+    if (posted < first) {
+        release_to_system();
+    }
+    ring_card(doorbells_of(qp), end, value);
+    return status::ok;
 }
 
 // The same, for blocks that the card has mostly been told of already.
 GDSYNC_DEVICE status ring_what_waits(const gdsync_device_qp &qp, u64 end) {
-    return load_relaxed_gpu(&state_of(qp)->posted) >= end ? status::ok : ring(qp, end, 0);
+    return load_relaxed_gpu(&state_of(qp)->posted) >= end ? status::ok : ring(doorbells_of(qp), end, 0);
 }
 
-// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`.
-GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first) {
+// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`. `posted`: blocks that the card was told of.
+GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first, u64 &posted) {
     gdsync_device_state *state = state_of(qp);
     if (count > qp.limit) {
         return status::no_room;
     }
-    Waited for_room, for_others;
+    // Others that are faster, again and again, are not waited for less than a thread may stand still in the middle of a call.
+    const u64 patience = timeout_ns > qp.stall_ns ? timeout_ns : qp.stall_ns;
+    Waited waited;
     bool looked = false;
     for (;;) {
-        // Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
+        // Four loads at a time: each takes as long as the way to the L2 cache, or to the host.
         const u64 failure = error(qp);
         first = load_relaxed_gpu(&state->reserved);
+        posted = load_relaxed_gpu(&state->posted);
         // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
         const u64 completed = load_acquire_gpu(&state->completed);
         if (failure != 0) {
@@ -104,22 +157,23 @@ GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_
         }
         // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for `first`. Where
         // the exchange succeeds nobody has, and what has completed stays so.
-        if ((long long)(first + count - completed) <= (long long)qp.limit) {
+        while ((long long)(first + count - completed) <= (long long)qp.limit) {
             // Relaxed: publication orders what is written to the blocks.
-            if (exchange_relaxed_gpu(&state->reserved, first, first + count)) {
+            const u64 found = exchange_relaxed_gpu(&state->reserved, first, first + count);
+            if (found == first) {
                 return status::ok;
             }
             // Others were faster. Nothing is reserved, so it may be given up.
-            if (for_others.longer_than(qp.stall_ns)) {
+            if (waited.longer_than(patience)) {
                 return status::no_room;
             }
-            continue;
+            first = found;
         }
-        if (looked && for_room.longer_than(timeout_ns)) {
+        if (looked && waited.longer_than(timeout_ns)) {
             return status::no_room;
         }
         // What fills the queue may be waiting for its doorbell: it was posted with `more`, and nothing can be posted behind it.
-        ring_what_waits(qp, load_acquire_gpu(&state->ready));
+        ring_what_waits(qp, load_published(state));
         reap(completions_of(qp));
         looked = true;
     }
@@ -135,9 +189,9 @@ GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now,
     }
     const u32 count = group.size() * BLOCKS;
     status result = status::ok;
-    u64 first = 0;
+    u64 first = 0, posted = 0;
     if (group.leads()) {
-        result = reserve(qp, count, timeout_ns, first);
+        result = reserve(qp, count, timeout_ns, first, posted);
     }
     group.share(result, first);
     if (result != status::ok) {
@@ -148,15 +202,11 @@ GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now,
     // The writes of all are before the release of the leader, which publishes for them.
     group.sync();
     if (group.leads()) {
-        result = publish(qp, first, first + count);
-        if (result == status::ok && ring_now) {
-            result = ring(qp, first + count, value);
-        }
+        result = publish(qp, first, first + count, ring_now, value, posted);
     }
-    u64 end = first + count;
-    group.share(result, end);
+    group.share(result);
     if (ticket != nullptr) {
-        *ticket = end;
+        *ticket = first + count;
     }
     return result;
 }

@@ -18,14 +18,12 @@ struct gdsync_device_state {
     // Blocks that were promised to callers.
     unsigned long long reserved;
     unsigned long long pad0[7];
-    // Blocks whose requests are written, without a gap. Never more than `reserved`.
+    // Blocks whose requests are written, without a gap. Never more than `reserved`. And GDSYNC_DEVICE_RINGING.
     unsigned long long ready;
     unsigned long long pad1[7];
     // Blocks that the card was told of. Never more than `ready`.
     unsigned long long posted;
-    // Held by whoever rings the card.
-    unsigned long long doorbell_lock;
-    unsigned long long pad2[6];
+    unsigned long long pad2[7];
     // Blocks whose requests have completed, and are free again.
     unsigned long long completed;
     // Completion entries that were read.
@@ -37,6 +35,9 @@ struct gdsync_device_state {
     unsigned long long error;
     unsigned long long pad4[7];
 };
+
+// In `ready`: a thread is ringing the card.
+#define GDSYNC_DEVICE_RINGING (1ull << 63)
 
 // The card reported a failed request: syndromes in the low 16 bits.
 #define GDSYNC_DEVICE_ERROR_WORK 0x10000ull

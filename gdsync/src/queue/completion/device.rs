@@ -37,6 +37,7 @@ impl CompletionState {
         self.lent = Some(qpn);
         // All places are taken: who wants one is told why.
         self.reserved = self.entries();
+        self.ring.drain();
         Ok(LentCompletions {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
             entries: self.entries(),

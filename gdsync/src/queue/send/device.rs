@@ -28,6 +28,8 @@ impl SendState {
             return Err(self.entries.len() as u32);
         }
         self.lent = true;
+        // What was written and taken back is not to arrive after what the kernel writes.
+        self.ring.drain();
         Ok(LentSends {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
             blocks: self.ring.entries(),
@@ -45,7 +47,7 @@ impl SendState {
     /// The doorbell for the blocks before `end` that a kernel has written, each of them a request of its own; none, where the
     /// queue is not lent.
     pub(crate) fn lent_doorbell(&self, end: u32) -> Option<Doorbell> {
-        let value = self.first_bytes(end.wrapping_sub(1));
+        let value = self.ring.first_bytes(end.wrapping_sub(1));
         self.lent.then(|| self.doorbell(doorbell::record(end), value))
     }
 }
