@@ -33,7 +33,8 @@ use work::Cut;
 const BATCHES: [usize; 6] = [480, 960, 1920, 3840, 7680, 15360];
 /// Rounds before those that are measured.
 const WARM_UP: u64 = 3;
-/// Blocks that any GPU runs at once.
+
+/// Messages of a batch, twice which fit the queues.
 const MOST_PIECES: usize = 60;
 
 struct Options {
@@ -59,11 +60,11 @@ impl Options {
                 _ => return Err(usage.into()),
             }
         }
-        let fits = |pieces: usize| {
-            (1..=MOST_PIECES).contains(&pieces) && BATCHES.iter().all(|batch| batch % pieces == 0)
-        };
-        if !options.pieces.is_none_or(fits) {
-            return Err(format!("--pieces must divide {BATCHES:?} and be {MOST_PIECES} at most").into());
+        let divides = |pieces: usize| BATCHES.iter().all(|batch| batch.is_multiple_of(pieces));
+        if !options.pieces.is_none_or(|pieces| (1..=MOST_PIECES).contains(&pieces) && divides(pieces)) {
+            return Err(
+                format!("--pieces must divide each of {BATCHES:?}, and be {MOST_PIECES} at most").into()
+            );
         }
         if options.rounds == Some(0) {
             return Err("--rounds must be 1 at least".into());
@@ -88,10 +89,16 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn run(machine: impl Machine, pieces: usize, rounds: u64, options: &Options) -> Result<(), Failure> {
+    let most = machine.most_pieces();
+    if pieces > most {
+        return Err(
+            format!("{pieces} pieces need as many blocks at once: --pieces must be {most} at most").into()
+        );
+    }
     let pd = ProtectionDomain::new(&Device::software()?)?;
-    let most = BATCHES.into_iter().max().unwrap_or_default();
-    let client = Client::new(&pd, most, pieces)?;
-    let server = Server::new(machine, &pd, &client, most, pieces, options.results_near)?;
+    let largest = BATCHES.into_iter().max().unwrap_or_default();
+    let client = Client::new(&pd, largest, pieces)?;
+    let server = Server::new(machine, &pd, &client, largest, pieces, options.results_near)?;
     let missing = server.machine.no_service();
     let mut out = std::io::stdout();
     writeln!(

@@ -19,6 +19,8 @@ struct service {
     u64 client_arrived;
     // First failure of a call: its status, and the error of the queue pair.
     u64 *failure;
+    // A word for each piece, 0 at first: counts blocks that have multiplied.
+    u64 *joined;
     u64 first_round;
     u64 rounds;
     // Vectors of a piece.
@@ -26,6 +28,9 @@ struct service {
     u32 lkey;
     u32 results_rkey;
     u32 arrived_rkey;
+    // Blocks that share a piece.
+    u32 sharers;
+    u32 unused;
 };
 
 #if defined(__CUDACC__)
@@ -99,9 +104,23 @@ GDSYNC_DEVICE void finish(const gdsync_device_qp &qp, const service &work, statu
 
 #if defined(__CUDACC__)
 
+// Whether this block is the last of its piece to have multiplied.
+__device__ bool is_last(const service &work, u32 piece) {
+    if (work.sharers == 1) {
+        return true;
+    }
+    // What this block has written (its threads', by the barrier before) is before the count; what the others have written is
+    // before what this block does next, if it is the last: to the card, too, as posting releases all that was acquired.
+    __threadfence();
+    const u64 before = atomicAdd(&work.joined[piece], 1ull);
+    __threadfence();
+    return (before + 1) % work.sharers == 0;
+}
+
 extern "C" __global__ void serve(const gdsync_device_qp *qps, service work) {
-    const gdsync_device_qp qp = qps[blockIdx.x];
-    const u32 piece = blockIdx.x, begin = piece * work.vectors * SIDE;
+    const u32 piece = blockIdx.x / work.sharers, part = blockIdx.x % work.sharers, begin = piece * work.vectors * SIDE;
+    const u32 warps = blockDim.x / SIDE;
+    const gdsync_device_qp qp = qps[piece];
     float row[SIDE];
     load_row(work.matrix, row);
     __shared__ status said;
@@ -116,10 +135,11 @@ extern "C" __global__ void serve(const gdsync_device_qp *qps, service work) {
         if (said != status::ok) {
             break;
         }
-        multiply_part(row, work.inputs + begin, work.results + begin, work.vectors, threadIdx.x / SIDE, blockDim.x / SIDE);
+        multiply_part(row, work.inputs + begin, work.results + begin, work.vectors, part * warps + threadIdx.x / SIDE,
+                      work.sharers * warps);
         // What the others have written is before what the first thread releases.
         __syncthreads();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && is_last(work, piece)) {
             result = send_piece(qp, work, piece, round);
         }
     }

@@ -1,8 +1,9 @@
 //! What multiplies: a GPU, or threads of the CPU in its place.
 
 use crate::device::{self, Failure, Source};
-use crate::work::{Memory, SIDE, Service};
+use crate::work::{Cut, Memory, SIDE, Service};
 use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion, WritesOrdering};
+use gdsync::cudarc::driver::sys::CUdevice_attribute;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::mapped::MappedMemory;
 use gdsync::{
@@ -50,7 +51,11 @@ pub(crate) trait Machine: Sync {
     fn wait(&self) -> Result<(), Failure>;
     /// Why there is no kernel that stays, if so.
     fn no_service(&self) -> Option<&str>;
-    /// Runs the kernel that stays, a block for each queue pair, until it has served all rounds.
+    /// Blocks of the kernel that stays that share a piece.
+    fn sharers(&self, cut: Cut) -> u32;
+    /// Most pieces that this kernel can serve: all its blocks run at once.
+    fn most_pieces(&self) -> usize;
+    /// Runs the kernel that stays, until it has served all rounds.
     ///
     /// # Safety
     /// Queue pairs and memory are what the kernel is told, and stay until this returns.
@@ -132,6 +137,14 @@ impl Machine for Threads {
         self.library.as_ref().err().map(String::as_str)
     }
 
+    fn sharers(&self, _: Cut) -> u32 {
+        1
+    }
+
+    fn most_pieces(&self) -> usize {
+        usize::MAX
+    }
+
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
         type Serve = unsafe extern "C" fn(*const DeviceQpData, *const Service, u32);
         let library = self.library.as_ref().map_err(|reason| reason.clone())?;
@@ -154,6 +167,8 @@ pub(crate) struct Gpu {
     stream: Stream<CudaStream>,
     multiply: CudaFunction,
     serve: CudaFunction,
+    /// Multiprocessors.
+    processors: usize,
     /// How the kernels came here.
     origin: String,
     /// Why its memory cannot be mapped for the CPU, and thus the software card; empty where it can.
@@ -162,6 +177,8 @@ pub(crate) struct Gpu {
 
 /// Threads of a block.
 const BLOCK: u32 = 512;
+/// Vectors that are worth a block: four for each warp.
+const VECTORS_OF_BLOCK: usize = 4 * BLOCK as usize / SIDE;
 /// Bytes of the indices that threads share.
 const STATE: usize = 320;
 
@@ -177,7 +194,10 @@ impl Gpu {
         let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
         let unmapped = MappedMemory::allocate(&context, 1).err().map(|reason| reason.to_string());
         let (multiply, serve) = (module.load_function("multiply")?, module.load_function("serve")?);
-        Ok(Gpu { context, stream, multiply, serve, origin, unmapped: unmapped.unwrap_or_default() })
+        let unmapped = unmapped.unwrap_or_default();
+        let processors = context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let processors = usize::try_from(processors)?;
+        Ok(Gpu { context, stream, multiply, serve, processors, origin, unmapped })
     }
 
     fn launch_on(&self) -> Result<&Arc<gdsync::cudarc::driver::CudaStream>, Failure> {
@@ -241,8 +261,7 @@ impl Machine for Gpu {
         let mut launch = self.launch_on()?.launch_builder(&self.multiply);
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
-        // A warp for each vector, up to a block for each 64 of them.
-        let blocks = vectors.div_ceil(4 * BLOCK as usize / SIDE);
+        let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
         // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it goes.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
@@ -256,6 +275,16 @@ impl Machine for Gpu {
         None
     }
 
+    /// As many as the GPU has room for, while each has a few vectors for each of its warps.
+    fn sharers(&self, cut: Cut) -> u32 {
+        let (room, useful) = (self.processors / cut.pieces, cut.vectors / cut.pieces / VECTORS_OF_BLOCK);
+        u32::try_from(room.min(useful)).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn most_pieces(&self) -> usize {
+        self.processors
+    }
+
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
         let list = PinnedMemory::allocate(size_of_val(qps))?;
         // SAFETY: structures of integers without padding.
@@ -265,8 +294,8 @@ impl Machine for Gpu {
         let mut launch = self.launch_on()?.launch_builder(&self.serve);
         launch.arg(&address).arg(&service);
         // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest is the caller's. All blocks
-        // run at once: there are no more of them than a GPU has processors (`Options`).
-        unsafe { launch.launch(grid(qps.len())?) }?;
+        // run at once: there are no more of them than the GPU has processors.
+        unsafe { launch.launch(grid(qps.len() * service.sharers as usize)?) }?;
         Ok(self.stream.synchronize()?)
     }
 }

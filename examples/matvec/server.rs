@@ -54,6 +54,8 @@ pub(crate) struct Server<M> {
     arrived: Memory,
     arrived_on_host: MemoryRegion,
     failure: MemoryRegion,
+    /// A word for each piece, which its blocks count in.
+    joined: Memory,
     client_results: RemoteMemory,
     client_arrived: RemoteMemory,
     /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings once for all.
@@ -90,6 +92,7 @@ impl<M: Machine> Server<M> {
             arrived: machine.near(pd, pieces * 8)?,
             arrived_on_host: host(pieces * 8)?,
             failure: host(16)?,
+            joined: machine.near(pd, pieces * 8)?,
             client_results: client.results.remote(),
             client_arrived: client.arrived.remote(),
             single: Link::new(pd, config.send_depth(depth))?,
@@ -223,6 +226,8 @@ impl<M: Machine> Server<M> {
         let qps: Vec<_> = device_qps.iter().map(DeviceQp::data).collect();
         let failure = self.failure.words64();
         failure.iter().for_each(|word| word.store(0, Ordering::Release));
+        self.joined.write(0, &vec![0; cut.pieces * 8])?;
+        let sharers = self.machine.sharers(cut);
         let service = Service {
             matrix: self.matrix.address(),
             inputs: self.inputs.address(),
@@ -231,12 +236,15 @@ impl<M: Machine> Server<M> {
             client_results: self.client_results.addr,
             client_arrived: self.client_arrived.addr,
             failure: self.failure.remote().addr,
+            joined: self.joined.address(),
             first_round: rounds.start,
             rounds: rounds.end - rounds.start,
             vectors: u32::try_from(cut.vectors / cut.pieces)?,
             lkey: self.results.lkey(),
             results_rkey: self.client_results.rkey,
             arrived_rkey: self.client_arrived.rkey,
+            sharers,
+            unused: 0,
         };
         // SAFETY: all of it is this server's and its client's, which outlive the call; the queue pairs are handed over.
         unsafe { self.machine.serve(&qps, service)? };

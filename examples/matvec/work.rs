@@ -115,12 +115,15 @@ pub(crate) struct Service {
     pub(crate) client_results: u64,
     pub(crate) client_arrived: u64,
     pub(crate) failure: u64,
+    pub(crate) joined: u64,
     pub(crate) first_round: u64,
     pub(crate) rounds: u64,
     pub(crate) vectors: u32,
     pub(crate) lkey: u32,
     pub(crate) results_rkey: u32,
     pub(crate) arrived_rkey: u32,
+    pub(crate) sharers: u32,
+    pub(crate) unused: u32,
 }
 
 // SAFETY: plain integers, laid out as the kernel has them.
