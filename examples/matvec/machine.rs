@@ -1,0 +1,301 @@
+//! What multiplies: a GPU, or threads of the CPU in its place.
+
+use crate::device::{self, Failure, Source};
+use crate::work::{Cut, Memory, SIDE, Service};
+use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion, WritesOrdering};
+use gdsync::cudarc::driver::sys::CUdevice_attribute;
+use gdsync::cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
+use gdsync::mapped::MappedMemory;
+use gdsync::{
+    Access, DeviceQpData, DeviceQpOptions, MemOpStream, MemoryRegion, PinnedMemory, Placement,
+    ProtectionDomain, QueuePlacement, SoftStream, Stream,
+};
+use libloading::Library;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const MATVEC: Source = Source {
+    name: "matvec.cu",
+    text: include_str!("../device/matvec.cu"),
+    ptx: include_str!("../device/matvec.ptx"),
+};
+
+/// Addresses of a multiplication, and how many vectors.
+pub(crate) struct Operands<'a> {
+    pub(crate) matrix: &'a Memory,
+    pub(crate) inputs: &'a Memory,
+    pub(crate) results: &'a Memory,
+    pub(crate) vectors: usize,
+}
+
+/// Where kernels run.
+pub(crate) trait Machine: Sync {
+    /// What its streams are.
+    type Backend: MemOpStream;
+
+    /// In words.
+    fn describe(&self) -> String;
+    /// The stream of the kernels.
+    fn stream(&self) -> &Stream<Self::Backend>;
+    /// Memory next to the kernels: a GPU's where there is one.
+    fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
+    /// Memory of the host that kernels reach.
+    fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
+    /// Where queues lie that kernels drive.
+    fn placement(&self) -> QueuePlacement;
+    /// How they are handed over.
+    fn hand_over(&self) -> Result<DeviceQpOptions, Failure>;
+    /// Enqueues a kernel that multiplies.
+    fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure>;
+    /// Waits for the stream, as a program does that has nothing but it.
+    fn wait(&self) -> Result<(), Failure>;
+    /// Why there is no kernel that stays, if so.
+    fn no_service(&self) -> Option<&str>;
+    /// Blocks of the kernel that stays that share a piece.
+    fn sharers(&self, cut: Cut) -> u32;
+    /// Most pieces that this kernel can serve: all its blocks run at once.
+    fn most_pieces(&self) -> usize;
+    /// Runs the kernel that stays, until it has served all rounds.
+    ///
+    /// # Safety
+    /// Queue pairs and memory are what the kernel is told, and stay until this returns.
+    unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure>;
+}
+
+/// The CPU.
+pub(crate) struct Threads {
+    stream: Stream<SoftStream>,
+    /// Without a C++ compiler there is no kernel that stays; then the reason.
+    library: Result<Library, String>,
+}
+
+impl Threads {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let library = device::load_for_host(&MATVEC).map_err(|reason| reason.to_string());
+        Ok(Threads { stream: Stream::new(SoftStream::new()?)?, library })
+    }
+}
+
+fn words(memory: &Memory) -> &[AtomicU32] {
+    match memory {
+        Memory::Host(region) => region.words32(),
+        // Never given out by `Threads`.
+        Memory::Gpu(_) => &[],
+    }
+}
+
+impl Machine for Threads {
+    type Backend = SoftStream;
+
+    fn describe(&self) -> String {
+        "threads of the CPU, a software stream".to_owned()
+    }
+
+    fn stream(&self) -> &Stream<SoftStream> {
+        &self.stream
+    }
+
+    fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure> {
+        self.host(pd, len)
+    }
+
+    fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure> {
+        Ok(Memory::Host(MemoryRegion::allocate(pd, len, Access::all())?))
+    }
+
+    fn placement(&self) -> QueuePlacement {
+        QueuePlacement::HOST
+    }
+
+    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
+        Ok(DeviceQpOptions::default())
+    }
+
+    fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure> {
+        let Operands { matrix, inputs, results, vectors } = *operands;
+        let (matrix, inputs, results) = (matrix.clone(), inputs.clone(), results.clone());
+        let kernel = move || {
+            let get = |word: &AtomicU32| f32::from_bits(word.load(Ordering::Relaxed));
+            let matrix: Vec<f32> = words(&matrix).iter().map(get).collect();
+            let (inputs, results) = (words(&inputs).chunks(SIDE), words(&results).chunks(SIDE));
+            for (input, result) in inputs.zip(results).take(vectors) {
+                let input: Vec<f32> = input.iter().map(get).collect();
+                for (row, result) in matrix.chunks(SIDE).zip(result) {
+                    let sum: f32 = row.iter().zip(&input).map(|(a, b)| a * b).sum();
+                    result.store(sum.to_bits(), Ordering::Relaxed);
+                }
+            }
+        };
+        Ok(self.stream.launch(kernel)?)
+    }
+
+    fn wait(&self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn no_service(&self) -> Option<&str> {
+        self.library.as_ref().err().map(String::as_str)
+    }
+
+    fn sharers(&self, _: Cut) -> u32 {
+        1
+    }
+
+    fn most_pieces(&self) -> usize {
+        usize::MAX
+    }
+
+    unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
+        type Serve = unsafe extern "C" fn(*const DeviceQpData, *const Service, u32);
+        let library = self.library.as_ref().map_err(|reason| reason.clone())?;
+        // SAFETY: matvec.cu defines the function so.
+        let serve = unsafe { library.get::<Serve>(b"serve") }?;
+        std::thread::scope(|scope| {
+            for piece in 0..qps.len() as u32 {
+                let (serve, service) = (&serve, &service);
+                // SAFETY: the caller's.
+                scope.spawn(move || unsafe { serve(qps.as_ptr(), service, piece) });
+            }
+        });
+        Ok(())
+    }
+}
+
+/// A GPU.
+pub(crate) struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Stream<CudaStream>,
+    multiply: CudaFunction,
+    serve: CudaFunction,
+    /// Multiprocessors.
+    processors: usize,
+    /// How the kernels came here.
+    origin: String,
+    /// Why its memory cannot be mapped for the CPU, and thus the software card; empty where it can.
+    unmapped: String,
+}
+
+/// Threads of a block.
+const BLOCK: u32 = 512;
+/// Vectors that are worth a block: four for each warp.
+const VECTORS_OF_BLOCK: usize = 4 * BLOCK as usize / SIDE;
+/// Bytes of the indices that threads share.
+const STATE: usize = 320;
+
+impl Gpu {
+    pub(crate) fn new(ordinal: u32) -> Result<Self, Failure> {
+        let context = cuda::context(ordinal)?;
+        if cuda::capabilities(&context)?.writes_ordering == WritesOrdering::None {
+            return Err(
+                "this GPU shows a running kernel what cards write to its memory in no order: see gdsync/device_verbs.cuh".into(),
+            );
+        }
+        let (module, origin) = device::load(&context, &MATVEC)?;
+        let stream = Stream::new(CudaStream::new(context.new_stream()?)?)?;
+        let unmapped = MappedMemory::allocate(&context, 1).err().map(|reason| reason.to_string());
+        let (multiply, serve) = (module.load_function("multiply")?, module.load_function("serve")?);
+        let unmapped = unmapped.unwrap_or_default();
+        let processors = context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let processors = usize::try_from(processors)?;
+        Ok(Gpu { context, stream, multiply, serve, processors, origin, unmapped })
+    }
+
+    fn launch_on(&self) -> Result<&Arc<gdsync::cudarc::driver::CudaStream>, Failure> {
+        Ok(self.stream.cudarc().ok_or("the stream is not cudarc's")?)
+    }
+}
+
+fn grid(blocks: usize) -> Result<LaunchConfig, Failure> {
+    Ok(LaunchConfig { grid_dim: (blocks.try_into()?, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 })
+}
+
+impl Machine for Gpu {
+    type Backend = CudaStream;
+
+    fn describe(&self) -> String {
+        let name = self.context.name().unwrap_or_else(|error| error.to_string());
+        let mapped = match &self.unmapped[..] {
+            "" => String::new(),
+            reason => format!("; its memory is reached by copies of the driver: {reason}"),
+        };
+        format!("{name}, kernels {}{mapped}", self.origin)
+    }
+
+    fn stream(&self) -> &Stream<CudaStream> {
+        &self.stream
+    }
+
+    fn near(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure> {
+        // The region keeps the mapping that there is when it is registered.
+        let mapped =
+            self.unmapped.is_empty().then(|| MappedMemory::allocate(&self.context, len)).transpose()?;
+        let memory = match &mapped {
+            Some(mapped) => mapped.gpu().clone(),
+            None => GpuMemory::allocate(&self.context, len)?,
+        };
+        Ok(Memory::Gpu(GpuMemoryRegion::register(pd, memory, Access::all())?))
+    }
+
+    fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure> {
+        let region = MemoryRegion::allocate(pd, len, Access::all())?;
+        let (pinned, card) = (cuda::pin(&self.context, region.memory())?, region.remote().addr);
+        if pinned != card {
+            return Err("this GPU knows the host's memory by other addresses than the host".into());
+        }
+        Ok(Memory::Host(region))
+    }
+
+    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a CPU, that reads them.
+    fn placement(&self) -> QueuePlacement {
+        let gpu = u32::try_from(self.context.ordinal()).ok().filter(|_| self.unmapped.is_empty());
+        QueuePlacement::HOST.completions(gpu.map_or(Placement::Host, Placement::Gpu))
+    }
+
+    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
+        Ok(DeviceQpOptions::default().state(&GpuMemory::allocate(&self.context, STATE)?))
+    }
+
+    fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure> {
+        let Operands { matrix, inputs, results, vectors } = operands;
+        let addresses = [matrix.address(), inputs.address(), results.address()];
+        let mut launch = self.launch_on()?.launch_builder(&self.multiply);
+        let count = u32::try_from(*vectors)?;
+        launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
+        let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
+        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it goes.
+        unsafe { launch.launch(grid(blocks)?) }?;
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<(), Failure> {
+        Ok(self.launch_on()?.synchronize()?)
+    }
+
+    fn no_service(&self) -> Option<&str> {
+        None
+    }
+
+    /// As many as the GPU has room for, while each has a few vectors for each of its warps.
+    fn sharers(&self, cut: Cut) -> u32 {
+        let (room, useful) = (self.processors / cut.pieces, cut.vectors / cut.pieces / VECTORS_OF_BLOCK);
+        u32::try_from(room.min(useful)).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn most_pieces(&self) -> usize {
+        self.processors
+    }
+
+    unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
+        let list = PinnedMemory::allocate(size_of_val(qps))?;
+        // SAFETY: structures of integers without padding.
+        let bytes = unsafe { std::slice::from_raw_parts(qps.as_ptr().cast::<u8>(), size_of_val(qps)) };
+        list.write(0, bytes);
+        let address = cuda::pin(&self.context, &list)?;
+        let mut launch = self.launch_on()?.launch_builder(&self.serve);
+        launch.arg(&address).arg(&service);
+        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest is the caller's. All blocks
+        // run at once: there are no more of them than the GPU has processors.
+        unsafe { launch.launch(grid(qps.len() * service.sharers as usize)?) }?;
+        Ok(self.stream.synchronize()?)
+    }
+}
