@@ -1,6 +1,7 @@
 use super::*;
 use crate::queue::test_ring;
 use gdsync_sys::prm::cqe::CQE_SIZE;
+use gdsync_sys::prm::wqe::Opcode;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
