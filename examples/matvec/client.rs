@@ -81,6 +81,8 @@ impl Client {
         for word in &self.arrived.words64()[..cut.pieces] {
             while word.load(Ordering::Acquire) < round {
                 if stop.load(Ordering::Relaxed) || start.elapsed() > LONG {
+                    // Where inputs have failed, their completions say why.
+                    collect_all(links)?;
                     return Err(format!("the results of round {round} do not come").into());
                 }
                 pause();
@@ -110,6 +112,16 @@ pub(crate) fn pause() {
     static MANY: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 4));
     if *MANY { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+/// Takes the completions that are there.
+fn collect_all(links: &[&QueuePair]) -> Result<(), Failure> {
+    for link in links {
+        while let Some(completion) = link.send_cq().poll()? {
+            completion.status?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes `count` completions of each queue pair.
