@@ -170,7 +170,7 @@ extern "C" __global__ void steps(gdsync_device_qp qp, u32 rounds, places at) {
         times[1] = clock64();
         const u64 value = detail::write_put(qp, first, {at.remote, at.rkey}, {at.local, at.lkey}, 8, true);
         times[2] = clock64();
-        detail::release_to_system();
+        detail::acquire_and_release_to_system();
         const u64 found = detail::exchange_behind_release_gpu(&state->ready, first, (first + 1) | GDSYNC_DEVICE_RINGING);
         if (found != first) {
             result = status::invalid;
