@@ -330,3 +330,12 @@ pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, Fault> {
         Err(_) => Ok(None),
     }
 }
+
+/// The GPU of the context that is current: `None` where there is no driver, or no context.
+pub(crate) fn current_gpu() -> Option<u32> {
+    name_of(std::ptr::null_mut()).ok()?;
+    let mut device = -1;
+    // SAFETY: the driver is there and a context current (`name_of`); `device` is a valid place.
+    let result = unsafe { sys::cuCtxGetDevice(&mut device) };
+    (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(device).ok()).flatten()
+}

@@ -38,6 +38,19 @@ impl QueuePair {
         Self::in_reset(pd, config)
     }
 
+    /// As [`Self::unmanaged`], completing in queues that are there already: for queues that lie in different memory.
+    ///
+    /// # Errors
+    /// As [`QueuePair::with_completion_queues`].
+    pub fn unmanaged_completing_in(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> Result<Self, Error> {
+        Self::in_reset_completing_in(pd, config, send_cq, recv_cq)
+    }
+
     /// Looks at the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
     ///
     /// A queue pair that has failed stays so: gdsync does not follow one that goes through RESET by the program's hand.
