@@ -66,16 +66,23 @@ impl QueuePair {
     }
 
     /// Drops the queue pair, and waits until it is destroyed: work that is in flight is aborted, and streams have to pass it. `look` is
-    /// called meanwhile, for a look at streams that nobody else looks at. False where that took longer than `timeout`: it is destroyed
-    /// later then.
+    /// called meanwhile, for a look at streams that nobody else looks at. Its completion queues are nobody else's: they go with it, and
+    /// so does what GPUs know of it, so that its protection domain is free. False where that took longer than `timeout`: it
+    /// goes later then.
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
+        let queues = [&self.inner.send_cq, &self.inner.recv_cq];
+        let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
         drop(self);
         let mut pause = Pause::new();
         loop {
             look();
             if inner.strong_count() == 0 {
-                return true;
+                // GPUs that know its doorbell register keep that, and with it the domain.
+                crate::cuda::collect_all();
+                if domains.iter().all(|domain| domain.strong_count() == 0) {
+                    return true;
+                }
             }
             if pause.elapsed() >= timeout {
                 return false;
