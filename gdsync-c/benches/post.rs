@@ -1,15 +1,13 @@
 //! What the C layer costs over the Rust calls under it, for each posted send: `cargo bench -p gdsync-c`.
 //!
-//! Both write 8 bytes on a queue pair of a software card, 64 at a time; the posts are timed, the completions are not. Streams
-//! are held back meanwhile, so that their threads are not in the way. Rounds alternate, and the least of many counts, as other threads of the card and of the machine are in the way of the rest.
+//! Both write 8 bytes on the same queue pair of a software card, 64 at a time; the posts are timed, the completions are not. Streams
+//! are held back meanwhile, so that their threads are not in the way. Rounds alternate.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use gdsync::{
-    Access, Batch, Condition, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, SoftStream, Stream, WorkRequest,
-};
+use gdsync::{Access, QueuePair, RemoteMemory, WorkRequest};
 use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs};
+use gdsync_c::inside;
 use gdsync_c::types::{
     CUstream, GDS_MEMORY_HOST, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_descriptor_body, gds_descriptor_t,
     gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_wr, gds_wait_value32_t,
@@ -21,69 +19,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const POSTS: u32 = 64;
-const ROUNDS: usize = 8000;
-/// Queue pairs and streams of either kind. Where they happen to lie in memory makes one 35 ns faster than another of its kind, which is
-/// what the layer itself costs: the fastest are compared.
-const PLACES: usize = 8;
+const ROUNDS: usize = 4000;
 
-/// The Rust side: a queue pair connected to itself.
-struct Rust {
-    queue_pair: QueuePair,
-    region: MemoryRegion,
-    stream: Stream<SoftStream>,
-}
-
-impl Rust {
-    fn new() -> Self {
-        let pd = ProtectionDomain::new(&Device::software().unwrap()).unwrap();
-        let queue_pair = QueuePair::new(&pd, QueuePairConfig::default()).unwrap();
-        queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = MemoryRegion::allocate(&pd, 4096, access).unwrap();
-        Rust { queue_pair, region, stream: Stream::new(SoftStream::new().unwrap()).unwrap() }
-    }
-
-    fn poll(&self) {
-        let mut left = POSTS;
-        while left > 0 {
-            match self.queue_pair.send_cq().poll().unwrap() {
-                Some(_) => left -= 1,
-                None => std::thread::yield_now(),
-            }
-        }
-    }
-
-    fn cpu(&self) -> Duration {
-        let (slices, remote) = ([self.region.slice(..8).unwrap()], self.region.remote());
-        let start = Instant::now();
-        for i in 0..POSTS {
-            self.queue_pair.post_send(WorkRequest::write(&slices, remote).wr_id(i.into())).unwrap();
-        }
-        let took = start.elapsed();
-        self.poll();
-        took
-    }
-
-    fn stream(&self) -> Duration {
-        let (slices, remote) = ([self.region.slice(..8).unwrap()], self.region.remote());
-        let gate = self.region.word32(1024).unwrap();
-        gate.store(0);
-        self.stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1)).unwrap();
-        let start = Instant::now();
-        for i in 0..POSTS {
-            let request = WorkRequest::write(&slices, remote).wr_id(i.into());
-            self.stream.post_send(self.queue_pair.prepare(request).unwrap()).unwrap();
-        }
-        let took = start.elapsed();
-        gate.store(1);
-        self.poll();
-        self.stream.synchronize().unwrap();
-        took
-    }
-}
-
-/// The same through the C functions.
-struct C {
+/// A queue pair that is connected to itself, and a stream.
+struct Pair {
     qp: *mut gds_qp,
     mr: *mut ibv_mr,
     stream: CUstream,
@@ -94,7 +33,7 @@ fn modify(qp: *mut gds_qp, attr: &mut ibv_qp_attr, mask: u32) {
     assert_eq!(unsafe { c_qp::gds_modify_qp(qp, attr, mask as i32) }, 0);
 }
 
-impl C {
+impl Pair {
     fn new() -> Self {
         // SAFETY: every pointer is what the call before returned, or a valid place; nothing is destroyed before the end.
         let (qp, mr, port) = unsafe {
@@ -142,7 +81,7 @@ impl C {
             &mut attr,
             verbs::IBV_QP_STATE | times | verbs::IBV_QP_SQ_PSN | verbs::IBV_QP_MAX_QP_RD_ATOMIC,
         );
-        C { qp, mr, stream: ext::gdsync_soft_stream_create() }
+        Pair { qp, mr, stream: ext::gdsync_soft_stream_create() }
     }
 
     fn poll(&self) {
@@ -162,34 +101,55 @@ impl C {
         // SAFETY: the region is alive.
         let (addr, lkey, rkey) = unsafe { ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey) };
         let mut sge = ibv_sge { addr, length: 8, lkey };
+        let mut wr = gds_send_wr {
+            wr_id: 0,
+            next: null_mut(),
+            sg_list: &mut sge,
+            num_sge: 1,
+            exp_opcode: 0,
+            reserved: 0,
+            imm_data: 0,
+            wr: gds_send_operands { rdma: gds_rdma { remote_addr: addr, rkey } },
+            exp_send_flags: 1 << 1,
+            comp_mask: 0,
+        };
+        let mut bad = null_mut();
         let start = Instant::now();
         for i in 0..POSTS {
-            let mut wr = gds_send_wr {
-                wr_id: i.into(),
-                next: null_mut(),
-                sg_list: &mut sge,
-                num_sge: 1,
-                exp_opcode: 0,
-                reserved: 0,
-                imm_data: 0,
-                wr: gds_send_operands { rdma: gds_rdma { remote_addr: addr, rkey } },
-                exp_send_flags: 1 << 1,
-                comp_mask: 0,
-            };
-            let mut bad = null_mut();
+            wr.wr_id = i.into();
             assert_eq!(post(&mut wr, &mut bad), 0);
         }
         start.elapsed()
     }
 
-    fn cpu(&self) -> Duration {
-        // SAFETY: the queue pair and the request are valid, the memory registered.
-        let took = self.posts(|wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) });
+    /// The same by Rust calls.
+    fn rust_posts(&self, post: impl Fn(&QueuePair, WorkRequest<'_>)) -> Duration {
+        // SAFETY: queue pair and region are alive.
+        let (queue_pair, slice, remote) = unsafe {
+            let (queue_pair, memory) = inside::queue_pair(self.qp).unwrap();
+            let (addr, lkey, rkey) = ((*self.mr).addr as u64, (*self.mr).lkey, (*self.mr).rkey);
+            (queue_pair, memory.slice(addr, 8, lkey), RemoteMemory { addr, len: 4096, rkey })
+        };
+        let slices = [slice];
+        let start = Instant::now();
+        for i in 0..POSTS {
+            post(queue_pair, WorkRequest::write(&slices, remote).wr_id(i.into()));
+        }
+        start.elapsed()
+    }
+
+    fn cpu(&self, in_c: bool) -> Duration {
+        let took = if in_c {
+            // SAFETY: the queue pair and the request are valid, the memory registered.
+            self.posts(|wr, bad| unsafe { send::gds_post_send(self.qp, wr, bad) })
+        } else {
+            self.rust_posts(|queue_pair, request| queue_pair.post_send(request).unwrap())
+        };
         self.poll();
         took
     }
 
-    fn stream(&self) -> Duration {
+    fn stream(&self, in_c: bool) -> Duration {
         let gate = AtomicU32::new(0);
         let wait = gds_wait_value32_t {
             ptr: gate.as_ptr(),
@@ -201,9 +161,17 @@ impl C {
         let mut wait = gds_descriptor_t { tag: GDS_TAG_WAIT_VALUE32, body };
         // SAFETY: the gate outlives the wait, as the stream is synchronized below.
         assert_eq!(unsafe { descriptors::gds_stream_post_descriptors(self.stream, 1, &mut wait, 0) }, 0);
-        // SAFETY: as above, and the stream is alive.
-        let took =
-            self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) });
+        let took = if in_c {
+            // SAFETY: as above, and the stream is alive.
+            self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) })
+        } else {
+            // SAFETY: the stream is alive.
+            let soft = unsafe { inside::Soft::find(self.stream) }.unwrap();
+            let stream = soft.stream().unwrap();
+            self.rust_posts(|queue_pair, request| {
+                stream.post_send(queue_pair.prepare(request).unwrap()).unwrap();
+            })
+        };
         gate.store(1, Ordering::Release);
         self.poll();
         // SAFETY: the stream is alive.
@@ -212,19 +180,23 @@ impl C {
     }
 }
 
-/// The least time of a post, in nanoseconds, of either way, in rounds that alternate, on all places by turns.
-fn least(one: impl Fn(usize) -> Duration, other: impl Fn(usize) -> Duration) -> (f64, f64) {
-    let (mut least_one, mut least_other) = (Duration::MAX, Duration::MAX);
-    for round in 0..rounds() {
-        least_one = least_one.min(one(round % PLACES));
-        least_other = least_other.min(other(round % PLACES));
+/// A post's time in Rust and in C, in nanoseconds, in rounds that alternate: what a tenth of the rounds stay below. The rest have
+/// been disturbed by the card's threads, the stream's, or others of the machine.
+fn measure(took: impl Fn(bool) -> Duration) -> [f64; 2] {
+    let mut times = [const { Vec::new() }; 2];
+    for round in 0..2 * rounds() {
+        // Whoever comes second finds the caches warmer: they take turns.
+        let in_c = (round / 2 + round) % 2 == 0;
+        times[usize::from(in_c)].push(took(in_c).as_nanos() as f64 / f64::from(POSTS));
     }
-    let each = |time: Duration| time.as_nanos() as f64 / f64::from(POSTS);
-    (each(least_one), each(least_other))
+    times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 10]
+    })
 }
 
 fn main() {
-    let (rust, c): (Vec<_>, Vec<_>) = (0..PLACES).map(|_| (Rust::new(), C::new())).unzip();
+    let pair = Pair::new();
     let mut out = std::io::stdout();
     writeln!(
         out,
@@ -233,10 +205,10 @@ fn main() {
     )
     .unwrap();
     let rows = [
-        ("the CPU (gds_post_send)", least(|i| rust[i].cpu(), |i| c[i].cpu())),
-        ("a stream (gds_stream_queue_send)", least(|i| rust[i].stream(), |i| c[i].stream())),
+        ("the CPU (gds_post_send)", measure(|in_c| pair.cpu(in_c))),
+        ("a stream (gds_stream_queue_send)", measure(|in_c| pair.stream(in_c))),
     ];
-    for (name, (rust, c)) in rows {
+    for (name, [rust, c]) in rows {
         writeln!(out, "{name:<34} {rust:>9.1} {c:>9.1} {:>9.1} {:>7.2}", c - rust, c / rust).unwrap();
     }
 }

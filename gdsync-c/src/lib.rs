@@ -11,6 +11,7 @@ pub mod api;
 mod batch;
 mod completion;
 mod fault;
+pub mod inside;
 mod log;
 mod objects;
 mod pages;

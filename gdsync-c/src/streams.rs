@@ -244,17 +244,9 @@ impl StreamObject {
     /// Prepares a send and posts it, or takes it back without a word.
     #[inline(always)]
     pub(crate) fn try_post_send(&self, queue_pair: &QueuePair, request: WorkRequest<'_>) -> Option<()> {
-        let send = match queue_pair.prepare(request) {
-            Ok(send) => send,
-            Err(error) => return gone(error),
-        };
-        let posted = match self {
-            StreamObject::Soft(stream) => stream.post_send(send),
-            StreamObject::Cuda(stream, _) => stream.post_send(send),
-        };
-        match posted {
-            Ok(_) => Some(()),
-            Err(error) => gone(error),
+        match self {
+            StreamObject::Soft(stream) => try_post_send(stream, queue_pair, request),
+            StreamObject::Cuda(stream, _) => try_post_send(stream, queue_pair, request),
         }
     }
 
@@ -316,6 +308,22 @@ impl StreamObject {
             StreamObject::Cuda(stream, _) => stream.translate(addr, len),
         }
         .map(gdsync::StreamAddr::get)
+    }
+}
+
+/// [`StreamObject::try_post_send`], of a known backend: what is prepared moves once.
+#[inline(always)]
+fn try_post_send<B: MemOpStream>(
+    stream: &Stream<B>,
+    queue_pair: &QueuePair,
+    request: WorkRequest<'_>,
+) -> Option<()> {
+    match queue_pair.prepare(request) {
+        Ok(send) => match stream.post_send(send) {
+            Ok(_) => Some(()),
+            Err(error) => gone(error),
+        },
+        Err(error) => gone(error),
     }
 }
 

@@ -288,10 +288,14 @@ pub(crate) unsafe fn with_plain<T>(
     // SAFETY: the caller's.
     unsafe {
         let sge = wr.sg_list.as_ref()?;
-        qp.memory.with_slice(sge.addr, sge.length as usize, sge.lkey, |slices| match wr.exp_opcode {
-            opcode::SEND => call(WorkRequest::send(slices).wr_id(wr.wr_id)),
-            opcode::RDMA_WRITE => call(WorkRequest::write(slices, remote(wr)).wr_id(wr.wr_id)),
-            _ => None,
+        qp.memory.with_slice(sge.addr, sge.length as usize, sge.lkey, |slices| {
+            // One call for both kinds, so that it is inlined.
+            let request = match wr.exp_opcode {
+                opcode::SEND => WorkRequest::send(slices),
+                opcode::RDMA_WRITE => WorkRequest::write(slices, remote(wr)),
+                _ => return None,
+            };
+            call(request.wr_id(wr.wr_id))
         })
     }
 }

@@ -26,6 +26,14 @@ pub unsafe extern "C" fn gds_post_send(
     if fault::quietly(plain).is_some() {
         return 0;
     }
+    // SAFETY: the caller's.
+    unsafe { post_any(qp, wr, bad_wr) }
+}
+
+/// As [`queue_any`].
+#[cold]
+#[inline(never)]
+unsafe fn post_any(qp: *mut gds_qp, wr: *mut gds_send_wr, bad_wr: *mut *mut gds_send_wr) -> c_int {
     fault::status("gds_post_send", || {
         // SAFETY: the caller's.
         unsafe { work::post_sends(objects::queue_pair(qp)?, wr, bad_wr) }
@@ -107,6 +115,19 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     if fault::quietly(plain).is_some() {
         return 0;
     }
+    // SAFETY: the caller's.
+    unsafe { queue_any(stream, qp, wr, bad_wr) }
+}
+
+/// The long way, which says what is wrong, too. By itself: what it needs of the stack is not set up for the short one.
+#[cold]
+#[inline(never)]
+unsafe fn queue_any(
+    stream: CUstream,
+    qp: *mut gds_qp,
+    wr: *mut gds_send_wr,
+    bad_wr: *mut *mut gds_send_wr,
+) -> c_int {
     fault::status("gds_stream_queue_send", || {
         // SAFETY: the caller's.
         let (qp, stream) = unsafe { (objects::queue_pair(qp)?, streams::find(stream)?) };
