@@ -3,7 +3,7 @@
 
 using namespace gdsync;
 
-// What one rank does. The outbox has a slot for each rank, and so has the inbox; this has four notifications of each rank.
+// What one rank does. The outbox has a slot for each rank, and so has the inbox; this has three notifications of each rank.
 struct job {
     gdsync_queue queue;
     gdsync_segment outbox;
@@ -25,14 +25,17 @@ GDSYNC_DEVICE u8 byte_of(u32 from, u32 to, u64 round, u64 at) { return (u8)(from
 GDSYNC_DEVICE u64 length_of(u32 from, u32 to, u64 round, u64 slot) { return (from * 5 + to * 3 + round * 11) % (slot + 1); }
 
 // Every rank sends to every rank, itself among them, and the next round begins when all have said that they have read. The threads of the
-// group fill and compare, the leader posts. Returns the line of the first mistake.
+// group fill and compare, the leader posts. A rank may begin the next round while another one still reads messages of this one: so
+// the notifications of even and odd rounds differ. Returns the line of the first mistake.
 template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
     const detail::Group<S> group;
     const u32 own = j.queue.rank, size = j.queue.size;
     u8 *outbox = (u8 *)j.outbox.data, *inbox = (u8 *)j.inbox.data;
     post_options options;
     options.timeout(j.timeout_ns);
+    const u32 acknowledged = 2 * size;
     for (u64 round = 0; round < j.rounds; round++) {
+        const u32 first = (u32)(round % 2) * size;
         for (u32 to = 0; to < size; to++) {
             for (u64 i = group.rank(); i < length_of(own, to, round, j.slot); i += group.size()) {
                 outbox[to * j.slot + i] = byte_of(own, to, round, i);
@@ -42,20 +45,26 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
         status posted = status::ok;
         for (u32 to = 0; group.leads() && to < size && posted == status::ok; to++) {
             const u64 bytes = length_of(own, to, round, j.slot);
-            posted = write_notify(j.queue, j.outbox, to * j.slot, to, j.inbox, own * j.slot, bytes, own, (u32)bytes + 1, options);
+            posted = write_notify(j.queue, j.outbox, to * j.slot, to, j.inbox, own * j.slot, bytes, first + own, (u32)bytes + 1, options);
         }
         if (group.any(posted != status::ok)) {
             return __LINE__;
         }
         for (u32 n = 0; n < size; n++) {
-            u32 from = 0, value = 0;
-            if (notify_waitsome<S>(j.inbox, 0, size, &from, j.timeout_ns) != status::ok) {
+            u32 id = 0, value = 0;
+            status came = notify_waitsome<S>(j.inbox, first, first + size, &id, j.timeout_ns);
+            // Threads of a warp that have come apart may have found different ones: all take the leader's.
+            u64 of_leader = id;
+            group.share(came, of_leader);
+            if (came != status::ok) {
                 return __LINE__;
             }
-            // Nobody takes it before all have seen it.
+            id = (u32)of_leader;
+            const u32 from = id - first;
+            // All see what the leader has seen.
             group.sync();
             const u64 bytes = length_of(from, own, round, j.slot);
-            bool right = !group.leads() || (notify_reset(j.inbox, from, &value) == status::ok && value == bytes + 1);
+            bool right = !group.leads() || (notify_reset(j.inbox, id, &value) == status::ok && value == bytes + 1);
             u8 *slot = inbox + from * j.slot;
             for (u64 i = group.rank(); i < j.slot; i += group.size()) {
                 right = right && slot[i] == (i < bytes ? byte_of(from, own, round, i) : GUARD);
@@ -65,18 +74,20 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
                 return __LINE__;
             }
             group.sync();
-            posted = group.leads() ? notify(j.queue, from, j.inbox, size + own, (u32)round + 1, options) : status::ok;
+            posted = group.leads() ? notify(j.queue, from, j.inbox, acknowledged + own, (u32)round + 1, options) : status::ok;
             if (group.any(posted != status::ok)) {
                 return __LINE__;
             }
         }
         for (u32 to = 0; to < size; to++) {
             u32 id = 0, value = 0;
-            if (notify_waitsome<S>(j.inbox, size + to, size + to + 1, &id, j.timeout_ns) != status::ok || id != size + to) {
+            const u32 expected = acknowledged + to;
+            bool right = notify_waitsome<S>(j.inbox, expected, expected + 1, &id, j.timeout_ns) == status::ok && id == expected;
+            // Nobody takes it before all have seen it.
+            if (group.any(!right)) {
                 return __LINE__;
             }
-            group.sync();
-            const bool right = !group.leads() || (notify_reset(j.inbox, id, &value) == status::ok && value == round + 1);
+            right = !group.leads() || (notify_reset(j.inbox, id, &value) == status::ok && value == round + 1);
             if (group.any(!right)) {
                 return __LINE__;
             }
@@ -118,27 +129,20 @@ template <scope S> GDSYNC_DEVICE u32 together(const job &j) {
 #if defined(__CUDACC__)
 
 // Each block is a rank.
-#define GDSYNC_TEST_KERNELS(S)                                                                                                         \
-    extern "C" __global__ void all_to_all_##S(job *jobs) {                                                                             \
+#define GDSYNC_TEST_KERNEL(NAME, S)                                                                                                    \
+    extern "C" __global__ void NAME##_##S(job *jobs) {                                                                                 \
         job *own = jobs + blockIdx.x;                                                                                                  \
         const job j = *own;                                                                                                            \
-        const u32 failed = all_to_all<scope::S>(j);                                                                                    \
-        if (failed != 0) {                                                                                                             \
-            own->failed = failed;                                                                                                      \
-        }                                                                                                                              \
-    }                                                                                                                                  \
-    extern "C" __global__ void together_##S(job *jobs) {                                                                               \
-        job *own = jobs + blockIdx.x;                                                                                                  \
-        const job j = *own;                                                                                                            \
-        const u32 failed = together<scope::S>(j);                                                                                      \
+        const u32 failed = NAME<scope::S>(j);                                                                                          \
         if (failed != 0) {                                                                                                             \
             own->failed = failed;                                                                                                      \
         }                                                                                                                              \
     }
 
-GDSYNC_TEST_KERNELS(thread)
-GDSYNC_TEST_KERNELS(warp)
-GDSYNC_TEST_KERNELS(block)
+GDSYNC_TEST_KERNEL(all_to_all, warp)
+GDSYNC_TEST_KERNEL(all_to_all, block)
+GDSYNC_TEST_KERNEL(together, warp)
+GDSYNC_TEST_KERNEL(together, block)
 
 #else
 

@@ -201,7 +201,8 @@ GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segmen
 // time of 0, and with an empty range, it looks once: `status::timed_out` where there is none. It stays until `notify_reset`. A rank that is gone
 // notifies nobody, so the time has to end.
 //
-// At warp and block scope the leader waits, for the range that it gives, and all threads get what it has found, and see the data.
+// At warp and block scope the leader waits, for the range that it gives, and all threads get what it has found, and see the data. Threads
+// of a warp that come apart are several groups, which may find different ones.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u32 end, u32 *id, u64 timeout_ns) {
     const detail::Group<S> group;
