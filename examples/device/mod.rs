@@ -43,12 +43,13 @@ macro_rules! headers {
 }
 
 /// The device header: paths below the include folder, and texts.
-pub(crate) const HEADERS: [(&str, &str); 10] = headers![
+pub(crate) const HEADERS: [(&str, &str); 11] = headers![
     "gdsync/device_verbs.cuh",
     "gdsync/device/atomics.cuh",
     "gdsync/device/completion.cuh",
     "gdsync/device/crc32.cuh",
     "gdsync/device/group.cuh",
+    "gdsync/device/notify.cuh",
     "gdsync/device/ops.cuh",
     "gdsync/device/platform.cuh",
     "gdsync/device/post.cuh",

@@ -4,13 +4,18 @@
 
 mod common;
 mod gpu_rig;
+mod notify_rig;
 
 use common::LONG;
 use gdsync::bootstrap::Bootstrap;
-use gdsync::cuda::{CudaStream, GpuMemory};
+use gdsync::cuda::{self, CudaStream, GpuMemory};
+use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
+use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig};
-use gdsync::{Batch, Stream};
+use gdsync::{Batch, DoorbellPath, PinnedMemory, QueuePairConfig, Stream};
 use gpu_rig::{Rig, synchronize, words};
+use notify_rig::Job;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 struct Rank {
@@ -194,4 +199,81 @@ fn parts_of_gpu_segments_are_bounds_checked() {
     assert!(rank.segment.slice(..101).is_err() && rank.segment.read(0, &mut [0; 101]).is_err());
     assert!(rank.segment.notification(NOTIFICATIONS).is_err());
     assert!(rank.segment.notify_reset(NOTIFICATIONS).is_err());
+}
+
+/// What `scripts/gpu/ptx` made of `device/notify.cu`.
+const PTX: &str = include_str!("device/notify.ptx");
+
+#[test]
+fn kernels_write_to_each_other_and_notify() {
+    let Some(rig) = Rig::new("kernels_write_to_each_other_and_notify") else { return };
+    let module = rig.context.load_module(Ptx::from_src(PTX)).unwrap();
+    const SLOT: usize = 600;
+    // 96 threads of the widest group each have a word, and two notifications.
+    const NOTIFICATIONS: u32 = 192;
+    let ways = [(DoorbellPath::Auto, true), (DoorbellPath::Proxy, true), (DoorbellPath::Auto, false)];
+    for (on_gpu, (path, near)) in
+        [[true, true, true], [true, false, true], [false, false, false]].into_iter().zip(ways)
+    {
+        let tables = near.then_some(&rig.context);
+        // A block of 96 threads posts 192 requests at a time.
+        let config =
+            TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(256).recv_depth(1));
+        let made: Vec<notify_rig::Rank> = std::thread::scope(|scope| {
+            let bootstraps = Bootstrap::threads(3, LONG).unwrap();
+            let one = |(bootstrap, on_gpu)| {
+                let (pd, context, rig, config) = (&rig.pair.pd, &rig.context, &rig, config.clone());
+                scope.spawn(move || {
+                    let team = Team::new(pd, bootstrap, config).unwrap();
+                    let segment = |notifications| match on_gpu {
+                        true => team.allocate_gpu(context, 3 * SLOT, notifications).unwrap(),
+                        false => team.allocate(3 * SLOT, notifications).unwrap(),
+                    };
+                    let segments = (segment(0), segment(NOTIFICATIONS));
+                    notify_rig::Rank::new(&team, segments, &*rig.stream(), (path, tables))
+                })
+            };
+            let threads: Vec<_> = bootstraps.into_iter().zip(on_gpu).map(one).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let jobs = PinnedMemory::allocate(made.len() * size_of::<Job>()).unwrap();
+        let (address, stream) = (cuda::pin(&rig.context, &jobs).unwrap(), rig.stream());
+        for (kernel, threads) in [
+            ("all_to_all_warp", 1u32),
+            ("all_to_all_warp", 32),
+            ("all_to_all_block", 96),
+            ("together_warp", 20),
+            ("together_block", 96),
+        ] {
+            for (i, rank) in made.iter().enumerate() {
+                rank.inbox.write(0, &vec![notify_rig::GUARD; 3 * SLOT]).unwrap();
+                jobs.write(i * size_of::<Job>(), rank.job(20, SLOT, LONG).bytes());
+            }
+            let function = module.load_function(kernel).unwrap();
+            let mut launch = stream.cudarc().unwrap().launch_builder(&function);
+            let grid = (made.len() as u32, 1, 1);
+            let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+            launch.arg(&address);
+            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
+            unsafe { launch.launch(config) }.unwrap();
+            drop(launch);
+            assert!(stream.synchronize_timeout(LONG * 3).unwrap(), "{kernel} does not end: {stream:?}");
+            for rank in 0..made.len() {
+                let failed = jobs.words64()[(rank + 1) * size_of::<Job>() / 8 - 1].load(Ordering::Acquire);
+                assert_eq!(
+                    failed, 0,
+                    "line of notify.cu; {kernel} of rank {rank}, {on_gpu:?}, {path:?}, {near}"
+                );
+            }
+        }
+        for rank in &made {
+            // The CPU goes on where the kernels have stopped.
+            let queue = rank.queue.take_back(LONG).unwrap();
+            queue.notify(0, &rank.inbox, rank.team.rank(), 5).unwrap();
+            queue.flush(LONG).unwrap();
+        }
+        for id in 0..3 {
+            assert_eq!(made[0].inbox.notify_reset(id).unwrap(), 5);
+        }
+    }
 }

@@ -59,6 +59,7 @@
 #include "device/completion.cuh"
 #include "device/crc32.cuh"
 #include "device/group.cuh"
+#include "device/notify.cuh"
 #include "device/ops.cuh"
 #include "device/platform.cuh"
 #include "device/post.cuh"

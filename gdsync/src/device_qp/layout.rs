@@ -1,6 +1,7 @@
 //! The structures of `gdsync/device/queue.cuh`, of which these are the other half.
 
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use zerocopy::{Immutable, IntoBytes};
 
 /// `GDSYNC_DEVICE_QP_VERSION`.
 pub(super) const VERSION: u32 = 1;
@@ -18,7 +19,7 @@ pub(super) const ERROR_RETURNED: u64 = 0x8_0000;
 /// Plain data with addresses of the device that the queue pair was handed over to. It means nothing once the [`super::DeviceQp`] that it
 /// comes from was taken back or dropped.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct DeviceQpData {
     /// Ring of the send queue, 64 bytes a block.
     pub send_ring: u64,
@@ -54,7 +55,7 @@ pub struct DeviceQpData {
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
 /// Bytes of `gdsync_device_state`.
-pub(super) const STATE_BYTES: usize = 5 * BASIC_BLOCK;
+pub(crate) const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
 /// The words of `gdsync_device_state` that the host reads and writes. Where it writes, nobody rings or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

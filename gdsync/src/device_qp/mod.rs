@@ -8,6 +8,7 @@ mod take_back;
 
 pub use error::DeviceQpError;
 pub use layout::DeviceQpData;
+pub(crate) use layout::STATE_BYTES;
 
 use crate::memory::HostAddr;
 use crate::qp::{QueuePair, QueuePairInner};

@@ -2,8 +2,11 @@
 
 use crate::bootstrap::BootstrapError;
 use crate::cuda::CudaError;
+use crate::device_qp::DeviceQpError;
 use crate::error::{Error, FailureCause, QueueError};
+use crate::stream::StreamError;
 use gdsync_sys::prm::cqe::Syndrome;
+use std::io;
 use std::time::Duration;
 
 /// Errors of [`super::Team`], [`super::Segment`] and [`super::Queue`].
@@ -105,9 +108,9 @@ pub enum NotifyError {
         "a team needs the transport RC, which keeps the order of writes: leave TeamConfig::queue_pair at RC"
     )]
     Transport,
-    /// The CPU cannot be sure to see what a card wrote before the notification.
+    /// The CPU, or a running kernel, cannot be sure to see what a card wrote before the notification.
     #[error(
-        "GPU {gpu} shows a card's writes in no order to the CPU: wait for the notification on a stream, or use a segment in host memory"
+        "GPU {gpu} shows a card's writes in no order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory"
     )]
     Consistency {
         /// The GPU.
@@ -121,6 +124,20 @@ pub enum NotifyError {
         /// Why it failed.
         source: QueueError,
     },
+    /// A queue pair cannot be handed over to kernels, or taken back.
+    #[error("the queue pair to rank {rank}: {source}")]
+    HandOver {
+        /// The rank.
+        rank: u32,
+        /// Why.
+        source: DeviceQpError,
+    },
+    /// The device whose kernels are to use a queue or a segment cannot reach its memory.
+    #[error("kernels cannot reach it: {0}")]
+    Unreachable(#[from] StreamError),
+    /// Pinned memory could not be had.
+    #[error("no pinned memory for what kernels look up: {0}")]
+    Memory(#[source] io::Error),
     /// Something of this side alone.
     #[error(transparent)]
     Local(#[from] QueueError),

@@ -4,7 +4,7 @@
 //! A [`Team`] is the connection table: a queue pair from every rank to every rank, to itself, too, made over a
 //! [`crate::bootstrap::Bootstrap`]. A [`Segment`] is memory that every rank has a part of, of the host's or a GPU's, with notifications:
 //! words of 32 bits, numbered from 0 on, 0 where there is none. A [`Queue`] writes and notifies, from the CPU or by batches of a
-//! stream. `docs/notify.md` has more.
+//! stream; handed over ([`Queue::hand_to_device`]), from inside kernels. `docs/notify.md` has more.
 //!
 //! ```
 //! use gdsync::bootstrap::Bootstrap;
@@ -58,12 +58,13 @@
 //! (Not promised by the InfiniBand specification, which promises it for completions only; GASPI, MPI and NVSHMEM libraries rest on the same.)
 //! Both go to the same memory, so that no two paths of PCIe can change their order. In the host's memory, caches are coherent with
 //! the card, and the CPU loads the word with acquire. In a GPU's, a stream's wait is followed by a flush where the GPU needs one
-//! ([`crate::cuda`]); and the CPU only looks where the GPU keeps the order of its own accord ([`NotifyError::Consistency`]).
+//! ([`crate::cuda`]); and the CPU and running kernels only look where the GPU keeps the order of its own accord ([`NotifyError::Consistency`]).
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/notify.md")]
 struct Document;
 
+mod device;
 mod error;
 mod peer;
 mod queue;
@@ -71,6 +72,7 @@ mod segment;
 mod team;
 mod word;
 
+pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
 pub use error::NotifyError;
 pub use queue::Queue;
 pub use segment::{RemoteSegment, Segment, SegmentMemory};

@@ -33,6 +33,15 @@ impl Queue {
         self.team.queues[self.index].get(rank as usize).ok_or(NotifyError::Rank { rank, size })
     }
 
+    /// This rank, and how many there are.
+    pub(super) fn place(&self) -> (u32, u32) {
+        (self.team.rank, self.team.size)
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.team.timeout
+    }
+
     /// The queue pair to a rank, connected: for programs, and kernels, that drive it themselves. Who posts there does not poll its send
     /// completion queue, which [`Self::flush`] does.
     ///

@@ -2,7 +2,7 @@
 
 use super::NotifyError;
 use super::word::{NotificationWord, Taker};
-use crate::cuda::{Consistency, GpuMemory, GpuMemoryRegion, GpuWord32};
+use crate::cuda::{Consistency, GpuCapabilities, GpuMemory, GpuMemoryRegion, GpuWord32};
 use crate::error::QueueError;
 use crate::memory::Word32;
 use crate::mr::{Access, MemoryRegion, RemoteMemory, Slice};
@@ -147,6 +147,14 @@ impl Segment {
         self.inner.remotes.get(rank as usize).copied().ok_or(NotifyError::Rank { rank, size })
     }
 
+    pub(super) fn rank(&self) -> u32 {
+        self.inner.rank
+    }
+
+    pub(super) fn remotes(&self) -> &[RemoteSegment] {
+        &self.inner.remotes
+    }
+
     /// A part of the data here, to be written from: `segment.slice(..)`, `segment.slice(16..32)`.
     ///
     /// # Errors
@@ -242,6 +250,18 @@ impl Segment {
         }
     }
 
+    /// Refuses those who could see a notification without the data, for what the GPU shows of a real card's writes, if it is in GPU memory.
+    pub(super) fn check_order(&self, shown: impl Fn(GpuCapabilities) -> bool) -> Result<(), NotifyError> {
+        if let SegmentMemory::Gpu(region) = self.memory() {
+            let context = region.memory().context();
+            // The software card has finished each copy before it begins the next.
+            if self.inner.real && !shown(context.capabilities()) {
+                return Err(NotifyError::Consistency { gpu: context.ordinal() });
+            }
+        }
+        Ok(())
+    }
+
     fn first_of(&self, ids: Range<u32>) -> Result<Option<u32>, NotifyError> {
         let first = words_at(self.len()) / WORD;
         match self.memory() {
@@ -254,11 +274,7 @@ impl Segment {
                 Ok(ids.into_iter().find(is_set))
             }
             SegmentMemory::Gpu(region) => {
-                let context = region.memory().context();
-                // The software card has finished each copy before it begins the next.
-                if self.inner.real && context.capabilities().consistency() != Consistency::Ordered {
-                    return Err(NotifyError::Consistency { gpu: context.ordinal() });
-                }
+                self.check_order(|gpu| gpu.consistency() == Consistency::Ordered)?;
                 let mut bytes = vec![0; ids.len() * WORD];
                 region.memory().read((first + ids.start as usize) * WORD, &mut bytes)?;
                 let mut words = bytes.chunks_exact(WORD);

@@ -1,65 +1,9 @@
-// Warps and blocks of the device header, whose threads are here those of the host: what CUDA has for them is made of barriers. Under
-// ThreadSanitizer, with the model's card.
-#define GDSYNC_DEVICE_GROUPS
-#define __shared__ static
+// Warps and blocks of the device header, whose threads are here those of the host. Under ThreadSanitizer, with the model's card.
+#include "host_groups.hpp"
+#include "model_card.hpp"
 
-#include <pthread.h>
 #include <thread>
 #include <vector>
-
-// A block of two warps, the second with fewer lanes.
-static const unsigned LANES[2] = {16, 8}, IN_BLOCK = 24;
-
-struct Dimensions {
-    unsigned x, y, z;
-};
-
-static const Dimensions blockDim = {IN_BLOCK / 2, 2, 1};
-static thread_local Dimensions threadIdx;
-static thread_local unsigned lane, warp;
-static pthread_barrier_t of_warp[2], of_block;
-static unsigned long long slots[2][32], votes[IN_BLOCK];
-
-static int __popc(unsigned value) { return __builtin_popcount(value); }
-static int __clz(int value) { return __builtin_clz((unsigned)value); }
-static unsigned __activemask() { return (1u << LANES[warp]) - 1; }
-static void __syncwarp(unsigned) { pthread_barrier_wait(&of_warp[warp]); }
-static void __syncthreads() { pthread_barrier_wait(&of_block); }
-
-template <class Value> static Value __shfl_sync(unsigned mask, Value value, int from) {
-    slots[warp][lane] = (unsigned long long)value;
-    __syncwarp(mask);
-    const Value found = (Value)slots[warp][from];
-    __syncwarp(mask);
-    return found;
-}
-
-static int __any_sync(unsigned mask, int value) {
-    int any = 0;
-    for (unsigned from = 0; from < LANES[warp]; from++) {
-        any |= __shfl_sync(mask, value, (int)from);
-    }
-    return any;
-}
-
-static int __syncthreads_or(int value) {
-    votes[threadIdx.y * blockDim.x + threadIdx.x] = (unsigned long long)value;
-    __syncthreads();
-    int any = 0;
-    for (unsigned long long vote : votes) {
-        any |= (int)vote;
-    }
-    __syncthreads();
-    return any;
-}
-
-namespace gdsync {
-namespace detail {
-inline unsigned lanes_before() { return (1u << lane) - 1; }
-} // namespace detail
-} // namespace gdsync
-
-#include "model_card.hpp"
 
 // One thread of the block: every other call with a signal behind the word, every third not rung at once.
 template <scope S> static void post_in_group(const gdsync_device_qp &qp, Card &card, u32 thread, u64 count) {
@@ -88,10 +32,7 @@ template <scope S> static void post_in_group(const gdsync_device_qp &qp, Card &c
 
 int main(int, char **arguments) {
     const u64 count = std::strtoull(arguments[1], nullptr, 10);
-    for (unsigned i = 0; i < 2; i++) {
-        pthread_barrier_init(&of_warp[i], nullptr, LANES[i]);
-    }
-    pthread_barrier_init(&of_block, nullptr, IN_BLOCK);
+    make_barriers();
     static Card cards[2];
     for (int round = 0; round < 2; round++) {
         Card &card = cards[round];
@@ -100,9 +41,7 @@ int main(int, char **arguments) {
         std::vector<std::thread> threads;
         for (u32 thread = 0; thread < IN_BLOCK; thread++) {
             threads.emplace_back([&, thread] {
-                threadIdx = {thread % blockDim.x, thread / blockDim.x, 0};
-                warp = thread < LANES[0] ? 0 : 1;
-                lane = thread - (warp == 0 ? 0 : LANES[0]);
+                become(thread);
                 if (round == 0) {
                     post_in_group<scope::warp>(qp, card, thread, count);
                 } else {

@@ -10,7 +10,7 @@
 
 using namespace gdsync;
 
-static const u32 BLOCKS = 32, ENTRIES = 32, QPN = 0x123456, SLOTS = 16, MOST_THREADS = 32;
+static const u32 BLOCKS = 64, ENTRIES = 64, QPN = 0x123456, SLOTS = 16, MOST_THREADS = 32;
 static const u64 LONG = 60000000000ull;
 
 struct Card {
@@ -53,6 +53,24 @@ static void write_entry(Card &card, u64 &produced, u64 index, u32 opcode, u32 sy
     produced++;
 }
 
+// Data of memory or of the request. Short words of the request are written whole, and those that notify after all that was written before.
+static void write(const u8 *block, u32 units, u64 slot) {
+    const u32 count = units > 2 ? at32(block + 32) & 0x7fffffff : 0;
+    const bool is_inline = units > 2 && (at32(block + 32) & 0x80000000) != 0;
+    if (is_inline && count == 8) {
+        u64 value;
+        std::memcpy(&value, block + 36, 8);
+        __atomic_store_n((u64 *)slot, value, __ATOMIC_RELAXED);
+    } else if (is_inline && count == 4) {
+        u32 value;
+        std::memcpy(&value, block + 36, 4);
+        __atomic_store_n((u32 *)slot, value, __ATOMIC_RELEASE);
+    } else {
+        check(!is_inline && units == (count != 0 ? 3 : 2), "the segments of a write", units);
+        std::memcpy((void *)slot, count != 0 ? (const void *)at64(block + 40) : block, count);
+    }
+}
+
 static void run(Card &card) {
     u64 performed = 0, produced = 0;
     while (!__atomic_load_n(&card.stop, __ATOMIC_ACQUIRE)) {
@@ -85,11 +103,8 @@ static void run(Card &card) {
                 continue;
             }
             const u64 slot = at64(block + 16);
-            if (opcode == 0x08 && units == 3) {
-                check((at32(block + 32) & 0x7fffffff) == 8, "the length of a write", at32(block + 32));
-                u64 value;
-                std::memcpy(&value, block + 36, 8);
-                __atomic_store_n((u64 *)slot, value, __ATOMIC_RELAXED);
+            if (opcode == 0x08) {
+                write(block, units, slot);
             } else {
                 check(opcode == 0x12 && units == 4, "no known request", opcode);
                 __atomic_fetch_add((u64 *)slot, at64(block + 32), __ATOMIC_RELAXED);

@@ -22,7 +22,7 @@ pub enum Ended {
 }
 
 impl Ended {
-    fn new(code: i32) -> Self {
+    pub fn new(code: i32) -> Self {
         *[Ended::Ok, Ended::NoRoom, Ended::TimedOut, Ended::Failed, Ended::Invalid]
             .get(code as usize)
             .expect("a status that the header does not have")

@@ -1,0 +1,287 @@
+// Notified writes: a kernel writes into the memory of another rank, and then sets a word there; who sees the word sees the data.
+//
+// The host connects the ranks (`gdsync::notify::Team` in Rust), hands all queue pairs of one of its queues to kernels
+// (`Queue::hand_to_device`), and describes segments to them (`Segment::describe_to_device`). Kernels, streams and CPUs of different
+// ranks write to each other in any mixture.
+//
+//     __global__ void step(gdsync_queue queue, gdsync_segment mine, gdsync_segment theirs, ...) {
+//         ... compute `mine` ...
+//         __syncthreads();
+//         if (threadIdx.x == 0) {
+//             gdsync::write_notify(queue, mine, 0, next, theirs, 0, bytes, 3, 1);
+//             gdsync::u32 id, value;
+//             if (gdsync::notify_waitsome(theirs, 0, 8, &id, 1000000000) == gdsync::status::ok) {
+//                 gdsync::notify_reset(theirs, id, &value);
+//             }
+//         }
+//     }
+//
+// # Why who sees the notification sees the data
+//
+// Sender: both are writes of one reliable queue pair, posted in this order, and the post releases at system scope what the calling threads
+// have written. The card performs them in that order, into memory that is registered without relaxed ordering, and the word, which is
+// aligned and travels in the request itself, as one.
+// Receiver: `notify_waitsome` reads the word by an acquire load at system scope; what the caller reads after it, it reads after the word. With
+// host memory that is all. With GPU memory the GPU must keep the order of the card's writes for running kernels: see "What a kernel may
+// see of what a card writes" in device_verbs.cuh. `Segment::describe_to_device` refuses GPUs that do not.
+// Back: a kernel that has read the data, and then notifies the sender that it may write again, does so by a release, which keeps
+// the reads before it.
+#ifndef GDSYNC_DEVICE_NOTIFY_CUH
+#define GDSYNC_DEVICE_NOTIFY_CUH
+
+#include "ops.cuh"
+
+// The version of the structures below. Calls with others are refused (`status::invalid`).
+#define GDSYNC_NOTIFY_VERSION 1u
+
+// The queue pairs of one of a team's queues, one to every rank, itself among them: plain data, which the library fills in.
+struct gdsync_queue {
+    // gdsync_device_qp of each rank, one after the other.
+    unsigned long long queue_pairs;
+    // Ranks.
+    unsigned int size;
+    // This rank.
+    unsigned int rank;
+    // GDSYNC_NOTIFY_VERSION.
+    unsigned int version;
+    unsigned int zero;
+    unsigned long long reserved;
+};
+
+// Where the part of one rank is, as cards name it.
+struct gdsync_segment_part {
+    // The data, and its bytes.
+    unsigned long long data;
+    unsigned long long bytes;
+    // The notifications, 32-bit words, and how many they are.
+    unsigned long long words;
+    unsigned int count;
+    // The key, as the remote side gave it.
+    unsigned int rkey;
+};
+
+// Memory that every rank has a part of: plain data, which the library fills in.
+struct gdsync_segment {
+    // gdsync_segment_part of each rank, one after the other.
+    unsigned long long parts;
+    // The own part as kernels name it: data and notifications.
+    unsigned long long data;
+    unsigned long long words;
+    // The own data as the card names it, and its bytes.
+    unsigned long long card_data;
+    unsigned long long bytes;
+    // The card's key of the own part.
+    unsigned int lkey;
+    // Own notifications.
+    unsigned int count;
+    // Ranks.
+    unsigned int size;
+    // GDSYNC_NOTIFY_VERSION.
+    unsigned int version;
+    unsigned long long reserved;
+};
+
+static_assert(sizeof(gdsync_queue) == 32, "as the library's");
+static_assert(sizeof(gdsync_segment_part) == 32, "as the library's");
+static_assert(sizeof(gdsync_segment) == 64, "as the library's");
+
+namespace gdsync {
+namespace detail {
+
+GDSYNC_DEVICE bool is_known(const gdsync_queue &queue) { return queue.version == GDSYNC_NOTIFY_VERSION && queue.size != 0; }
+
+GDSYNC_DEVICE bool is_known(const gdsync_segment &segment) { return segment.version == GDSYNC_NOTIFY_VERSION; }
+
+// The data of the own part, from `offset` on. False where `bytes` do not fit.
+GDSYNC_DEVICE bool own_part(const gdsync_segment &segment, u64 offset, u64 bytes, local_memory &found) {
+    found = {segment.card_data + offset, segment.lkey};
+    return is_known(segment) && bytes <= MAX_BYTES && offset <= segment.bytes && bytes <= segment.bytes - offset;
+}
+
+// The same of a rank's part.
+GDSYNC_DEVICE bool part_of(const gdsync_segment &segment, u32 rank, u64 offset, u64 bytes, remote_memory &found) {
+    if (!is_known(segment) || rank >= segment.size) {
+        return false;
+    }
+    const gdsync_segment_part *part = (const gdsync_segment_part *)segment.parts + rank;
+    found = {part->data + offset, part->rkey};
+    return offset <= part->bytes && bytes <= part->bytes - offset;
+}
+
+// A notification of a rank's part.
+GDSYNC_DEVICE bool word_of(const gdsync_segment &segment, u32 rank, u32 id, u32 value, remote_memory &found) {
+    if (!is_known(segment) || rank >= segment.size) {
+        return false;
+    }
+    const gdsync_segment_part *part = (const gdsync_segment_part *)segment.parts + rank;
+    found = {part->words + 4ull * id, part->rkey};
+    // 0 would be none.
+    return id < part->count && value != 0;
+}
+
+// Posts for a group, whose threads name the same rank: `valid` becomes false for a thread that names another one than the leader.
+template <scope S, u32 BLOCKS, class Build>
+GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, const post_options &options, const Build &build) {
+    if (!is_known(queue)) {
+        return status::invalid;
+    }
+    u64 of_leader = rank;
+    status ignored = status::ok;
+    const Group<S> group;
+    group.share(ignored, of_leader);
+    // By value, so that it can be in registers; of any rank where that is none, as nothing is posted then.
+    const gdsync_device_qp qp = ((const gdsync_device_qp *)queue.queue_pairs)[of_leader < queue.size ? of_leader : 0];
+    const bool right = valid && rank < queue.size && rank == of_leader;
+    return post<S, BLOCKS>(qp, right, options.ring_now, options.timeout_ns, options.ticket,
+                           [&](u64 index, bool signaled) { return build(qp, index, signaled); });
+}
+
+// Exchanges a word, as one step for threads and cards that are ordered at the same memory. Acquire: what came before what is taken is
+// seen. Release: what this thread has read before stays before whatever comes after the word is free.
+GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
+#if defined(__CUDACC__)
+    u32 found;
+    asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+    return found;
+#else
+    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+#endif
+}
+
+} // namespace detail
+
+// The queue pair to a rank, for `error`, `syndrome`, `poll`, `wait` and every other call; null where there is no such rank.
+GDSYNC_DEVICE const gdsync_device_qp *queue_pair(const gdsync_queue &queue, u32 rank) {
+    return detail::is_known(queue) && rank < queue.size ? (const gdsync_device_qp *)queue.queue_pairs + rank : nullptr;
+}
+
+// Writes `bytes` (at most MAX_BYTES) of the own part of `from`, from `from_offset` on, into the part of `to` of a rank. Nobody is told. What
+// is written must not change before `quiet`.
+//
+// At warp and block scope every thread has a write of its own, all of them to the same rank: where threads are seen to name different
+// ones, nobody posts (`status::invalid`). So it is for all that post.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status write(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank, const gdsync_segment &to,
+                           u64 to_offset, u64 bytes, const post_options &options = post_options()) {
+    local_memory source = {};
+    remote_memory target = {};
+    const bool valid = detail::own_part(from, from_offset, bytes, source) && detail::part_of(to, rank, to_offset, bytes, target);
+    return detail::post_to<S, 1>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
+        return detail::write_put(qp, index, target, source, (u32)bytes, signaled);
+    });
+}
+
+// Sets a notification of a rank's part to `value`, which is not 0, after everything that was posted before to that rank through this queue.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status notify(const gdsync_queue &queue, u32 rank, const gdsync_segment &to, u32 id, u32 value,
+                            const post_options &options = post_options()) {
+    remote_memory word = {};
+    const bool valid = detail::word_of(to, rank, id, value, word);
+    return detail::post_to<S, 1>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
+        return detail::write_put_inline(qp, index, word, &value, 4, signaled);
+    });
+}
+
+// `write`, then `notify`, with one reservation and one doorbell: two blocks. Nothing is posted where either cannot be.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank,
+                                  const gdsync_segment &to, u64 to_offset, u64 bytes, u32 id, u32 value,
+                                  const post_options &options = post_options()) {
+    local_memory source = {};
+    remote_memory target = {}, word = {};
+    const bool valid = detail::own_part(from, from_offset, bytes, source) && detail::part_of(to, rank, to_offset, bytes, target) &&
+                       detail::word_of(to, rank, id, value, word);
+    return detail::post_to<S, 2>(queue, rank, valid, options, [&](const gdsync_device_qp &qp, u64 index, bool signaled) {
+        detail::write_put(qp, index, target, source, (u32)bytes, false);
+        return detail::write_put_inline(qp, index + 1, word, &value, 4, signaled);
+    });
+}
+
+// Waits until one of the own notifications from `begin` to before `end` is there; `id` becomes its number, the lowest that is. With a
+// time of 0, and with an empty range, it looks once: `status::timed_out` where there is none. It stays until `notify_reset`. A rank that is gone
+// notifies nobody, so the time has to end.
+//
+// At warp and block scope the leader waits, for the range that it gives, and all threads get what it has found, and see the data. Threads
+// of a warp that come apart are several groups, which may find different ones.
+template <scope S = scope::thread>
+GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u32 end, u32 *id, u64 timeout_ns) {
+    const detail::Group<S> group;
+    u64 found = begin;
+    status result = detail::is_known(segment) && begin <= end && end <= segment.count ? status::ok : status::invalid;
+    if (group.any(result != status::ok)) {
+        return status::invalid;
+    }
+    if (group.leads()) {
+        const u32 *words = (const u32 *)segment.words;
+        detail::Waited waited;
+        GDSYNC_DEVICE_LOOP
+        // Relaxed while none has come; then by acquire, once.
+        while (found == end || detail::load_relaxed_system(words + found) == 0) {
+            if (found + 1 < end) {
+                found += 1;
+                continue;
+            }
+            found = begin;
+            if (begin == end || waited.longer_than(timeout_ns)) {
+                result = status::timed_out;
+                break;
+            }
+        }
+        if (result == status::ok) {
+            detail::load_acquire_system(words + found);
+        }
+    }
+    group.share(result, found);
+    // The leader's acquire is before what the others read: a shuffle alone orders no memory.
+    group.sync();
+    if (result == status::ok) {
+        *id = (u32)found;
+    }
+    return result;
+}
+
+// Takes one of the own notifications away: `value` becomes what it was, 0 where there was none. Of several threads of the GPU that take it one gets it.
+//
+// In GPU memory that is one step for the card, too: what comes at the same time is either taken or stays. In host memory it is so only where
+// the GPU's atomics reach the host whole (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED; over PCIe they mostly do not): elsewhere a
+// notification of the same number that comes in the middle may be lost. So the sender has to wait until it is told that the last one
+// was taken, as is the rule for streams.
+GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *value) {
+    if (!detail::is_known(segment) || id >= segment.count) {
+        return status::invalid;
+    }
+    *value = detail::exchange_system((u32 *)segment.words + id, 0);
+    return status::ok;
+}
+
+// Waits until everything has arrived that was posted before to a rank: what it was written from may change. As `quiet` of its queue pair; at warp
+// and block scope for the rank that the leader names.
+template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u32 rank, u64 timeout_ns) {
+    u64 of_leader = rank;
+    status ignored = status::ok;
+    const detail::Group<S> group;
+    group.share(ignored, of_leader);
+    const gdsync_device_qp *at = queue_pair(queue, (u32)of_leader);
+    return at == nullptr ? status::invalid : quiet<S>(*at, timeout_ns);
+}
+
+// The same for all ranks, within one time. Those behind a failed one are waited for, too; the first that is not `ok` is told, and
+// `quiet` of each rank says which it was.
+template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u64 timeout_ns) {
+    if (!detail::is_known(queue)) {
+        return status::invalid;
+    }
+    const u64 start = detail::now_ns();
+    status result = status::ok;
+    GDSYNC_DEVICE_LOOP
+    for (u32 rank = 0; rank < queue.size; rank++) {
+        const u64 gone = detail::now_ns() - start;
+        const status one = quiet<S>(queue, rank, gone < timeout_ns ? timeout_ns - gone : 0);
+        result = result == status::ok ? one : result;
+    }
+    return result;
+}
+
+} // namespace gdsync
+
+#endif

@@ -1,0 +1,80 @@
+//! Ranks whose queues and segments are in the hands of kernels: what `tests/device/notify.cu` is given.
+
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
+
+use gdsync::cudarc::driver::CudaContext;
+use gdsync::notify::{
+    DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData, Segment, Team,
+};
+use gdsync::{DoorbellPath, MemOpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `struct job` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    pub queue: DeviceQueueData,
+    pub outbox: DeviceSegmentData,
+    pub inbox: DeviceSegmentData,
+    pub rounds: u64,
+    pub slot: u64,
+    pub timeout_ns: u64,
+    pub failed: u64,
+}
+
+const _: () = assert!(size_of::<Job>() == 192, "as the kernels'");
+
+impl Job {
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: a structure of integers without padding, as the assertion on its size says.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Job>()) }
+    }
+}
+
+/// What slots hold where nobody has written.
+pub const GUARD: u8 = 0xa5;
+
+/// One rank: its segments, and what kernels have of them. Kernels end before it is dropped.
+pub struct Rank {
+    pub team: Team,
+    pub outbox: Segment,
+    pub inbox: Segment,
+    pub queue: DeviceQueue,
+    out_described: DeviceSegment,
+    in_described: DeviceSegment,
+}
+
+impl Rank {
+    /// Hands over queue 0 of the team, with two segments of it.
+    pub fn new(
+        team: &Team,
+        (outbox, inbox): (Segment, Segment),
+        device: &impl MemOpStream,
+        (path, tables): (DoorbellPath, Option<&Arc<CudaContext>>),
+    ) -> Rank {
+        inbox.write(0, &vec![GUARD; inbox.len()]).unwrap();
+        let mut options = DeviceQueueOptions::default().doorbells(path);
+        if let Some(context) = tables {
+            options = options.tables(context);
+        }
+        let queue = team.queue(0).unwrap().hand_to_device(device, &options).unwrap();
+        let [out_described, in_described] =
+            [&outbox, &inbox].map(|segment| segment.describe_to_device(device, tables).unwrap());
+        // Nobody writes before all guards stand.
+        team.barrier().unwrap();
+        Rank { team: team.clone(), outbox, inbox, queue, out_described, in_described }
+    }
+
+    pub fn job(&self, rounds: u64, slot: usize, timeout: Duration) -> Job {
+        Job {
+            queue: self.queue.data(),
+            outbox: self.out_described.data(),
+            inbox: self.in_described.data(),
+            rounds,
+            slot: slot as u64,
+            timeout_ns: timeout.as_nanos() as u64,
+            failed: 0,
+        }
+    }
+}
