@@ -26,7 +26,7 @@ const FIND_EVEN: Source = Source {
 
 /// Numbers, of which one in 64 is even.
 const NUMBERS: usize = 1 << 20;
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(30);
 
 /// What the kernel is given: `struct task` of find_even.cu.
 #[repr(C)]

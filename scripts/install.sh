@@ -20,12 +20,12 @@ built=${CARGO_TARGET_DIR:-target}/$folder
 to=${DESTDIR:-}$prefix
 soname=libgdsync.so.2
 version=2.2.0
-install -d "$to/lib/pkgconfig" "$to/include/gdsync" "$to/include/infiniband"
+install -d "$to/lib/pkgconfig" "$to/include/gdsync/device" "$to/include/infiniband"
 install -m 755 "$built/libgdsync_c.so" "$to/lib/libgdsync.so.$version"
 ln -sf "libgdsync.so.$version" "$to/lib/$soname"
 ln -sf "$soname" "$to/lib/libgdsync.so"
 install -m 644 "$built/libgdsync_c.a" "$to/lib/libgdsync.a"
-for header in gdsync.h gdsync/{core,tools,mlx5,ext}.h gdsync/device.cuh infiniband/{verbs_exp,peer_ops}.h; do
+(cd gdsync-c/include && find . -type f) | while read -r header; do
     install -m 644 "gdsync-c/include/$header" "$to/include/$header"
 done
 cat >"$to/lib/pkgconfig/gdsync.pc" <<END

@@ -9,7 +9,8 @@ static const u64 LONG = 20000000000ull;
 struct task {
     const u64 *numbers;
     u64 count;
-    // Words that the threads share: results found, threads that are done, how a call failed, and the error of the queue pair.
+    // Words that the threads share: results found, threads that are done, and of the first call that failed how it did, and the error of
+    // the queue pair.
     u64 *shared;
     // The receiver's: a slot of 8 bytes for each result, and the word that says how many there are, plus one.
     u64 slots;
@@ -31,9 +32,9 @@ GDSYNC_DEVICE u64 add(u64 *word, u64 value) {
 }
 
 GDSYNC_DEVICE void tell(const gdsync_device_qp &qp, const task &work, status result) {
-    if (result != status::ok) {
-        add(&work.shared[2], (u64)result);
-        add(&work.shared[3], error(qp));
+    // The first failure stays.
+    if (result != status::ok && detail::exchange_relaxed_gpu(&work.shared[2], 0, (u64)result)) {
+        work.shared[3] = error(qp);
     }
 }
 

@@ -7,7 +7,7 @@ using namespace gdsync;
 static const u64 LONG = 20000000000ull;
 static const u32 SIDE = 32;
 
-// As `Service` of matvec/work.rs: what a kernel serves that stays. Block n has the n-th piece of every batch.
+// As `Service` of matvec/work.rs: what a kernel serves that stays: each block has a piece of every batch, or shares one.
 struct service {
     const float *matrix;
     const float *inputs;

@@ -54,13 +54,14 @@ impl Client {
         })
     }
 
-    /// One batch. Returns the time from the first post until the last result has come; what is around it does not count.
+    /// One batch, whose results are right if they are `computed`. Returns the time from the first post until the last result has come; what is around it does not count.
     pub(crate) fn round(
         &self,
         links: &[&QueuePair],
         targets: &Targets,
         cut: Cut,
         round: u64,
+        computed: bool,
         stop: &AtomicBool,
     ) -> Result<Duration, Failure> {
         // A software card naps when it has had nothing to do for a while: it is woken before the time is taken.
@@ -81,6 +82,8 @@ impl Client {
         for word in &self.arrived.words64()[..cut.pieces] {
             while word.load(Ordering::Acquire) < round {
                 if stop.load(Ordering::Relaxed) || start.elapsed() > LONG {
+                    // Where inputs have failed, their completions say why.
+                    collect_all(links)?;
                     return Err(format!("the results of round {round} do not come").into());
                 }
                 pause();
@@ -88,7 +91,10 @@ impl Client {
         }
         let took = start.elapsed();
         collect(links, cut.pieces / links.len())?;
-        self.check(cut, set)?;
+        let checked = self.check(cut, set);
+        if computed {
+            checked?;
+        }
         Ok(took)
     }
 
@@ -110,6 +116,16 @@ pub(crate) fn pause() {
     static MANY: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 4));
     if *MANY { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+/// Takes the completions that are there.
+fn collect_all(links: &[&QueuePair]) -> Result<(), Failure> {
+    for link in links {
+        while let Some(completion) = link.send_cq().poll()? {
+            completion.status?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes `count` completions of each queue pair.

@@ -15,6 +15,8 @@ use std::time::Duration;
 /// Who polls, launches and posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drive {
+    /// The CPU, which multiplies nothing: what messages and polling take alone.
+    Nothing,
     /// The CPU: it polls, launches a kernel, waits for it, and posts.
     Cpu,
     /// A stream: waits, kernels and posts are enqueued ahead.
@@ -114,17 +116,18 @@ impl<M: Machine> Server<M> {
         let stop = AtomicBool::new(false);
         let links: Vec<&QueuePair> = match drive {
             Drive::Kernel => self.links.iter().map(|link| &link.client).collect(),
-            Drive::Cpu | Drive::Stream => vec![&self.single.client],
+            Drive::Nothing | Drive::Cpu | Drive::Stream => vec![&self.single.client],
         };
         let arrived = match drive {
-            Drive::Cpu => self.arrived_on_host.remote(),
+            Drive::Nothing | Drive::Cpu => self.arrived_on_host.remote(),
             Drive::Stream | Drive::Kernel => self.arrived.remote(),
         };
         let targets = Targets { inputs: self.inputs.remote(), arrived };
         std::thread::scope(|scope| {
             let serving = scope.spawn(|| {
                 let served = match drive {
-                    Drive::Cpu => self.by_cpu(cut, rounds.clone(), &stop),
+                    Drive::Nothing => self.by_cpu(cut, rounds.clone(), false, &stop),
+                    Drive::Cpu => self.by_cpu(cut, rounds.clone(), true, &stop),
                     Drive::Stream => self.by_stream(cut, rounds.clone(), &stop),
                     Drive::Kernel => self.by_kernel(cut, rounds.clone()),
                 };
@@ -133,7 +136,7 @@ impl<M: Machine> Server<M> {
                 }
                 served
             });
-            let round = |round| client.round(&links, &targets, cut, round, &stop);
+            let round = |round| client.round(&links, &targets, cut, round, drive != Drive::Nothing, &stop);
             let took: Result<Vec<Duration>, Failure> = rounds.clone().map(round).collect();
             if took.is_err() {
                 stop.store(true, Ordering::Relaxed);
@@ -166,7 +169,7 @@ impl<M: Machine> Server<M> {
         post(WorkRequest::write_inline(&round.to_ne_bytes(), self.client_arrived.slice(Cut::word(piece))?))
     }
 
-    fn by_cpu(&self, cut: Cut, rounds: Range<u64>, stop: &AtomicBool) -> Result<(), Failure> {
+    fn by_cpu(&self, cut: Cut, rounds: Range<u64>, compute: bool, stop: &AtomicBool) -> Result<(), Failure> {
         let link = &self.single.server;
         for round in rounds {
             for word in &self.arrived_on_host.words64()[..cut.pieces] {
@@ -177,8 +180,10 @@ impl<M: Machine> Server<M> {
                     pause();
                 }
             }
-            self.multiply(cut)?;
-            self.machine.wait()?;
+            if compute {
+                self.multiply(cut)?;
+                self.machine.wait()?;
+            }
             for piece in 0..cut.pieces {
                 self.send(cut, piece, round, |request| Ok(link.post_send(request)?))?;
             }

@@ -14,6 +14,7 @@ mod fault;
 mod log;
 mod objects;
 mod pages;
+mod placement;
 mod requests;
 mod streams;
 pub mod types;

@@ -1,6 +1,7 @@
 //! Queue pairs, completion queues and contexts that C programs have names of.
 
 use crate::fault::{Fault, non_null_mut};
+use crate::placement::{self, Wishes};
 use crate::requests;
 use crate::streams;
 use crate::types::{gds_cq, gds_qp};
@@ -87,6 +88,7 @@ pub(crate) unsafe fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     config: QueuePairConfig,
+    wishes: Wishes,
     signal_all: bool,
 ) -> Result<*mut gds_qp, Fault> {
     let api = api_of(context)?;
@@ -102,7 +104,7 @@ pub(crate) unsafe fn create(
     // SAFETY: the caller's.
     let domain = unsafe { ProtectionDomain::from_raw(&device, pd) }?;
     let config = config.port(first_active_port(&device)?);
-    let queue_pair = QueuePair::unmanaged(&domain, config)?;
+    let queue_pair = placement::make(api, &device, &domain, config, wishes)?;
     let (send_cq, recv_cq) = (queue_pair.send_cq(), queue_pair.recv_cq());
     let public = gds_qp {
         qp: queue_pair.as_raw(),

@@ -5,8 +5,8 @@ use crate::types::CUstream;
 use gdsync::cuda::CudaStream;
 use gdsync::cudarc::driver::sys;
 use gdsync::{
-    Batch, MemOpStream, PostError, PostFailure, PreparedSend, QueueError, SoftStream, Stream, StreamError,
-    StreamOptions,
+    Batch, MemOpStream, PostError, PostFailure, QueueError, QueuePair, SoftStream, Stream, StreamError,
+    StreamOptions, WorkRequest,
 };
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -241,12 +241,20 @@ impl StreamObject {
         }
     }
 
-    /// Posts a send, or takes it back without a word.
+    /// Prepares a send and posts it, or takes it back without a word.
     #[inline(always)]
-    pub(crate) fn try_post_send(&self, send: PreparedSend) -> Option<()> {
-        match self {
-            StreamObject::Soft(stream) => stream.post_send(send).is_ok().then_some(()),
-            StreamObject::Cuda(stream, _) => stream.post_send(send).is_ok().then_some(()),
+    pub(crate) fn try_post_send(&self, queue_pair: &QueuePair, request: WorkRequest<'_>) -> Option<()> {
+        let send = match queue_pair.prepare(request) {
+            Ok(send) => send,
+            Err(error) => return gone(error),
+        };
+        let posted = match self {
+            StreamObject::Soft(stream) => stream.post_send(send),
+            StreamObject::Cuda(stream, _) => stream.post_send(send),
+        };
+        match posted {
+            Ok(_) => Some(()),
+            Err(error) => gone(error),
         }
     }
 
@@ -311,6 +319,14 @@ impl StreamObject {
     }
 }
 
+/// Drops an error where that is in nobody's way.
+#[cold]
+#[inline(never)]
+fn gone<E>(error: E) -> Option<()> {
+    drop(error);
+    None
+}
+
 /// Another stream may have passed what is in the way: nobody has looked.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
@@ -329,4 +345,13 @@ pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, Fault> {
         Ok(_) => unsafe { find(std::ptr::null_mut()) }.map(Some),
         Err(_) => Ok(None),
     }
+}
+
+/// The GPU of the context that is current: `None` where there is no driver, or no context.
+pub(crate) fn current_gpu() -> Option<u32> {
+    name_of(std::ptr::null_mut()).ok()?;
+    let mut device = -1;
+    // SAFETY: the driver is there and a context current (`name_of`); `device` is a valid place.
+    let result = unsafe { sys::cuCtxGetDevice(&mut device) };
+    (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(device).ok()).flatten()
 }

@@ -12,8 +12,15 @@ pub const GDS_PARAM_VERSION: c_int = 0;
 
 /// `GDS_CREATE_QP_WQ_ON_GPU`.
 pub const GDS_CREATE_QP_WQ_ON_GPU: c_int = 1 << 0;
-/// The flags that are wishes: `GDS_CREATE_QP_{TX_CQ,RX_CQ,WQ_DBREC}_ON_GPU`.
-pub const GDS_CREATE_QP_WISHES: c_int = 1 << 1 | 1 << 2 | 1 << 5;
+/// `GDS_CREATE_QP_TX_CQ_ON_GPU`.
+pub const GDS_CREATE_QP_TX_CQ_ON_GPU: c_int = 1 << 1;
+/// `GDS_CREATE_QP_RX_CQ_ON_GPU`.
+pub const GDS_CREATE_QP_RX_CQ_ON_GPU: c_int = 1 << 2;
+/// `GDS_CREATE_QP_WQ_DBREC_ON_GPU`.
+pub const GDS_CREATE_QP_WQ_DBREC_ON_GPU: c_int = 1 << 5;
+/// The flags that are wishes.
+pub const GDS_CREATE_QP_WISHES: c_int =
+    GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU;
 
 /// `GDS_MEMORY_GPU`.
 pub const GDS_MEMORY_GPU: c_int = 1;

@@ -29,10 +29,24 @@ pub fn drain() {
     fence(Ordering::SeqCst);
 }
 
-/// Later loads find what a device has written before the value that an earlier load found, in write-combined memory, too, whose
-/// loads the CPU is free to perform early (Intel SDM volume 1, 12.10.3: streaming loads want an `mfence`).
+/// Later loads find what a device has written before the value that an earlier load found. In write-combined memory, too: there the
+/// CPU performs loads as early as it likes, on x86-64 as well (Intel SDM volume 3, 13.3.1), so that what stands behind a record or an
+/// owner bit could be older than these.
 #[inline]
 pub fn from_device() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads.
+    unsafe {
+        std::arch::x86_64::_mm_lfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    fence(Ordering::SeqCst);
+}
+
+/// As [`from_device`], before streaming loads, which also want the buffers that they read ahead into to be empty (Intel SDM volume 1,
+/// 12.10.3: an `mfence`).
+#[inline]
+pub fn before_streaming_loads() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads and stores.
     unsafe {

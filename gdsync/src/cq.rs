@@ -44,7 +44,7 @@ pub(crate) struct CompletionQueueInner {
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
     /// The domain whose allocator supplied the ring.
-    domain: Arc<QueueDomain>,
+    pub(crate) domain: Arc<QueueDomain>,
 }
 
 /// The queue as who made it knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they are gone.

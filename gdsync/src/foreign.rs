@@ -38,6 +38,19 @@ impl QueuePair {
         Self::in_reset(pd, config)
     }
 
+    /// As [`Self::unmanaged`], completing in queues that are there already: for queues that lie in different memory.
+    ///
+    /// # Errors
+    /// As [`QueuePair::with_completion_queues`].
+    pub fn unmanaged_completing_in(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> Result<Self, Error> {
+        Self::in_reset_completing_in(pd, config, send_cq, recv_cq)
+    }
+
     /// Looks at the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
     ///
     /// A queue pair that has failed stays so: gdsync does not follow one that goes through RESET by the program's hand.
@@ -53,16 +66,23 @@ impl QueuePair {
     }
 
     /// Drops the queue pair, and waits until it is destroyed: work that is in flight is aborted, and streams have to pass it. `look` is
-    /// called meanwhile, for a look at streams that nobody else looks at. False where that took longer than `timeout`: it is destroyed
-    /// later then.
+    /// called meanwhile, for a look at streams that nobody else looks at. Its completion queues are nobody else's: they go with it, and
+    /// so does what GPUs know of it, so that its protection domain is free. False where that took longer than `timeout`: it
+    /// goes later then.
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
+        let queues = [&self.inner.send_cq, &self.inner.recv_cq];
+        let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
         drop(self);
         let mut pause = Pause::new();
         loop {
             look();
             if inner.strong_count() == 0 {
-                return true;
+                // GPUs that know its doorbell register keep that, and with it the domain.
+                crate::cuda::collect_all();
+                if domains.iter().all(|domain| domain.strong_count() == 0) {
+                    return true;
+                }
             }
             if pause.elapsed() >= timeout {
                 return false;

@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A position in a stream's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,6 +37,8 @@ pub(crate) struct Lane {
     line: Line,
     /// Set when the stream will never touch memory again, whatever the word says.
     dead: AtomicBool,
+    /// The last ticket that the stream was given to write, or is about to be.
+    expected: AtomicU32,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -54,7 +56,7 @@ impl Lane {
 
     fn on(device: u64, line: Line) -> Arc<Lane> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Lane { id, device, line, dead: AtomicBool::new(false) })
+        Arc::new(Lane { id, device, line, dead: AtomicBool::new(false), expected: AtomicU32::new(0) })
     }
 
     pub(crate) fn device(&self) -> u64 {
@@ -76,6 +78,16 @@ impl Lane {
     pub(crate) fn has_passed(&self, ticket: Ticket) -> bool {
         let distance = self.progress().0.wrapping_sub(ticket.0);
         distance <= i32::MAX as u32 || self.is_dead()
+    }
+
+    /// Says that a ticket is about to be posted, before it is.
+    pub(crate) fn expect(&self, ticket: Ticket) {
+        self.expected.store(ticket.0, Ordering::Release);
+    }
+
+    /// The stream has passed all that was posted: to be asked where each submission writes its ticket.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.has_passed(Ticket(self.expected.load(Ordering::Acquire)))
     }
 
     /// Declares everything passed. For a stream that has drained, or that failed and will touch nothing any more.
@@ -132,6 +144,17 @@ mod tests {
         assert!(
             lane.has_passed(Ticket(u32::MAX)) && lane.has_passed(Ticket(2)) && !lane.has_passed(Ticket(3))
         );
+    }
+
+    #[test]
+    fn a_lane_is_quiet_once_it_has_passed_what_is_expected_of_it() {
+        let lane = Lane::new(0).unwrap();
+        assert!(lane.is_quiet());
+        lane.expect(Ticket(2));
+        lane.declare_passed(Ticket(1));
+        assert!(!lane.is_quiet());
+        lane.declare_passed(Ticket(2));
+        assert!(lane.is_quiet());
     }
 
     #[test]

@@ -123,13 +123,22 @@ impl QueuePair {
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
     ) -> Result<Self, Error> {
+        Self::in_reset_completing_in(pd, config, send_cq, recv_cq).and_then(Self::started)
+    }
+
+    /// The same, left in the state RESET.
+    pub(crate) fn in_reset_completing_in(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+    ) -> Result<Self, Error> {
         let device = &pd.inner.device;
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
             return Err(Error::OtherDevice { device: device.name().to_owned() });
         }
         let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
         Self::complete_to(domain, config, send_cq.inner.clone(), recv_cq.inner.clone())
-            .and_then(Self::started)
     }
 
     /// In the state in which the provider makes it: RESET.

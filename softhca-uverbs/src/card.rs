@@ -34,6 +34,7 @@ impl Cards {
             return Ok(card);
         }
         let routes = Arc::new(Routes::default());
+        crate::cuda::tell_cards();
         let sink = routes.clone();
         let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
         let card = Arc::new(OpenCard { card, routes, index });

@@ -17,6 +17,7 @@ mod card;
 mod channel;
 mod context;
 mod cq;
+mod cuda;
 mod device;
 mod devx;
 mod errno;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Semaphores for kernels: words that are stored to (release) and waited for (wait_*). C++ only.
+ * Semaphores for kernels: words that are stored to (release) and waited for (wait_*). C++ only. From C++11 on with the verbs for
+ * kernels, which device_verbs.cuh has by itself, too: for compilers that have no headers of the system.
  */
 #ifndef GDSYNC_DEVICE_CUH
 #define GDSYNC_DEVICE_CUH
@@ -126,6 +127,11 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond) {
 } // namespace gdsync
 
 #undef GDSYNC_BOTH
+
+// GPUs before Volta have the semaphores only.
+#if __cplusplus >= 201103L && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700)
+#include "device_verbs.cuh"
+#endif
 
 #endif // __cplusplus
 

@@ -4,14 +4,56 @@ use crate::fault::{self, Fault, non_null_mut};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
+use gdsync::mapped::MappedMemory;
 use gdsync::{Error, PinnedMemory, Word32};
-use libc::{c_int, size_t};
+use libc::{c_int, c_void, size_t};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 /// What was allocated, by the numbers in `mh`.
-static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, PinnedMemory>)>> = LazyLock::new(Mutex::default);
+static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
+
+/// Memory that a descriptor stands for; it goes with this.
+enum Allocated {
+    Host(#[expect(dead_code, reason = "held")] PinnedMemory),
+    Gpu(#[expect(dead_code, reason = "held")] Box<MappedMemory>),
+}
+
+/// Where both sides find it.
+struct Addresses {
+    gpu: u64,
+    host: *mut c_void,
+    /// The CPU's mapping of GPU memory, or null.
+    bar: *mut c_void,
+}
+
+/// Memory of the GPU whose context is current, mapped for the CPU. `None` where that is not to be had.
+fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
+    let ordinal = streams::current_gpu()?;
+    let context = gdsync::cuda::context(ordinal).ok()?;
+    match MappedMemory::allocate(&context, size) {
+        Ok(memory) => {
+            let host = memory.as_ptr().cast();
+            let addresses = Addresses { gpu: memory.gpu().address(), host, bar: host };
+            Some((Allocated::Gpu(Box::new(memory)), addresses))
+        }
+        Err(error) => {
+            tracing::info!(%error, ordinal, "GPU memory cannot be mapped here: it is host memory that the GPU reaches");
+            None
+        }
+    }
+}
+
+/// Pinned memory of the host, which the GPU reaches where there is one.
+fn on_host(size: usize) -> Result<(Allocated, Addresses), Fault> {
+    // A last page of fewer than 4 bytes has no word to ask for.
+    let whole = size.saturating_add(size_of::<u32>() - 1) & !(size_of::<u32>() - 1);
+    let memory = PinnedMemory::allocate(whole).map_err(|source| Error::Memory { len: size, source })?;
+    let host = memory.addr().get() as *mut c_void;
+    let addresses = Addresses { gpu: device_address(&memory)?, host, bar: std::ptr::null_mut() };
+    Ok((Allocated::Host(memory), addresses))
+}
 
 /// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know one address.
 fn device_address(memory: &PinnedMemory) -> Result<u64, Fault> {
@@ -46,16 +88,13 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
         if size == 0 {
             return Err(Fault::Bad { what: "size", value: 0, limit: "it must be at least 1" });
         }
-        // A last page of fewer than 4 bytes has no word to ask for.
-        let whole = size.saturating_add(size_of::<u32>() - 1) & !(size_of::<u32>() - 1);
-        let memory = PinnedMemory::allocate(whole).map_err(|source| Error::Memory { len: size, source })?;
-        let d_ptr = device_address(&memory)?;
-        let h_ptr = memory.addr().get() as *mut libc::c_void;
+        let mapped = if flags == types::GDS_MEMORY_GPU { on_gpu(size) } else { None };
+        let (memory, at) = mapped.map_or_else(|| on_host(size), Ok)?;
         let mut allocated = ALLOCATED.lock();
         allocated.0 += 1;
         let name = allocated.0;
         allocated.1.insert(name, memory);
-        let bar_ptr = std::ptr::null_mut();
+        let (d_ptr, h_ptr, bar_ptr) = (at.gpu, at.host, at.bar);
         // SAFETY: a valid place.
         unsafe { desc.write(gds_mem_desc_t { d_ptr, h_ptr, bar_ptr, flags, alloc_size: size, mh: name }) };
         Ok(())
@@ -81,6 +120,7 @@ pub unsafe extern "C" fn gds_free_mapped_memory(desc: *mut gds_mem_desc_t) -> c_
         // SAFETY: as above.
         unsafe {
             ((*desc).d_ptr, (*desc).h_ptr, (*desc).mh) = (0, std::ptr::null_mut(), 0);
+            (*desc).bar_ptr = std::ptr::null_mut();
             (*desc).alloc_size = 0;
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::completion;
 use crate::fault::{self, Fault, non_null_mut};
+use crate::placement::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{log, objects, work};
 use gdsync::{QueuePairConfig, Transport};
@@ -49,9 +50,6 @@ fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), Fault> {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
         return Err(Fault::Unsupported { what: "work queues cannot be in GPU memory", remedy });
     }
-    if flags & types::GDS_CREATE_QP_WISHES != 0 {
-        tracing::info!(flags, "queues and records are put into host memory, not the GPU's");
-    }
     // Without a driver nobody can tell, and nobody minds.
     let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
     if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
@@ -92,8 +90,9 @@ pub unsafe extern "C" fn gds_create_qp(
             .send_segments(attr.cap.max_send_sge)
             .recv_segments(attr.cap.max_recv_sge)
             .inline(attr.cap.max_inline_data);
+        let wishes = Wishes { flags, gpu: gpu_id };
         // SAFETY: the caller's.
-        let made = unsafe { objects::create(context, pd, config, attr.sq_sig_all != 0) }?;
+        let made = unsafe { objects::create(context, pd, config, wishes, attr.sq_sig_all != 0) }?;
         // SAFETY: just made.
         unsafe {
             (attr.send_cq, attr.recv_cq) = ((*made).send_cq.cq, (*made).recv_cq.cq);

@@ -102,7 +102,7 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     // SAFETY: the caller's.
     let plain = || unsafe {
         let (qp, stream) = (objects::queue_pair(qp).ok()?, streams::remembered(stream)?);
-        work::with_plain(qp, wr, |request| stream.try_post_send(qp.queue_pair.prepare(request).ok()?))
+        work::with_plain(qp, wr, |request| stream.try_post_send(&qp.queue_pair, request))
     };
     if fault::quietly(plain).is_some() {
         return 0;

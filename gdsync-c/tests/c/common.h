@@ -52,7 +52,7 @@ struct rig {
     struct side sides[2];
 };
 
-static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_type type) {
+static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_type type, int gpu_id, int flags) {
     gds_qp_init_attr_t attr;
     memset(&attr, 0, sizeof(attr));
     attr.cap.max_send_wr = DEPTH;
@@ -61,7 +61,7 @@ static inline void make_side(struct rig *rig, struct side *side, enum ibv_qp_typ
     attr.cap.max_recv_sge = 2;
     attr.cap.max_inline_data = 16;
     attr.qp_type = type;
-    side->qp = gds_create_qp(rig->pd, rig->context, &attr, -1, GDS_CREATE_QP_DEFAULT);
+    side->qp = gds_create_qp(rig->pd, rig->context, &attr, gpu_id, flags);
     CHECK(side->qp != NULL);
     CHECK(attr.send_cq == side->qp->send_cq.cq && attr.cap.max_inline_data >= 16);
     CHECK(side->qp->dev_context == rig->context && side->qp->qp->qp_num != 0);
@@ -110,7 +110,7 @@ static inline void to_ready(struct rig *rig, struct side *side, const struct sid
                                : IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-static inline void rig_open(struct rig *rig, enum ibv_qp_type type) {
+static inline void rig_open_on(struct rig *rig, enum ibv_qp_type type, int gpu_id, int flags) {
     int i;
     memset(rig, 0, sizeof(*rig));
     rig->context = gdsync_soft_open(NULL);
@@ -120,12 +120,14 @@ static inline void rig_open(struct rig *rig, enum ibv_qp_type type) {
     OK(gdsync_query_port(rig->context, 1, &rig->port));
     CHECK(rig->port.state == IBV_PORT_ACTIVE);
     for (i = 0; i < 2; i++) {
-        make_side(rig, &rig->sides[i], type);
+        make_side(rig, &rig->sides[i], type, gpu_id, flags);
     }
     for (i = 0; i < 2; i++) {
         to_ready(rig, &rig->sides[i], &rig->sides[1 - i], type);
     }
 }
+
+static inline void rig_open(struct rig *rig, enum ibv_qp_type type) { rig_open_on(rig, type, -1, GDS_CREATE_QP_DEFAULT); }
 
 /* Everything goes: nothing was left on the card. */
 static inline void rig_close(struct rig *rig) {

@@ -93,6 +93,22 @@ static void round_of(struct rig *rig, CUstream stream, uint32_t *words, CUdevice
     poll_success(&right->qp->recv_cq, number);
 }
 
+/* Memory of the GPU itself where it can be mapped, or else of the host. */
+static void mapped(void) {
+    gds_mem_desc_t memory;
+    uint32_t got[2];
+
+    OK(gds_alloc_mapped_memory(&memory, 20000, GDS_MEMORY_GPU));
+    printf("GDS_MEMORY_GPU is the %s's here\n", memory.bar_ptr ? "GPU" : "host");
+    CHECK(memory.bar_ptr == NULL || memory.bar_ptr == memory.h_ptr);
+    ((volatile uint32_t *)memory.h_ptr)[0] = 4711;
+    ((volatile uint32_t *)memory.h_ptr)[4999] = 4712;
+    __sync_synchronize();
+    CHECK(from_device(got, memory.d_ptr, 4) == 0 && from_device(got + 1, memory.d_ptr + 4 * 4999, 4) == 0);
+    CHECK(got[0] == 4711 && got[1] == 4712);
+    OK(gds_free_mapped_memory(&memory));
+}
+
 /* The pointers of a kernel are the GPU's: the driver reaches the words there. */
 static void kernels(struct rig *rig) {
     struct side *left = &rig->sides[0];
@@ -104,7 +120,8 @@ static void kernels(struct rig *rig) {
     gds_mem_desc_t memory;
     uint32_t got = 0;
 
-    OK(gds_alloc_mapped_memory(&memory, 20000, GDS_MEMORY_GPU));
+    OK(gds_alloc_mapped_memory(&memory, 20000, GDS_MEMORY_HOST));
+    CHECK(memory.bar_ptr == NULL);
     *(uint32_t *)memory.h_ptr = 4711;
     OK(gds_mlx5_get_dword_wait_info((uint32_t *)memory.h_ptr, 1, GDS_MEMORY_HOST, &info));
     CHECK(from_device(&got, (CUdeviceptr)(uintptr_t)info.ptr, 4) == 0 && got == 4711);
@@ -118,17 +135,14 @@ static void kernels(struct rig *rig) {
     /* Nobody rings: the queue pair goes with it. */
 }
 
-int main(void) {
+static void everything(int gpu_id, int flags) {
     struct rig rig;
     CUstream streams[2];
     CUdeviceptr gpu;
     uint32_t *words, number = 1;
     int i;
 
-    if (!load()) {
-        return NO_GPU;
-    }
-    rig_open(&rig, IBV_QPT_RC);
+    rig_open_on(&rig, IBV_QPT_RC, gpu_id, flags);
     CHECK(posix_memalign((void **)&words, 4096, 4096) == 0);
     memset(words, 0, 4096);
     CHECK(mem_alloc(&gpu, 4096) == 0);
@@ -146,6 +160,16 @@ int main(void) {
     rig_close(&rig);
     free(words);
     CHECK(mem_free(gpu) == 0);
+}
+
+int main(void) {
+    if (!load()) {
+        return NO_GPU;
+    }
+    mapped();
+    everything(-1, GDS_CREATE_QP_DEFAULT);
+    everything(0, GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU);
+    everything(0, GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU);
     puts("cuda ok");
     return 0;
 }

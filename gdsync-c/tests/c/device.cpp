@@ -2,6 +2,8 @@
 //
 // device.cuh as a kernel has it, compiled for the CPU: what CUDA brings is here in its place.
 #define __CUDACC__ 1
+// The verbs have instructions of a GPU there; as a CPU has them, headers.cpp includes them.
+#define GDSYNC_DEVICE_VERBS_CUH
 #define __host__
 #define __device__
 

@@ -22,3 +22,4 @@ int main(void) {
 
 static_assert(sizeof(gdsync::isem32_t) >= sizeof(uint32_t *), "a pointer and a value");
 static_assert(gdsync::ERROR_TIMEOUT == 11 && gdsync::ERROR_INVALID == 22, "libgdsync's numbers");
+static_assert(sizeof(gdsync_device_qp) > 0 && gdsync::status::ok != gdsync::status::failed, "the verbs are there, too");

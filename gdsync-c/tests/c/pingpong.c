@@ -20,14 +20,14 @@ static void increment(void *argument) {
     memcpy(step->to, &number, sizeof(number));
 }
 
-int main(void) {
+static void play(int flags) {
     struct rig rig;
     struct step steps[2];
     CUstream streams[2];
     uint32_t last;
     int i, round;
 
-    rig_open(&rig, IBV_QPT_RC);
+    rig_open_on(&rig, IBV_QPT_RC, -1, flags);
     for (i = 0; i < 2; i++) {
         streams[i] = gdsync_soft_stream_create();
         CHECK(streams[i] != NULL);
@@ -71,6 +71,12 @@ int main(void) {
         OK(gdsync_soft_stream_destroy(streams[i]));
     }
     rig_close(&rig);
+}
+
+int main(void) {
+    play(GDS_CREATE_QP_DEFAULT);
+    /* Without a GPU these are wishes that are not granted. */
+    play(GDS_CREATE_QP_TX_CQ_ON_GPU | GDS_CREATE_QP_RX_CQ_ON_GPU | GDS_CREATE_QP_WQ_DBREC_ON_GPU);
     puts("pingpong ok");
     return 0;
 }

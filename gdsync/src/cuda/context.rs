@@ -440,6 +440,12 @@ impl GpuContext {
     }
 }
 
+/// [`GpuContext::collect`], wherever there is something to give back.
+pub(crate) fn collect_all() {
+    let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
+    contexts.iter().for_each(|context| context.collect());
+}
+
 /// A primary context stays while we hold it; one that the program made itself stays by its promise.
 fn keep_primary(raw: Raw, device: sys::CUdevice) -> Result<(), CudaError> {
     let (mut flags, mut active, mut primary) = (0, 0, std::ptr::null_mut());

@@ -73,7 +73,7 @@ pub use memory::GpuMemory;
 pub use region::{GpuMemoryRegion, RegistrationPath};
 pub use word::{GpuWord32, GpuWord64};
 
-pub(crate) use context::{GpuContext, Relaxed};
+pub(crate) use context::{GpuContext, Relaxed, collect_all};
 pub(crate) use error::check;
 pub(crate) use memory::buffer_id;
 

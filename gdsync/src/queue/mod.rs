@@ -129,7 +129,7 @@ impl Ring {
         debug_assert!(self.stride >= ENTRY_WORDS * 4);
         let mut words = [0; ENTRY_WORDS];
         if self.combined {
-            barrier::from_device();
+            barrier::before_streaming_loads();
             // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written the entry, and leaves it
             // until it is given back.
             unsafe { load_combined(self.base.add(self.offset(index)), &mut words) };

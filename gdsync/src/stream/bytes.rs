@@ -14,11 +14,13 @@ impl<B: MemOpStream> Stream<B> {
             Site::Host(addr) => self.backend.translate(addr, bytes.content().len())?,
             Site::Stream(addr) => addr,
         };
+        let tickets = state.next_ticket();
+        self.lane.expect(tickets.end);
         // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The descriptor holds the memory, and what
         // is staged, until the lane has passed the submission. The lock on the state keeps others from submitting.
         let staged = unsafe { self.backend.write_bytes(to, bytes.place().kind(), bytes.content()) }?;
         bytes.keep(staged);
-        Ok(state.next_ticket())
+        Ok(tickets)
     }
 
     /// A copy cannot write its ticket, so it leaves the last place to what does; or has it written, if it is that late.

@@ -9,7 +9,8 @@ use crate::memory::peer_map::MapError;
 use crate::memory::{HostAddr, MemoryKind, StreamAddr};
 use cudarc::driver::sys;
 use std::any::Any;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -35,6 +36,16 @@ pub(crate) struct StreamHandle {
     owner: Option<Arc<cudarc::driver::CudaStream>>,
     /// Set while somebody submits.
     pub(crate) busy: Busy,
+    /// Whether everything posted is through, where the driver cannot be asked.
+    quiet: OnceLock<Quiet>,
+}
+
+struct Quiet(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Quiet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quiet({})", (self.0)())
+    }
 }
 
 // SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
@@ -81,7 +92,8 @@ impl CudaStream {
         owner: Option<Arc<cudarc::driver::CudaStream>>,
     ) -> Self {
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
-        let handle = Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default() });
+        let handle =
+            Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default(), quiet: OnceLock::new() });
         context.add_stream(&handle);
         context.collect();
         CudaStream { handle, context }
@@ -163,6 +175,9 @@ impl StreamHandle {
 
     /// True where nothing is enqueued that the GPU will still do.
     pub(crate) fn is_idle(&self) -> bool {
+        if let Some(quiet) = self.quiet.get() {
+            return (quiet.0)();
+        }
         self.query().unwrap_or_else(|error| error.is_fatal())
     }
 }
@@ -192,6 +207,11 @@ impl MemOpStream for CudaStream {
     #[inline]
     fn epoch(&self) -> u64 {
         self.context.epoch()
+    }
+
+    fn tells_by(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
+        // One stream has one backend: the first stays.
+        let _ = self.handle.quiet.set(Quiet(quiet));
     }
 
     fn device(&self) -> u64 {

@@ -30,6 +30,7 @@ pub use soft::{Event, SoftStream};
 use crate::cuda::GpuMemory;
 use crate::memory::{HostAddr, MemoryKind, StreamAddr};
 use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// When a wait is satisfied, as CUDA defines it (`CUstreamWaitValue_flags`).
@@ -164,6 +165,12 @@ pub trait MemOpStream: Send + Sync {
     /// translations can tell. Constant for a backend that reaches everything always.
     fn epoch(&self) -> u64 {
         0
+    }
+
+    /// Every submission tells that it is through ([`StreamOptions::tells_always`]): `quiet` says whether all of them are. A backend
+    /// that does not own its stream asks this in the stream's place, as the program may have destroyed it.
+    fn tells_by(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
+        let _ = quiet;
     }
 
     /// Number of the device context that performs, 0 for the CPU.

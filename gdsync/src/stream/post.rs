@@ -105,6 +105,10 @@ impl<B: MemOpStream> Stream<B> {
             planner: Planner::default(),
             spare: Arc::default(),
         };
+        if options.tells_always {
+            let lane = lane.clone();
+            backend.tells_by(Arc::new(move || lane.is_quiet()));
+        }
         Ok(Stream { caps: backend.caps(), backend, path: options.doorbells, lane, state: Mutex::new(state) })
     }
 
@@ -181,6 +185,12 @@ impl<B: MemOpStream> Stream<B> {
                 }
             }
         }
+        // Copies of bytes cannot tell that they are through; all other submissions have.
+        if state.progress_every == 1
+            && let Err(error) = self.write_closing_ticket(&mut state)
+        {
+            tracing::debug!(%error, "a stream has not been told to say when it is through with a copy");
+        }
         Ok(())
     }
 
@@ -252,6 +262,7 @@ impl<B: MemOpStream> Stream<B> {
             tickets.open = false;
         }
         if result.is_ok() {
+            self.lane.expect(tickets.end);
             // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
             // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
             // written once it is idle) only after these operations; words belong to memory that it holds likewise; the
@@ -259,6 +270,9 @@ impl<B: MemOpStream> Stream<B> {
             // they were written. The library computes aligned addresses. The lock on the state keeps others from submitting.
             result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
                 .map_err(PostFailure::from);
+            if result.is_err() {
+                self.lane.expect(tickets.before);
+            }
         }
         let count = ops.len();
         state.ops = ops;

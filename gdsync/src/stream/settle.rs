@@ -160,6 +160,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut ops = Vec::with_capacity(1);
         state.translations.refresh(&self.backend);
         self.write_ticket(state, end, &mut ops)?;
+        self.lane.expect(end);
         // SAFETY: the lane's word, translated by this backend, lives in the lane, which `ORPHANS` keeps until it says `end`. The
         // lock on the state keeps others from submitting.
         unsafe { self.backend.submit(&ops) }?;

@@ -156,6 +156,43 @@ extern "C" __global__ void cycles(gdsync_device_qp qp, u32 which, u32 rounds, pl
     }
 }
 
+// What the steps of a put take, one after the other as `detail::publish` and `detail::ring_card` have them for a thread that is alone:
+// `results[6 * round]` and after it. The clock is read only after what each step waits for, so the next one has none of it.
+extern "C" __global__ void steps(gdsync_device_qp qp, u32 rounds, places at) {
+    gdsync_device_state *state = detail::state_of(qp);
+    const bool mailbox = (qp.flags & GDSYNC_DEVICE_QP_MAILBOX) != 0;
+    GDSYNC_DEVICE_LOOP
+    for (u32 round = 0; round < rounds; round++) {
+        long long times[7];
+        u64 first = 0, posted = 0;
+        times[0] = clock64();
+        status result = detail::reserve(qp, 1, 0, first, posted);
+        times[1] = clock64();
+        const u64 value = detail::write_put(qp, first, {at.remote, at.rkey}, {at.local, at.lkey}, 8, true);
+        times[2] = clock64();
+        detail::acquire_and_release_to_system();
+        const u64 found = detail::exchange_behind_release_gpu(&state->ready, first, (first + 1) | GDSYNC_DEVICE_RINGING);
+        if (found != first) {
+            result = status::invalid;
+        }
+        times[3] = clock64();
+        if (!mailbox) {
+            detail::store_behind_release_system((u32 *)qp.send_record, detail::big_endian((u32)(first + 1) & 0xffff));
+            detail::release_to_system();
+        }
+        times[4] = clock64();
+        detail::store_behind_release_system((u64 *)qp.doorbell, mailbox ? first + 1 : value);
+        times[5] = clock64();
+        detail::store_relaxed_gpu(&state->posted, first + 1);
+        detail::clear_release_gpu(&state->ready, GDSYNC_DEVICE_RINGING);
+        times[6] = clock64();
+        for (u32 i = 0; i < 6; i++) {
+            at.results[2 + 6 * round + i] = (u64)(times[i + 1] - times[i]);
+        }
+        tell(qp, at, result == status::ok ? quiet(qp, LONG) : result);
+    }
+}
+
 // Every thread puts `count` words, and waits after each, or at the end. Thread n of block b uses queue n / `sharers` + b * `of_block`.
 // The third and fourth results are when the first began and the last ended, in nanoseconds.
 extern "C" __global__ void rate(const gdsync_device_qp *qps, u32 sharers, u32 of_block, u64 count, u32 wait_each, places at) {

@@ -35,6 +35,7 @@ pub(super) struct Shape {
 
 pub(super) struct Kernels {
     cycles: CudaFunction,
+    steps: CudaFunction,
     rate: CudaFunction,
 }
 
@@ -43,7 +44,8 @@ impl Kernels {
         // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
         unsafe { gpu.context.disable_event_tracking() };
         let module = gpu.context.load_module(Ptx::from_src(PTX))?;
-        Ok(Kernels { cycles: module.load_function("cycles")?, rate: module.load_function("rate")? })
+        let function = |name| module.load_function(name);
+        Ok(Kernels { cycles: function("cycles")?, steps: function("steps")?, rate: function("rate")? })
     }
 
     /// Measures a way of posting.
@@ -64,6 +66,25 @@ impl Kernels {
         launch.arg(&qp).arg(&which).arg(&rounds).arg(&places);
         // SAFETY: these are the kernel's parameters; the rest is the caller's.
         unsafe { launch.launch(config(1, threads)) }?;
+        Ok(())
+    }
+
+    /// Measures the steps of a put.
+    ///
+    /// # Safety
+    /// As [`Self::cycles`].
+    pub(super) unsafe fn steps(
+        &self,
+        gpu: &Gpu,
+        qp: DeviceQpData,
+        rounds: u32,
+        places: Places,
+    ) -> Result<(), Failure> {
+        let stream = gpu.stream.cudarc().ok_or("the stream is not cudarc's")?;
+        let mut launch = stream.launch_builder(&self.steps);
+        launch.arg(&qp).arg(&rounds).arg(&places);
+        // SAFETY: these are the kernel's parameters; the rest is the caller's.
+        unsafe { launch.launch(config(1, 1)) }?;
         Ok(())
     }
 
@@ -131,7 +152,7 @@ mod tests {
         });
         let marker = format!("// source: {hash:016x}");
         assert_eq!(PTX.lines().next(), Some(&*marker), "a source has changed: run scripts/gpu/ptx");
-        for kernel in ["operations", "storm", "together", "exchange", "attempt", "cycles", "rate"] {
+        for kernel in ["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"] {
             assert!(PTX.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
         }
     }

@@ -22,6 +22,16 @@ use std::time::Duration;
 
 /// Measurements of each kind.
 const ROUNDS: u32 = 200;
+/// The steps of a put, and how often they are measured: as often as the results have room for.
+const STEPS: [&str; 6] = [
+    "of it: reservation",
+    "of it: request",
+    "of it: publication",
+    "of it: record, and its order",
+    "of it: doorbell",
+    "of it: the next one may ring",
+];
+const STEP_ROUNDS: u32 = 80;
 /// Bytes of the indices of a queue pair.
 const STATE: usize = 320;
 /// Queue pairs at a time.
@@ -39,7 +49,7 @@ struct Results {
     layouts: Vec<&'static str>,
     /// Why there are no columns of queues in GPU memory.
     left_out: Option<String>,
-    /// Cycles of the GPU's clock that a call takes.
+    /// Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
     posting: Vec<Row>,
     /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once: how many times faster.
     warp_speedup: Vec<Row>,
@@ -223,6 +233,14 @@ impl<'a> Bench<'a> {
             unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
+            posting.push((what, median(cycles.collect())));
+        }
+        // SAFETY: as above.
+        unsafe { self.kernels.steps(self.gpu, device_qp.data(), STEP_ROUNDS, places)? };
+        self.finish()?;
+        for (step, what) in STEPS.into_iter().enumerate() {
+            let at = |round: usize| FIRST_RESULT + STEPS.len() * round + step;
+            let cycles = (0..STEP_ROUNDS as usize).map(|round| self.result(at(round)) as f64);
             posting.push((what, median(cycles.collect())));
         }
         let doorbells = device_qp.doorbells().to_string();

@@ -2,7 +2,7 @@
 // the card or the CPU reads or writes. On the host there is one scope.
 //
 // PTX ISA, "Memory Consistency Model": a release pattern orders everything before it, including what the thread has itself
-// acquired from others (causality order is transitive); `st.release.sys` is `fence.acq_rel.sys` and a relaxed store.
+// acquired from others (causality order is transitive). It is a fence and a relaxed store: `st.release` is no more than that.
 //
 // All of it is global memory, whose generic addresses are its own (PTX ISA, "Generic Addressing"); atomic operations on
 // addresses that might be shared memory would be followed by a branch for that.
@@ -32,10 +32,6 @@ GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-
 // Returns what the word was: where that is `expected`, it is `desired` now.
 GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
@@ -49,17 +45,35 @@ GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     return found;
 }
 
-// The release half of what the functions ..._behind_release_... do, so that one fence serves several of them.
-GDSYNC_DEVICE void release_to_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// A fence that only releases, where there is one (PTX ISA 8.6): the other half of `acq_rel` throws away the L1 cache.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+#define GDSYNC_DEVICE_RELEASE "fence.release"
+#else
+#define GDSYNC_DEVICE_RELEASE "fence.acq_rel"
+#endif
 
-GDSYNC_DEVICE void release_to_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// The release half of what the functions ..._behind_release_... do, so that one fence serves several of them.
+GDSYNC_DEVICE void release_to_gpu() { asm volatile(GDSYNC_DEVICE_RELEASE ".gpu;" ::: "memory"); }
+
+GDSYNC_DEVICE void release_to_system() { asm volatile(GDSYNC_DEVICE_RELEASE ".sys;" ::: "memory"); }
+
+#undef GDSYNC_DEVICE_RELEASE
+
+// `release_to_system`, and acquire of what relaxed loads have read before.
+GDSYNC_DEVICE void acquire_and_release_to_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
+    release_to_gpu();
+    store_relaxed_gpu(at, value);
+}
 
 // Acquire, and release of what was before the last `release_to_...`.
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
 
 // Takes bits out of a word. Nobody waits for what it was.
 GDSYNC_DEVICE void clear_release_gpu(u64 *at, u64 bits) {
-    asm volatile("red.release.gpu.global.and.b64 [%0], %1;" ::"l"(at), "l"(~bits) : "memory");
+    release_to_gpu();
+    asm volatile("red.relaxed.gpu.global.and.b64 [%0], %1;" ::"l"(at), "l"(~bits) : "memory");
 }
 
 GDSYNC_DEVICE u32 load_relaxed_system(const u32 *at) {
@@ -92,14 +106,6 @@ GDSYNC_DEVICE u8 load_relaxed_system(const u8 *at) {
     return (u8)value;
 }
 
-GDSYNC_DEVICE void store_release_system(u32 *at, u32 value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-
-GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-
 // Releases what was before the last `release_to_system`.
 GDSYNC_DEVICE void store_behind_release_system(u32 *at, u32 value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
@@ -107,6 +113,11 @@ GDSYNC_DEVICE void store_behind_release_system(u32 *at, u32 value) {
 
 GDSYNC_DEVICE void store_behind_release_system(u64 *at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
+    release_to_system();
+    store_behind_release_system(at, value);
 }
 
 // A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
@@ -144,6 +155,8 @@ GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
 GDSYNC_DEVICE void release_to_gpu() {}
 
 GDSYNC_DEVICE void release_to_system() {}
+
+GDSYNC_DEVICE void acquire_and_release_to_system() {}
 
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) {
     __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);

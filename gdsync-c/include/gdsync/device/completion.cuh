@@ -41,21 +41,19 @@ struct completions {
     u32 mask;
 };
 
-// The last 4 bytes of an entry, where the card has written it; else 0xf1000000, which none has.
-GDSYNC_DEVICE u32 written_entry(const completions &queue, u64 index) {
-    const u32 nothing = 0xf1000000;
-    const u8 *entry = queue.ring + (index & queue.mask) * 64;
+// Entries that are looked at together: each look takes as long as the way to the ring, which may lie in the host's memory.
+static const u32 LOOK_AT_ONCE = 8;
+
+GDSYNC_DEVICE const u32 *last_word(const completions &queue, u64 index) {
+    return (const u32 *)(queue.ring + (index & queue.mask) * 64 + 60);
+}
+
+// Whether the last 4 bytes of an entry are those of a completion that the card has written in this lap.
+GDSYNC_DEVICE bool is_written(const completions &queue, u64 index, u32 word) {
     // In the first lap the card writes owner 0, in the second 1, and so on. Never mistaken for the entry of a lap before:
     // that has the other owner bit, and one of two laps before is overwritten first.
     const u32 owner = (index & ((u64)queue.mask + 1)) != 0 ? 1 : 0;
-    const u32 *last = (const u32 *)(entry + 60);
-    u32 word = load_relaxed_system(last);
-    if ((word >> 24 & 1) != owner || word >> 28 == CQE_INVALID) {
-        return nothing;
-    }
-    // Acquire: what the card wrote before this word (the rest of the entry, and before it the data of a read) is seen after it. A
-    // second load, as most looks find nothing and need no order.
-    return load_acquire_system(last);
+    return (word >> 24 & 1) == owner && word >> 28 != CQE_INVALID;
 }
 
 // Takes over an entry: `done` becomes the count of completed blocks. False where the entry makes no sense.
@@ -91,20 +89,37 @@ GDSYNC_DEVICE_RARE void reap(completions queue) {
     const u64 first = load_relaxed_gpu(&state->consumed);
     u64 index = first;
     u64 done = load_relaxed_gpu(&state->completed);
+    bool sound = true;
     GDSYNC_DEVICE_LOOP
-    for (; index - first < POLL_AT_MOST; index++) {
-        const u32 word = written_entry(queue, index);
-        if (word >> 28 == CQE_INVALID) {
+    while (sound && index - first < POLL_AT_MOST) {
+        u32 words[LOOK_AT_ONCE];
+        // Acquire: what the card wrote before this word (the rest of the entry, and before it the data of a read) is seen after it.
+        words[0] = load_acquire_system(last_word(queue, index));
+        if (!is_written(queue, index, words[0])) {
             break;
         }
-        if (!take_entry(queue, index, word, done)) {
-            fail(state, GDSYNC_DEVICE_ERROR_COMPLETION);
-            break;
+        for (u32 i = 1; i < LOOK_AT_ONCE; i++) {
+            words[i] = load_relaxed_system(last_word(queue, index + i));
         }
+        u32 count = 1;
+        while (count < LOOK_AT_ONCE && is_written(queue, index + count, words[count])) {
+            count++;
+        }
+        if (count > 1) {
+            // Acquire: the card writes entries in their order, so what is before the last of them is before all.
+            load_acquire_system(last_word(queue, index + count - 1));
+        }
+        for (u32 i = 0; i < count && sound; i++) {
+            sound = take_entry(queue, index, words[i], done);
+            index += sound ? 1 : 0;
+        }
+    }
+    if (!sound) {
+        fail(state, GDSYNC_DEVICE_ERROR_COMPLETION);
     }
     if (index != first) {
         // Gives the entries back to the card, before `completed` lets anybody post what might need their places. All that was read
-        // of them was read by acquire loads, which keep this store behind them.
+        // of them was read by acquire loads, which keep this store behind them, or has decided that there is this store.
         store_behind_acquires_system(queue.record, big_endian((u32)index & 0xffffff));
         store_relaxed_gpu(&state->consumed, index);
         // Release: who sees the count sees the error, and may overwrite the blocks, which the card has read before it wrote the

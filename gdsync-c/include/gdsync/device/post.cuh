@@ -88,9 +88,9 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
 GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, bool ring_now, u64 value, u64 posted) {
     gdsync_device_state *state = state_of(qp);
     // Release: the blocks are before the exchange below, for threads that publish or ring behind it; and where this thread
-    // rings, for the card, and with them what it reads on their account.
+    // rings, for the card, and with them what it reads on their account. Acquire, of `posted`: see below.
     if (ring_now) {
-        release_to_system();
+        acquire_and_release_to_system();
     } else {
         release_to_gpu();
     }
@@ -122,7 +122,7 @@ GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, boo
         return ring(doorbells_of(qp), end, value);
     }
     // Blocks of others: where the card has been told of all of them, whoever told it has ordered them before `posted`, which this
-    // thread has read before its own release. Else they are ordered here.
+    // thread has acquired before its own release. Else they are ordered here.
     if (posted < first) {
         release_to_system();
     }
