@@ -211,9 +211,16 @@ fn kernels_write_to_each_other_and_notify() {
     const SLOT: usize = 600;
     // 96 threads of the widest group each have a word, and two notifications.
     const NOTIFICATIONS: u32 = 192;
-    let ways = [(DoorbellPath::Auto, true), (DoorbellPath::Proxy, true), (DoorbellPath::Auto, false)];
-    for (on_gpu, (path, near)) in
-        [[true, true, true], [true, false, true], [false, false, false]].into_iter().zip(ways)
+    let cases = [
+        ([true, true, true], DoorbellPath::Auto, true),
+        ([true, false, true], DoorbellPath::Proxy, true),
+        ([false, false, false], DoorbellPath::Auto, true),
+        ([false, false, false], DoorbellPath::Proxy, false),
+    ];
+    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes to host memory alone.
+    let is_sanitized = std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some();
+    for (on_gpu, path, near) in
+        cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized || *on_gpu == [false; 3])
     {
         let tables = near.then_some(&rig.context);
         // A block of 96 threads posts 192 requests at a time.
