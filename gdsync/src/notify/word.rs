@@ -1,7 +1,7 @@
 //! Notifications as streams see them, and how one in GPU memory is taken.
 
 use crate::batch::Batch;
-use crate::cuda::{self, CudaError, GpuWord32};
+use crate::cuda::{self, CudaError, GpuMemory, GpuWord32};
 use crate::memory::{Named, PinnedMemory, Place, StreamWord, Word32};
 use crate::stream::Condition;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -75,12 +75,13 @@ impl Taker {
         let module = context.load_module(Ptx::from_src(PTX)).map_err(failed("cuModuleLoadData"))?;
         let function = module.load_function("take").map_err(failed("cuModuleGetFunction"))?;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        let result = PinnedMemory::allocate(2 * size_of::<u32>())
-            .map_err(|error| CudaError::NoHostMemory { len: 8, reason: error.to_string() })?;
+        let result = PinnedMemory::allocate(size_of::<u32>())
+            .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;
         let taker = Taker { function, stream, result: Mutex::new(result), result_address };
-        // A kernel is loaded at its first launch, which waits for blocked streams; better now. It takes its own second word.
-        taker.run(&taker.result.lock(), result_address + 4)?;
+        // A kernel is loaded at its first launch, which waits for blocked streams; better now.
+        let none = GpuMemory::allocate(context, size_of::<u32>())?;
+        taker.run(&taker.result.lock(), none.address())?;
         Ok(taker)
     }
 
