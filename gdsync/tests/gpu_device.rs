@@ -116,10 +116,6 @@ impl Bench {
 
     fn hand_over(&self, queue_pair: &QueuePair, (path, state): (DoorbellPath, bool)) -> DeviceQp {
         let mut options = DeviceQpOptions::default().doorbells(path);
-        if std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some() {
-            // A sanitizer holds threads up in the middle of a call.
-            options = options.stall(LONG);
-        }
         if state {
             options = options.state(&GpuMemory::allocate(&self.rig.context, STATE).unwrap());
         }
