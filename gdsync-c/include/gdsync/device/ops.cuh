@@ -202,6 +202,8 @@ template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device
         }
     }
     group.share(result, ticket);
+    // What the leader has seen by its acquire is seen by all: a shuffle alone orders no memory.
+    group.sync();
     return result;
 }
 
