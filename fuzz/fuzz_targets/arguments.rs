@@ -8,6 +8,8 @@ mod cli;
 mod fault_plan;
 #[path = "../../src/hca.rs"]
 mod hca;
+#[path = "../../src/placement.rs"]
+mod placement;
 
 /// As the command has it.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
