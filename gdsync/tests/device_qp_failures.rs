@@ -5,7 +5,7 @@
 mod common;
 mod device_rig;
 
-use common::{LONG, Pair, cpu, drain, poll};
+use common::{LONG, Pair, cpu, drain, poll, sharing};
 use device_rig::{Ended, PUT, Request, SEND_INLINE, calls};
 use gdsync::{
     CompletionQueue, ConnectOptions, Cpu, DeviceQp, DeviceQpError, DeviceQpOptions, DoorbellPath, Doorbells,
@@ -245,13 +245,8 @@ fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
     assert!(matches!(refused(&pair.left), DeviceQpError::NotReady(QueueError::HandedOver { .. })));
     assert_eq!(pair.left.failure(), None);
     // Nor does anybody else complete in its queue.
-    let other = QueuePair::with_completion_queues(
-        &pair.pd,
-        QueuePairConfig::default(),
-        &pair.left.send_cq(),
-        &pair.left.send_cq(),
-    )
-    .unwrap();
+    let queue = pair.left.send_cq();
+    let other = sharing(&pair.pd, QueuePairConfig::default(), &queue, &queue).unwrap();
     handed_over(other.post_recv(&[], 1).unwrap_err());
     drop(other);
     // Receives stay with the CPU.
