@@ -43,15 +43,20 @@ pub fn from_device() {
     fence(Ordering::SeqCst);
 }
 
-/// As [`from_device`], before streaming loads, which also want the buffers that they read ahead into to be empty (Intel SDM volume 1,
-/// 12.10.3: an `mfence`).
+/// Keeps all accesses before it before all after it. Streaming loads want it before them: it also empties the buffers that they read
+/// ahead into (Intel SDM volume 1, 12.10.3).
 #[inline]
-pub fn before_streaming_loads() {
+pub fn full() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads and stores.
     unsafe {
         std::arch::x86_64::_mm_mfence();
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction only orders loads and stores.
+    unsafe {
+        std::arch::asm!("dsb sy", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
 }

@@ -7,6 +7,7 @@ pub(crate) mod regions;
 pub(crate) mod send;
 pub(crate) mod wait;
 
+use crate::memory::mapped::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -129,10 +130,15 @@ impl Ring {
         debug_assert!(self.stride >= ENTRY_WORDS * 4);
         let mut words = [0; ENTRY_WORDS];
         if self.combined {
-            barrier::before_streaming_loads();
             // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written the entry, and leaves it
             // until it is given back.
-            unsafe { load_combined(self.base.add(self.offset(index)), &mut words) };
+            unsafe {
+                load_combined(
+                    words.as_mut_ptr().cast(),
+                    self.base.add(self.offset(index)),
+                    size_of_val(&words),
+                )
+            };
             return words;
         }
         // The word was looked at first (acquire): the card wrote the rest of the entry before it.
@@ -146,35 +152,6 @@ impl Ring {
 
 /// 32-bit words of a completion entry.
 pub(crate) const ENTRY_WORDS: usize = 16;
-
-/// Loads 64 bytes of write-combined memory: at once where the CPU can, as each load of such memory goes to the device.
-///
-/// # Safety
-/// The bytes can be read, are aligned to 64 bytes, and are not written meanwhile.
-unsafe fn load_combined(from: *const u8, words: &mut [u32; ENTRY_WORDS]) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("sse4.1") {
-        // SAFETY: the CPU has the instruction; the caller's for the memory.
-        return unsafe { stream_load(from, words) };
-    }
-    for (i, word) in words.iter_mut().enumerate() {
-        // SAFETY: the caller's.
-        *word = unsafe { from.cast::<u32>().add(i).read_volatile() };
-    }
-}
-
-/// # Safety
-/// As [`load_combined`]; the CPU has SSE4.1.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "sse4.1")]
-unsafe fn stream_load(from: *const u8, words: &mut [u32; ENTRY_WORDS]) {
-    use std::arch::x86_64::{__m128i, _mm_storeu_si128, _mm_stream_load_si128};
-    let to: *mut __m128i = words.as_mut_ptr().cast();
-    for i in 0..4 {
-        // SAFETY: the caller's for the source; the target is 64 bytes long and needs no alignment.
-        unsafe { _mm_storeu_si128(to.add(i), _mm_stream_load_si128(from.cast::<__m128i>().add(i))) };
-    }
-}
 
 /// Takes the segments of a work request, one after the other.
 pub(crate) trait Segments {

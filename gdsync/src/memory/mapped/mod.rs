@@ -51,6 +51,7 @@ mod nvrm;
 mod offer;
 mod stand_in;
 
+pub(crate) use copy::load_combined;
 pub use copy::{LoadKernel, StoreKernel};
 pub use error::{MappingError, Refusal};
 pub use mapping::Mapping;

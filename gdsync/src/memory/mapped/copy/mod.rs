@@ -19,6 +19,7 @@ mod wide;
 mod wide;
 
 use super::Caching;
+use gdsync_sys::barrier;
 use std::fmt;
 use std::str::FromStr;
 
@@ -201,7 +202,16 @@ pub(super) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, le
             }
         }
     }
-    plain::store_fence();
+    barrier::drain();
+}
+
+/// As [`load`], from write-combined memory, by the best kernel of this processor.
+///
+/// # Safety
+/// As [`load`].
+pub(crate) unsafe fn load_combined(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's; the processor has the kernel (`best`).
+    unsafe { load(LoadKernel::best(Caching::WriteCombining), to, from, len) };
 }
 
 /// Copies out of a mapping, after a fence.
@@ -211,7 +221,7 @@ pub(super) unsafe fn store(kernel: StoreKernel, to: *mut u8, from: *const u8, le
 /// that hold the first and the last byte of `from` are readable, too.
 #[inline]
 pub(super) unsafe fn load(kernel: LoadKernel, to: *mut u8, from: *const u8, len: usize) {
-    plain::full_fence();
+    barrier::full();
     // SAFETY: the caller's.
     unsafe {
         if plain::load_word(to, from, len) {

@@ -1,38 +1,4 @@
-//! Words of at most 8 bytes, and fences.
-
-/// Keeps everything stored before it before everything stored after it, through write-combining buffers, too.
-#[inline]
-pub(super) fn store_fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has it; it touches no memory.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier touches no memory.
-    unsafe {
-        std::arch::asm!("dsb st", options(nostack, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-}
-
-/// Keeps all accesses before it before all after it.
-#[inline]
-pub(super) fn full_fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has it; it touches no memory.
-    unsafe {
-        std::arch::x86_64::_mm_mfence();
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier touches no memory.
-    unsafe {
-        std::arch::asm!("dsb sy", options(nostack, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-}
+//! Words of at most 8 bytes.
 
 /// One aligned word, in one store; false where it is none.
 ///
