@@ -5,7 +5,7 @@
 mod common;
 mod device_rig;
 
-use common::{LONG, Pair, content, cpu, fill, poll};
+use common::{LONG, Pair, content, cpu, fill, layouts, poll};
 use device_rig::{
     COMPARE_SWAP, Calls, Ended, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD,
     PUT_WARP, Request, SEND, SEND_INLINE, Storm, calls, run_sanitized,
@@ -228,18 +228,10 @@ fn the_checksum_is_that_of_ethernet() {
     assert_eq!(calls.crc32(b"6789", calls.crc32(b"12345", 0)), 0xcbf4_3926);
 }
 
-/// Every way to lay out a queue pair between the host and memory that is treated as a GPU's.
-fn layouts() -> impl Iterator<Item = QueuePlacement> {
-    (0..8).map(|bits| {
-        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::StandIn };
-        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
-    })
-}
-
 #[test]
 fn many_queue_pairs_of_every_placement_are_driven_at_once() {
     let Some(calls) = calls("many_queue_pairs_of_every_placement_are_driven_at_once") else { return };
-    let threads: Vec<_> = layouts()
+    let threads: Vec<_> = layouts(Placement::StandIn)
         .zip(PATHS.into_iter().cycle())
         .map(|(placement, path)| {
             std::thread::spawn(move || {
@@ -263,7 +255,7 @@ fn many_queue_pairs_of_every_placement_are_driven_at_once() {
 #[test]
 fn cpu_kernel_and_stream_take_turns() {
     let Some(calls) = calls("cpu_kernel_and_stream_take_turns") else { return };
-    layouts().for_each(|placement| take_turns(calls, placement));
+    layouts(Placement::StandIn).for_each(|placement| take_turns(calls, placement));
 }
 
 fn take_turns(calls: &Calls, placement: QueuePlacement) {

@@ -5,13 +5,13 @@
 mod common;
 mod gpu_rig;
 
-use common::{LONG, Pair, poll, queue_pair};
+use common::{LONG, Pair, layouts, poll, queue_pair};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::{
     Access, Batch, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
-    MemoryRegion, PinnedMemory, Placement, QueuePair, QueuePairConfig, QueuePlacement, Syndrome, WorkRequest,
+    MemoryRegion, PinnedMemory, Placement, QueuePair, QueuePairConfig, Syndrome, WorkRequest,
 };
 use gpu_rig::{Rig, synchronize};
 use std::sync::atomic::Ordering;
@@ -217,21 +217,13 @@ fn ten_million_messages_of_one_kernel_arrive() {
     bench.storm(&pairs, WAYS[1], (messages(10_000_000) * 5 / 6).div_ceil(256));
 }
 
-/// Every way to lay out a queue pair between the host and the GPU.
-fn layouts() -> impl Iterator<Item = QueuePlacement> {
-    (0..8).map(|bits| {
-        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::Gpu(0) };
-        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
-    })
-}
-
 #[test]
 fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
     let test = "the_cpu_kernels_and_streams_take_turns_in_every_placement";
     let Some(bench) = Bench::new(test, 64, ConnectOptions::default()) else { return };
     let (stream, source) = (bench.rig.stream(), [bench.local.slice(..8).unwrap()]);
     let (input, output) = (&bench.local.words64()[0], &bench.remote.words64()[0]);
-    for placement in layouts() {
+    for placement in layouts(Placement::Gpu(0)) {
         let config = QueuePairConfig::default().send_depth(32).access(Access::all()).placement(placement);
         let pairs = bench.pairs(3, config);
         for (round, way) in (1u64..).zip(WAYS.into_iter().cycle().take(6)) {
@@ -261,7 +253,7 @@ fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
 fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
     let test = "a_kernel_that_polls_is_told_of_an_abort_in_every_placement";
     let limit = 15_000_000_000u64;
-    for placement in layouts() {
+    for placement in layouts(Placement::Gpu(0)) {
         // A request to a peer that is gone is tried again for longer than the kernel waits.
         let patient = ConnectOptions::default().timeout(20).retry_count(7);
         let Some(bench) = Bench::new(test, 64, patient) else { return };

@@ -5,21 +5,16 @@
 mod common;
 mod gpu_rig;
 
-use common::{Pair, content, cpu, fill, poll, ring, soft, synchronize as synchronize_soft};
+use common::{
+    Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
+    synchronize as synchronize_soft,
+};
 use gdsync::cuda::CudaStream;
 use gdsync::{
-    Batch, ConnectOptions, FailureCause, Placement, Posted, QueuePairConfig, QueuePlacement, Stream,
-    StreamOptions, WorkRequest,
+    Batch, ConnectOptions, Placement, Posted, QueuePairConfig, QueuePlacement, Stream, StreamOptions,
+    WorkRequest,
 };
 use gpu_rig::{Rig, synchronize};
-
-/// Every way to lay out a queue pair between the host and the GPU.
-fn layouts() -> impl Iterator<Item = QueuePlacement> {
-    (0..8).map(|bits| {
-        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::Gpu(0) };
-        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
-    })
-}
 
 fn pair(placement: QueuePlacement) -> Pair {
     let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
@@ -54,7 +49,7 @@ fn laps(pair: &Pair, post: impl Fn(Batch) -> Posted, wait: impl Fn()) {
 #[test]
 fn every_layout_carries_messages_of_a_gpus_stream() {
     let Some(rig) = Rig::new("every_layout_carries_messages_of_a_gpus_stream") else { return };
-    for placement in layouts() {
+    for placement in layouts(Placement::Gpu(0)) {
         let pair = pair(placement);
         for lane in [Placement::Host, Placement::Gpu(0)] {
             let options = StreamOptions::default().lane(lane);
@@ -69,46 +64,23 @@ fn every_layout_carries_messages_of_a_gpus_stream() {
 #[test]
 fn the_cpu_and_software_streams_use_queues_in_a_gpus_memory() {
     let Some(_rig) = Rig::new("the_cpu_and_software_streams_use_queues_in_a_gpus_memory") else { return };
-    for placement in layouts() {
+    for placement in layouts(Placement::Gpu(0)) {
         let pair = pair(placement);
         let (stream, own) = (soft(), cpu());
         laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize_soft(&stream));
         laps(&pair, |batch| own.post(batch).unwrap(), || ());
-        let (source, target) = (pair.region(64), pair.region(64));
-        for i in 0..100 {
-            let sent = fill(&source, i);
-            pair.left.post_send(WorkRequest::write(&[source.slice(..).unwrap()], target.remote())).unwrap();
-            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-            assert_eq!(content(&target), sent);
-        }
-        let write =
-            |bytes: &[u8]| pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap();
-        let (first, second, third) = (write(b"first"), write(b"second"), write(b"third"));
-        drop(second);
-        ring(first);
-        ring(third);
-        for _ in 0..2 {
-            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-        }
-        assert_eq!(content(&target)[..5], *b"third");
+        post_and_poll(&pair, 100);
+        drop_the_second_of_three(&pair);
     }
 }
 
 #[test]
 fn failures_wake_streams_that_wait_in_a_gpus_memory() {
     let Some(rig) = Rig::new("failures_wake_streams_that_wait_in_a_gpus_memory") else { return };
-    for placement in layouts() {
+    for placement in layouts(Placement::Gpu(0)) {
         let pair = pair(placement);
-        let target = pair.region(64);
-        let mut wrong = target.remote();
-        wrong.rkey ^= 0x55;
         let stream = rig.stream();
-        let send = pair.left.prepare(WorkRequest::write_inline(b"nowhere", wrong)).unwrap();
-        let wait = pair.left.send_cq().prepare_wait().unwrap();
-        stream.post(Batch::new().send(send).wait(wait)).unwrap();
-        synchronize(&stream);
-        assert!(poll(&pair.left.send_cq()).status.is_err());
-        assert!(matches!(pair.left.failure(), Some(FailureCause::Work { .. })), "{:?}", pair.left.failure());
+        fail_on(&pair, &stream, || synchronize(&stream));
         // A wait that nothing will satisfy, until the queue pair is aborted.
         common::drain_and_reconnect(&pair);
         pair.right.post_recv(&[], 0).unwrap();

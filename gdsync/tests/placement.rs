@@ -4,19 +4,14 @@
 
 mod common;
 
-use common::{Pair, content, cpu, device, fill, maker, poll, queue_pair, ring, sharing, soft, synchronize};
-use gdsync::{
-    Batch, CompletionQueue, ConnectOptions, Error, FailureCause, MemOpStream, Placement, ProtectionDomain,
-    QueuePairConfig, QueuePlacement, SoftStream, Stream, StreamOptions, WorkRequest,
+use common::{
+    Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, maker, poll, post_and_poll,
+    queue_pair, sharing, soft, synchronize,
 };
-
-/// Every way to lay out a queue pair between the host and the other memory.
-fn layouts() -> impl Iterator<Item = QueuePlacement> {
-    (0..8).map(|bits| {
-        let place = |bit| if bits & bit == 0 { Placement::Host } else { Placement::StandIn };
-        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
-    })
-}
+use gdsync::{
+    Batch, CompletionQueue, ConnectOptions, Error, MemOpStream, Placement, ProtectionDomain, QueuePairConfig,
+    QueuePlacement, SoftStream, Stream, StreamOptions, WorkRequest,
+};
 
 fn pair(placement: QueuePlacement) -> Pair {
     Pair::with(
@@ -47,7 +42,7 @@ fn laps<B: MemOpStream>(pair: &Pair, stream: &Stream<B>, wait: impl Fn()) {
 
 #[test]
 fn every_layout_carries_messages_on_every_stream() {
-    for placement in layouts() {
+    for placement in layouts(Placement::StandIn) {
         let pair = pair(placement);
         laps(&pair, &cpu(), || ());
         for lane in [Placement::Host, Placement::StandIn] {
@@ -60,50 +55,26 @@ fn every_layout_carries_messages_on_every_stream() {
 
 #[test]
 fn the_cpu_posts_and_polls_in_every_layout() {
-    for placement in layouts() {
+    for placement in layouts(Placement::StandIn) {
         let pair = pair(placement);
-        let (source, target) = (pair.region(64), pair.region(64));
-        for i in 0..300 {
-            let sent = fill(&source, i);
-            pair.left.post_send(WorkRequest::write(&[source.slice(..).unwrap()], target.remote())).unwrap();
-            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-            assert_eq!(content(&target), sent);
-        }
+        post_and_poll(&pair, 300);
     }
 }
 
 #[test]
 fn a_send_that_was_dropped_becomes_a_nop_wherever_the_ring_is() {
-    for placement in layouts() {
+    for placement in layouts(Placement::StandIn) {
         let pair = pair(placement);
-        let target = pair.region(8);
-        let write =
-            |bytes: &[u8]| pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap();
-        let (first, second, third) = (write(b"first"), write(b"second"), write(b"third"));
-        drop(second);
-        ring(first);
-        ring(third);
-        for _ in 0..2 {
-            assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
-        }
-        assert_eq!(content(&target)[..5], *b"third");
+        drop_the_second_of_three(&pair);
     }
 }
 
 #[test]
 fn failures_are_told_and_queues_start_anew_in_every_layout() {
-    for placement in layouts() {
+    for placement in layouts(Placement::StandIn) {
         let pair = pair(placement);
-        let target = pair.region(64);
-        let mut wrong = target.remote();
-        wrong.rkey ^= 0x55;
         let stream = soft();
-        let send = pair.left.prepare(WorkRequest::write_inline(b"nowhere", wrong)).unwrap();
-        let wait = pair.left.send_cq().prepare_wait().unwrap();
-        stream.post(Batch::new().send(send).wait(wait)).unwrap();
-        synchronize(&stream);
-        assert!(poll(&pair.left.send_cq()).status.is_err());
-        assert!(matches!(pair.left.failure(), Some(FailureCause::Work { .. })), "{:?}", pair.left.failure());
+        fail_on(&pair, &stream, || synchronize(&stream));
         common::drain_and_reconnect(&pair);
         laps(&pair, &cpu(), || ());
     }
@@ -113,7 +84,7 @@ fn failures_are_told_and_queues_start_anew_in_every_layout() {
 fn a_shared_completion_queue_lies_where_it_was_asked_to() {
     let device = device();
     let pd = ProtectionDomain::new(&device).unwrap();
-    for placement in layouts() {
+    for placement in layouts(Placement::StandIn) {
         let queue = CompletionQueue::with_placement(&device, 64, maker(), placement).unwrap();
         let config = QueuePairConfig::default().placement(placement);
         let make = || sharing(&pd, config, &queue, &queue).unwrap();

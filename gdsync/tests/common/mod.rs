@@ -6,9 +6,9 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::{
-    Access, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, MemoryRegion, Obstacle,
-    Placement, PreparedSend, ProtectionDomain, QueueMaker, QueuePair, QueuePairConfig, QueuePlacement,
-    SoftStream, Stream, provider,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, FailureCause,
+    MemOpStream, MemoryRegion, Obstacle, Placement, PreparedSend, ProtectionDomain, QueueMaker, QueuePair,
+    QueuePairConfig, QueuePlacement, SoftStream, Stream, WorkRequest, provider,
 };
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -113,6 +113,52 @@ impl Pair {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         MemoryRegion::allocate(&self.pd, len, access).unwrap()
     }
+}
+
+/// Every way to lay out a queue pair between the host's memory and another.
+pub fn layouts(other: Placement) -> impl Iterator<Item = QueuePlacement> {
+    (0..8).map(move |bits| {
+        let place = |bit| if bits & bit == 0 { Placement::Host } else { other };
+        QueuePlacement { work: place(1), completions: place(2), records: place(4) }
+    })
+}
+
+/// The CPU posts and polls, message by message.
+pub fn post_and_poll(pair: &Pair, count: usize) {
+    let (source, target) = (pair.region(64), pair.region(64));
+    for i in 0..count {
+        let sent = fill(&source, i);
+        pair.left.post_send(WorkRequest::write(&[source.slice(..).unwrap()], target.remote())).unwrap();
+        assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+        assert_eq!(content(&target), sent);
+    }
+}
+
+/// Of three sends the second is dropped: it does nothing, and the others go.
+pub fn drop_the_second_of_three(pair: &Pair) {
+    let target = pair.region(8);
+    let write = |bytes: &[u8]| pair.left.prepare(WorkRequest::write_inline(bytes, target.remote())).unwrap();
+    let (first, second, third) = (write(b"first"), write(b"second"), write(b"third"));
+    drop(second);
+    ring(first);
+    ring(third);
+    for _ in 0..2 {
+        assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
+    }
+    assert_eq!(content(&target)[..5], *b"third");
+}
+
+/// A write with a wrong key on a stream, which goes on all the same; the error is told.
+pub fn fail_on<B: MemOpStream>(pair: &Pair, stream: &Stream<B>, wait: impl FnOnce()) {
+    let target = pair.region(64);
+    let mut wrong = target.remote();
+    wrong.rkey ^= 0x55;
+    let send = pair.left.prepare(WorkRequest::write_inline(b"nowhere", wrong)).unwrap();
+    let done = pair.left.send_cq().prepare_wait().unwrap();
+    stream.post(Batch::new().send(send).wait(done)).unwrap();
+    wait();
+    assert!(poll(&pair.left.send_cq()).status.is_err());
+    assert!(matches!(pair.left.failure(), Some(FailureCause::Work { .. })), "{:?}", pair.left.failure());
 }
 
 /// A stream that performs at once, and fails rather than hang.
