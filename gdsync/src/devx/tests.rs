@@ -8,8 +8,9 @@ use crate::memory::spans::{Kind, Span};
 use crate::pd::ProtectionDomainInner;
 use crate::queue_domain::{Maker, QueueDomain};
 use crate::*;
+use std::ffi::CStr;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, PipeWriter, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
@@ -31,9 +32,17 @@ fn device(test: &str) -> Option<Device> {
 }
 
 /// Memory of files, as a dma-buf that the CPU can map would be. Each queue begins behind the first pages of its file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct MemoryFiles {
+    /// Of the files, as procfs shows them: so that each test finds its own.
+    name: &'static CStr,
     made: Mutex<Vec<File>>,
+}
+
+impl MemoryFiles {
+    fn new(name: &'static CStr) -> MemoryFiles {
+        MemoryFiles { name, made: Mutex::default() }
+    }
 }
 
 const LEAD: usize = 3 * 4096;
@@ -42,7 +51,7 @@ impl MemorySource for MemoryFiles {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
         let mapped = len.next_multiple_of(4096);
         // SAFETY: a C string; a new descriptor, which is ours.
-        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"queue".as_ptr(), libc::MFD_CLOEXEC)) };
+        let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(self.name.as_ptr(), libc::MFD_CLOEXEC)) };
         let file = File::from(file);
         file.set_len((LEAD + mapped) as u64).unwrap();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -76,6 +85,8 @@ struct RunsOut {
     left: AtomicUsize,
     then: Then,
     files: MemoryFiles,
+    /// The other end of what was given as a buffer.
+    writer: Mutex<Option<PipeWriter>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +109,8 @@ impl MemorySource for RunsOut {
             }
             Then::NotThere => UmemSource::Host,
             Then::NoBuffer => {
-                let (read, _write) = io::pipe().unwrap();
+                let (read, write) = io::pipe().unwrap();
+                *self.writer.lock().unwrap() = Some(write);
                 UmemSource::DmaBuf { fd: read.into(), offset: 0 }
             }
         };
@@ -113,8 +125,13 @@ fn domain(pd: &Arc<ProtectionDomainInner>, source: Arc<dyn MemorySource>) -> Res
     Ok(Arc::new(QueueDomain { maker, placement: QueuePlacement::HOST, pd: pd.clone() }))
 }
 
-fn files() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// How many descriptors this process has of memory files of that name: of all, other tests open and close some meanwhile.
+fn descriptors_of(name: &CStr) -> usize {
+    let name = format!("/memfd:{}", name.to_str().unwrap());
+    // A descriptor may be closed between the listing and the look.
+    let targets =
+        std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    targets.filter(|target| target.to_str().is_some_and(|target| target.starts_with(&name))).count()
 }
 
 fn poll(queue: &CompletionQueue) -> Completion {
@@ -134,7 +151,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
         return;
     };
     let pd = ProtectionDomain::new(&device).unwrap();
-    let source = Arc::new(MemoryFiles::default());
+    let source = Arc::new(MemoryFiles::new(c"carries"));
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let make = || {
         QueuePair::in_domain(domain(&pd.inner, source.clone()).unwrap(), config)
@@ -145,6 +162,7 @@ fn devx_queues_in_memory_files_carry_messages_of_streams_and_of_the_cpu() {
     // Send completions, receive completions, rings: of each side.
     let made = std::mem::take(&mut *source.made.lock().unwrap());
     assert_eq!(made.len(), 6);
+    assert!(descriptors_of(c"carries") >= 6, "the count that the other test relies on sees them");
     let op_own = |file: &File| {
         let mut byte = [0];
         file.read_exact_at(&mut byte, LEAD as u64 + 63).unwrap();
@@ -190,14 +208,20 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
         return;
     };
     let pd = ProtectionDomain::new(&device).unwrap();
-    let before = files();
     for then in [Then::NoMemory, Then::NotThere, Then::NoBuffer] {
         // The completion queues first, then the rings.
         for made in 0..3 {
-            let files = MemoryFiles::default();
-            let source = Arc::new(RunsOut { left: AtomicUsize::new(made), then, files });
-            let domain = domain(&pd.inner, source).unwrap();
+            let files = MemoryFiles::new(c"runs-out");
+            let left = AtomicUsize::new(made);
+            let source = Arc::new(RunsOut { left, then, files, writer: Mutex::default() });
+            let domain = domain(&pd.inner, source.clone()).unwrap();
             let error = QueuePair::in_domain(domain, QueuePairConfig::default()).unwrap_err();
+            source.files.made.lock().unwrap().clear();
+            assert_eq!(descriptors_of(c"runs-out"), 0, "{then:?} after {made}");
+            if let Some(mut writer) = source.writer.lock().unwrap().take() {
+                // Nobody has the end to read from any more.
+                assert_eq!(writer.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+            }
             let text = error.to_string();
             match (then, error) {
                 (Then::NoMemory, Error::Memory { source, .. }) => {
@@ -211,7 +235,6 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             }
         }
     }
-    assert_eq!(files(), before, "descriptors are closed");
     // And there is still everything that queues need.
     QueuePair::new(&pd, QueuePairConfig::default().queues(QueueMaker::Devx)).unwrap();
 }
