@@ -1,13 +1,21 @@
 //! Barriers between a CPU and a device, named for their purpose, as rdma-core's `util/udma_barrier.h` does.
 
+#[cfg(not(target_arch = "aarch64"))]
 use std::sync::atomic::{Ordering, fence};
 
 /// Everything written to ordinary memory before is visible to a device that sees a later write.
 ///
 /// x86-64 keeps stores to write-back memory in order, so only the compiler must be told (a release fence is no
-/// instruction there); aarch64 gets a `dmb`. It is not enough after stores to write-combined memory: see [`drain`].
+/// instruction there). On aarch64 a device is in the outer shareable domain, which Rust's fences do not reach. It is not enough after
+/// stores to write-combined memory: see [`drain`].
 #[inline]
 pub fn to_device() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction only orders accesses.
+    unsafe {
+        std::arch::asm!("dmb osh", options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "aarch64"))]
     fence(Ordering::Release);
 }
 
@@ -39,7 +47,12 @@ pub fn from_device() {
     unsafe {
         std::arch::x86_64::_mm_lfence();
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the instruction only orders loads.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
 }
 
