@@ -7,11 +7,10 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::Transport;
 use gdsync::mapped::MappingBackend;
-use gdsync::{DoorbellPath, Mtu, QueueMaker};
+use gdsync::{DoorbellPath, QueueMaker};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
-use softhca::devices::MAX_DEVICES;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
@@ -72,13 +71,13 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct PingpongOptions {
     /// Exchanges that are measured
-    #[arg(long, default_value = "1000", value_parser = positive, allow_hyphen_values = true)]
+    #[arg(long, default_value = "1000", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) iters: u64,
     /// Exchanges before the measurement
-    #[arg(long, default_value = "100", value_parser = count, allow_hyphen_values = true)]
+    #[arg(long, default_value = "100", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) warmup: u64,
     /// Bytes of a message; suffixes KiB, MiB, GiB
-    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", default_value = "8", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) size: u64,
     /// Transport service; messages of `ud` have at most the port's MTU
     #[arg(long, value_enum, default_value_t = Service::Rc)]
@@ -87,7 +86,7 @@ pub(crate) struct PingpongOptions {
     #[arg(long, value_enum, default_value_t = Operation::Send)]
     pub(crate) op: Operation,
     /// Processes: 2, or 1 for both sides in one
-    #[arg(long, default_value = "2", value_parser = procs, allow_hyphen_values = true)]
+    #[arg(long, default_value = "2", value_parser = values::procs, allow_hyphen_values = true)]
     pub(crate) procs: u64,
     /// Who rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
@@ -96,13 +95,13 @@ pub(crate) struct PingpongOptions {
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices` tells]
-    #[arg(long, value_name = "N", value_parser = gid_index, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = values::gid_index, allow_hyphen_values = true)]
     pub(crate) gid_index: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
-    #[arg(long, value_name = "BYTES", value_parser = mtu, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = values::mtu, allow_hyphen_values = true)]
     pub(crate) mtu: Option<u32>,
     /// Keep messages in the memory of GPU N, and let a CUDA stream and kernels do the work
-    #[arg(long, value_name = "N", value_parser = ordinal, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: Option<u32>,
     #[command(flatten)]
     pub(crate) layout: Layout,
@@ -113,7 +112,7 @@ pub(crate) struct PingpongOptions {
     #[arg(long, value_enum, default_value_t = QueueChoice::Verbs)]
     pub(crate) queues: QueueChoice,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
-    #[arg(long, value_name = "K", default_value = "16", value_parser = batch, allow_hyphen_values = true)]
+    #[arg(long, value_name = "K", default_value = "16", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
     /// Fill every message and check every byte of it [default: true]; `--check=false` only moves them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
@@ -163,7 +162,7 @@ impl PingpongOptions {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
-    #[arg(long, value_name = "LIST", default_value = "1", value_parser = soft_devices)]
+    #[arg(long, value_name = "LIST", default_value = "1", value_parser = values::soft_devices)]
     pub(crate) devices: SoftDevices,
     /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md); SOFTHCA_FAULTS does the same
     #[arg(long, value_name = "PLAN")]
@@ -203,7 +202,7 @@ pub(crate) struct DoctorOptions {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub(crate) struct SoakOptions {
     /// How long, in minutes
-    #[arg(long, default_value = "1", value_parser = minutes, allow_hyphen_values = true)]
+    #[arg(long, default_value = "1", value_parser = values::minutes, allow_hyphen_values = true)]
     pub(crate) minutes: f64,
     /// What everything random is made of
     #[arg(long, default_value = "1", allow_hyphen_values = true)]
@@ -228,7 +227,7 @@ pub(crate) struct SoakOptions {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MappedOptions {
     /// The GPU whose memory is mapped
-    #[arg(long, value_name = "N", default_value = "0", value_parser = ordinal, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = values::ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: u32,
     /// Who maps it: gdrdrv, dma-buf or nvrm [default: all that work]
     #[arg(long, value_name = "NAME")]
@@ -246,7 +245,7 @@ pub(crate) struct CopyOptions {
     #[command(flatten)]
     pub(crate) mapped: MappedOptions,
     /// Largest copy, 64 bytes to 256 MiB [default: 16MiB for copybw, 64KiB for copylat]
-    #[arg(long, value_name = "BYTES", value_parser = copy_size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = values::copy_size, allow_hyphen_values = true)]
     pub(crate) max_size: Option<u64>,
 }
 
@@ -285,7 +284,7 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Posts of each kind
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = positive, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = values::positive, allow_hyphen_values = true)]
     pub(crate) posts: u64,
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
@@ -428,83 +427,8 @@ pub(crate) fn one_line(message: &str) -> String {
     words.join(" ")
 }
 
-fn count(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(minutes) if minutes > 0.0 && minutes <= 10_000.0 => Ok(minutes),
-        _ => Err(format!("{text} is no number of minutes above 0, up to 10000")),
-    }
-}
-
-fn positive(text: &str) -> Result<u64, String> {
-    match count(text) {
-        Ok(0) | Err(_) => Err(format!("{text} is not a whole number of 1 or more")),
-        Ok(value) => Ok(value),
-    }
-}
-
-fn ordinal(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
-}
-
-fn gid_index(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| format!("{text} is not an index of a GID, counted from 0"))
-}
-
-fn mtu(text: &str) -> Result<u32, String> {
-    let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
-    bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
-}
-
-fn soft_devices(text: &str) -> Result<SoftDevices, String> {
-    match softhca::devices::parse(text) {
-        Some(layers) => Ok(SoftDevices { text: text.to_owned(), layers }),
-        None => {
-            Err(format!("{text} is neither a number from 1 to {MAX_DEVICES} nor a list of `ib` and `roce`"))
-        }
-    }
-}
-
-fn procs(text: &str) -> Result<u64, String> {
-    positive(text).ok().filter(|value| *value <= 2).ok_or_else(|| format!("{text} is neither 1 nor 2"))
-}
-
-fn batch(text: &str) -> Result<u64, String> {
-    let value = positive(text)?;
-    if value > MAX_BATCH {
-        Err(format!("{value} is more than the {MAX_BATCH} that fit a queue"))
-    } else {
-        Ok(value)
-    }
-}
-
-fn copy_size(text: &str) -> Result<u64, String> {
-    size(text)
-        .ok()
-        .filter(|bytes| (64..=256 << 20).contains(bytes))
-        .ok_or_else(|| format!("{text} is no size from 64 bytes to 256MiB"))
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, suffix) = text.split_at(digits);
-    let unit: u64 = match suffix {
-        "" | "B" => 1,
-        "K" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
-        _ => return Err(format!("{text} is not a size: give bytes, or a number with KiB, MiB or GiB")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("{text} is not a size of 0 bytes or more"))?;
-    match number.checked_mul(unit) {
-        Some(bytes) if bytes <= MAX_SIZE => Ok(bytes),
-        _ => Err(format!("{text} is more than the 1 GiB that a message can have")),
-    }
-}
+#[path = "cli_values.rs"]
+mod values;
 
 #[cfg(test)]
 #[path = "cli_tests.rs"]

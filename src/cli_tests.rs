@@ -1,3 +1,4 @@
+use super::values::{batch, count, positive, procs, size};
 use super::*;
 use proptest::prelude::*;
 

@@ -1,0 +1,83 @@
+//! Values on the command line: what text means, and what it must be instead.
+
+use super::{MAX_BATCH, MAX_SIZE, SoftDevices};
+use gdsync::Mtu;
+use softhca::devices::MAX_DEVICES;
+
+pub(super) fn count(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text} is not a whole number of 0 or more"))
+}
+
+pub(super) fn minutes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(minutes) if minutes > 0.0 && minutes <= 10_000.0 => Ok(minutes),
+        _ => Err(format!("{text} is no number of minutes above 0, up to 10000")),
+    }
+}
+
+pub(super) fn positive(text: &str) -> Result<u64, String> {
+    match count(text) {
+        Ok(0) | Err(_) => Err(format!("{text} is not a whole number of 1 or more")),
+        Ok(value) => Ok(value),
+    }
+}
+
+pub(super) fn ordinal(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not the number of a GPU, counted from 0"))
+}
+
+pub(super) fn gid_index(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text} is not an index of a GID, counted from 0"))
+}
+
+pub(super) fn mtu(text: &str) -> Result<u32, String> {
+    let bytes = text.parse().ok().filter(|bytes| Mtu::from_bytes(*bytes).is_some());
+    bytes.ok_or_else(|| format!("{text} is none of 256, 512, 1024, 2048, 4096"))
+}
+
+pub(super) fn soft_devices(text: &str) -> Result<SoftDevices, String> {
+    match softhca::devices::parse(text) {
+        Some(layers) => Ok(SoftDevices { text: text.to_owned(), layers }),
+        None => {
+            Err(format!("{text} is neither a number from 1 to {MAX_DEVICES} nor a list of `ib` and `roce`"))
+        }
+    }
+}
+
+pub(super) fn procs(text: &str) -> Result<u64, String> {
+    positive(text).ok().filter(|value| *value <= 2).ok_or_else(|| format!("{text} is neither 1 nor 2"))
+}
+
+pub(super) fn batch(text: &str) -> Result<u64, String> {
+    let value = positive(text)?;
+    if value > MAX_BATCH {
+        Err(format!("{value} is more than the {MAX_BATCH} that fit a queue"))
+    } else {
+        Ok(value)
+    }
+}
+
+pub(super) fn copy_size(text: &str) -> Result<u64, String> {
+    size(text)
+        .ok()
+        .filter(|bytes| (64..=256 << 20).contains(bytes))
+        .ok_or_else(|| format!("{text} is no size from 64 bytes to 256MiB"))
+}
+
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let unit: u64 = match suffix {
+        "" | "B" => 1,
+        "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        _ => return Err(format!("{text} is not a size: give bytes, or a number with KiB, MiB or GiB")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{text} is not a size of 0 bytes or more"))?;
+    match number.checked_mul(unit) {
+        Some(bytes) if bytes <= MAX_SIZE => Ok(bytes),
+        _ => Err(format!("{text} is more than the 1 GiB that a message can have")),
+    }
+}
