@@ -11,10 +11,11 @@ use crate::lane::Lane;
 use crate::memory::arena::Line;
 use crate::peer::Doorbell;
 use crate::qp::QueuePairInner;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 
 /// A doorbell that a stream will write into its mailbox.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl fmt::Debug for Queue {
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Ring>> {
-        self.rings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.rings.lock()
     }
 
     /// Rings the oldest if the stream has come there.
@@ -96,21 +97,20 @@ impl Queue {
 }
 
 /// The thread, and what it looks at. Lock order: this list, then a queue, then a send queue.
-#[derive(Default)]
 struct Proxy {
     state: Mutex<State>,
     /// Signalled when a queue gets something to look at.
     work: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     started: bool,
     /// Queues that are not empty.
     active: Vec<Arc<Queue>>,
 }
 
-static PROXY: LazyLock<Proxy> = LazyLock::new(Proxy::default);
+static PROXY: Proxy =
+    Proxy { state: Mutex::new(State { started: false, active: Vec::new() }), work: Condvar::new() };
 
 /// Starts the thread, where it does not run yet.
 pub(super) fn start() -> Result<(), StreamError> {
@@ -148,7 +148,7 @@ pub(super) fn withdraw(queue: &Queue, count: usize) {
 
 impl Proxy {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock()
     }
 
     fn run(&self) {
@@ -161,7 +161,7 @@ impl Proxy {
             state.active.retain(|queue| !queue.lock().is_empty());
             if state.active.is_empty() {
                 queues.clear();
-                drop(self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()));
+                self.work.wait(&mut state);
                 pause = Pause::new();
                 continue;
             }

@@ -3,10 +3,11 @@
 use super::pause::{Pause, use_fine_timers};
 use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, execute};
 use crate::memory::{HostAddr, MemoryKind, StreamAddr};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The default backend where there is no GPU.
@@ -20,6 +21,7 @@ pub struct SoftStream {
     shared: Arc<Shared>,
 }
 
+/// (Condition variables of parking_lot ask the kernel only where somebody waits: the worker mostly does not while work comes in.)
 struct Shared {
     state: Mutex<State>,
     /// Signalled when work comes, or the stream closes.
@@ -138,8 +140,7 @@ impl MemOpStream for SoftStream {
             if left.is_zero() {
                 return Ok(false);
             }
-            let waited = self.shared.idle.wait_timeout(state, left);
-            state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            self.shared.idle.wait_for(&mut state, left);
         }
     }
 }
@@ -153,8 +154,7 @@ impl Drop for SoftStream {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under this lock panics half-way.
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock()
     }
 
     fn push(&self, item: Item) -> Result<(), StreamError> {
@@ -192,7 +192,7 @@ impl Shared {
             if state.closed {
                 return None;
             }
-            state = self.work.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.work.wait(&mut state);
         }
     }
 
@@ -257,21 +257,21 @@ struct EventInner {
 
 impl Event {
     fn complete(&self) {
-        let mut completed = self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut completed = self.inner.completed.lock();
         completed.get_or_insert_with(Instant::now);
         self.inner.changed.notify_all();
     }
 
     /// When the stream passed the point; `None` before. A stream that failed counts as having passed all its points.
     pub fn completed_at(&self) -> Option<Instant> {
-        *self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        *self.inner.completed.lock()
     }
 
     /// Blocks until the stream has passed the point.
     pub fn synchronize(&self) {
-        let mut completed = self.inner.completed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut completed = self.inner.completed.lock();
         while completed.is_none() {
-            completed = self.inner.changed.wait(completed).unwrap_or_else(|poisoned| poisoned.into_inner());
+            self.inner.changed.wait(&mut completed);
         }
     }
 }

@@ -20,10 +20,10 @@ fn operations_and_kernels_run_in_order() {
         // SAFETY: the memory outlives the stream's work: `idle` below.
         unsafe { stream.submit(&[MemOp::Write32 { addr, value }]) }.unwrap();
         let (seen, word) = (seen.clone(), word.clone());
-        stream.launch(move || seen.lock().unwrap().push(word.load())).unwrap();
+        stream.launch(move || seen.lock().push(word.load())).unwrap();
     }
     idle(&stream);
-    assert_eq!(*seen.lock().unwrap(), (1..=100).collect::<Vec<u32>>());
+    assert_eq!(*seen.lock(), (1..=100).collect::<Vec<u32>>());
     assert!(stream.query().unwrap());
 }
 
