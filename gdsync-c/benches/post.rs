@@ -5,14 +5,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use gdsync::{Access, QueuePair, RemoteMemory, WorkRequest};
+use gdsync::{Access, QueuePair, RemoteMemory, SoftStream, Stream, WorkRequest};
 use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs};
 use gdsync_c::inside;
 use gdsync_c::types::{
     CUstream, GDS_MEMORY_HOST, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_descriptor_body, gds_descriptor_t,
-    gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_wr, gds_wait_value32_t,
+    gds_qp, gds_qp_init_attr_t, gds_rdma, gds_send_operands, gds_send_request_t, gds_send_wr,
+    gds_wait_value32_t,
 };
 use gdsync_sys::verbs::{self, ibv_mr, ibv_port_attr, ibv_qp_attr, ibv_sge, ibv_wc};
+use std::cell::UnsafeCell;
 use std::io::Write;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -149,7 +151,8 @@ impl Pair {
         took
     }
 
-    fn stream(&self, in_c: bool) -> Duration {
+    /// By a stream that is held back meanwhile.
+    fn held(&self, posts: impl Fn() -> Duration) -> Duration {
         let gate = AtomicU32::new(0);
         let wait = gds_wait_value32_t {
             ptr: gate.as_ptr(),
@@ -161,22 +164,53 @@ impl Pair {
         let mut wait = gds_descriptor_t { tag: GDS_TAG_WAIT_VALUE32, body };
         // SAFETY: the gate outlives the wait, as the stream is synchronized below.
         assert_eq!(unsafe { descriptors::gds_stream_post_descriptors(self.stream, 1, &mut wait, 0) }, 0);
-        let took = if in_c {
-            // SAFETY: as above, and the stream is alive.
-            self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) })
-        } else {
-            // SAFETY: the stream is alive.
-            let soft = unsafe { inside::Soft::find(self.stream) }.unwrap();
-            let stream = soft.stream().unwrap();
-            self.rust_posts(|queue_pair, request| {
-                stream.post_send(queue_pair.prepare(request).unwrap()).unwrap();
-            })
-        };
+        let took = posts();
         gate.store(1, Ordering::Release);
         self.poll();
         // SAFETY: the stream is alive.
         assert_eq!(unsafe { ext::gdsync_stream_synchronize(self.stream, 60_000) }, 0);
         took
+    }
+
+    /// Prepared and posted in one call.
+    fn queued(&self, in_c: bool) -> Duration {
+        self.held(|| {
+            if in_c {
+                // SAFETY: as in `cpu`, and the stream is alive.
+                self.posts(|wr, bad| unsafe { send::gds_stream_queue_send(self.stream, self.qp, wr, bad) })
+            } else {
+                self.on_stream(|stream, queue_pair, request| {
+                    stream.queue_send(queue_pair, request).unwrap();
+                })
+            }
+        })
+    }
+
+    /// Prepared by one call, posted by another.
+    fn prepared(&self, in_c: bool) -> Duration {
+        self.held(|| {
+            if in_c {
+                // SAFETY: plain data.
+                let request = UnsafeCell::new(unsafe { std::mem::zeroed::<gds_send_request_t>() });
+                let request = request.get();
+                // SAFETY: as in `queued`, and a valid place for the request.
+                self.posts(|wr, bad| unsafe {
+                    send::gds_prepare_send(self.qp, wr, bad, request)
+                        | send::gds_stream_post_send(self.stream, request)
+                })
+            } else {
+                self.on_stream(|stream, queue_pair, request| {
+                    stream.post_send(queue_pair.prepare(request).unwrap()).unwrap();
+                })
+            }
+        })
+    }
+
+    fn on_stream(&self, post: impl Fn(&Stream<SoftStream>, &QueuePair, WorkRequest<'_>)) -> Duration {
+        // SAFETY: the stream is alive.
+        let soft = unsafe { inside::Soft::find(self.stream) }.unwrap();
+        let stream = soft.stream().unwrap();
+        self.rust_posts(|queue_pair, request| post(stream, queue_pair, request))
     }
 }
 
@@ -206,7 +240,8 @@ fn main() {
     .unwrap();
     let rows = [
         ("the CPU (gds_post_send)", measure(|in_c| pair.cpu(in_c))),
-        ("a stream (gds_stream_queue_send)", measure(|in_c| pair.stream(in_c))),
+        ("a stream (gds_stream_queue_send)", measure(|in_c| pair.queued(in_c))),
+        ("a stream, in two calls", measure(|in_c| pair.prepared(in_c))),
     ];
     for (name, [rust, c]) in rows {
         writeln!(out, "{name:<34} {rust:>9.1} {c:>9.1} {:>9.1} {:>7.2}", c - rust, c / rust).unwrap();

@@ -2,7 +2,8 @@
 
 use crate::fault::Fault;
 use gdsync::{PreparedSend, PreparedWait};
-use parking_lot::Mutex;
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::relax::Yield;
 
 /// What a number stands for.
 pub(crate) enum Pending {
@@ -15,55 +16,106 @@ pub(crate) enum Pending {
 }
 
 struct Place {
-    /// Counts who has had the place: a number with another generation is an old one.
+    /// Counts who has had the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
     generation: u32,
     /// The queue pair.
     owner: usize,
     pending: Option<Pending>,
 }
 
+/// On a cache line of its own.
 #[derive(Default)]
+#[repr(align(64))]
 struct Table {
     places: Vec<Place>,
     free: Vec<u32>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { places: Vec::new(), free: Vec::new() });
+/// A request is in the table that its queue pair's address says, so that threads with queue pairs of their own rarely meet. As with
+/// gdsync's send queues, locks are released by a store, and who finds one taken yields: nobody holds one for long.
+static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
+    [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
+
+const TABLE_BITS: u32 = 4;
 
 const STALE: Fault = Fault::Stale {
     what: "the request was not prepared, or was posted, cancelled or destroyed with its queue pair",
 };
 
-/// Generation, and place plus 1: a struct of zeroes names nothing.
-fn name(generation: u32, place: u32) -> u64 {
-    u64::from(generation) << 32 | u64::from(place + 1)
+fn table_of(owner: usize) -> u32 {
+    // Addresses of objects are alike in their lowest bits.
+    ((owner as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - TABLE_BITS)) as u32
+}
+
+/// Generation, place and table.
+fn name(generation: u32, place: u32, table: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(place << TABLE_BITS | table)
+}
+
+#[inline]
+fn lock(table: u32) -> SpinMutexGuard<'static, Table, Yield> {
+    TABLES[table as usize].lock()
+}
+
+/// The table that a name is in.
+#[inline]
+fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
+    lock(name as u32 & ((1 << TABLE_BITS) - 1))
 }
 
 impl Table {
+    #[inline]
     fn place(&mut self, name: u64) -> Result<(u32, &mut Place), Fault> {
-        let index = (name as u32).checked_sub(1).ok_or(STALE)?;
+        let index = name as u32 >> TABLE_BITS;
         let place = self.places.get_mut(index as usize).ok_or(STALE)?;
         if place.generation != (name >> 32) as u32 { Err(STALE) } else { Ok((index, place)) }
+    }
+
+    /// Nobody has the place any more.
+    #[inline]
+    fn free(&mut self, index: u32) {
+        if let Some(place) = self.places.get_mut(index as usize) {
+            place.generation = place.generation.wrapping_add(1).max(1);
+            self.free.push(index);
+        }
     }
 }
 
 /// Keeps something for a queue pair; returns its number.
+#[inline]
 pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
-    let mut table = TABLE.lock();
+    let of = table_of(owner);
+    let mut table = lock(of);
     if let Some(index) = table.free.pop()
         && let Some(place) = table.places.get_mut(index as usize)
     {
         (place.owner, place.pending) = (owner, Some(pending));
-        return name(place.generation, index);
+        return name(place.generation, index, of);
     }
     let index = table.places.len() as u32;
     table.places.push(Place { generation: 1, owner, pending: Some(pending) });
-    name(1, index)
+    name(1, index, of)
+}
+
+/// Takes a single send out, and uses up its number. `None` where the number names anything else, and nothing has changed.
+#[inline]
+pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
+    let mut table = lock_of(name);
+    let (index, place) = table.place(name).ok()?;
+    if !matches!(place.pending, Some(Pending::Send(_))) {
+        return None;
+    }
+    let taken = place.pending.take();
+    table.free(index);
+    match taken {
+        Some(Pending::Send(send)) => Some(send),
+        _ => None,
+    }
 }
 
 /// Takes it out. The number is used up once [`used_up`] is told; until then [`put_back`] undoes it.
 pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
-    let mut table = TABLE.lock();
+    let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     let is_one = place.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
     if is_one != Some(is_send) {
@@ -74,23 +126,22 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
 
 /// Nothing has come of [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
-    let mut table = TABLE.lock();
-    if let Ok((_, place)) = table.place(name) {
+    if let Ok((_, place)) = lock_of(name).place(name) {
         place.pending = Some(pending);
     }
 }
 
 /// The number names nothing any more.
 pub(crate) fn used_up(name: u64) {
-    let mut table = TABLE.lock();
-    let Ok((index, place)) = table.place(name) else { return };
-    place.generation = place.generation.wrapping_add(1);
-    table.free.push(index);
+    let mut table = lock_of(name);
+    if let Ok((index, _)) = table.place(name) {
+        table.free(index);
+    }
 }
 
 /// Looks at a wait's words.
 pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, Fault> {
-    let mut table = TABLE.lock();
+    let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     match &mut place.pending {
         Some(Pending::Wait(_, words)) if words.len() < limit => {
@@ -104,15 +155,14 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
 
 /// The queue pair goes: what was prepared on it is taken back, newest first.
 pub(crate) fn forget(owner: usize) {
-    let mut table = TABLE.lock();
+    let mut table = lock(table_of(owner));
     let mut gone = Vec::new();
     for index in 0..table.places.len() {
         let place = &mut table.places[index];
         if place.owner == owner
             && let Some(pending) = place.pending.take()
         {
-            place.generation = place.generation.wrapping_add(1);
-            table.free.push(index as u32);
+            table.free(index as u32);
             gone.push(pending);
         }
     }

@@ -5,8 +5,8 @@ use crate::types::CUstream;
 use gdsync::cuda::CudaStream;
 use gdsync::cudarc::driver::sys;
 use gdsync::{
-    Batch, MemOpStream, PostError, PostFailure, QueueError, QueuePair, SoftStream, Stream, StreamError,
-    StreamOptions, WorkRequest,
+    Batch, MemOpStream, PostError, PostFailure, Posted, PreparedSend, QueueError, QueuePair, SoftStream,
+    Stream, StreamError, StreamOptions, WorkRequest,
 };
 use parking_lot::RwLock;
 use std::cell::Cell;
@@ -241,12 +241,40 @@ impl StreamObject {
         }
     }
 
-    /// Prepares a send and posts it, or takes it back without a word.
+    /// Posts a send, as [`Self::post`] does.
     #[inline(always)]
-    pub(crate) fn try_post_send(&self, queue_pair: &QueuePair, request: WorkRequest<'_>) -> Option<()> {
+    pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), Fault> {
+        let posted = match self {
+            StreamObject::Soft(stream) => stream.post_send(send),
+            StreamObject::Cuda(stream, _) => stream.post_send(send),
+        };
+        match posted {
+            Ok(_) => Ok(()),
+            Err(error) => self.post_after(error),
+        }
+    }
+
+    /// The reason may be gone in time: what [`Self::post`] waits for, or is in the way.
+    #[cold]
+    #[inline(never)]
+    fn post_after(&self, error: PostError) -> Result<(), Fault> {
+        match error.source {
+            PostFailure::WouldBlock { .. } => self.post(error.batch),
+            source if is_in_the_way(&source) => self.post(error.batch),
+            source => Err(source.into()),
+        }
+    }
+
+    /// Prepares a send and posts it.
+    #[inline(always)]
+    pub(crate) fn queue_send(
+        &self,
+        queue_pair: &QueuePair,
+        request: WorkRequest<'_>,
+    ) -> Result<Posted, PostFailure> {
         match self {
-            StreamObject::Soft(stream) => try_post_send(stream, queue_pair, request),
-            StreamObject::Cuda(stream, _) => try_post_send(stream, queue_pair, request),
+            StreamObject::Soft(stream) => stream.queue_send(queue_pair, request),
+            StreamObject::Cuda(stream, _) => stream.queue_send(queue_pair, request),
         }
     }
 
@@ -309,30 +337,6 @@ impl StreamObject {
         }
         .map(gdsync::StreamAddr::get)
     }
-}
-
-/// [`StreamObject::try_post_send`], of a known backend: what is prepared moves once.
-#[inline(always)]
-fn try_post_send<B: MemOpStream>(
-    stream: &Stream<B>,
-    queue_pair: &QueuePair,
-    request: WorkRequest<'_>,
-) -> Option<()> {
-    match queue_pair.prepare(request) {
-        Ok(send) => match stream.post_send(send) {
-            Ok(_) => Some(()),
-            Err(error) => gone(error),
-        },
-        Err(error) => gone(error),
-    }
-}
-
-/// Drops an error where that is in nobody's way.
-#[cold]
-#[inline(never)]
-fn gone<E>(error: E) -> Option<()> {
-    drop(error);
-    None
 }
 
 /// Another stream may have passed what is in the way: nobody has looked.

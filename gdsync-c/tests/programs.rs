@@ -8,11 +8,15 @@ use std::collections::BTreeSet;
 use support::{Language, build, build_with, can_build, root, skipped};
 
 fn run(test: &str, source: &str) -> Option<String> {
+    run_in(test, source, &[])
+}
+
+fn run_in(test: &str, source: &str, environment: &[(&str, &str)]) -> Option<String> {
     let mut said = None;
     for language in [Language::C, Language::Cpp] {
         if can_build(test, language) {
             let program = build(language, &root().join("tests/c").join(source), &[]);
-            said = Some(program.succeed(&[]));
+            said = Some(program.succeed(environment));
         }
     }
     said
@@ -36,6 +40,14 @@ fn descriptors_of_every_kind_are_performed() {
 fn requests_may_be_copied_and_thrown_away() {
     if let Some(said) = run("requests_may_be_copied_and_thrown_away", "requests.c") {
         assert_eq!(said, "requests ok\n");
+    }
+}
+
+#[test]
+fn sends_wait_for_other_streams_and_for_room() {
+    let environment = [("GDSYNC_POST_TIMEOUT_MS", "20")];
+    if let Some(said) = run_in("sends_wait_for_other_streams_and_for_room", "streams.c", &environment) {
+        assert_eq!(said, "streams ok\n");
     }
 }
 

@@ -286,7 +286,7 @@ impl PreparedSend {
     /// [`QueueError`]: not its turn, or its queue pair has failed. The send is dropped then, which takes it back.
     pub fn give_to_kernel(mut self) -> Result<KernelSend, QueueError> {
         let lane = passed_lane()?;
-        let Doorbell { record_at, record, register, value } = self.doorbell();
+        let Doorbell { record_at, record, register, value } = self.place().1;
         self.commit(&lane, lane.progress())?;
         drop(self.into_queue_pair());
         Ok(KernelSend { record_at, record, register, doorbell: value })

@@ -44,18 +44,14 @@ impl PreparedSend {
         request: WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
     ) -> Result<Self, QueueError> {
-        let (serial, doorbell) = {
-            let mut completions = queue_pair.send_cq().lock();
-            let mut send = queue_pair.send();
-            // Under the locks: it may be handed over to kernels meanwhile.
-            queue_pair.check_connected()?;
-            let prepared = send.prepare(&request, &*queue_pair, |signaled| completions.reserve(signaled))?;
-            if let Some(claim) = claim {
-                send.claims.add(prepared.0, claim);
-            }
-            prepared
-        };
-        Ok(PreparedSend { queue_pair, serial, doorbell, posted: None })
+        let (serial, doorbell) = queue_pair.prepare_send(&request, claim)?;
+        Ok(Self::assemble(queue_pair, serial, doorbell))
+    }
+
+    /// What [`QueuePairInner::prepare_send`] has prepared.
+    #[inline]
+    pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, doorbell: Doorbell) -> Self {
+        PreparedSend { queue_pair, serial, doorbell, posted: None }
     }
 
     /// The number of the queue pair.
@@ -81,25 +77,11 @@ impl PreparedSend {
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
-    /// What hands it to the card, unless that was told of it because the queue pair failed.
+    /// Which one of its queue pair's sends it is, and what hands it to the card, unless that was told of it because the queue pair
+    /// failed.
     #[inline]
-    pub(crate) fn doorbell(&self) -> Doorbell {
-        self.doorbell
-    }
-
-    /// Marks it as posted, where it is plainly the next one on the stream that has posted before it. Returns what that has
-    /// replaced, for [`Self::undo_next`]; none where [`Self::commit`] has to look, and nothing has changed.
-    #[inline]
-    pub(crate) fn commit_next(&self, lane: &Arc<Lane>, ticket: Ticket) -> Option<Replaced> {
-        if !self.queue_pair.connected.load(Ordering::Acquire) {
-            return None;
-        }
-        self.queue_pair.send().post_next(self.serial, lane, ticket)
-    }
-
-    #[cold]
-    pub(crate) fn undo_next(&self, replaced: Replaced) {
-        self.queue_pair.send().undo_post(self.serial, Before::SameLane(replaced));
+    pub(crate) fn place(&self) -> (u64, Doorbell) {
+        (self.serial, self.doorbell)
     }
 
     /// Once posted: what has to live until the stream has passed it.
@@ -115,6 +97,42 @@ impl PreparedSend {
         if let Some(before) = self.posted.take() {
             self.queue_pair.send().undo_post(self.serial, before);
         }
+    }
+}
+
+impl QueuePairInner {
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion goes to
+    /// the claim, if there is one.
+    #[inline]
+    pub(crate) fn prepare_send(
+        &self,
+        request: &WorkRequest<'_>,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(u64, Doorbell), QueueError> {
+        let mut completions = self.send_cq().lock();
+        let mut send = self.send();
+        // Under the locks: it may be handed over to kernels meanwhile.
+        self.check_connected()?;
+        let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
+        if let Some(claim) = claim {
+            send.claims.add(prepared.0, claim);
+        }
+        Ok(prepared)
+    }
+
+    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has posted before it. Returns what that
+    /// has replaced, for [`Self::undo_next`]; none where [`PreparedSend::commit`] has to look, and nothing has changed.
+    #[inline]
+    pub(crate) fn commit_next(&self, serial: u64, lane: &Arc<Lane>, ticket: Ticket) -> Option<Replaced> {
+        if !self.connected.load(Ordering::Acquire) {
+            return None;
+        }
+        self.send().post_next(serial, lane, ticket)
+    }
+
+    #[cold]
+    pub(crate) fn undo_next(&self, serial: u64, replaced: Replaced) {
+        self.send().undo_post(serial, Before::SameLane(replaced));
     }
 }
 

@@ -65,8 +65,11 @@ fn synchronize(stream: &Stream<Fickle>) {
 enum Action {
     /// On one of three streams; the last one rings through the proxy.
     One(usize),
+    /// Prepared and posted in one call.
+    Queued(usize),
     Batched(usize),
     Refused(usize),
+    QueuedRefused(usize),
     /// The second of two first, which is refused.
     Swapped(usize),
     Dropped,
@@ -78,8 +81,10 @@ fn action() -> impl Strategy<Value = Action> {
     let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(2)];
     prop_oneof![
         12 => stream().prop_map(Action::One),
+        6 => stream().prop_map(Action::Queued),
         2 => stream().prop_map(Action::Batched),
         2 => stream().prop_map(Action::Refused),
+        1 => stream().prop_map(Action::QueuedRefused),
         1 => stream().prop_map(Action::Swapped),
         1 => Just(Action::Dropped),
         1 => stream().prop_map(Action::Synchronize),
@@ -97,6 +102,11 @@ struct Sender {
 
 const DEPTH: u32 = 16;
 
+/// Streams get over it.
+fn in_the_way(failure: &PostFailure) -> bool {
+    matches!(failure, PostFailure::Queue(QueueError::OtherStream { .. }) | PostFailure::WouldBlock { .. })
+}
+
 impl Sender {
     fn new() -> Self {
         let config = QueuePairConfig::default().send_depth(DEPTH).recv_depth(DEPTH);
@@ -110,6 +120,17 @@ impl Sender {
         let number = self.next;
         (self.next, self.open) = (number + 1, self.open + 1);
         self.pair.left.prepare(WorkRequest::send(&[]).immediate(number)).unwrap()
+    }
+
+    /// Prepares and posts in one call, again after whatever stood in its way has passed.
+    fn queue(&mut self, at: usize) {
+        self.pair.right.post_recv(&[], 0).unwrap();
+        let request = || WorkRequest::send(&[]).immediate(self.next);
+        while let Err(failure) = self.streams[at].queue_send(&self.pair.left, request()) {
+            assert!(in_the_way(&failure), "{failure}");
+            self.streams.iter().for_each(synchronize);
+        }
+        (self.next, self.open) = (self.next + 1, self.open + 1);
     }
 
     /// Everything that was sent arrives, in its order.
@@ -126,13 +147,7 @@ impl Sender {
     /// Posts what was refused, after whatever stood in its way has passed.
     fn insist(&self, at: usize, mut result: Result<Posted, PostError>) {
         while let Err(error) = result {
-            assert!(
-                matches!(
-                    error.source,
-                    PostFailure::Queue(QueueError::OtherStream { .. }) | PostFailure::WouldBlock { .. }
-                ),
-                "{error}"
-            );
+            assert!(in_the_way(&error.source), "{error}");
             self.streams.iter().for_each(synchronize);
             result = self.streams[at].post(error.batch);
         }
@@ -148,6 +163,7 @@ impl Sender {
                 let send = self.prepare();
                 self.insist(at, self.streams[at].post_send(send));
             }
+            Action::Queued(at) => self.queue(at),
             Action::Batched(at) => {
                 let (first, second) = (self.prepare(), self.prepare());
                 self.insist(at, self.streams[at].post(Batch::new().send(first).send(second)));
@@ -164,6 +180,15 @@ impl Sender {
                 assert_eq!((error.posted, error.batch.len()), (0, 1));
                 // As good as before, on any stream.
                 self.insist((at + 1) % 3, self.streams[(at + 1) % 3].post(error.batch));
+            }
+            Action::QueuedRefused(at) => {
+                self.settle();
+                self.streams[at].mood.store(REFUSES_ONCE, Ordering::Relaxed);
+                let failure =
+                    self.streams[at].queue_send(&self.pair.left, WorkRequest::send(&[])).unwrap_err();
+                assert!(matches!(failure, PostFailure::Stream(StreamError::Unsupported { .. })), "{failure}");
+                // Nothing of it is left in the way of the next.
+                self.queue((at + 1) % 3);
             }
             Action::Swapped(at) => {
                 // With room for it, so that its order is what is wrong.

@@ -79,6 +79,30 @@ pub unsafe extern "C" fn gds_prepare_send(
     bad_wr: *mut *mut gds_send_wr,
     request: *mut gds_send_request_t,
 ) -> c_int {
+    // SAFETY: the caller's.
+    let plain = || unsafe {
+        let (qp, request) = (objects::queue_pair(qp).ok()?, request.as_mut()?);
+        let keep = |send| requests::keep(qp.name(), Pending::Send(send));
+        let name = work::with_plain(qp, wr, |request| qp.queue_pair.prepare(request).ok().map(keep))?;
+        name_it(request, name);
+        Some(())
+    };
+    if fault::quietly(plain).is_some() {
+        return 0;
+    }
+    // SAFETY: the caller's.
+    unsafe { prepare_any(qp, wr, bad_wr, request) }
+}
+
+/// As [`queue_any`].
+#[cold]
+#[inline(never)]
+unsafe fn prepare_any(
+    qp: *mut gds_qp,
+    wr: *mut gds_send_wr,
+    bad_wr: *mut *mut gds_send_wr,
+    request: *mut gds_send_request_t,
+) -> c_int {
     fault::status("gds_prepare_send", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: the caller's.
@@ -87,13 +111,16 @@ pub unsafe extern "C" fn gds_prepare_send(
         // SAFETY: the caller's.
         unsafe { work::prepare_sends(qp, wr, bad_wr, |send| prepared.push(send)) }?;
         let name = prepared.pending().map_or(0, |pending| requests::keep(qp.name(), pending));
-        // SAFETY: a valid place, the caller's. The rest of it is never looked at.
-        unsafe {
-            (*request).storage = std::ptr::null_mut();
-            ((*request).entries, (*request).rollback_id, (*request).comp_mask) = (0, name, 0);
-        }
+        // SAFETY: a valid place, the caller's.
+        name_it(unsafe { &mut *request }, name);
         Ok(())
     })
+}
+
+/// The rest of a request is never looked at.
+fn name_it(request: &mut gds_send_request_t, name: u64) {
+    request.storage = std::ptr::null_mut();
+    (request.entries, request.rollback_id, request.comp_mask) = (0, name, 0);
 }
 
 /// `gds_stream_queue_send`.
@@ -110,7 +137,7 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     // SAFETY: the caller's.
     let plain = || unsafe {
         let (qp, stream) = (objects::queue_pair(qp).ok()?, streams::remembered(stream)?);
-        work::with_plain(qp, wr, |request| stream.try_post_send(&qp.queue_pair, request))
+        work::with_plain(qp, wr, |request| stream.queue_send(&qp.queue_pair, request).ok().map(drop))
     };
     if fault::quietly(plain).is_some() {
         return 0;
@@ -144,8 +171,16 @@ unsafe fn queue_any(
 /// The request is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_send(stream: CUstream, request: *mut gds_send_request_t) -> c_int {
-    // SAFETY: the caller's.
-    fault::status("gds_stream_post_send", || unsafe { post_all(stream, 1, request) })
+    fault::status("gds_stream_post_send", || {
+        // SAFETY: the caller's.
+        if let (Some(stream), Some(request)) = unsafe { (streams::remembered(stream), request.as_ref()) }
+            && let Some(send) = requests::take_send(request.rollback_id)
+        {
+            return stream.post_send(send);
+        }
+        // SAFETY: the caller's.
+        unsafe { post_all(stream, 1, request) }
+    })
 }
 
 /// `gds_stream_post_send_all`.
@@ -162,6 +197,7 @@ pub unsafe extern "C" fn gds_stream_post_send_all(
     fault::status("gds_stream_post_send_all", || unsafe { post_all(stream, count, request) })
 }
 
+#[inline(never)]
 unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_send_request_t) -> Result<(), Fault> {
     let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
     // SAFETY: the caller's.
