@@ -5,8 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use gdsync::{Access, QueuePair, RemoteMemory, SoftStream, Stream, WorkRequest};
-use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs};
+use gdsync::{Access, Batch, QueuePair, RemoteMemory, SoftStream, Stream, WorkRequest};
+use gdsync_c::api::{descriptors, ext, queue_pair as c_qp, send, verbs as c_verbs, wait};
 use gdsync_c::inside;
 use gdsync_c::types::{
     CUstream, GDS_MEMORY_HOST, GDS_TAG_WAIT_VALUE32, GDS_WAIT_COND_EQ, gds_descriptor_body, gds_descriptor_t,
@@ -206,6 +206,25 @@ impl Pair {
         })
     }
 
+    /// Sent, and waited for.
+    fn waited(&self, in_c: bool) -> Duration {
+        self.held(|| {
+            if in_c {
+                // SAFETY: as in `queued`.
+                self.posts(|wr, bad| unsafe {
+                    send::gds_stream_queue_send(self.stream, self.qp, wr, bad)
+                        | wait::gds_stream_wait_cq(self.stream, &raw mut (*self.qp).send_cq, 0)
+                })
+            } else {
+                self.on_stream(|stream, queue_pair, request| {
+                    stream.queue_send(queue_pair, request).unwrap();
+                    let wait = queue_pair.send_cq().prepare_wait().unwrap();
+                    stream.post(Batch::new().wait(wait)).unwrap();
+                })
+            }
+        })
+    }
+
     fn on_stream(&self, post: impl Fn(&Stream<SoftStream>, &QueuePair, WorkRequest<'_>)) -> Duration {
         // SAFETY: the stream is alive.
         let soft = unsafe { inside::Soft::find(self.stream) }.unwrap();
@@ -242,6 +261,7 @@ fn main() {
         ("the CPU (gds_post_send)", measure(|in_c| pair.cpu(in_c))),
         ("a stream (gds_stream_queue_send)", measure(|in_c| pair.queued(in_c))),
         ("a stream, in two calls", measure(|in_c| pair.prepared(in_c))),
+        ("a stream, and a wait for it", measure(|in_c| pair.waited(in_c))),
     ];
     for (name, [rust, c]) in rows {
         writeln!(out, "{name:<34} {rust:>9.1} {c:>9.1} {:>9.1} {:>7.2}", c - rust, c / rust).unwrap();

@@ -7,6 +7,7 @@
 //!
 //! Nothing happens when the library is loaded. Every function may be called from any thread.
 
+mod addresses;
 pub mod api;
 mod batch;
 mod completion;

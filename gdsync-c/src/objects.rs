@@ -1,5 +1,6 @@
 //! Queue pairs, completion queues and contexts that C programs have names of.
 
+use crate::addresses::Addresses;
 use crate::fault::{Fault, non_null_mut};
 use crate::placement::{self, Wishes};
 use crate::requests;
@@ -11,7 +12,7 @@ use gdsync_sys::VerbsApi;
 use gdsync_sys::verbs::{ibv_context, ibv_cq, ibv_pd, ibv_qp};
 use parking_lot::RwLock;
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -44,14 +45,15 @@ const MAGIC: u64 = 0x6764_7379_6e63_5150;
 #[derive(Default)]
 struct Objects {
     /// By the addresses of their C structs.
-    queue_pairs: HashMap<usize, Arc<QueuePairObject>>,
+    queue_pairs: HashMap<usize, Arc<QueuePairObject>, Addresses>,
     /// By the provider's objects.
-    provider_queue_pairs: HashMap<usize, Arc<QueuePairObject>>,
-    queues: HashMap<usize, CompletionQueue>,
+    provider_queue_pairs: HashMap<usize, Arc<QueuePairObject>, Addresses>,
+    /// By the provider's objects, with the [name](QueuePairObject::name) of the queue pair that each is of.
+    queues: HashMap<usize, (CompletionQueue, usize), Addresses>,
     /// A device for each context of a program, as long as it has queue pairs.
-    devices: HashMap<usize, (Device, usize)>,
+    devices: HashMap<usize, (Device, usize), Addresses>,
     /// Contexts of the software card, opened by `gdsync_soft_open`.
-    software: HashMap<usize, ()>,
+    software: HashSet<usize, Addresses>,
 }
 
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
@@ -59,7 +61,7 @@ static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 /// Who drives a context.
 pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fault> {
     non_null_mut("the context", context)?;
-    if OBJECTS.read().software.contains_key(&(context as usize)) {
+    if OBJECTS.read().software.contains(&(context as usize)) {
         return Ok(provider::software());
     }
     Ok(provider::system()?)
@@ -69,7 +71,7 @@ pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fau
 pub(crate) fn note_software(context: *mut ibv_context, open: bool) {
     let mut objects = OBJECTS.write();
     if open {
-        objects.software.insert(context as usize, ());
+        objects.software.insert(context as usize);
     } else {
         objects.software.remove(&(context as usize));
     }
@@ -77,7 +79,7 @@ pub(crate) fn note_software(context: *mut ibv_context, open: bool) {
 
 /// Whether a context was opened by `gdsync_soft_open`.
 pub(crate) fn is_software(context: *mut ibv_context) -> bool {
-    OBJECTS.read().software.contains_key(&(context as usize))
+    OBJECTS.read().software.contains(&(context as usize))
 }
 
 /// Makes a queue pair in a domain of the program.
@@ -128,8 +130,9 @@ pub(crate) unsafe fn create(
     // SAFETY: nobody knows of the object yet.
     unsafe { (*public).res_domain = Arc::as_ptr(&object).cast_mut().cast() };
     let mut objects = OBJECTS.write();
-    objects.queues.insert(send_cq.as_raw() as usize, send_cq);
-    objects.queues.insert(recv_cq.as_raw() as usize, recv_cq);
+    for queue in [send_cq, recv_cq] {
+        objects.queues.insert(queue.as_raw() as usize, (queue, public as usize));
+    }
     objects.provider_queue_pairs.insert(object.queue_pair.as_raw() as usize, object.clone());
     objects.queue_pairs.insert(public as usize, object);
     objects.devices.entry(key).or_insert((device, 0)).1 += 1;
@@ -205,27 +208,18 @@ pub(crate) fn find_queue_pair(qp: *mut ibv_qp) -> Option<Arc<QueuePairObject>> {
 
 /// The completion queue of a provider's object, if it is gdsync's.
 pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
-    OBJECTS.read().queues.get(&(cq as usize)).cloned()
+    OBJECTS.read().queues.get(&(cq as usize)).map(|(queue, _)| queue.clone())
 }
 
-/// The completion queue of a C struct.
+/// The completion queue of a C struct, and the name of the queue pair that it is of, for `requests`.
 ///
 /// # Safety
 /// Null, or a valid `struct gds_cq`.
-pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<CompletionQueue, Fault> {
+pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), Fault> {
     let cq = non_null_mut("the completion queue", cq)?;
     // SAFETY: valid, as the caller promises.
-    find_queue(unsafe { (*cq).cq }).ok_or(NO_QUEUE)
-}
-
-/// The queue pair that a completion queue is of, as `requests` names it.
-pub(crate) fn owner_of(cq: &CompletionQueue) -> usize {
-    let raw = cq.as_raw();
-    let objects = OBJECTS.read();
-    let completes_here = |object: &&Arc<QueuePairObject>| {
-        object.queue_pair.send_cq().as_raw() == raw || object.queue_pair.recv_cq().as_raw() == raw
-    };
-    objects.queue_pairs.values().find(completes_here).map_or(0, |object| object.name())
+    let cq = unsafe { (*cq).cq };
+    OBJECTS.read().queues.get(&(cq as usize)).cloned().ok_or(NO_QUEUE)
 }
 
 impl QueuePairObject {

@@ -1,5 +1,6 @@
 //! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software streams.
 
+use crate::addresses::Addresses;
 use crate::fault::Fault;
 use crate::types::CUstream;
 use gdsync::cuda::CudaStream;
@@ -11,7 +12,6 @@ use gdsync::{
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
@@ -35,25 +35,7 @@ struct Name {
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: as null, names that are no pointers.
 const LAST_DEFAULT: usize = 2;
 
-/// Multiplies: handles are addresses, whose lowest bits are alike.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.0 = (self.0 ^ value as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    }
-}
-
-type Streams = HashMap<Name, Arc<StreamObject>, BuildHasherDefault<AddressHasher>>;
+type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 

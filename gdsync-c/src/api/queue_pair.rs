@@ -156,7 +156,7 @@ pub unsafe extern "C" fn gds_post_recv(
 pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     fault::count("gds_poll_cq", || {
         // SAFETY: the caller's.
-        let queue = unsafe { objects::queue(cq) }?;
+        let (queue, _) = unsafe { objects::queue(cq) }?;
         // SAFETY: the caller's.
         unsafe { poll(&queue, num_entries, wc) }
     })

@@ -16,12 +16,12 @@ const OWN_OPS: usize = 2;
 /// Prepares the next wait of a queue, and says in the program's struct which one is next.
 unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), Fault> {
     // SAFETY: the caller's.
-    let queue = unsafe { objects::queue(cq) }?;
+    let (queue, owner) = unsafe { objects::queue(cq) }?;
     let wait = queue.prepare_wait()?;
     // SAFETY: a valid struct, the caller's, whose field is aligned; other threads may do the same.
     let next = unsafe { AtomicU32::from_ptr(&raw mut (*cq).curr_offset) };
     next.store(wait.index().wrapping_add(1), Ordering::Relaxed);
-    Ok((wait, objects::owner_of(&queue)))
+    Ok((wait, owner))
 }
 
 /// `gds_prepare_wait_cq`.
