@@ -338,14 +338,21 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
 #[test]
 fn a_short_queue_takes_any_number_of_writes() {
     let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(4));
-    let teams = in_one_hand(2, &config, 8, 1);
+    const WRITES: usize = 500;
+    let teams = in_one_hand(2, &config, 8 * WRITES, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
-    for value in 1..=500 {
-        segment.write(0, &u64::from(value).to_ne_bytes()).unwrap();
-        queue.write_notify(&segment.slice(..).unwrap(), 1, segment, 0, 0, value).unwrap();
+    for at in (0..WRITES).map(|i| 8 * i) {
+        segment.write(at, &(at as u64).to_ne_bytes()).unwrap();
+        queue
+            .write_notify(&segment.slice(at..at + 8).unwrap(), 1, segment, at as u64, 0, at as u32 + 1)
+            .unwrap();
     }
     queue.flush(LONG).unwrap();
-    assert_eq!(teams[1].1.notify_reset(0).unwrap(), 500);
+    assert_eq!(teams[1].1.notify_reset(0).unwrap() as usize, 8 * (WRITES - 1) + 1);
+    let (mut sent, mut arrived) = ([0; 8 * WRITES], [0; 8 * WRITES]);
+    segment.read(0, &mut sent).unwrap();
+    teams[1].1.read(0, &mut arrived).unwrap();
+    assert!(arrived == sent && sent[8..16] == 8u64.to_ne_bytes());
 }
 
 #[test]
