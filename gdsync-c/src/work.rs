@@ -4,6 +4,7 @@ use crate::fault::{Fault, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
+use gdsync::foreign::Loan;
 use gdsync::{AddressHandle, PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
@@ -58,7 +59,7 @@ unsafe fn with_slices<T>(
 ) -> Result<T, Fault> {
     match list {
         // SAFETY: the caller's.
-        [one] => unsafe { qp.memory.with_slice(one.addr, one.length as usize, one.lkey, call) },
+        [one] => call(unsafe { qp.memory.lend(one.addr, one.length as usize, one.lkey) }.slices()),
         // SAFETY: the caller's.
         several => unsafe { with_several(qp, several, call) },
     }
@@ -268,35 +269,43 @@ unsafe fn each<T>(
     Ok(())
 }
 
-/// Calls with the request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do
-/// most. Where the compiler knows that much, posting takes half of the time. `None` for all others, and where the call says so:
-/// then the long way does it, and says why not.
-///
-/// # Safety
-/// As [`with_request`]; the pointer is null or valid.
-#[inline(always)]
-pub(crate) unsafe fn with_plain<T>(
-    qp: &QueuePairObject,
-    wr: *const gds_send_wr,
-    call: impl Fn(WorkRequest<'_>) -> Option<T>,
-) -> Option<T> {
-    // SAFETY: the caller's.
-    let wr = unsafe { wr.as_ref() }?;
-    if !wr.next.is_null() || wr.exp_send_flags != SIGNALED || wr.num_sge != 1 || qp.is_datagram {
-        return None;
+/// A request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do most. Where the
+/// compiler knows that much, posting takes half of the time.
+pub(crate) struct Plain<'a> {
+    wr: &'a gds_send_wr,
+    loan: Loan<'a>,
+}
+
+impl<'a> Plain<'a> {
+    /// `None` for all others: the long way does these, and says what is wrong.
+    ///
+    /// # Safety
+    /// As [`with_request`]; the pointer is null or valid.
+    #[inline(always)]
+    pub(crate) unsafe fn of(qp: &'a QueuePairObject, wr: *const gds_send_wr) -> Option<Self> {
+        // SAFETY: the caller's.
+        let wr = unsafe { wr.as_ref() }?;
+        if !wr.next.is_null() || wr.exp_send_flags != SIGNALED || wr.num_sge != 1 || qp.is_datagram {
+            return None;
+        }
+        // SAFETY: the caller's.
+        let loan = unsafe {
+            let sge = wr.sg_list.as_ref()?;
+            qp.memory.lend(sge.addr, sge.length as usize, sge.lkey)
+        };
+        Some(Plain { wr, loan })
     }
-    // SAFETY: the caller's.
-    unsafe {
-        let sge = wr.sg_list.as_ref()?;
-        qp.memory.with_slice(sge.addr, sge.length as usize, sge.lkey, |slices| {
-            // One call for both kinds, so that it is inlined.
-            let request = match wr.exp_opcode {
-                opcode::SEND => WorkRequest::send(slices),
-                opcode::RDMA_WRITE => WorkRequest::write(slices, remote(wr)),
-                _ => return None,
-            };
-            call(request.wr_id(wr.wr_id))
-        })
+
+    /// The request. A value rather than the argument of a call: arguments of this size are copied, and a copy of what was just stored
+    /// waits for the stores.
+    #[inline(always)]
+    pub(crate) fn request(&self) -> Option<WorkRequest<'_>> {
+        let request = match self.wr.exp_opcode {
+            opcode::SEND => WorkRequest::send(self.loan.slices()),
+            opcode::RDMA_WRITE => WorkRequest::write(self.loan.slices(), remote(self.wr)),
+            _ => return None,
+        };
+        Some(request.wr_id(self.wr.wr_id))
     }
 }
 

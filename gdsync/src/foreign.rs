@@ -21,6 +21,7 @@ use crate::stream::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -129,24 +130,32 @@ impl RegisteredMemory {
     }
 }
 
+/// A slice as [`RegisteredMemory::slice`] makes it, for less: it is on loan, so that nothing counts it.
+#[derive(Debug)]
+pub struct Loan<'a> {
+    slice: ManuallyDrop<Slice>,
+    lender: PhantomData<&'a RegisteredMemory>,
+}
+
+impl Loan<'_> {
+    /// The slice, as requests take it.
+    #[inline(always)]
+    pub fn slices(&self) -> &[Slice] {
+        std::slice::from_ref(&*self.slice)
+    }
+}
+
 impl RegisteredMemory {
-    /// Calls with a slice as [`Self::slice`] makes it, for less: the slice is on loan, so that nothing counts it.
+    /// Lends a slice.
     ///
     /// # Safety
     /// As [`Self::slice`].
     #[inline(always)]
-    pub unsafe fn with_slice<T>(
-        &self,
-        addr: u64,
-        len: usize,
-        lkey: u32,
-        call: impl FnOnce(&[Slice]) -> T,
-    ) -> T {
+    pub unsafe fn lend(&self, addr: u64, len: usize, lkey: u32) -> Loan<'_> {
         // SAFETY: a second owner of the region that is never dropped, nor moved out of, and gone before `self` is: others only see
         // it by reference, of which they may make clones.
-        let loan =
-            ManuallyDrop::new(Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey));
-        call(std::slice::from_ref(&*loan))
+        let slice = Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey);
+        Loan { slice: ManuallyDrop::new(slice), lender: PhantomData }
     }
 }
 

@@ -21,7 +21,8 @@ pub unsafe extern "C" fn gds_post_send(
     // SAFETY: the caller's.
     let plain = || unsafe {
         let qp = objects::queue_pair(qp).ok()?;
-        work::with_plain(qp, wr, |request| qp.queue_pair.post_send(request).ok())
+        let plain = work::Plain::of(qp, wr)?;
+        qp.queue_pair.post_send(plain.request()?).ok()
     };
     if fault::quietly(plain).is_some() {
         return 0;
@@ -82,9 +83,9 @@ pub unsafe extern "C" fn gds_prepare_send(
     // SAFETY: the caller's.
     let plain = || unsafe {
         let (qp, request) = (objects::queue_pair(qp).ok()?, request.as_mut()?);
-        let keep = |send| requests::keep(qp.name(), Pending::Send(send));
-        let name = work::with_plain(qp, wr, |request| qp.queue_pair.prepare(request).ok().map(keep))?;
-        name_it(request, name);
+        let plain = work::Plain::of(qp, wr)?;
+        let send = qp.queue_pair.prepare(plain.request()?).ok()?;
+        name_it(request, requests::keep(qp.name(), Pending::Send(send)));
         Some(())
     };
     if fault::quietly(plain).is_some() {
@@ -137,7 +138,8 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     // SAFETY: the caller's.
     let plain = || unsafe {
         let (qp, stream) = (objects::queue_pair(qp).ok()?, streams::remembered(stream)?);
-        work::with_plain(qp, wr, |request| stream.queue_send(&qp.queue_pair, request).ok().map(drop))
+        let plain = work::Plain::of(qp, wr)?;
+        stream.queue_send(&qp.queue_pair, plain.request()?).ok()
     };
     if fault::quietly(plain).is_some() {
         return 0;
