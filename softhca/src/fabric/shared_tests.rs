@@ -35,7 +35,10 @@ fn lids_are_unique_and_free_again() {
     assert_eq!(lids.len(), 64);
     drop(fabrics);
     let mut other = Shared::bind().unwrap();
-    assert_eq!(send(&mut other, lids[0], b"x", b""), SendOutcome::Unreachable);
+    let mut is_free = |lid: &&u16| send(&mut other, **lid, b"x", b"") == SendOutcome::Unreachable;
+    // Other tests, and other processes of the host, may have taken some of them meanwhile.
+    let free = lids.iter().filter(&mut is_free).count();
+    assert!(free > lids.len() / 2, "{free} of {}", lids.len());
 }
 
 #[test]
