@@ -47,9 +47,13 @@ impl Shared {
     /// # Errors
     /// [`FabricError`].
     pub(super) fn bind() -> Result<Shared, FabricError> {
-        let count = u32::from(*LIDS.end());
         // Processes that start together begin their search in different places.
-        let seed = std::process::id().wrapping_mul(0x9e37) ^ Instant::now().elapsed().subsec_nanos();
+        Self::bind_from(std::process::id().wrapping_mul(0x9e37) ^ Instant::now().elapsed().subsec_nanos())
+    }
+
+    /// The same, from a place on.
+    fn bind_from(seed: u32) -> Result<Shared, FabricError> {
+        let count = u32::from(*LIDS.end());
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for step in 0..count {
             let lid = (seed.wrapping_add(step) % count) as u16 + 1;
