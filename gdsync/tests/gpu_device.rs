@@ -13,7 +13,7 @@ use gdsync::{
     Access, Batch, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
     MemoryRegion, PinnedMemory, Placement, QueuePair, QueuePairConfig, Syndrome, WorkRequest,
 };
-use gpu_rig::{Rig, synchronize};
+use gpu_rig::{Rig, is_sanitized, synchronize};
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
@@ -118,6 +118,9 @@ impl Bench {
         let mut options = DeviceQpOptions::default().doorbells(path);
         if state {
             options = options.state(&GpuMemory::allocate(&self.rig.context, STATE).unwrap());
+        }
+        if is_sanitized() {
+            options = options.stall(LONG);
         }
         queue_pair.hand_to_device(&*self.rig.stream(), &options).unwrap()
     }

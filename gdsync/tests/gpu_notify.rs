@@ -13,7 +13,7 @@ use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig};
 use gdsync::{Batch, DoorbellPath, PinnedMemory, QueuePairConfig, Stream};
-use gpu_rig::{Rig, synchronize, words};
+use gpu_rig::{Rig, is_sanitized, synchronize, words};
 use notify_rig::Job;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -218,9 +218,8 @@ fn kernels_write_to_each_other_and_notify() {
         ([false, false, false], DoorbellPath::Proxy, false),
     ];
     // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes to host memory alone.
-    let is_sanitized = std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some();
     for (on_gpu, path, near) in
-        cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized || *on_gpu == [false; 3])
+        cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized() || *on_gpu == [false; 3])
     {
         let tables = near.then_some(&rig.context);
         // A block of 96 threads posts 192 requests at a time.

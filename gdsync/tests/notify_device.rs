@@ -11,7 +11,8 @@ use device_rig::{Ended, compile, run_sanitized};
 use gdsync::bootstrap::Bootstrap;
 use gdsync::notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
 use gdsync::{
-    ConnectOptions, Cpu, DeviceQpError, DoorbellPath, ProtectionDomain, QueueError, QueuePairConfig,
+    ConnectOptions, Cpu, DeviceQpError, DoorbellPath, HostAddr, MemOp, MemOpCaps, MemOpStream,
+    ProtectionDomain, QueueError, QueuePairConfig, StreamAddr, StreamError,
 };
 use libloading::Library;
 use notify_rig::{Job, Rank};
@@ -140,6 +141,28 @@ fn described(team: &Team, slot: usize, path: DoorbellPath) -> Rank {
     Rank::new(team, segments(team, slot), &Cpu::new(), (path, None))
 }
 
+/// A device whose atomic operations are not the host's, as a GPU's behind PCIe.
+struct OverBus(Cpu);
+
+impl MemOpStream for OverBus {
+    fn caps(&self) -> MemOpCaps {
+        MemOpCaps { host_atomics: false, ..self.0.caps() }
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.0.translate(addr, len)
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        // SAFETY: the caller's.
+        unsafe { self.0.submit(ops) }
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        self.0.wait_idle(timeout)
+    }
+}
+
 #[test]
 fn the_layout_is_that_of_the_library() {
     let Some(kernels) = kernels("the_layout_is_that_of_the_library") else { return };
@@ -147,7 +170,7 @@ fn the_layout_is_that_of_the_library() {
     let layout = kernels.get::<unsafe extern "C" fn(*mut u64) -> i32>("layout");
     // SAFETY: room for more than the function writes.
     let count = unsafe { layout(offsets.as_mut_ptr()) };
-    let expected = [0, 8, 12, 16, 24, 0, 8, 16, 24, 28, 0, 8, 16, 24, 32, 40, 44, 48, 52, 56];
+    let expected = [0, 8, 12, 16, 24, 0, 8, 16, 24, 28, 0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 60];
     assert_eq!(offsets[..count as usize], expected);
 }
 
@@ -174,15 +197,22 @@ fn the_ptx_is_that_of_the_source_and_the_header() {
 #[test]
 fn every_rank_writes_to_every_rank() {
     let Some(kernels) = kernels("every_rank_writes_to_every_rank") else { return };
-    for (size, path, rounds) in
-        [(1, DoorbellPath::Direct, 20), (2, DoorbellPath::Proxy, 20), (4, DoorbellPath::Direct, 60)]
-    {
+    for (size, path, rounds, is_atomic) in [
+        (1, DoorbellPath::Direct, 20, true),
+        (2, DoorbellPath::Proxy, 20, true),
+        (3, DoorbellPath::Direct, 20, false),
+        (4, DoorbellPath::Direct, 60, true),
+    ] {
         // Few blocks, so that they wrap and are waited for.
         let shallow = QueuePairConfig::default().send_depth(4).recv_depth(1);
         on_threads(size, &TeamConfig::default().queue_pair(shallow), |team| {
             const SLOT: usize = 500;
-            let rank = described(team, SLOT, path);
+            let rank = match is_atomic {
+                true => described(team, SLOT, path),
+                false => Rank::new(team, segments(team, SLOT), &OverBus(Cpu::new()), (path, None)),
+            };
             let job = rank.job(rounds, SLOT, LONG);
+            assert_eq!(job.inbox.flags, u32::from(!is_atomic));
             assert_eq!(kernels.run("run_all_to_all", &job), 0, "line of notify.cu; {size} ranks, {path:?}");
             // Who is through writes into what the others may still look at.
             team.barrier().unwrap();

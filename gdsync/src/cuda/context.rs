@@ -50,6 +50,9 @@ pub struct GpuCapabilities {
     pub writes_ordering: WritesOrdering,
     /// GPU memory can be given to a card as a dma-buf.
     pub dma_buf: bool,
+    /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too: mostly not so over PCIe
+    /// (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
+    pub host_atomics: bool,
 }
 
 impl GpuCapabilities {
@@ -75,6 +78,7 @@ impl GpuCapabilities {
                 _ => WritesOrdering::None,
             },
             dma_buf: attribute(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
+            host_atomics: attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED)? != 0,
         })
     }
 
@@ -96,6 +100,7 @@ impl GpuCapabilities {
             writes_are_fenced: true,
             flush_after_wait: self.consistency() == Consistency::Flushed,
             flush_remote: self.flush_remote_writes,
+            host_atomics: self.host_atomics,
             ..MemOpCaps::FULL
         }
     }
@@ -483,6 +488,7 @@ mod tests {
             flush_remote_writes,
             writes_ordering,
             dma_buf: true,
+            host_atomics: false,
         };
         // An H200: no flush, ordered for its owner.
         assert_eq!(caps(false, WritesOrdering::Owner).consistency(), Consistency::Ordered);
@@ -493,5 +499,6 @@ mod tests {
         assert_eq!(caps(false, WritesOrdering::None).consistency(), Consistency::Impossible);
         assert!(caps(true, WritesOrdering::None).mem_ops().flush_after_wait);
         assert!(!caps(false, WritesOrdering::Owner).mem_ops().flush_after_wait);
+        assert!(!caps(false, WritesOrdering::Owner).mem_ops().host_atomics);
     }
 }

@@ -13,6 +13,8 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// `GDSYNC_NOTIFY_VERSION`.
 const VERSION: u32 = 1;
+/// `GDSYNC_SEGMENT_ATOMIC_IN_GPU`.
+const ATOMIC_IN_GPU: u32 = 1;
 
 /// A queue as kernels know it: `struct gdsync_queue` of `gdsync/device/notify.cuh`, given to them by value.
 ///
@@ -63,8 +65,11 @@ pub struct DeviceSegmentData {
     pub size: u32,
     /// Version of the layout.
     pub version: u32,
+    /// 1 where the own notifications are in host memory, in which atomic operations of the device are one step for its own threads alone
+    /// ([`crate::MemOpCaps::host_atomics`]), else 0.
+    pub flags: u32,
     /// Zeroes.
-    pub reserved: u64,
+    pub reserved: u32,
 }
 
 // SAFETY: plain integers, in the layout that kernels have of it.
@@ -278,14 +283,15 @@ impl Segment {
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
         let parts: Vec<Part> = self.remotes().iter().map(Part::of).collect();
         let table = Table::new(parts.as_bytes(), tables)?;
-        let (address, lkey) = match self.memory() {
+        let (address, lkey, is_atomic) = match self.memory() {
             SegmentMemory::Host(region) => {
                 let memory = region.memory();
-                (device.translate(memory.addr(), memory.len())?.get(), region.lkey())
+                let address = device.translate(memory.addr(), memory.len())?.get();
+                (address, region.lkey(), device.caps().host_atomics)
             }
             SegmentMemory::Gpu(region) => {
                 device.reaches(region.memory())?;
-                (region.memory().address(), region.lkey())
+                (region.memory().address(), region.lkey(), true)
             }
         };
         let own = self.remote(self.rank())?;
@@ -299,6 +305,7 @@ impl Segment {
             count: self.notifications(),
             size: parts.len() as u32,
             version: VERSION,
+            flags: if is_atomic { 0 } else { ATOMIC_IN_GPU },
             reserved: 0,
         };
         Ok(DeviceSegment { data, _table: table, _segment: self.clone() })
@@ -354,8 +361,9 @@ mod tests {
             offset_of!(DeviceSegmentData, count),
             offset_of!(DeviceSegmentData, size),
             offset_of!(DeviceSegmentData, version),
+            offset_of!(DeviceSegmentData, flags),
             offset_of!(DeviceSegmentData, reserved),
         ];
-        assert_eq!(offsets, [0, 8, 16, 24, 32, 40, 44, 48, 52, 56]);
+        assert_eq!(offsets, [0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 60]);
     }
 }

@@ -131,6 +131,8 @@ pub struct MemOpCaps {
     pub flush_after_wait: bool,
     /// [`MemOp::FlushRemote`], asked for by [`crate::Batch::flush`].
     pub flush_remote: bool,
+    /// Atomic operations of kernels beside it, on host memory, are one step for the CPU and for cards, too.
+    pub host_atomics: bool,
 }
 
 impl MemOpCaps {
@@ -144,6 +146,7 @@ impl MemOpCaps {
         writes_are_fenced: true,
         flush_after_wait: false,
         flush_remote: true,
+        host_atomics: true,
     };
 }
 

@@ -89,8 +89,8 @@ void stop_inside(const gdsync_device_qp *qp, int where) {
     if (where == 0) {
         __atomic_fetch_or(&state->ready, GDSYNC_DEVICE_RINGING, __ATOMIC_ACQUIRE);
     } else if (where == 1) {
-        u64 first, posted;
-        detail::reserve(*qp, 1, 0, first, posted);
+        u64 first;
+        detail::take(state, 1, qp->limit, first);
     } else {
         detail::clear_release_gpu(&state->ready, GDSYNC_DEVICE_RINGING);
     }

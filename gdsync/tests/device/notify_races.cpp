@@ -33,9 +33,9 @@ struct Ranks {
         Memory &own = memories[rank];
         job j = {};
         j.queue = {(u64)&queue_pairs[rank * size], size, rank, GDSYNC_NOTIFY_VERSION, 0, 0};
-        j.outbox = {(u64)outboxes.data(), (u64)own.outbox, 0, (u64)own.outbox, sizeof own.outbox, 3, 0, size, GDSYNC_NOTIFY_VERSION, 0};
+        j.outbox = {(u64)outboxes.data(), (u64)own.outbox, 0, (u64)own.outbox, sizeof own.outbox, 3, 0, size, GDSYNC_NOTIFY_VERSION, 0, 0};
         j.inbox = {(u64)inboxes.data(), (u64)own.inbox,   (u64)own.words, (u64)own.inbox, sizeof own.inbox, 4, WORDS, size,
-                   GDSYNC_NOTIFY_VERSION, 0};
+                   GDSYNC_NOTIFY_VERSION, rank % 2 == 0 ? 0 : GDSYNC_SEGMENT_ATOMIC_IN_GPU, 0};
         j.rounds = rounds;
         j.slot = SLOT;
         j.timeout_ns = LONG;

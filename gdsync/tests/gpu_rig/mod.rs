@@ -35,6 +35,11 @@ const PTX: &str = r"
 .visible .entry crash() { trap; }
 ";
 
+/// Whether a tool that takes its time looks on: `scripts/gpu/tests sanitize` says how many messages are enough then.
+pub fn is_sanitized() -> bool {
+    std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
+}
+
 /// One test at a time: what blocks a stream on purpose makes calls of others wait (see `gdsync::cuda`).
 static ONE: Mutex<()> = Mutex::new(());
 

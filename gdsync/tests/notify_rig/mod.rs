@@ -10,6 +10,9 @@ use gdsync::{DoorbellPath, MemOpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How long a thread of a kernel may take in the middle of a call: long, as sanitizers let threads wait for their turn.
+const LONG: Duration = Duration::from_secs(30);
+
 /// `struct job` of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +57,7 @@ impl Rank {
         (path, tables): (DoorbellPath, Option<&Arc<CudaContext>>),
     ) -> Rank {
         inbox.write(0, &vec![GUARD; inbox.len()]).unwrap();
-        let mut options = DeviceQueueOptions::default().doorbells(path);
+        let mut options = DeviceQueueOptions::default().doorbells(path).stall(LONG);
         if let Some(context) = tables {
             options = options.tables(context);
         }

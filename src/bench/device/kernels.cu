@@ -164,17 +164,18 @@ extern "C" __global__ void steps(gdsync_device_qp qp, u32 rounds, places at) {
     GDSYNC_DEVICE_LOOP
     for (u32 round = 0; round < rounds; round++) {
         long long times[7];
-        u64 first = 0, posted = 0;
         times[0] = clock64();
-        status result = detail::reserve(qp, 1, 0, first, posted);
+        u64 first = 0;
+        status result = detail::take(state, 1, qp.limit, first) == detail::attempt::taken ? status::ok : status::invalid;
         times[1] = clock64();
         const u64 value = detail::write_put(qp, first, {at.remote, at.rkey}, {at.local, at.lkey}, 8, true);
         times[2] = clock64();
+        const u64 found = detail::exchange_before_acquire_gpu(&state->ready, first, first | GDSYNC_DEVICE_RINGING);
         detail::acquire_and_release_to_system();
-        const u64 found = detail::exchange_behind_release_gpu(&state->ready, first, (first + 1) | GDSYNC_DEVICE_RINGING);
-        if (found != first) {
+        if (detail::not_before_here(found) != first) {
             result = status::invalid;
         }
+        detail::store_behind_release_gpu(&state->ready, (first + 1) | GDSYNC_DEVICE_RINGING);
         times[3] = clock64();
         if (!mailbox) {
             detail::store_behind_release_system((u32 *)qp.send_record, detail::big_endian((u32)(first + 1) & 0xffff));

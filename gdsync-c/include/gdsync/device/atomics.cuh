@@ -67,6 +67,20 @@ GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
     store_relaxed_gpu(at, value);
 }
 
+// Before an `acquire_and_release_to_system`, which makes it an acquire: the way to the word and the fence take their time together.
+GDSYNC_DEVICE u64 exchange_before_acquire_gpu(u64 *at, u64 expected, u64 desired) { return exchange_relaxed_gpu(at, expected, desired); }
+
+// The same value, at which the compiler does not look before this place: it would wait for what an atomic operation has found in front of a
+// fence, and the two would take their time one after the other. The highest bit of the clock is 0, which it does not know.
+GDSYNC_DEVICE u64 not_before_here(u64 value) {
+    u64 clock;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
+    return value + (clock >> 63);
+}
+
+// Releases what was before the last `release_to_...`.
+GDSYNC_DEVICE void store_behind_release_gpu(u64 *at, u64 value) { store_relaxed_gpu(at, value); }
+
 // Acquire, and release of what was before the last `release_to_...`.
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
 
@@ -120,6 +134,20 @@ GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
     store_behind_release_system(at, value);
 }
 
+// Exchanges a word, as one step for the card, too. Acquire and release.
+GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
+    u32 found;
+    asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+    return found;
+}
+
+// Exchanges a word, as one step for threads of the GPU, between fences that order it.
+GDSYNC_DEVICE u32 exchange_gpu(u32 *at, u32 value) {
+    u32 found;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+    return found;
+}
+
 // A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
 // behind, so the store needs no fence of its own (which would wait for every store of the thread to arrive).
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) {
@@ -151,12 +179,18 @@ GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     return expected;
 }
 
-// ThreadSanitizer knows no fences: here each operation behind one releases by itself.
+// ThreadSanitizer knows no fences: here each operation before or behind one acquires or releases by itself.
 GDSYNC_DEVICE void release_to_gpu() {}
 
 GDSYNC_DEVICE void release_to_system() {}
 
 GDSYNC_DEVICE void acquire_and_release_to_system() {}
+
+GDSYNC_DEVICE u64 exchange_before_acquire_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
+
+GDSYNC_DEVICE u64 not_before_here(u64 value) { return value; }
+
+GDSYNC_DEVICE void store_behind_release_gpu(u64 *at, u64 value) { store_release_gpu(at, value); }
 
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) {
     __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -176,6 +210,10 @@ template <class Word> GDSYNC_DEVICE Word load_acquire_system(const Word *at) { r
 template <class Word> GDSYNC_DEVICE void store_release_system(Word *at, Word value) {
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
+
+GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL); }
+
+GDSYNC_DEVICE u32 exchange_gpu(u32 *at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL); }
 
 // The C++ model knows no store that acquires alone keep behind: a release.
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }

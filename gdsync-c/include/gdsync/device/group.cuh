@@ -11,7 +11,7 @@ enum class scope {
     // The calling thread.
     thread,
     // The threads of a warp that happen to make the call at the same time: any of them may be missing. Those that come apart make
-    // several groups, which is slower and no mistake.
+    // several groups, which is slower and no mistake. All name the same queue pair: calls to different ones are made at thread scope.
     warp,
     // All threads of a block: every one of them makes the call.
     block,
@@ -27,8 +27,8 @@ template <scope S> class Group {
     GDSYNC_DEVICE bool leads() const { return true; }
     GDSYNC_DEVICE bool any(bool value) const { return value; }
     GDSYNC_DEVICE void sync() const {}
-    GDSYNC_DEVICE void share(status &, u64 &) const {}
-    GDSYNC_DEVICE void share(status &) const {}
+    template <class How> GDSYNC_DEVICE void share(How &, u64 &) const {}
+    template <class How> GDSYNC_DEVICE void share(How &) const {}
 };
 
 // GDSYNC_DEVICE_GROUPS: a test of the host brings the functions of CUDA that are called here, and `lanes_before`.
@@ -55,16 +55,24 @@ template <> class Group<scope::warp> {
     // Orders memory among the threads, too (CUDA C++ Programming Guide, `__syncwarp`).
     GDSYNC_DEVICE void sync() const { __syncwarp(mask_); }
 
-    // Gives everybody what the leader has.
-    GDSYNC_DEVICE void share(status &result, u64 &value) const {
-        const int leader = 31 - __clz((int)mask_);
-        result = (status)__shfl_sync(mask_, (int)result, leader);
-        value = __shfl_sync(mask_, value, leader);
+    // Gives everybody what the leader has. Orders memory as `sync` does.
+    //
+    // What only the leader does may wait, and then lets other threads of the warp go on, so that threads of several groups come here as one.
+    // A compiler that does not see that takes the mask of one of them for that of all before a shuffle, but not before `__syncwarp`,
+    // which each thread makes by its own: behind it all of a group are together.
+    template <class How> GDSYNC_DEVICE void share(How &how, u64 &value) const {
+        share(how);
+        value = __shfl_sync(mask_, value, leader());
     }
 
-    GDSYNC_DEVICE void share(status &result) const { result = (status)__shfl_sync(mask_, (int)result, 31 - __clz((int)mask_)); }
+    template <class How> GDSYNC_DEVICE void share(How &how) const {
+        __syncwarp(mask_);
+        how = (How)__shfl_sync(mask_, (int)how, leader());
+    }
 
   private:
+    GDSYNC_DEVICE int leader() const { return 31 - __clz((int)mask_); }
+
     u32 mask_;
 };
 
@@ -78,23 +86,23 @@ template <> class Group<scope::block> {
     // Orders memory among the threads, too.
     GDSYNC_DEVICE void sync() const { __syncthreads(); }
 
-    GDSYNC_DEVICE void share(status &result, u64 &value) const {
-        __shared__ int shared_result;
+    template <class How> GDSYNC_DEVICE void share(How &how, u64 &value) const {
+        __shared__ int shared_how;
         __shared__ u64 shared_value;
         if (leads()) {
-            shared_result = (int)result;
+            shared_how = (int)how;
             shared_value = value;
         }
         __syncthreads();
-        result = (status)shared_result;
+        how = (How)shared_how;
         value = shared_value;
         // Nobody writes the next one's before everybody has read this one's.
         __syncthreads();
     }
 
-    GDSYNC_DEVICE void share(status &result) const {
+    template <class How> GDSYNC_DEVICE void share(How &how) const {
         u64 none = 0;
-        share(result, none);
+        share(how, none);
     }
 };
 

@@ -60,6 +60,10 @@ struct gdsync_segment_part {
     unsigned int rkey;
 };
 
+// `flags` of gdsync_segment: the own notifications are in host memory, in which atomic operations of the GPU are one step for its own
+// threads alone (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0, as mostly over PCIe).
+#define GDSYNC_SEGMENT_ATOMIC_IN_GPU 1u
+
 // Memory that every rank has a part of: plain data, which the library fills in.
 struct gdsync_segment {
     // gdsync_segment_part of each rank, one after the other.
@@ -78,7 +82,9 @@ struct gdsync_segment {
     unsigned int size;
     // GDSYNC_NOTIFY_VERSION.
     unsigned int version;
-    unsigned long long reserved;
+    // GDSYNC_SEGMENT_*.
+    unsigned int flags;
+    unsigned int reserved;
 };
 
 static_assert(sizeof(gdsync_queue) == 32, "as the library's");
@@ -132,20 +138,24 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
     // By value, so that it can be in registers; of any rank where that is none, as nothing is posted then.
     const gdsync_device_qp qp = ((const gdsync_device_qp *)queue.queue_pairs)[of_leader < queue.size ? of_leader : 0];
     const bool right = valid && rank < queue.size && rank == of_leader;
-    return post<S, BLOCKS>(qp, right, options.ring_now, options.timeout_ns, options.ticket,
+    return post<S, BLOCKS>(group, qp, right, options.ring_now, options.timeout_ns, options.ticket,
                            [&](u64 index, bool signaled) { return build(qp, index, signaled); });
 }
 
-// Exchanges a word, as one step for threads and cards that are ordered at the same memory. Acquire: what came before what is taken is
-// seen. Release: what this thread has read before stays before whatever comes after the word is free.
-GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
-#if defined(__CUDACC__)
-    u32 found;
-    asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
+// Takes a notification. Acquire: what came before what is taken is seen. Release: what this thread has read before stays before whatever
+// comes after the word is free.
+GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
+    if ((segment.flags & GDSYNC_SEGMENT_ATOMIC_IN_GPU) == 0) {
+        return exchange_system(at, 0);
+    }
+    if (load_relaxed_system(at) == 0) {
+        return 0;
+    }
+    // An operation of the system's scope would be wrong to ask for: nothing does it. The fences have that scope.
+    acquire_and_release_to_system();
+    const u32 found = exchange_gpu(at, 0);
+    acquire_and_release_to_system();
     return found;
-#else
-    return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
-#endif
 }
 
 } // namespace detail
@@ -231,9 +241,8 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
             detail::load_acquire_system(words + found);
         }
     }
+    // The leader's acquire is before what the others read.
     group.share(result, found);
-    // The leader's acquire is before what the others read: a shuffle alone orders no memory.
-    group.sync();
     if (result == status::ok) {
         *id = (u32)found;
     }
@@ -243,14 +252,13 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
 // Takes one of the own notifications away: `value` becomes what it was, 0 where there was none. Of several threads of the GPU that take it one gets it.
 //
 // In GPU memory that is one step for the card, too: what comes at the same time is either taken or stays. In host memory it is so only where
-// the GPU's atomics reach the host whole (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED; over PCIe they mostly do not): elsewhere a
-// notification of the same number that comes in the middle may be lost. So the sender has to wait until it is told that the last one
-// was taken, as is the rule for streams.
+// the GPU's atomics reach the host whole (GDSYNC_SEGMENT_ATOMIC_IN_GPU says where not): elsewhere a notification of the same number that comes
+// in the middle may be lost. So the sender has to wait until it is told that the last one was taken, as is the rule for streams.
 GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *value) {
     if (!detail::is_known(segment) || id >= segment.count) {
         return status::invalid;
     }
-    *value = detail::exchange_system((u32 *)segment.words + id, 0);
+    *value = detail::take_word(segment, (u32 *)segment.words + id);
     return status::ok;
 }
 
@@ -262,7 +270,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue
     const detail::Group<S> group;
     group.share(ignored, of_leader);
     const gdsync_device_qp *at = queue_pair(queue, (u32)of_leader);
-    return at == nullptr ? status::invalid : quiet<S>(*at, timeout_ns);
+    return at == nullptr ? status::invalid : detail::quiet_as(group, *at, timeout_ns);
 }
 
 // The same for all ranks, within one time. Those behind a failed one are waited for, too; the first that is not `ok` is told, and

@@ -50,7 +50,13 @@ namespace detail {
 // One request of one block.
 template <scope S, class Build>
 GDSYNC_DEVICE status post_one(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
-    return post<S, 1>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
+    return post<S, 1>(Group<S>(), qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
+}
+
+// Two requests of a block each.
+template <scope S, class Build>
+GDSYNC_DEVICE status post_two(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
+    return post<S, 2>(Group<S>(), qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
 }
 
 GDSYNC_DEVICE u64 write_put(const gdsync_device_qp &qp, u64 index, remote_memory to, local_memory from, u32 bytes, bool signaled) {
@@ -102,7 +108,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
                                 const post_options &options = post_options()) {
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
-    return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
+    return detail::post_two<S>(qp, valid, options, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
         return detail::write_put_inline(qp, index + 1, signal, &value, 8, signaled);
     });
@@ -114,7 +120,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal,
                                     u64 value, local_memory before, const post_options &options = post_options()) {
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
-    return detail::post<S, 2>(qp, valid, options.ring_now, options.timeout_ns, options.ticket, [&](u64 index, bool signaled) {
+    return detail::post_two<S>(qp, valid, options, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
         return detail::write_atomic(qp, index + 1, detail::OPCODE_FETCH_ADD, signal, value, 0, before, signaled);
     });
@@ -172,7 +178,7 @@ GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory targ
 
 // Tells the card of everything that was posted before, by this thread or seen by it.
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
-    return detail::ring_what_waits(qp, detail::load_published(detail::state_of(qp)));
+    return detail::ring_what_waits(detail::doorbells_of(qp), detail::load_published(detail::state_of(qp)));
 }
 
 // Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
@@ -187,36 +193,44 @@ GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) 
     return error(qp) == 0 ? status::ok : status::failed;
 }
 
-// Waits until the request with this ticket has completed, and all before it; at warp and block scope the leader's, which is what their
-// posts give to all. What was posted with `more` and not rung is not
-// waited for in vain: it is rung first.
-template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
-    const detail::Group<S> group;
+namespace detail {
+
+// `wait` of a group.
+template <scope S> GDSYNC_DEVICE status wait_as(const Group<S> &group, const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     status result = status::ok;
     group.sync();
     if (group.leads()) {
         // A ticket from nowhere is not waited for.
-        result = ticket > detail::load_published(detail::state_of(qp)) ? status::invalid : detail::ring_what_waits(qp, ticket);
+        result = ticket > load_published(state_of(qp)) ? status::invalid : ring_what_waits(doorbells_of(qp), ticket);
         if (result == status::ok) {
-            result = detail::wait_completed(detail::completions_of(qp), ticket, timeout_ns);
+            result = wait_completed(completions_of(qp), ticket, timeout_ns);
         }
     }
-    group.share(result, ticket);
-    // What the leader has seen by its acquire is seen by all: a shuffle alone orders no memory.
-    group.sync();
+    // What the leader has seen by its acquire is seen by all.
+    group.share(result);
     return result;
+}
+
+// `quiet` of a group.
+template <scope S> GDSYNC_DEVICE status quiet_as(const Group<S> &group, const gdsync_device_qp &qp, u64 timeout_ns) {
+    // What the others of the group have published is seen by the leader.
+    group.sync();
+    return wait_as(group, qp, group.leads() ? load_published(state_of(qp)) : 0, timeout_ns);
+}
+
+} // namespace detail
+
+// Waits until the request with this ticket has completed, and all before it; at warp and block scope the leader's, which is what their
+// posts give to all. What was posted with `more` and not rung is not
+// waited for in vain: it is rung first.
+template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
+    return detail::wait_as(detail::Group<S>(), qp, ticket, timeout_ns);
 }
 
 // Waits until everything has completed that this thread (at warp and block scope, any thread of the group) has posted before, and
 // whatever others had posted by then.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_device_qp &qp, u64 timeout_ns) {
-    const detail::Group<S> group;
-    // What the others of the group have published is seen by the leader.
-    group.sync();
-    u64 ticket = group.leads() ? detail::load_published(detail::state_of(qp)) : 0;
-    status result = status::ok;
-    group.share(result, ticket);
-    return wait<S>(qp, ticket, timeout_ns);
+    return detail::quiet_as(detail::Group<S>(), qp, timeout_ns);
 }
 
 // Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. What was written before the

@@ -44,16 +44,20 @@ GDSYNC_DEVICE u64 now_ns() {
 #endif
 }
 
-// Lets those that are waited for get on.
-GDSYNC_DEVICE void relax() {
+// Lets those that are waited for get on, for some nanoseconds.
+GDSYNC_DEVICE void relax(u32 nanoseconds) {
 #if defined(__CUDACC__)
-    __nanosleep(32);
+    __nanosleep(nanoseconds);
 #else
+    (void)nanoseconds;
     sched_yield();
 #endif
 }
 
 // How long a loop has waited. The clock is first read when it is first asked for: what does not wait does not pay for it.
+//
+// It rests a 16th of the time that it has waited, so that the rests add little to it, and the longer the more rarely it looks: many
+// threads of one warp that look all the time would keep the one that they wait for from its turn, at least under a sanitizer.
 class Waited {
   public:
     GDSYNC_DEVICE Waited() : start_(0) {}
@@ -64,14 +68,19 @@ class Waited {
         if (start_ == 0) {
             start_ = now;
         }
-        if (now - start_ >= nanoseconds) {
+        const u64 waited = now - start_;
+        if (waited >= nanoseconds) {
             return true;
         }
-        relax();
+        const u64 rest = waited / 16;
+        relax(rest < SHORTEST_REST ? SHORTEST_REST : rest > LONGEST_REST ? LONGEST_REST : (u32)rest);
         return false;
     }
 
   private:
+    // In nanoseconds.
+    static const u32 SHORTEST_REST = 32, LONGEST_REST = 500;
+
     u64 start_;
 };
 

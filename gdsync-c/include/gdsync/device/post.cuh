@@ -44,7 +44,6 @@ GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
         // Release: the record before the register, whose store makes the card look at the record.
         store_release_system(card.reg, value);
     }
-    // Behind a release that covers the blocks: see `publish`.
     store_relaxed_gpu(&card.state->posted, end);
     // Release: record and register before those of the next one.
     clear_release_gpu(&card.state->ready, GDSYNC_DEVICE_RINGING);
@@ -82,131 +81,178 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
     }
 }
 
-// Says that the blocks from `first` to `end` are written, once all before them are; and with `ring_now` that the card is told of them:
-// the same exchange that publishes them gets the doorbell, where it is free. `value` is what the last of them begins with;
-// `posted` was read by this thread before.
-GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, bool ring_now, u64 value, u64 posted) {
-    gdsync_device_state *state = state_of(qp);
-    // Release: the blocks are before the exchange below, for threads that publish or ring behind it; and where this thread
-    // rings, for the card, and with them what it reads on their account. Acquire, of `posted`: see below.
-    if (ring_now) {
-        acquire_and_release_to_system();
-    } else {
-        release_to_gpu();
-    }
+// The same, for blocks that the card has mostly been told of already.
+GDSYNC_DEVICE status ring_what_waits(const doorbells &card, u64 end) {
+    return load_relaxed_gpu(&card.state->posted) >= end ? status::ok : ring(card, end, 0);
+}
+
+// Says that the blocks from `first` to `end` are written, once all before them are, and with `ring_now` sees to it that the card is
+// told of them; behind a release that covers the blocks. `found` is what `ready` was.
+GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bool ring_now, u64 value, u64 found) {
+    gdsync_device_state *state = card.state;
     Waited waited;
-    u64 expected = first;
-    for (;;) {
-        const u64 desired = end | (ring_now ? GDSYNC_DEVICE_RINGING : expected & GDSYNC_DEVICE_RINGING);
-        // Acquire: what was published before is among what the next release orders.
-        u64 found = exchange_behind_release_gpu(&state->ready, expected, desired);
-        if (found == expected) {
-            break;
-        }
-        // Mostly another one has begun or ended to ring. Else those before this thread are still writing.
-        while (published(found) != first) {
-            if (waited.longer_than(qp.stall_ns)) {
-                // A thread was stopped between reservation and publication: the queue cannot go on.
-                fail(state, GDSYNC_DEVICE_ERROR_STALLED);
-                return status::failed;
-            }
+    bool is_published = false, is_over = false;
+    // One loop, in which the turns of all are alike: where threads of a warp wait for each other in loops inside of it, those whose turn has
+    // come may get theirs late.
+    while (!is_published && !is_over) {
+        if (published(found) == first) {
+            // Mostly another one has begun or ended to ring. Acquire: what was published before is among what the next release orders.
+            const u64 expected = found;
+            found = exchange_behind_release_gpu(&state->ready, expected, end | (expected & GDSYNC_DEVICE_RINGING));
+            is_published = found == expected;
+        } else {
+            // Those before this thread are still writing.
+            is_over = waited.longer_than(card.stall_ns);
             found = load_relaxed_gpu(&state->ready);
         }
-        expected = found;
     }
+    if (!is_published) {
+        // A thread was stopped between reservation and publication: the queue cannot go on.
+        fail(state, GDSYNC_DEVICE_ERROR_STALLED);
+        return status::failed;
+    }
+    // Who rings may have looked before these blocks were published.
+    return ring_now ? ring(card, end, value) : status::ok;
+}
+
+// The same, without anything that the blocks are behind.
+GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, bool ring_now, u64 value) {
+    gdsync_device_state *state = state_of(qp);
     if (!ring_now) {
-        return status::ok;
+        // Release: the blocks are before the exchange, for threads that publish or ring behind it.
+        release_to_gpu();
+        // Acquire: as in `publish_in_turn`.
+        const u64 found = exchange_behind_release_gpu(&state->ready, first, end);
+        return found == first ? status::ok : publish_in_turn(doorbells_of(qp), first, end, false, value, found);
     }
-    if (expected != first) {
-        // Who rings may have looked before these blocks were published.
-        return ring(doorbells_of(qp), end, value);
+    // Where all blocks before are published and nobody rings, this thread does, and `ready` is its own until it publishes: no other has
+    // reserved the blocks from `first` on, and no other rings. It gets the doorbell before the fence, so that both take their time
+    // together.
+    u64 found = exchange_before_acquire_gpu(&state->ready, first, first | GDSYNC_DEVICE_RINGING);
+    // Release, of the blocks: to the card, and to threads that publish or ring behind what follows. Acquire, of the exchange: the card sees
+    // the blocks of others, too, and record and register do not go backwards.
+    acquire_and_release_to_system();
+    found = not_before_here(found);
+    if (found != first) {
+        return publish_in_turn(doorbells_of(qp), first, end, true, value, found);
     }
-    // Blocks of others: where the card has been told of all of them, whoever told it has ordered them before `posted`, which this
-    // thread has acquired before its own release. Else they are ordered here.
-    if (posted < first) {
-        release_to_system();
-    }
+    store_behind_release_gpu(&state->ready, end | GDSYNC_DEVICE_RINGING);
     ring_card(doorbells_of(qp), end, value);
     return status::ok;
 }
 
-// The same, for blocks that the card has mostly been told of already.
-GDSYNC_DEVICE status ring_what_waits(const gdsync_device_qp &qp, u64 end) {
-    return load_relaxed_gpu(&state_of(qp)->posted) >= end ? status::ok : ring(doorbells_of(qp), end, 0);
+// What there is room for. Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
+struct room {
+    u64 failure;
+    u64 reserved;
+    u64 completed;
+
+    GDSYNC_DEVICE explicit room(const gdsync_device_state *state)
+        : failure(load_relaxed_gpu(&state->error)), reserved(load_relaxed_gpu(&state->reserved)),
+          // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
+          completed(load_acquire_gpu(&state->completed)) {}
+};
+
+// How an attempt to take blocks has ended: with the first of them, or why not.
+enum class attempt : int { taken, failed, full, outrun };
+
+// Takes `count` blocks if it can at once.
+GDSYNC_DEVICE attempt take(gdsync_device_state *state, u32 count, u32 limit, u64 &first) {
+    const room seen(state);
+    if (seen.failure != 0) {
+        return attempt::failed;
+    }
+    // Signed: where others have reserved, posted and completed since `reserved` was read, there is room, but not for these blocks. Where
+    // the exchange succeeds nobody has, and what has completed stays so.
+    if ((long long)(seen.reserved + count - seen.completed) > (long long)limit) {
+        return attempt::full;
+    }
+    first = seen.reserved;
+    // Relaxed: publication orders what is written to the blocks.
+    return exchange_relaxed_gpu(&state->reserved, first, first + count) == first ? attempt::taken : attempt::outrun;
 }
 
-// Takes `count` blocks from `first` on, waiting for room no longer than `timeout_ns`. `posted`: blocks that the card was told of.
-GDSYNC_DEVICE status reserve(const gdsync_device_qp &qp, u32 count, u64 timeout_ns, u64 &first, u64 &posted) {
-    gdsync_device_state *state = state_of(qp);
-    if (count > qp.limit) {
-        return status::no_room;
-    }
-    // Others that are faster, again and again, are not waited for less than a thread may stand still in the middle of a call.
-    const u64 patience = timeout_ns > qp.stall_ns ? timeout_ns : qp.stall_ns;
-    Waited waited;
-    bool looked = false;
-    for (;;) {
-        // Four loads at a time: each takes as long as the way to the L2 cache, or to the host.
-        const u64 failure = error(qp);
-        first = load_relaxed_gpu(&state->reserved);
-        posted = load_relaxed_gpu(&state->posted);
-        // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
-        const u64 completed = load_acquire_gpu(&state->completed);
-        if (failure != 0) {
-            return status::failed;
-        }
-        // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for `first`. Where
-        // the exchange succeeds nobody has, and what has completed stays so.
-        while ((long long)(first + count - completed) <= (long long)qp.limit) {
-            // Relaxed: publication orders what is written to the blocks.
-            const u64 found = exchange_relaxed_gpu(&state->reserved, first, first + count);
-            if (found == first) {
-                return status::ok;
-            }
-            // Others were faster. Nothing is reserved, so it may be given up.
-            if (waited.longer_than(patience)) {
-                return status::no_room;
-            }
-            first = found;
-        }
-        if (looked && waited.longer_than(timeout_ns)) {
-            return status::no_room;
-        }
-        // What fills the queue may be waiting for its doorbell: it was posted with `more`, and nothing can be posted behind it.
-        ring_what_waits(qp, load_published(state));
-        reap(completions_of(qp));
-        looked = true;
-    }
+// Sees to it that a full queue gets room: what fills it may be waiting for its doorbell (it was posted with `more`, and nothing can be
+// posted behind it), and completions are to be read.
+GDSYNC_DEVICE_RARE void make_room(doorbells card, completions queue) {
+    ring_what_waits(card, load_published(card.state));
+    reap(queue);
 }
+
+// How long a call goes on after attempts that took nothing.
+class Patience {
+  public:
+    GDSYNC_DEVICE Patience(u64 timeout_ns, u64 stall_ns) : timeout_ns_(timeout_ns), stall_ns_(stall_ns), looked_(false) {}
+
+    // Whether to try again. A full queue is looked at once more at least.
+    GDSYNC_DEVICE bool lasts(const gdsync_device_qp &qp, attempt last) {
+        if (last == attempt::outrun) {
+            // Others that are faster, again and again, are not waited for less than a thread may stand still in the middle of a call.
+            return !waited_.longer_than(timeout_ns_ > stall_ns_ ? timeout_ns_ : stall_ns_);
+        }
+        if (last != attempt::full || (looked_ && waited_.longer_than(timeout_ns_))) {
+            return false;
+        }
+        looked_ = true;
+        make_room(doorbells_of(qp), completions_of(qp));
+        return true;
+    }
+
+  private:
+    Waited waited_;
+    u64 timeout_ns_;
+    u64 stall_ns_;
+    bool looked_;
+};
 
 // One call of a group: every thread of it has one request, of `BLOCKS` blocks, which `build(index, signaled)` writes. It
 // returns what the last of them begins with.
 template <scope S, u32 BLOCKS, class Build>
-GDSYNC_DEVICE status post(const gdsync_device_qp &qp, bool valid, bool ring_now, u64 timeout_ns, u64 *ticket, const Build &build) {
-    const Group<S> group;
+GDSYNC_DEVICE status post(const Group<S> &group, const gdsync_device_qp &qp, bool valid, bool ring_now, u64 timeout_ns, u64 *ticket,
+                          const Build &build) {
     if (group.any(!valid || qp.version != GDSYNC_DEVICE_QP_VERSION)) {
         return status::invalid;
     }
     const u32 count = group.size() * BLOCKS;
-    status result = status::ok;
-    u64 first = 0, posted = 0;
-    if (group.leads()) {
-        result = reserve(qp, count, timeout_ns, first, posted);
+    if (count > qp.limit) {
+        return status::no_room;
     }
-    group.share(result, first);
-    if (result != status::ok) {
-        return result;
-    }
-    // Only the last request of a call has a completion: it retires all before it.
-    const u64 value = build(first + group.rank() * BLOCKS, group.leads());
-    // The writes of all are before the release of the leader, which publishes for them.
-    group.sync();
-    if (group.leads()) {
-        result = publish(qp, first, first + count, ring_now, value, posted);
-    }
-    group.share(result);
-    if (ticket != nullptr) {
-        *ticket = first + count;
+    Patience patience(timeout_ns, qp.stall_ns);
+    status result = status::no_room;
+    bool again = true;
+    // Who has taken blocks posts them inside the loop: threads of a warp that leave a loop may wait behind it for those that do not, and
+    // these would wait for blocks that are not posted.
+    GDSYNC_DEVICE_LOOP
+    while (again) {
+        attempt ended = attempt::failed;
+        u64 first = 0;
+        if (group.leads()) {
+            ended = take(state_of(qp), count, qp.limit, first);
+        }
+        group.share(ended, first);
+        if (ended == attempt::taken) {
+            // Only the last request of a call has a completion: it retires all before it.
+            const u64 value = build(first + group.rank() * BLOCKS, group.leads());
+            // The writes of all are before the release of the leader, which publishes for them.
+            group.sync();
+            result = status::ok;
+            if (group.leads()) {
+                result = publish(qp, first, first + count, ring_now, value);
+            }
+            group.share(result);
+            if (ticket != nullptr) {
+                *ticket = first + count;
+            }
+            again = false;
+        } else {
+            result = ended == attempt::failed ? status::failed : status::no_room;
+            bool lasts = false;
+            if (group.leads()) {
+                lasts = patience.lasts(qp, ended);
+            }
+            group.share(lasts);
+            again = lasts;
+        }
     }
     return result;
 }
