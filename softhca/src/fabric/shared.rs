@@ -13,6 +13,7 @@ use super::sleeper::Sleeper;
 use super::sys;
 use super::{FORGET_DEAD_AFTER, FabricError, LISTENER, OUTGOING, SendOutcome};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -47,12 +48,8 @@ impl Shared {
     /// # Errors
     /// [`FabricError`].
     pub(super) fn bind() -> Result<Shared, FabricError> {
-        // Processes that start together begin their search in different places.
-        Self::bind_from(std::process::id().wrapping_mul(0x9e37) ^ Instant::now().elapsed().subsec_nanos())
-    }
-
-    /// The same, from a place on.
-    fn bind_from(seed: u32) -> Result<Shared, FabricError> {
+        // Somewhere: a LID that has just become free is not soon another card's, which would get what was still sent to the one before.
+        let seed = RandomState::new().hash_one(()) as u32;
         let count = u32::from(*LIDS.end());
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for step in 0..count {

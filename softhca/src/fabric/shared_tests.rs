@@ -28,13 +28,12 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 #[test]
 fn lids_are_unique_and_free_again() {
-    // Far from where the other tests of this process look for theirs, who would take what becomes free.
-    let away = u32::from(Shared::bind().unwrap().lid()) + u32::from(*LIDS.end()) / 2;
-    let fabrics: Vec<Shared> = (0..64).map(|_| Shared::bind_from(away).unwrap()).collect();
+    // Few of all that there are: hardly another test takes one of them once they are free.
+    let fabrics: Vec<Shared> = (0..16).map(|_| Shared::bind().unwrap()).collect();
     let mut lids: Vec<u16> = fabrics.iter().map(Shared::lid).collect();
     lids.sort_unstable();
     lids.dedup();
-    assert_eq!(lids.len(), 64);
+    assert_eq!(lids.len(), 16);
     drop(fabrics);
     let mut other = Shared::bind().unwrap();
     for lid in lids {
