@@ -210,8 +210,11 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     calls.stop_inside(&qp, 1);
     let error = device_qp.take_back(LONG).unwrap_err();
     assert!(matches!(error, DeviceQpError::KernelActive { unpublished: 1, .. }), "{error}");
-    assert_eq!(calls.call(&qp, &put(&region, region.rkey())).0, Ended::Failed);
+    let (ended, ticket) = calls.call(&qp, &put(&region, region.rkey()));
+    assert_eq!((ended, ticket), (Ended::Failed, 2));
     assert_eq!(calls.error(&qp), STALLED);
+    // The ticket is one that was never published, and yet of this queue.
+    assert_eq!(calls.wait(&qp, ticket, LONG), Ended::Failed);
     device_qp.take_back(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();

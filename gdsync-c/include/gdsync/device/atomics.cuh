@@ -39,6 +39,12 @@ GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     return found;
 }
 
+GDSYNC_DEVICE u32 exchange_relaxed_gpu(u32 *at, u32 expected, u32 desired) {
+    u32 found;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(found) : "l"(at), "r"(expected), "r"(desired) : "memory");
+    return found;
+}
+
 GDSYNC_DEVICE u64 exchange_acquire_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
     asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
@@ -141,13 +147,6 @@ GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
     return found;
 }
 
-// Exchanges a word, as one step for threads of the GPU, between fences that order it.
-GDSYNC_DEVICE u32 exchange_gpu(u32 *at, u32 value) {
-    u32 found;
-    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");
-    return found;
-}
-
 // A store that must not overtake the loads before it, every one of which was an acquire: these keep what comes after them
 // behind, so the store needs no fence of its own (which would wait for every store of the thread to arrive).
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) {
@@ -171,6 +170,12 @@ GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) { __atomic_store_n(at, 
 
 GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+
+// Between fences that order it, which ThreadSanitizer does not know.
+GDSYNC_DEVICE u32 exchange_relaxed_gpu(u32 *at, u32 expected, u32 desired) {
+    __atomic_compare_exchange_n(at, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     return expected;
 }
 
@@ -212,8 +217,6 @@ template <class Word> GDSYNC_DEVICE void store_release_system(Word *at, Word val
 }
 
 GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL); }
-
-GDSYNC_DEVICE u32 exchange_gpu(u32 *at, u32 value) { return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL); }
 
 // The C++ model knows no store that acquires alone keep behind: a release.
 GDSYNC_DEVICE void store_behind_acquires_system(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }

@@ -148,14 +148,19 @@ GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
     if ((segment.flags & GDSYNC_SEGMENT_ATOMIC_IN_GPU) == 0) {
         return exchange_system(at, 0);
     }
-    if (load_relaxed_system(at) == 0) {
-        return 0;
+    // An operation of the system's scope would be wrong to ask for: nothing does it. The fences have that scope. Only what was seen is
+    // taken, so that a thread that comes late does not take what comes after it.
+    u32 seen = load_relaxed_system(at);
+    while (seen != 0) {
+        acquire_and_release_to_system();
+        const u32 found = exchange_relaxed_gpu(at, seen, 0);
+        if (found == seen) {
+            acquire_and_release_to_system();
+            return seen;
+        }
+        seen = found;
     }
-    // An operation of the system's scope would be wrong to ask for: nothing does it. The fences have that scope.
-    acquire_and_release_to_system();
-    const u32 found = exchange_gpu(at, 0);
-    acquire_and_release_to_system();
-    return found;
+    return 0;
 }
 
 } // namespace detail
@@ -253,7 +258,8 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
 //
 // In GPU memory that is one step for the card, too: what comes at the same time is either taken or stays. In host memory it is so only where
 // the GPU's atomics reach the host whole (GDSYNC_SEGMENT_ATOMIC_IN_GPU says where not): elsewhere a notification of the same number that comes
-// in the middle may be lost. So the sender has to wait until it is told that the last one was taken, as is the rule for streams.
+// in the middle may be lost. So the sender has to wait until it is told that the last one was taken, as is the rule for streams, and a number
+// is best taken by one thread.
 GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *value) {
     if (!detail::is_known(segment) || id >= segment.count) {
         return status::invalid;

@@ -22,7 +22,7 @@ struct local_memory {
 struct post_options {
     // Whether the card is told at once, or with the next request that says so, or by `ring`.
     bool ring_now;
-    // How long to wait for room, in nanoseconds; 0 looks once.
+    // How long to wait for room, in nanoseconds; 0 reads completions once. Threads that are outrun by others try for `stall_ns` at least.
     u64 timeout_ns;
     // Where the ticket for `wait` goes; may be null.
     u64 *ticket;
@@ -195,20 +195,28 @@ GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) 
 
 namespace detail {
 
+// `wait` of one thread.
+GDSYNC_DEVICE status wait_alone(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
+    // A ticket from nowhere is not waited for; that of a post that has failed is from somewhere.
+    if (ticket > load_published(state_of(qp))) {
+        return error(qp) != 0 ? status::failed : status::invalid;
+    }
+    const status rung = ring_what_waits(doorbells_of(qp), ticket);
+    return rung == status::ok ? wait_completed(completions_of(qp), ticket, timeout_ns) : rung;
+}
+
 // `wait` of a group.
 template <scope S> GDSYNC_DEVICE status wait_as(const Group<S> &group, const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     status result = status::ok;
+    u64 of_leader = ticket;
     group.sync();
     if (group.leads()) {
-        // A ticket from nowhere is not waited for.
-        result = ticket > load_published(state_of(qp)) ? status::invalid : ring_what_waits(doorbells_of(qp), ticket);
-        if (result == status::ok) {
-            result = wait_completed(completions_of(qp), ticket, timeout_ns);
-        }
+        result = wait_alone(qp, ticket, timeout_ns);
     }
     // What the leader has seen by its acquire is seen by all.
-    group.share(result);
-    return result;
+    group.share(result, of_leader);
+    // Threads of a warp that came apart in their posts have several tickets.
+    return result == status::ok && ticket > of_leader ? wait_alone(qp, ticket, timeout_ns) : result;
 }
 
 // `quiet` of a group.
@@ -220,9 +228,9 @@ template <scope S> GDSYNC_DEVICE status quiet_as(const Group<S> &group, const gd
 
 } // namespace detail
 
-// Waits until the request with this ticket has completed, and all before it; at warp and block scope the leader's, which is what their
-// posts give to all. What was posted with `more` and not rung is not
-// waited for in vain: it is rung first.
+// Waits until the request with this ticket has completed, and all before it. At warp and block scope each thread gives the ticket that its
+// post has given to it: the leader waits for all, and who has a later one (from a post in which the warp came apart) for itself, again
+// no longer than the time. What was posted with `more` and not rung is not waited for in vain: it is rung first.
 template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     return detail::wait_as(detail::Group<S>(), qp, ticket, timeout_ns);
 }

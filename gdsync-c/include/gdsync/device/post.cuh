@@ -55,6 +55,7 @@ GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
 GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
     gdsync_device_state *state = card.state;
     Waited waited;
+    bool is_over = false;
     for (;;) {
         const u64 ready = load_relaxed_gpu(&state->ready);
         if (load_relaxed_gpu(&state->posted) >= end) {
@@ -74,10 +75,12 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
             // `end` was published before this call: it is among them.
             return status::ok;
         }
-        if (waited.longer_than(card.stall_ns)) {
+        // Once the time is over it looks again: it may have been this thread that stood still.
+        if (is_over) {
             fail(state, GDSYNC_DEVICE_ERROR_STALLED);
             return status::failed;
         }
+        is_over = waited.longer_than(card.stall_ns);
     }
 }
 
@@ -94,14 +97,14 @@ GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bo
     bool is_published = false, is_over = false;
     // One loop, in which the turns of all are alike: where threads of a warp wait for each other in loops inside of it, those whose turn has
     // come may get theirs late.
-    while (!is_published && !is_over) {
+    while (!is_published && !(is_over && published(found) != first)) {
         if (published(found) == first) {
             // Mostly another one has begun or ended to ring. Acquire: what was published before is among what the next release orders.
             const u64 expected = found;
             found = exchange_behind_release_gpu(&state->ready, expected, end | (expected & GDSYNC_DEVICE_RINGING));
             is_published = found == expected;
         } else {
-            // Those before this thread are still writing.
+            // Those before this thread are still writing. Once the time is over it looks again: as in `ring`.
             is_over = waited.longer_than(card.stall_ns);
             found = load_relaxed_gpu(&state->ready);
         }
@@ -125,9 +128,8 @@ GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, boo
         const u64 found = exchange_behind_release_gpu(&state->ready, first, end);
         return found == first ? status::ok : publish_in_turn(doorbells_of(qp), first, end, false, value, found);
     }
-    // Where all blocks before are published and nobody rings, this thread does, and `ready` is its own until it publishes: no other has
-    // reserved the blocks from `first` on, and no other rings. It gets the doorbell before the fence, so that both take their time
-    // together.
+    // Where all blocks before are published and nobody rings, this thread does, and `ready` is its own until it publishes: no other
+    // publishes from `first` on, and no other rings. It gets the doorbell before the fence, so that both take their time together.
     u64 found = exchange_before_acquire_gpu(&state->ready, first, first | GDSYNC_DEVICE_RINGING);
     // Release, of the blocks: to the card, and to threads that publish or ring behind what follows. Acquire, of the exchange: the card sees
     // the blocks of others, too, and record and register do not go backwards.

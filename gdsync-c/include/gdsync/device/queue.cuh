@@ -21,7 +21,7 @@ struct gdsync_device_state {
     // Blocks whose requests are written, without a gap. Never more than `reserved`. And GDSYNC_DEVICE_RINGING.
     unsigned long long ready;
     unsigned long long pad1[7];
-    // Blocks that the card was told of. Never more than `ready`.
+    // Blocks that the card was told of. Written behind `ready`, but other threads may see it first.
     unsigned long long posted;
     unsigned long long pad2[7];
     // Blocks whose requests have completed, and are free again.
