@@ -1,6 +1,7 @@
 //! What a GPU is, asked without making a context on it.
 
-use super::context::{GpuCapabilities, GpuContext};
+use super::capabilities::GpuCapabilities;
+use super::context::GpuContext;
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
 use std::ffi::CStr;

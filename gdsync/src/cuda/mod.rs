@@ -53,6 +53,7 @@
 //! # }
 //! ```
 
+mod capabilities;
 mod context;
 mod copier;
 mod current;
@@ -66,7 +67,7 @@ mod word;
 
 pub use crate::stream::cuda::CudaStream;
 pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
-pub use context::{Consistency, GpuCapabilities, WritesOrdering};
+pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;

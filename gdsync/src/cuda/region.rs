@@ -1,6 +1,6 @@
 //! GPU memory registered with a card.
 
-use super::context::Consistency;
+use super::capabilities::Consistency;
 use super::error::CudaError;
 use super::memory::GpuMemory;
 use crate::error::{Error, QueueError};

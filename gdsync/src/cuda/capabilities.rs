@@ -1,0 +1,124 @@
+//! What a GPU can do for gdsync.
+
+use super::error::{CudaError, check};
+use crate::stream::MemOpCaps;
+use cudarc::driver::sys;
+
+/// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WritesOrdering {
+    /// In no order: a flag may be seen before the data that were written earlier.
+    None,
+    /// In order to the GPU that the memory belongs to.
+    Owner,
+    /// In order to every GPU.
+    AllDevices,
+}
+
+/// How data that a card wrote into GPU memory become visible to what follows a wait for their completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// The GPU keeps the order of its own accord.
+    Ordered,
+    /// Every wait is followed by a flush.
+    Flushed,
+    /// There is no way: a card must not write into this GPU's memory for its streams.
+    Impossible,
+}
+
+/// What a GPU can do for gdsync, read once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuCapabilities {
+    /// 64-bit stream memory operations. A doorbell needs one.
+    pub ops_64_bit: bool,
+    /// Waiting for NOR. Every other lap of a completion queue needs it.
+    pub wait_nor: bool,
+    /// `CU_STREAM_WAIT_VALUE_FLUSH`, and the operation of its own.
+    pub flush_remote_writes: bool,
+    /// In what order a card's writes into GPU memory are seen.
+    pub writes_ordering: WritesOrdering,
+    /// GPU memory can be given to a card as a dma-buf.
+    pub dma_buf: bool,
+    /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too: mostly not so over PCIe
+    /// (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
+    pub host_atomics: bool,
+}
+
+impl GpuCapabilities {
+    pub(super) fn read(device: sys::CUdevice) -> Result<Self, CudaError> {
+        use sys::CUdevice_attribute as A;
+        let attribute = |attribute: A| {
+            let mut value = 0;
+            // SAFETY: `value` is a valid place; the device is the driver's.
+            check("cuDeviceGetAttribute", unsafe {
+                sys::cuDeviceGetAttribute(&mut value, attribute, device)
+            })?;
+            Ok::<i32, CudaError>(value)
+        };
+        let ordering = attribute(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
+        Ok(GpuCapabilities {
+            ops_64_bit: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
+            wait_nor: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)? != 0,
+            flush_remote_writes: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)? != 0,
+            // `CUGPUDirectRDMAWritesOrdering`: 0, 100, 200.
+            writes_ordering: match ordering {
+                200.. => WritesOrdering::AllDevices,
+                100.. => WritesOrdering::Owner,
+                _ => WritesOrdering::None,
+            },
+            dma_buf: attribute(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
+            host_atomics: attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED)? != 0,
+        })
+    }
+
+    /// How streams of this GPU see what a card wrote into its memory.
+    pub fn consistency(&self) -> Consistency {
+        match self.writes_ordering {
+            // A flush costs nothing where the GPU has it, and covers memory of other GPUs, too.
+            WritesOrdering::None | WritesOrdering::Owner if self.flush_remote_writes => Consistency::Flushed,
+            WritesOrdering::None => Consistency::Impossible,
+            WritesOrdering::Owner | WritesOrdering::AllDevices => Consistency::Ordered,
+        }
+    }
+
+    pub(crate) fn mem_ops(&self) -> MemOpCaps {
+        MemOpCaps {
+            ops_64_bit: self.ops_64_bit,
+            wait_nor: self.wait_nor,
+            // Every write of the v2 entry points carries a system fence (HARDWARE: they refuse the flag that would drop it).
+            writes_are_fenced: true,
+            flush_after_wait: self.consistency() == Consistency::Flushed,
+            flush_remote: self.flush_remote_writes,
+            host_atomics: self.host_atomics,
+            ..MemOpCaps::FULL
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cards_write_is_ordered_flushed_or_refused() {
+        let caps = |flush_remote_writes, writes_ordering| GpuCapabilities {
+            ops_64_bit: true,
+            wait_nor: true,
+            flush_remote_writes,
+            writes_ordering,
+            dma_buf: true,
+            host_atomics: false,
+        };
+        // An H200: no flush, ordered for its owner.
+        assert_eq!(caps(false, WritesOrdering::Owner).consistency(), Consistency::Ordered);
+        assert_eq!(caps(false, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);
+        assert_eq!(caps(true, WritesOrdering::AllDevices).consistency(), Consistency::Ordered);
+        assert_eq!(caps(true, WritesOrdering::None).consistency(), Consistency::Flushed);
+        assert_eq!(caps(true, WritesOrdering::Owner).consistency(), Consistency::Flushed);
+        assert_eq!(caps(false, WritesOrdering::None).consistency(), Consistency::Impossible);
+        assert!(caps(true, WritesOrdering::None).mem_ops().flush_after_wait);
+        assert!(!caps(false, WritesOrdering::Owner).mem_ops().flush_after_wait);
+        assert!(!caps(false, WritesOrdering::Owner).mem_ops().host_atomics);
+    }
+}
