@@ -10,8 +10,7 @@ use gdsync::{DoorbellPath, MemOpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a thread of a kernel may take in the middle of a call: long, as sanitizers let threads wait for their turn.
-const LONG: Duration = Duration::from_secs(30);
+use crate::common::LONG;
 
 /// `struct job` of the kernels.
 #[repr(C)]
@@ -57,6 +56,7 @@ impl Rank {
         (path, tables): (DoorbellPath, Option<&Arc<CudaContext>>),
     ) -> Rank {
         inbox.write(0, &vec![GUARD; inbox.len()]).unwrap();
+        // Sanitizers let a thread wait long for its turn in the middle of a call.
         let mut options = DeviceQueueOptions::default().doorbells(path).stall(LONG);
         if let Some(context) = tables {
             options = options.tables(context);

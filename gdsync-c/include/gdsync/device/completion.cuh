@@ -136,7 +136,6 @@ GDSYNC_DEVICE completions completions_of(const gdsync_device_qp &qp) {
 // Waits until so many blocks have completed.
 GDSYNC_DEVICE_RARE status wait_completed(completions queue, u64 ticket, u64 timeout_ns) {
     Waited waited;
-    bool is_over = false;
     for (;;) {
         // Acquire: what the card wrote for these requests is seen by the caller, whoever has read the entries.
         const bool done = load_acquire_gpu(&queue.state->completed) >= ticket;
@@ -146,12 +145,10 @@ GDSYNC_DEVICE_RARE status wait_completed(completions queue, u64 ticket, u64 time
         if (done) {
             return status::ok;
         }
-        // Once the time is over it looks again: it may have been this thread that stood still.
-        if (is_over) {
+        reap(queue);
+        if (load_relaxed_gpu(&queue.state->completed) < ticket && waited.longer_than(timeout_ns)) {
             return status::timed_out;
         }
-        reap(queue);
-        is_over = load_relaxed_gpu(&queue.state->completed) < ticket && waited.longer_than(timeout_ns);
     }
 }
 

@@ -131,10 +131,9 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
     if (!is_known(queue)) {
         return status::invalid;
     }
-    u64 of_leader = rank;
-    status ignored = status::ok;
+    u32 of_leader = rank;
     const Group<S> group;
-    group.share(ignored, of_leader);
+    group.share(of_leader);
     // By value, so that it can be in registers; of any rank where that is none, as nothing is posted then.
     const gdsync_device_qp qp = ((const gdsync_device_qp *)queue.queue_pairs)[of_leader < queue.size ? of_leader : 0];
     const bool right = valid && rank < queue.size && rank == of_leader;
@@ -271,11 +270,10 @@ GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *va
 // Waits until everything has arrived that was posted before to a rank: what it was written from may change. As `quiet` of its queue pair; at warp
 // and block scope for the rank that the leader names.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u32 rank, u64 timeout_ns) {
-    u64 of_leader = rank;
-    status ignored = status::ok;
+    u32 of_leader = rank;
     const detail::Group<S> group;
-    group.share(ignored, of_leader);
-    const gdsync_device_qp *at = queue_pair(queue, (u32)of_leader);
+    group.share(of_leader);
+    const gdsync_device_qp *at = queue_pair(queue, of_leader);
     return at == nullptr ? status::invalid : detail::quiet_as(group, *at, timeout_ns);
 }
 

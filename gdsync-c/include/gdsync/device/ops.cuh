@@ -47,16 +47,10 @@ struct post_options {
 
 namespace detail {
 
-// One request of one block.
-template <scope S, class Build>
-GDSYNC_DEVICE status post_one(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
-    return post<S, 1>(Group<S>(), qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
-}
-
-// Two requests of a block each.
-template <scope S, class Build>
-GDSYNC_DEVICE status post_two(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
-    return post<S, 2>(Group<S>(), qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
+// One call whose threads have `BLOCKS` blocks each.
+template <scope S, u32 BLOCKS, class Build>
+GDSYNC_DEVICE status post_blocks(const gdsync_device_qp &qp, bool valid, const post_options &options, const Build &build) {
+    return post<S, BLOCKS>(Group<S>(), qp, valid, options.ring_now, options.timeout_ns, options.ticket, build);
 }
 
 GDSYNC_DEVICE u64 write_put(const gdsync_device_qp &qp, u64 index, remote_memory to, local_memory from, u32 bytes, bool signaled) {
@@ -88,7 +82,7 @@ GDSYNC_DEVICE u64 write_atomic(const gdsync_device_qp &qp, u64 index, u32 opcode
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes,
                          const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
         return detail::write_put(qp, index, to, from, (u32)bytes, signaled);
     });
 }
@@ -97,7 +91,7 @@ GDSYNC_DEVICE status put(const gdsync_device_qp &qp, remote_memory to, local_mem
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, const void *from, u64 bytes,
                                 const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, bytes <= MAX_INLINE_PUT, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, bytes <= MAX_INLINE_PUT, options, [&](u64 index, bool signaled) {
         return detail::write_put_inline(qp, index, to, from, (u32)bytes, signaled);
     });
 }
@@ -108,7 +102,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
                                 const post_options &options = post_options()) {
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
-    return detail::post_two<S>(qp, valid, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 2>(qp, valid, options, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
         return detail::write_put_inline(qp, index + 1, signal, &value, 8, signaled);
     });
@@ -120,7 +114,7 @@ template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal,
                                     u64 value, local_memory before, const post_options &options = post_options()) {
     const bool valid = bytes <= MAX_BYTES && signal.address % 8 == 0;
-    return detail::post_two<S>(qp, valid, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 2>(qp, valid, options, [&](u64 index, bool signaled) {
         detail::write_put(qp, index, to, from, (u32)bytes, false);
         return detail::write_atomic(qp, index + 1, detail::OPCODE_FETCH_ADD, signal, value, 0, before, signaled);
     });
@@ -130,7 +124,7 @@ GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to
 template <scope S = scope::thread>
 GDSYNC_DEVICE status get(const gdsync_device_qp &qp, remote_memory from, local_memory to, u64 bytes,
                          const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
         detail::Block block(qp, index);
         block.put_remote(from.address, from.rkey);
         block.put_data(to.address, to.lkey, (u32)bytes);
@@ -141,7 +135,7 @@ GDSYNC_DEVICE status get(const gdsync_device_qp &qp, remote_memory from, local_m
 // Sends a message of `bytes` (at most MAX_BYTES) to the receive that the remote side has posted.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status send(const gdsync_device_qp &qp, local_memory from, u64 bytes, const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, bytes <= MAX_BYTES, options, [&](u64 index, bool signaled) {
         detail::Block block(qp, index);
         block.put_data(from.address, from.lkey, (u32)bytes);
         return block.finish(detail::OPCODE_SEND, signaled);
@@ -151,7 +145,7 @@ GDSYNC_DEVICE status send(const gdsync_device_qp &qp, local_memory from, u64 byt
 // Sends up to MAX_INLINE_SEND bytes, which are taken before the call returns.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u64 bytes, const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, bytes <= MAX_INLINE_SEND, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, bytes <= MAX_INLINE_SEND, options, [&](u64 index, bool signaled) {
         detail::Block block(qp, index);
         block.put_inline((const u8 *)from, (u32)bytes);
         return block.finish(detail::OPCODE_SEND, signaled);
@@ -162,7 +156,7 @@ GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u
 template <scope S = scope::thread>
 GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target, u64 value, local_memory before,
                                const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
         return detail::write_atomic(qp, index, detail::OPCODE_FETCH_ADD, target, value, 0, before, signaled);
     });
 }
@@ -171,7 +165,7 @@ GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target,
 template <scope S = scope::thread>
 GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory target, u64 expected, u64 desired, local_memory before,
                                   const post_options &options = post_options()) {
-    return detail::post_one<S>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
+    return detail::post_blocks<S, 1>(qp, target.address % 8 == 0, options, [&](u64 index, bool signaled) {
         return detail::write_atomic(qp, index, detail::OPCODE_COMPARE_SWAP, target, desired, expected, before, signaled);
     });
 }

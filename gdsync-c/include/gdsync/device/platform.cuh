@@ -60,9 +60,9 @@ GDSYNC_DEVICE void relax(u32 nanoseconds) {
 // threads of one warp that look all the time would keep the one that they wait for from its turn, at least under a sanitizer.
 class Waited {
   public:
-    GDSYNC_DEVICE Waited() : start_(0) {}
+    GDSYNC_DEVICE Waited() : start_(0), looked_again_(false) {}
 
-    // Rests a moment. True once the time is over.
+    // Rests a moment. True once the time is over and the caller has looked again since: it may have been this thread that stood still.
     GDSYNC_DEVICE bool longer_than(u64 nanoseconds) {
         const u64 now = now_ns();
         if (start_ == 0) {
@@ -70,7 +70,9 @@ class Waited {
         }
         const u64 waited = now - start_;
         if (waited >= nanoseconds) {
-            return true;
+            const bool is_over = looked_again_ || nanoseconds == 0;
+            looked_again_ = true;
+            return is_over;
         }
         const u64 rest = waited / 16;
         relax(rest < SHORTEST_REST ? SHORTEST_REST : rest > LONGEST_REST ? LONGEST_REST : (u32)rest);
@@ -82,6 +84,7 @@ class Waited {
     static const u32 SHORTEST_REST = 32, LONGEST_REST = 500;
 
     u64 start_;
+    bool looked_again_;
 };
 
 GDSYNC_DEVICE u32 big_endian(u32 value) {

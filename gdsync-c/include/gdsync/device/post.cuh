@@ -55,7 +55,6 @@ GDSYNC_DEVICE void ring_card(const doorbells &card, u64 end, u64 value) {
 GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
     gdsync_device_state *state = card.state;
     Waited waited;
-    bool is_over = false;
     for (;;) {
         const u64 ready = load_relaxed_gpu(&state->ready);
         if (load_relaxed_gpu(&state->posted) >= end) {
@@ -75,12 +74,10 @@ GDSYNC_DEVICE_RARE status ring(doorbells card, u64 end, u64 value) {
             // `end` was published before this call: it is among them.
             return status::ok;
         }
-        // Once the time is over it looks again: it may have been this thread that stood still.
-        if (is_over) {
+        if (waited.longer_than(card.stall_ns)) {
             fail(state, GDSYNC_DEVICE_ERROR_STALLED);
             return status::failed;
         }
-        is_over = waited.longer_than(card.stall_ns);
     }
 }
 
@@ -97,14 +94,14 @@ GDSYNC_DEVICE_RARE status publish_in_turn(doorbells card, u64 first, u64 end, bo
     bool is_published = false, is_over = false;
     // One loop, in which the turns of all are alike: where threads of a warp wait for each other in loops inside of it, those whose turn has
     // come may get theirs late.
-    while (!is_published && !(is_over && published(found) != first)) {
+    while (!is_published && !is_over) {
         if (published(found) == first) {
             // Mostly another one has begun or ended to ring. Acquire: what was published before is among what the next release orders.
             const u64 expected = found;
             found = exchange_behind_release_gpu(&state->ready, expected, end | (expected & GDSYNC_DEVICE_RINGING));
             is_published = found == expected;
         } else {
-            // Those before this thread are still writing. Once the time is over it looks again: as in `ring`.
+            // Those before this thread are still writing.
             is_over = waited.longer_than(card.stall_ns);
             found = load_relaxed_gpu(&state->ready);
         }
@@ -143,33 +140,24 @@ GDSYNC_DEVICE status publish(const gdsync_device_qp &qp, u64 first, u64 end, boo
     return status::ok;
 }
 
-// What there is room for. Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
-struct room {
-    u64 failure;
-    u64 reserved;
-    u64 completed;
-
-    GDSYNC_DEVICE explicit room(const gdsync_device_state *state)
-        : failure(load_relaxed_gpu(&state->error)), reserved(load_relaxed_gpu(&state->reserved)),
-          // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
-          completed(load_acquire_gpu(&state->completed)) {}
-};
-
 // How an attempt to take blocks has ended: with the first of them, or why not.
 enum class attempt : int { taken, failed, full, outrun };
 
 // Takes `count` blocks if it can at once.
 GDSYNC_DEVICE attempt take(gdsync_device_state *state, u32 count, u32 limit, u64 &first) {
-    const room seen(state);
-    if (seen.failure != 0) {
+    // Three loads at a time: each takes as long as the way to the L2 cache, or to the host.
+    const u64 failure = load_relaxed_gpu(&state->error);
+    first = load_relaxed_gpu(&state->reserved);
+    // Acquire: the blocks are written only after the card has read what stood in them (see `reap`).
+    const u64 completed = load_acquire_gpu(&state->completed);
+    if (failure != 0) {
         return attempt::failed;
     }
-    // Signed: where others have reserved, posted and completed since `reserved` was read, there is room, but not for these blocks. Where
+    // Signed: where others have reserved, posted and completed since `first` was read, there is room, but not for these blocks. Where
     // the exchange succeeds nobody has, and what has completed stays so.
-    if ((long long)(seen.reserved + count - seen.completed) > (long long)limit) {
+    if ((long long)(first + count - completed) > (long long)limit) {
         return attempt::full;
     }
-    first = seen.reserved;
     // Relaxed: publication orders what is written to the blocks.
     return exchange_relaxed_gpu(&state->reserved, first, first + count) == first ? attempt::taken : attempt::outrun;
 }
