@@ -25,8 +25,10 @@ install -m 755 "$built/libgdsync_c.so" "$to/lib/libgdsync.so.$version"
 ln -sf "libgdsync.so.$version" "$to/lib/$soname"
 ln -sf "$soname" "$to/lib/libgdsync.so"
 install -m 644 "$built/libgdsync_c.a" "$to/lib/libgdsync.a"
-(cd gdsync-c/include && find . -type f) | while read -r header; do
-    install -m 644 "gdsync-c/include/$header" "$to/include/$header"
+for headers in bindings/c/include gdsync/include; do
+    (cd $headers && find . -type f) | while read -r header; do
+        install -m 644 "$headers/$header" "$to/include/$header"
+    done
 done
 cat >"$to/lib/pkgconfig/gdsync.pc" <<END
 prefix=$prefix

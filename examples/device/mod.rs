@@ -38,7 +38,7 @@ pub(crate) struct Source {
 
 macro_rules! headers {
     ($($path:literal),+ $(,)?) => {
-        [$(($path, include_str!(concat!("../../gdsync-c/include/", $path)))),+]
+        [$(($path, include_str!(concat!("../../gdsync/include/", $path)))),+]
     };
 }
 

@@ -177,7 +177,7 @@ fn the_layout_is_that_of_the_library() {
 #[test]
 fn the_ptx_is_that_of_the_source_and_the_header() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let include = manifest.join("../gdsync-c/include/gdsync");
+    let include = manifest.join("include/gdsync");
     let mut headers: Vec<_> =
         std::fs::read_dir(include.join("device")).unwrap().map(|entry| entry.unwrap().path()).collect();
     headers.sort();

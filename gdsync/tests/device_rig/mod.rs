@@ -92,7 +92,7 @@ pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, 
             .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
             .args(options)
             .arg("-I")
-            .arg(manifest.join("../gdsync-c/include"))
+            .arg(manifest.join("include"))
             .arg(source)
             .arg("-o")
             .arg(&output)

@@ -131,17 +131,17 @@ mod tests {
     /// The source, then the header and what it includes, by name.
     const SOURCES: [&[u8]; 12] = [
         include_bytes!("kernels.cu"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device_verbs.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/atomics.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/completion.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/crc32.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/group.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/notify.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/ops.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/platform.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/post.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/queue.cuh"),
-        include_bytes!("../../../gdsync-c/include/gdsync/device/wqe.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device_verbs.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/atomics.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/completion.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/crc32.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/group.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/notify.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/ops.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/platform.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/post.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/queue.cuh"),
+        include_bytes!("../../../gdsync/include/gdsync/device/wqe.cuh"),
     ];
 
     #[test]

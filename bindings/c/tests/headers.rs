@@ -144,7 +144,7 @@ fn use_of(kind: &str, name: &str) -> String {
 #[test]
 fn every_name_of_libgdsync_is_there() {
     let names = std::fs::read_to_string(root().join("libgdsync-2.2.names")).unwrap();
-    let page = std::fs::read_to_string(root().join("../docs/c-abi.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("../../docs/c-abi.md")).unwrap();
     let mut source = "#include <gdsync.h>\n#include <gdsync/tools.h>\n#include <gdsync/mlx5.h>\n".to_owned();
     let mut count = 0;
     for line in names.lines().filter(|line| !line.starts_with('#')) {

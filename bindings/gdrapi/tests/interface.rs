@@ -117,7 +117,7 @@ fn the_library_has_the_headers_symbols_and_no_others() {
 
 #[test]
 fn the_documentation_names_every_symbol() {
-    let text = include_str!("../../docs/gdrapi.md");
+    let text = include_str!("../../../docs/gdrapi.md");
     for name in declared() {
         assert!(text.contains(&format!("| `{name}` |")), "docs/gdrapi.md says nothing of {name}");
     }

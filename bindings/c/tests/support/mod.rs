@@ -111,6 +111,8 @@ pub(crate) fn build_with(language: Language, source: &Path, more: &[&str], libra
         .args(more)
         .arg("-I")
         .arg(root().join("include"))
+        .arg("-I")
+        .arg(root().join("../../gdsync/include"))
         .arg(source)
         .args(["-x", "none", "-o"])
         .arg(folder.path().join("program"))
