@@ -5,10 +5,11 @@
 mod common;
 
 use common::{device, poll, ring, soft, synchronize};
+use gdsync::queue::{GRH_BYTES, Syndrome, WorkKind};
+use gdsync::verbs::{AddressHandle, LinkLayer, Transport};
 use gdsync::{
-    Access, AddressHandle, Batch, ConnectOptions, Error, GRH_BYTES, LinkLayer, MemoryRegion,
-    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, Syndrome, Transport, WorkKind,
-    WorkRequest,
+    Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, RemoteMemory, WorkRequest,
 };
 
 const QKEY: u32 = 0x0a0b_0c0d;
@@ -245,7 +246,7 @@ fn an_address_lives_until_the_work_that_names_it_has_completed() {
         AddressHandle::new(&post.left, &post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let request = WorkRequest::send_inline(b"kept").to(&to, post.right.number(), QKEY);
     let send = post.left.prepare(request).unwrap();
-    stream.post(Batch::new().wait_value32(&word, gdsync::Condition::Eq, 1).send(send)).unwrap();
+    stream.post(Batch::new().wait_value32(&word, gdsync::memop::Condition::Eq, 1).send(send)).unwrap();
     drop(to);
     word.store(1);
     assert_eq!(poll(&post.right.recv_cq()).status, Ok(()));

@@ -7,14 +7,17 @@
 mod common;
 
 use common::{LONG, Pair, device, poll, soft, synchronize};
+use gdsync::memop::Condition;
+use gdsync::qp::{DevxError, DevxStatus};
+use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::verbs::{Provider, QueueApi, Transport};
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, DevxError, DevxStatus, Error, MemoryRegion,
-    ProtectionDomain, Provider, QueueMaker, QueuePair, QueuePairConfig, RemoteMemory, Syndrome, Transport,
-    WorkKind, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, RemoteMemory, WorkRequest,
 };
 
 fn config() -> QueuePairConfig {
-    QueuePairConfig::default().queues(QueueMaker::Devx)
+    QueuePairConfig::default().queues(QueueApi::Devx)
 }
 
 /// Two connected queue pairs whatever `GDSYNC_TEST_QUEUES` says. None on the software card of this process, and it is told.
@@ -28,7 +31,7 @@ fn pair(test: &str, config: QueuePairConfig) -> Option<Pair> {
         return None;
     }
     let pd = ProtectionDomain::new(&device).unwrap();
-    let config = config.queues(QueueMaker::Devx);
+    let config = config.queues(QueueApi::Devx);
     let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
     left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -56,8 +59,8 @@ fn a_device_without_commands_says_so() {
     let error = QueuePair::new(&pd, config()).unwrap_err();
     assert!(matches!(&error, Error::Devx(DevxError::Unavailable { .. })), "{error}");
     let text = error.to_string();
-    assert!(text.contains("softhca0") && text.contains("QueueMaker::Verbs"), "{text}");
-    let error = CompletionQueue::made_by(&device, 8, QueueMaker::Devx).unwrap_err();
+    assert!(text.contains("softhca0") && text.contains("QueueApi::Verbs"), "{text}");
+    let error = CompletionQueue::made_by(&device, 8, QueueApi::Devx).unwrap_err();
     assert!(matches!(error, Error::Devx(DevxError::Unavailable { .. })), "{error}");
 }
 
@@ -83,10 +86,10 @@ fn sizes_that_cannot_be_are_refused_before_the_device_is_asked() {
             "{text}"
         );
     }
-    let error = CompletionQueue::made_by(&pair.device, u32::MAX, QueueMaker::Devx).unwrap_err();
+    let error = CompletionQueue::made_by(&pair.device, u32::MAX, QueueApi::Devx).unwrap_err();
     assert!(error.to_string().starts_with("completion queue entries is 4294967295"), "{error}");
     for (asked, granted) in [(0, 2), (1, 2), (3, 4), (1000, 1024)] {
-        let queue = CompletionQueue::made_by(&pair.device, asked, QueueMaker::Devx).unwrap();
+        let queue = CompletionQueue::made_by(&pair.device, asked, QueueApi::Devx).unwrap();
         assert_eq!(queue.entries(), granted);
     }
     let smallest = config().send_depth(0).recv_depth(0).send_segments(0).recv_segments(0).inline(0);
@@ -111,7 +114,7 @@ fn queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing() {
     let Some(pair) = pair("queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing", config()) else {
         return;
     };
-    let [devx, verbs] = [QueueMaker::Devx, QueueMaker::Verbs]
+    let [devx, verbs] = [QueueApi::Devx, QueueApi::Verbs]
         .map(|maker| CompletionQueue::made_by(&pair.device, 64, maker).unwrap());
     let by_verbs = QueuePairConfig::default();
     for (send, recv) in [(&devx, &verbs), (&verbs, &devx)] {
@@ -230,7 +233,7 @@ fn queues_come_and_go_with_work_in_flight_and_leave_nothing() {
         left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         let region = MemoryRegion::allocate(&pair.pd, 64, Access::all()).unwrap();
-        let shared = CompletionQueue::made_by(&pair.device, 8, QueueMaker::Devx).unwrap();
+        let shared = CompletionQueue::made_by(&pair.device, 8, QueueApi::Devx).unwrap();
         right.post_recv(&[region.slice(..).unwrap()], 0).unwrap();
         let send = left.prepare(WorkRequest::send_inline(b"in flight")).unwrap();
         let wait = right.recv_cq().prepare_wait().unwrap();

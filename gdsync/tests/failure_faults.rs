@@ -7,9 +7,14 @@
 mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
+use gdsync::memop::{Condition, Word32};
+use gdsync::qp::AsyncEventKind;
+use gdsync::queue::Status;
+use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::verbs::Transport;
 use gdsync::{
-    AsyncEventKind, Batch, Condition, ConnectOptions, FailureCause, MemoryRegion, PinnedMemory, QueueError,
-    QueuePair, QueuePairConfig, SoftStream, Status, Stream, Syndrome, Transport, Word32, WorkRequest,
+    Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,
+    Stream, WorkRequest,
 };
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, mpsc};

@@ -8,9 +8,12 @@ use common::{
     Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, maker, poll, post_and_poll,
     queue_pair, sharing, soft, synchronize,
 };
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::memop::MemOpStream;
+use gdsync::stream::StreamOptions;
 use gdsync::{
-    Batch, CompletionQueue, ConnectOptions, Error, MemOpStream, Placement, ProtectionDomain, QueuePairConfig,
-    QueuePlacement, SoftStream, Stream, StreamOptions, WorkRequest,
+    Batch, CompletionQueue, ConnectOptions, Error, ProtectionDomain, QueuePairConfig, SoftStream, Stream,
+    WorkRequest,
 };
 
 fn pair(placement: QueuePlacement) -> Pair {
@@ -45,8 +48,8 @@ fn every_layout_carries_messages_on_every_stream() {
     for placement in layouts(Placement::StandIn) {
         let pair = pair(placement);
         laps(&pair, &cpu(), || ());
-        for lane in [Placement::Host, Placement::StandIn] {
-            let options = StreamOptions::default().lane(lane);
+        for timeline in [Placement::Host, Placement::StandIn] {
+            let options = StreamOptions::default().timeline(timeline);
             let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
             laps(&pair, &stream, || synchronize(&stream));
         }
@@ -123,7 +126,7 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
             assert!(text.contains("GPU 1048576") || text.contains("CUDA"), "{text}");
         }
     }
-    let options = StreamOptions::default().lane(absent);
+    let options = StreamOptions::default().timeline(absent);
     let error = Stream::with_options(SoftStream::new().unwrap(), options).unwrap_err();
     assert!(matches!(error, Error::Placement { .. }), "{error}");
 }

@@ -12,10 +12,12 @@ use super::timing::Usage;
 use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
 use crate::hca;
+use gdsync::memop::Condition;
+use gdsync::queue::GRH_BYTES;
+use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
-    Access, AddressHandle, Batch, CompletionQueue, Condition, ConnectOptions, Endpoint, GRH_BYTES,
-    MemoryRegion, Mtu, PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory,
-    Slice, Transport, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;

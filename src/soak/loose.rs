@@ -10,9 +10,11 @@ use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
 use crate::Failure;
+use gdsync::queue::WorkKind;
+use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{
-    Access, AddressHandle, Completion, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePairConfig, RemoteMemory, Transport, WorkKind, WorkRequest,
+    Access, Completion, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueuePairConfig,
+    RemoteMemory, WorkRequest,
 };
 use std::fmt;
 use std::sync::atomic::Ordering;

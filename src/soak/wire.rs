@@ -5,10 +5,13 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
+use gdsync::qp::AsyncEventKind;
+use gdsync::queue::GRH_BYTES;
+use gdsync::stream::PostFailure;
+use gdsync::verbs::Transport;
 use gdsync::{
-    Access, AsyncEventKind, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, GRH_BYTES,
-    MemoryRegion, PinnedMemory, PostFailure, PreparedSend, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, SoftStream, Stream, Transport, WorkRequest,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
+    PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::rc::Rc;
 use std::time::Duration;

@@ -5,10 +5,9 @@ use crate::types::{
     GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU,
 };
-use gdsync::{
-    CompletionQueue, Device, Error, Placement, ProtectionDomain, QueueMaker, QueuePair, QueuePairConfig,
-    QueuePlacement,
-};
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::verbs::QueueApi;
+use gdsync::{CompletionQueue, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use libc::c_int;
@@ -68,7 +67,7 @@ fn placed(
     let queue = |flag, depth: u32| {
         let placement = QueuePlacement::HOST.completions(wishes.place(flag, gpu));
         // As many as a queue pair's own queues have: each request's, and those that a stream has still to look at.
-        CompletionQueue::with_placement(device, depth.max(1).saturating_mul(2), QueueMaker::Verbs, placement)
+        CompletionQueue::with_placement(device, depth.max(1).saturating_mul(2), QueueApi::Verbs, placement)
     };
     let send_cq = queue(GDS_CREATE_QP_TX_CQ_ON_GPU, config.send_depth)?;
     let recv_cq = queue(GDS_CREATE_QP_RX_CQ_ON_GPU, config.recv_depth)?;

@@ -1,10 +1,12 @@
 //! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
 
-use super::pause::Pause;
-use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, execute};
-use crate::memory::{HostAddr, MemoryKind, StreamAddr};
-use crate::peer::PeerOp;
+use super::execute;
+use crate::memop::MemoryKind;
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError};
+use crate::memory::{HostAddr, StreamAddr};
 use crate::queue::Ring;
+use crate::queue::doorbell::PeerOp;
+use crate::util::pause::Pause;
 use gdsync_sys::barrier;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -121,8 +123,8 @@ pub(crate) unsafe fn perform_stores(ops: &[PeerOp]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memop::Condition;
     use crate::memory::PinnedMemory;
-    use crate::stream::Condition;
 
     #[test]
     fn a_wait_that_times_out_fails_the_backend_for_good() {

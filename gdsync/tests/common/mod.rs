@@ -5,10 +5,14 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::memop::MemOpStream;
+use gdsync::queue::{FailureCause, ResetBlocker};
+use gdsync::stream::Cpu;
+use gdsync::verbs::{QueueApi, provider};
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Cpu, Device, Error, FailureCause,
-    MemOpStream, MemoryRegion, Obstacle, Placement, PreparedSend, ProtectionDomain, QueueMaker, QueuePair,
-    QueuePairConfig, QueuePlacement, SoftStream, Stream, WorkRequest, provider,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, PreparedSend,
+    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -26,17 +30,17 @@ pub fn device() -> Device {
 }
 
 /// Who makes the queues under test.
-pub fn maker() -> QueueMaker {
+pub fn maker() -> QueueApi {
     match std::env::var("GDSYNC_TEST_QUEUES").as_deref() {
-        Err(_) | Ok("verbs") => QueueMaker::Verbs,
-        Ok("devx") => QueueMaker::Devx,
+        Err(_) | Ok("verbs") => QueueApi::Verbs,
+        Ok("devx") => QueueApi::Devx,
         other => panic!("GDSYNC_TEST_QUEUES is {other:?}, neither verbs nor devx"),
     }
 }
 
 /// Whether asynchronous events that name queues come; where they do not, it is told that a test is skipped.
 pub fn events_of_queues(test: &str) -> bool {
-    let come = maker() == QueueMaker::Verbs;
+    let come = maker() == QueueApi::Verbs;
     if !come {
         skip(test, "no asynchronous events of queues that are made by commands");
     }
@@ -210,7 +214,9 @@ pub fn drain(queue_pair: &QueuePair) {
     loop {
         match queue_pair.reset() {
             Ok(()) => return,
-            Err(Error::NotDrained { obstacle: Obstacle::Sends(_) | Obstacle::Receives(_), .. }) => {}
+            Err(Error::NotDrained {
+                blocker: ResetBlocker::Sends(_) | ResetBlocker::Receives(_), ..
+            }) => {}
             Err(error) => panic!("{error}"),
         }
         assert!(Instant::now() < deadline, "not everything completes");
