@@ -8,9 +8,9 @@ mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
-use gdsync::qp::AsyncEventKind;
 use gdsync::queue::Status;
 use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::verbs::AsyncEventKind;
 use gdsync::verbs::Transport;
 use gdsync::{
     Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,

@@ -5,7 +5,7 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::qp::AsyncEventKind;
+use gdsync::verbs::AsyncEventKind;
 use gdsync::queue::GRH_BYTES;
 use gdsync::stream::PostFailure;
 use gdsync::verbs::Transport;

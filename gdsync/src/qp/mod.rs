@@ -6,7 +6,6 @@ pub(crate) mod cq;
 pub(crate) mod create;
 pub(crate) mod devx;
 pub(crate) mod domain;
-mod event_watch;
 mod events;
 mod fail;
 pub(crate) mod prepared;
@@ -18,9 +17,6 @@ pub(crate) mod wait;
 pub use checked::CheckedWait;
 pub use cq::CompletionQueue;
 pub use devx::{DevxError, DevxStatus};
-pub use event_watch::EventWatch;
-pub(crate) use events::QueuePairs;
-pub use events::{AsyncEvent, AsyncEventKind};
 pub use prepared::PreparedSend;
 pub use wait::PreparedWait;
 
@@ -38,11 +34,11 @@ use crate::queue::failure::FailureCause;
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::queue::send::SendState;
-use crate::stream::cpu;
 use crate::verbs::ah::AddressHandle;
 use crate::verbs::config::{ConnectOptions, QueuePairConfig};
 use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::events::EventSink;
 use crate::verbs::gid::GidEntry;
 use crate::verbs::mr::Slice;
 use crate::verbs::pd::ProtectionDomain;
@@ -215,7 +211,9 @@ impl QueuePair {
         });
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
-        device.queue_pairs.add(&inner);
+        // The list holds it weakly.
+        let sink: Arc<dyn EventSink> = inner.clone();
+        device.queue_pairs.add(Arc::downgrade(&sink));
         Ok(QueuePair { inner })
     }
 
@@ -458,7 +456,7 @@ impl QueuePairInner {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 }
