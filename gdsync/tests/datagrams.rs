@@ -14,7 +14,7 @@ use gdsync::{
 
 const QKEY: u32 = 0x0a0b_0c0d;
 
-fn config() -> QueuePairConfig {
+fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().transport(Transport::Ud).qkey(QKEY)
 }
 

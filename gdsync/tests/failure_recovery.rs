@@ -8,7 +8,7 @@ use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, so
 use gdsync::memop::Condition;
 use gdsync::queue::{ResetBlocker, Syndrome};
 use gdsync::stream::PostFailure;
-use gdsync::verbs::{AddressHandle, Transport};
+use gdsync::verbs::Transport;
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
     RemoteMemory, WorkRequest,

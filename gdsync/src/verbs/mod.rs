@@ -18,7 +18,7 @@ pub(crate) mod registration;
 pub(crate) mod transport;
 
 pub use ah::AddressHandle;
-pub use config::{ConnectOptions, QueueApi, QueuePairConfig};
+pub use config::{ConnectOptions, QueueApi};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use endpoint::Endpoint;
 pub use event_watch::EventWatch;
