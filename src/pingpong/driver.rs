@@ -1,14 +1,10 @@
 //! Who performs a side's work: a software stream, the calling thread, or a GPU.
 
-use super::cpu::CpuDriver;
-use super::findings::Findings;
-use super::gpu::GpuDriver;
-use super::soft::SoftDriver;
 use crate::Failure;
-use crate::cli::{PingpongOptions, Trigger};
+use crate::cli::PingpongOptions;
 use gdsync::{
-    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, ProtectionDomain, QueueError, QueuePair,
-    RemoteMemory, Slice, Stream, StreamError, StreamOptions,
+    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, QueueError, QueuePair, RemoteMemory,
+    Slice, Stream, StreamError, StreamOptions,
 };
 use std::time::Duration;
 
@@ -49,21 +45,6 @@ pub(super) trait Driver {
     fn gpu(&self) -> Option<&str> {
         None
     }
-}
-
-/// The driver that the options ask for, with everything allocated that it will need.
-pub(super) fn new(
-    options: &PingpongOptions,
-    rank: u64,
-    pd: &ProtectionDomain,
-    findings: &Findings,
-) -> Result<Box<dyn Driver>, Failure> {
-    let findings = findings.clone();
-    Ok(match (options.gpu, options.trigger) {
-        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
-        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
-    })
 }
 
 /// A stream on a backend, with the options that concern it.
