@@ -182,7 +182,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 return;
             } else if token.kind == Kind::Word {
-                if !(token.is("self") && !path.is_empty()) {
+                if !token.is("self") || path.is_empty() {
                     path.push(token.text.into());
                 }
                 if !self.is(0, "::") {
