@@ -2,10 +2,9 @@
 
 use crate::Failure;
 use crate::cli::PingpongOptions;
-use gdsync::{
-    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, QueueError, QueuePair, RemoteMemory,
-    Slice, Stream, StreamError, StreamOptions,
-};
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Batch, QueueError, QueuePair, RemoteMemory, Slice, Stream};
 use std::time::Duration;
 
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
