@@ -15,6 +15,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
+/// Environment variable that says what is logged.
+pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
+
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.

@@ -3,7 +3,8 @@
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
 use crate::cli::BenchOptions;
-use crate::{Failure, hca};
+use crate::failure::Failure;
+use crate::hca;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
 use gdsync::{

@@ -1,8 +1,8 @@
 //! What the libraries of this machine say: CUDA's driver API, and libibverbs. Recorded trees have it in a file.
 
 use super::source::Tree;
-use crate::Failure;
 use crate::devices::{self, Listing};
+use crate::failure::Failure;
 use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
 use gdsync::verbs::{OpenError, provider};

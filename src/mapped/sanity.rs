@@ -1,8 +1,8 @@
 //! `gdsync sanity`: whether mappings are what they should be, a line for each check.
 
 use super::{Memory, Source, freed, pattern};
-use crate::Failure;
 use crate::cli::MappedOptions;
+use crate::failure::Failure;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};

@@ -1,7 +1,7 @@
 //! Completion queues that several ends may share, and waits whose status must agree with the completion.
 
 use super::tally::Tally;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::{Status, WorkError, WorkKind};
 use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;

@@ -4,7 +4,7 @@ use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
 use gdsync::stream::PostFailure;
 use gdsync::verbs::{AsyncEventKind, Transport};

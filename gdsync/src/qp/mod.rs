@@ -5,6 +5,7 @@ pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
 pub(crate) mod create;
+mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
 mod events;
@@ -137,7 +138,7 @@ impl QueuePair {
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
-        let own = |depth: u32| CompletionQueueInner::new(&domain, depth.max(1).saturating_mul(2));
+        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
             None => own(depth),

@@ -6,7 +6,8 @@ mod layout;
 use super::gpu::Gpu;
 use super::{median, print, print_json};
 use crate::cli::BenchOptions;
-use crate::{Failure, hca};
+use crate::failure::Failure;
+use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::{

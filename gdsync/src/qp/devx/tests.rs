@@ -6,6 +6,7 @@ use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
 use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
+use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
