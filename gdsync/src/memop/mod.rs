@@ -3,6 +3,7 @@
 mod error;
 mod gpu_word;
 mod place;
+mod pointer;
 mod word;
 
 pub use error::{StreamError, WordError};

@@ -3,8 +3,9 @@
 use crate::qp::QueuePairInner;
 use crate::qp::wait::PreparedWait;
 use crate::queue::Ring;
-use crate::queue::completion::{Completion, CompletionState};
+use crate::queue::completion::CompletionState;
 use crate::queue::error::{PollError, QueueError};
+use crate::queue::outcome::Completion;
 use crate::verbs::device::DeviceInner;
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;

@@ -30,12 +30,11 @@ use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::claim::Claim;
-use crate::queue::completion::{
-    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
-};
+use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::datagram::DatagramSource;
 use crate::queue::error::QueueError;
 use crate::queue::failure::FailureCause;
+use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::queue::send::SendState;

@@ -1,17 +1,15 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
 
 mod device;
-mod outcome;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
-pub use outcome::{Completion, WorkError, WorkKind};
-pub(crate) use outcome::{bytes_of, outcome, requester_kind};
 
 use super::{ENTRY_WORDS, Ring};
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::doorbell::PeerOp;
 use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
+use crate::queue::outcome::Completion;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;

@@ -2,8 +2,8 @@
 
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
-use crate::queue::completion::WorkError;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::outcome::WorkError;
 use crate::verbs::error::Error;
 use parking_lot::Mutex;
 
