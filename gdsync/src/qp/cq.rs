@@ -26,6 +26,31 @@ use std::sync::{Arc, Mutex, Weak};
 /// pairs. A stream that must know *which* message has come shares no queue for it, or waits for all that it has posted. The error
 /// of one queue pair ends waits, too, also those that counted on another's; polling tells. A batch keeps every queue pair that
 /// completed here when its waits were prepared; and where its stream fails, all of them fail.
+///
+/// ```
+/// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let shared = CompletionQueue::new(&device, 256)?;
+/// let config = QueuePairConfig::default().completion_queues(&shared, &shared);
+/// let queue_pair = QueuePair::new(&pd, config)?;
+/// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+/// queue_pair.post_recv(&[region.slice(..32)?], 1)?;
+/// queue_pair.post_send(WorkRequest::send(&[region.slice(32..)?]).wr_id(2))?;
+/// let mut seen = Vec::new();
+/// while seen.len() < 2 {
+///     seen.extend(shared.poll()?.map(|completion| completion.wr_id));
+/// }
+/// seen.sort();
+/// assert_eq!(seen, [1, 2]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CompletionQueueInner>,

@@ -63,6 +63,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
 /// released when the last of them has passed.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
+/// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+/// // Each side needs the other's endpoint, which has a text form.
+/// left.connect(&right.endpoint()?.to_string().parse()?, Default::default())?;
+/// right.connect(&left.endpoint()?, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// right.post_recv(&[region.slice(..32)?], 7)?;
+/// left.post_send(WorkRequest::send(&[region.slice(32..)?]))?;
+/// let arrived = loop {
+///     if let Some(completion) = right.recv_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((arrived.wr_id, arrived.byte_len), (7, 32));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct QueuePair {
     pub(crate) inner: Arc<QueuePairInner>,

@@ -16,6 +16,29 @@ use zerocopy::IntoBytes;
 /// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let (source, target) = (region.slice(..16)?, region.remote().slice(32..48)?);
+/// let slices = [source];
+/// left.post_send(WorkRequest::write(&slices, target).unsignaled())?; // no completion of its own
+/// left.post_send(WorkRequest::read(&slices, target).wr_id(5))?;
+/// let done = loop {
+///     if let Some(completion) = left.send_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((done.wr_id, done.byte_len, done.status), (5, 16, Ok(())));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a work request does nothing until it is prepared"]
 pub struct WorkRequest<'a> {

@@ -18,6 +18,18 @@ use std::time::{Duration, Instant};
 /// performed, by a thread that ends after the last of it.
 ///
 /// A kernel that panics fails the stream, as an illegal access fails a GPU's: nothing after it is performed.
+///
+/// ```
+/// use gdsync::{PinnedMemory, SoftStream, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let kernel = memory.clone();
+/// stream.launch(move || assert_eq!(kernel.write(0, b"computed"), 8))?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct SoftStream {
     shared: Arc<Shared>,
 }

@@ -20,6 +20,16 @@ pub const DEFAULT_PORT: u8 = 1;
 /// An open card.
 ///
 /// A cheap handle; clones name the same device, which closes with the last object made on it.
+///
+/// ```
+/// use gdsync::{Device, verbs::DEFAULT_PORT};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::software()?; // needs nothing installed; `Device::open` takes the system's cards
+/// let port = device.port(DEFAULT_PORT)?;
+/// println!("{}: {}, {:?}", device.name(), port.state, port.mtu);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(crate) inner: Arc<DeviceInner>,

@@ -10,6 +10,19 @@ use std::sync::Arc;
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
 /// A cheap handle; clones name the same domain, which goes with the last object made in it.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// // What is made in one domain works together, and keeps the domain.
+/// let queue_pair = QueuePair::new(&pd, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
+/// drop(pd);
+/// queue_pair.post_recv(&[region.slice(..)?], 0)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     pub(crate) inner: Arc<ProtectionDomainInner>,
