@@ -76,3 +76,8 @@ pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
     Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes (docs/gpu-results.md), but a CPU needs
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU needs
 /// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
 /// the CPU polls does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
