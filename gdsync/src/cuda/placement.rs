@@ -170,7 +170,7 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Here and now: a provider that asks for memory can only be told that there is none.
+        // Allocated now, to report its error: a provider's allocation callback can only return null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -197,7 +197,7 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until it goes itself; made for this chunk alone.
+        // SAFETY: mapped until the memory is dropped, which the span holds until its own release; made for this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

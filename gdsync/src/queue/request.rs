@@ -54,7 +54,7 @@ pub struct WorkRequest<'a> {
     wr_id: u64,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 struct Destination<'a> {
     handle: &'a AddressHandle,
@@ -105,7 +105,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU is not told.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
@@ -161,8 +161,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Where a datagram goes: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
-    /// others have it. A receiver with another Q_Key drops the datagram, and nobody is told.
+    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
+    /// others have it. A receiver with another Q_Key drops the datagram without an error.
     ///
     /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
     #[inline]
@@ -222,7 +222,7 @@ impl<'a> WorkRequest<'a> {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of so many segments.
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds` segments.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())

@@ -34,7 +34,7 @@ impl Device {
             let source = io::Error::last_os_error();
             return Err(Error::Verbs { call: "eventfd", detail: String::new(), source });
         }
-        // SAFETY: just opened, owned by nobody else.
+        // SAFETY: just opened, and owned here alone.
         let stop = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let no_thread = |source| Error::Thread { name: NAME, source };
         let stopped = stop.try_clone().map_err(no_thread)?;

@@ -187,7 +187,7 @@ impl MemoryRegionInner {
         len: usize,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
-/// A cheap handle; clones name the same domain, which goes with the last object made in it.
+/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
@@ -31,7 +31,7 @@ pub struct ProtectionDomain {
 #[derive(Debug)]
 pub(crate) struct ProtectionDomainInner {
     raw: NonNull<ibv_pd>,
-    /// Somebody else's, who deallocates it.
+    /// The program's, which deallocates it.
     borrowed: bool,
     pub(crate) device: Arc<DeviceInner>,
 }
@@ -83,7 +83,7 @@ impl Drop for ProtectionDomainInner {
         if self.borrowed {
             return;
         }
-        // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
+        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was destroyed.
         call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }
 }
