@@ -20,11 +20,11 @@ use std::sync::{Arc, Mutex, Weak};
 /// # Sharing
 /// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePairConfig::completion_queues`]), for one direction or both.
 /// Entries come in the order in which the card writes them, each with the number of its queue pair. A queue pair posts only what
-/// the ring has room for, whoever has booked the rest.
+/// the ring has room for, beside what the others have booked.
 ///
 /// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written n entries, of whichever queue
-/// pairs. A stream that must know *which* message has come shares no queue for it, or waits for all that it has posted. The error
-/// of one queue pair ends waits, too, also those that counted on another's; polling tells. A batch keeps every queue pair that
+/// pairs. A stream that must know *which* message arrived shares no queue for it, or waits for all that it has posted. The error
+/// of one queue pair ends waits, too, also those that counted on another's; polling returns the error. A batch keeps every queue pair that
 /// completed here when its waits were prepared; and where its stream fails, all of them fail.
 ///
 /// ```
@@ -67,7 +67,7 @@ pub(crate) struct CompletionQueueInner {
     pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
 
-/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they are gone.
+/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they were destroyed before.
 pub(crate) trait CqObject: Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> u32;
@@ -87,7 +87,7 @@ impl CompletionQueue {
     }
 
     /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is prepared for: libgdsync's
-    /// polling, on which programs rely that start to poll before they decide who waits.
+    /// polling. Programs rely on it that start to poll before they decide whether a stream or the CPU waits.
     ///
     /// A wait that is never posted is in the way until it is dropped, or given up ([`PreparedWait::leave_to_cpu`]).
     ///
@@ -97,7 +97,7 @@ impl CompletionQueue {
         self.inner.take(Take::Unawaited).transpose()
     }
 
-    /// Prepares a wait for the next completion that nobody waits for yet.
+    /// Prepares a wait for the next completion that no other wait is for.
     ///
     /// What follows the wait on a stream sees what the card wrote before the completion; for messages in GPU memory, see
     /// [`crate::cuda`].
@@ -161,14 +161,14 @@ impl CompletionQueueInner {
         &self.device
     }
 
-    /// A queue pair is gone. Its state's lock is held, so that none of its number takes its place meanwhile.
+    /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same number is attached meanwhile.
     pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
         state.forget(qpn);
     }
 
-    /// The queue pairs that complete here; none, where one of them is going.
+    /// The queue pairs that complete here; `None` while one of them is being destroyed.
     pub(crate) fn attached(&self) -> Option<Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if known.iter().any(|(_, weak)| weak.strong_count() == 0) {
@@ -189,7 +189,7 @@ impl CompletionQueueInner {
         self.take(Take::Next).transpose()
     }
 
-    /// Takes what has completed, for persistent requests that have claimed it. Other completions are set aside for whoever polls.
+    /// Reads what has completed, for persistent requests that have claimed it. Other completions are set aside for the next poll.
     pub(crate) fn progress(&self) {
         self.take(Take::Aside);
     }
@@ -219,7 +219,7 @@ impl CompletionQueueInner {
             if let Owner::Here(queue_pair) = &owner
                 && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
             {
-                // The cause may be in its other queue, whose lock is not taken under this one. Then from the beginning.
+                // The cause may be in its other queue, whose lock is not taken under this one. The loop then starts again.
                 let psn = queue_pair.psn.load(Ordering::Relaxed);
                 drop(state);
                 queue_pair.fail_with_work(psn, flush);
@@ -228,7 +228,7 @@ impl CompletionQueueInner {
             state.advance();
             let queue_pair = match owner {
                 Owner::Here(queue_pair) => queue_pair,
-                // Nobody is there to hear of it; what is booked for it goes with the queue pair.
+                // Not returned; the destruction of the queue pair unbooks its entries.
                 Owner::Going => continue,
                 Owner::Unknown => {
                     let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
@@ -268,7 +268,7 @@ enum Take {
     Aside,
 }
 
-/// Whose an entry is.
+/// The queue pair of an entry.
 enum Owner {
     Here(Arc<QueuePairInner>),
     /// A queue pair's that is being destroyed.

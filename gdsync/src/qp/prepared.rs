@@ -1,4 +1,4 @@
-//! A prepared send: a work request in the send queue that the card has not been told of.
+//! A prepared send: a work request in the send queue for which the card was not rung.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
@@ -51,7 +51,7 @@ impl PreparedSend {
         Self::prepare(queue_pair, request, None)
     }
 
-    /// A send whose completion goes to `claim`.
+    /// A send with its completion stored in `claim`.
     pub(crate) fn claimed(
         queue_pair: Arc<QueuePairInner>,
         request: WorkRequest<'_>,
@@ -84,7 +84,7 @@ impl PreparedSend {
         &self.queue_pair
     }
 
-    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card was told of it because its
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got it already because its
     /// queue pair failed meanwhile.
     #[inline]
     pub(crate) fn commit(
@@ -98,7 +98,7 @@ impl PreparedSend {
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
-    /// Which one of its queue pair's sends it is, and what hands it to the card, unless that was told of it because the queue pair
+    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card, unless the card got it already because the queue pair
     /// failed.
     #[inline]
     pub(crate) fn place(&self) -> (u64, Doorbell) {
@@ -122,7 +122,7 @@ impl PreparedSend {
 }
 
 impl QueuePairInner {
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion goes to
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion is stored in
     /// the claim, if there is one.
     #[inline]
     pub(crate) fn prepare_send(
