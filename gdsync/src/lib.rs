@@ -107,7 +107,6 @@ pub use gdsync_sys::prm::cqe::Syndrome;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use lane::{Blocked, Ticket};
 pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdog};
-pub use memory::mapped;
 pub use memory::{
     HostAddr, MemoryKind, PinnedMemory, Placement, QueuePlacement, StreamAddr, StreamMemory, StreamWord,
     Word32, Word64,
@@ -128,3 +127,12 @@ pub use stream::{
     Posted, SoftStream, Staged, Stream, StreamError, StreamOptions,
 };
 pub use transport::Transport;
+
+/// CPU mappings of GPU memory: [`mapped::MappedMemory`], and what it is made of, of the crate `gdsync-gdr`.
+pub mod mapped {
+    pub use crate::cuda::mapping::{Availability, MappedMemory, available};
+    pub use gdsync_gdr::{
+        Caching, GdrdrvModule, LoadKernel, Mapping, MappingBackend, MappingError, MappingInfo, Refusal,
+        StoreKernel,
+    };
+}

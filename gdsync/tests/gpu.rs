@@ -6,7 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::cuda::{self, Consistency, CudaError, CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::cuda::{self, Consistency, CudaError, CudaStream, DriverError, GpuMemory, GpuMemoryRegion};
 use gdsync::cudarc::driver::sys;
 use gdsync::{
     Access, Batch, Condition, Doorbells, Error, PinnedMemory, PostFailure, QueueError, Stream, StreamError,
@@ -23,7 +23,7 @@ fn a_machine_without_cuda_says_so() {
             assert!(error.contains(&format!("no GPU {count}")), "{error}");
         }
         Err(error) => {
-            assert_eq!(error, CudaError::NoDriver);
+            assert_eq!(error, CudaError::Driver(DriverError::NoDriver));
             assert_eq!(cuda::context(0).unwrap_err(), error);
         }
     }

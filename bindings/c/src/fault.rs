@@ -1,7 +1,7 @@
 //! From errors, and panics, to errno values.
 
 use crate::log;
-use gdsync::cuda::CudaError;
+use gdsync::cuda::{CudaError, DriverError};
 use gdsync::{Error, PostFailure, QueueError, StreamError};
 use libc::c_int;
 use std::cell::RefCell;
@@ -85,7 +85,7 @@ fn of_stream(error: &StreamError) -> c_int {
 
 fn of_cuda(error: &CudaError) -> c_int {
     match error {
-        CudaError::NoDriver | CudaError::NoDevice { .. } => libc::ENODEV,
+        CudaError::Driver(DriverError::NoDriver | DriverError::NoDevice { .. }) => libc::ENODEV,
         CudaError::Unreachable { .. } => libc::EFAULT,
         CudaError::OtherThread | CudaError::Capturing => libc::EINVAL,
         _ => libc::EIO,

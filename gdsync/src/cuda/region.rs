@@ -163,7 +163,7 @@ fn dma_buf(
 #[cfg(feature = "software-card")]
 mod software {
     use super::*;
-    use crate::mapped::Mapping;
+    use gdsync_gdr::Mapping;
     use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 
     pub(super) struct Client;

@@ -2,7 +2,6 @@
 
 pub(crate) mod arena;
 pub(crate) mod life;
-pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
 mod place;
@@ -11,7 +10,6 @@ pub(crate) mod spans;
 mod word;
 
 pub use pinned::PinnedMemory;
-pub(crate) use pinned::page_size;
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};
 pub use placement::{Placement, QueuePlacement};

@@ -143,11 +143,12 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error
 /// Memory of GPUs for queues.
 pub(crate) mod gpu {
     use super::super::arena::ChunkMemory;
-    use super::super::mapped::{MappedMemory, MappingError};
     use super::super::spans::{Kind, Span};
     use super::*;
     use crate::cuda::GpuMemory;
+    use crate::cuda::mapping::MappedMemory;
     use cudarc::driver::CudaContext;
+    use gdsync_gdr::MappingError;
 
     /// Bytes that GPUs give mapped memory in: less takes as much.
     const PIECE: usize = 2 << 20;

@@ -7,7 +7,7 @@ pub(crate) mod regions;
 pub(crate) mod send;
 pub(crate) mod wait;
 
-use crate::memory::mapped::load_combined;
+use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
