@@ -3,8 +3,9 @@
 use super::source::Tree;
 use crate::Failure;
 use crate::devices::{self, Listing};
+use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
-use gdsync::{Error, provider};
+use gdsync::verbs::provider;
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};
@@ -110,9 +111,9 @@ fn ask_cuda() -> Answer<Cuda> {
     const NO_DEVICE: u32 = 100;
     match answer() {
         Ok(cuda) => Answer::Says(cuda),
-        Err(
-            error @ (CudaError::Driver(DriverError::NoDriver | DriverError::Call { code: NO_DEVICE, .. })),
-        ) => Answer::Absent(error.to_string()),
+        Err(error @ CudaError::Driver(DriverError::NoDriver | DriverError::Call { code: NO_DEVICE, .. })) => {
+            Answer::Absent(error.to_string())
+        }
         Err(error) => Answer::Broken(error.to_string()),
     }
 }

@@ -1,8 +1,8 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
 use super::HostAddr;
-use super::life::Life;
 use super::spans::{Kind, Release, Span};
+use super::use_count::UseCount;
 use gdsync_sys::host::page_size;
 use std::io;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub struct PinnedMemory {
 #[derive(Debug)]
 struct Handle {
     // Before the pages: whoever keeps these for their users is told first.
-    life: Life,
+    use_count: UseCount,
     pages: Arc<Pages>,
 }
 
@@ -99,7 +99,7 @@ impl PinnedMemory {
     }
 
     fn of(pages: Arc<Pages>) -> Self {
-        PinnedMemory { handle: Arc::new(Handle { life: Life::new(), pages }) }
+        PinnedMemory { handle: Arc::new(Handle { use_count: UseCount::new(), pages }) }
     }
 
     /// A handle that keeps the memory without counting as a user of it.
@@ -107,8 +107,8 @@ impl PinnedMemory {
         Self::of(self.handle.pages.clone())
     }
 
-    pub(crate) fn life(&self) -> &Life {
-        &self.handle.life
+    pub(crate) fn use_count(&self) -> &UseCount {
+        &self.handle.use_count
     }
 
     /// Length in bytes, as asked for.
