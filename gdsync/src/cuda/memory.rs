@@ -53,7 +53,7 @@ impl GpuMemory {
     /// Allocates `len` zeroed bytes (`cuMemAlloc`). A length of 0 gets memory of which 0 bytes are usable.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where the memory cannot be had.
+    /// [`CudaError::Driver`] where the memory cannot be had.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, CudaError> {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
@@ -103,7 +103,7 @@ impl GpuMemory {
     /// Takes a buffer of cudarc. What was enqueued for it on its stream is waited for.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where that fails.
+    /// [`CudaError::Driver`] where that fails.
     pub fn from_slice<T: Send + Sync + 'static>(slice: CudaSlice<T>) -> Result<Self, CudaError> {
         let context = GpuContext::of(slice.context())?;
         let stream = slice.stream().clone();
@@ -119,7 +119,7 @@ impl GpuMemory {
     /// Wraps memory that the program owns, for example that of another library.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where the context does not answer.
+    /// [`CudaError::Driver`] where the context does not answer.
     ///
     /// # Safety
     /// `address..address + len` is memory of a GPU that the context reaches, and stays so until the last clone of the value
@@ -221,7 +221,7 @@ impl GpuMemory {
     /// Copies out, from `offset` on. Not in the order of any stream: what is still being written may be torn.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Call`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), CudaError> {
         self.check(offset, into.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
@@ -231,7 +231,7 @@ impl GpuMemory {
     /// Copies in, from `offset` on. Not in the order of any stream.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Call`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), CudaError> {
         self.check(offset, from.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
