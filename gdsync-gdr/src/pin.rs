@@ -69,7 +69,7 @@ fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapp
                 Refusal::new(
                     "export the memory",
                     error,
-                    "allocate it by MappedMemory::allocate, or by cuMemCreate with POSIX file descriptors",
+                    "allocate it by gdsync's MappedMemory::allocate, or by cuMemCreate with POSIX file descriptors",
                 )
             })?;
             let bus = gpu.pci_address().map_err(|error| Refusal::driver("find the GPU", error))?;
