@@ -9,7 +9,7 @@ use super::plan::{How, LONGEST, Planned};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::WorkKind;
 use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{

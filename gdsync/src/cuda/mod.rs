@@ -75,7 +75,7 @@ pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use gdsync_gdr::driver::DriverError;
 pub use memory::GpuMemory;
-pub use placement::{Placement, QueuePlacement};
+pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
 pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};
