@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum CallError {
     #[error("{what} is a null pointer")]
     Null { what: &'static str },
     #[error("{what} is {value:#x}, but {limit}")]
@@ -52,12 +52,12 @@ fn waits(at: &Option<String>) -> String {
     at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
 }
 
-impl From<PostFailure> for Fault {
+impl From<PostFailure> for CallError {
     fn from(failure: PostFailure) -> Self {
         match failure {
-            PostFailure::Queue(error) => Fault::Queue(error),
-            PostFailure::Stream(error) => Fault::Stream(error),
-            other => Fault::Post(other),
+            PostFailure::Queue(error) => CallError::Queue(error),
+            PostFailure::Stream(error) => CallError::Stream(error),
+            other => CallError::Post(other),
         }
     }
 }
@@ -98,38 +98,38 @@ fn of_cuda(error: &CudaError) -> c_int {
     }
 }
 
-impl Fault {
+impl CallError {
     /// What the C function returns.
     fn errno(&self) -> c_int {
         match self {
-            Fault::Null { .. }
-            | Fault::Bad { .. }
-            | Fault::Stale { .. }
-            | Fault::Word(_)
-            | Fault::Write(_) => libc::EINVAL,
-            Fault::Unsupported { .. } => libc::EOPNOTSUPP,
-            Fault::NoRoom { .. } => libc::ENOMEM,
-            Fault::TimedOut { .. } => libc::ETIMEDOUT,
-            Fault::Queue(error) => of_queue(error),
-            Fault::Post(PostFailure::WouldBlock { .. }) => libc::EAGAIN,
-            Fault::Stream(error) => of_stream(error),
-            Fault::Cuda(error) => of_cuda(error),
-            Fault::Gdsync(Error::Verbs { source, .. }) | Fault::Verbs { source, .. } => {
+            CallError::Null { .. }
+            | CallError::Bad { .. }
+            | CallError::Stale { .. }
+            | CallError::Word(_)
+            | CallError::Write(_) => libc::EINVAL,
+            CallError::Unsupported { .. } => libc::EOPNOTSUPP,
+            CallError::NoRoom { .. } => libc::ENOMEM,
+            CallError::TimedOut { .. } => libc::ETIMEDOUT,
+            CallError::Queue(error) => of_queue(error),
+            CallError::Post(PostFailure::WouldBlock { .. }) => libc::EAGAIN,
+            CallError::Stream(error) => of_stream(error),
+            CallError::Cuda(error) => of_cuda(error),
+            CallError::Gdsync(Error::Verbs { source, .. }) | CallError::Verbs { source, .. } => {
                 source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
             }
-            Fault::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
-            Fault::Gdsync(
+            CallError::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
+            CallError::Gdsync(
                 Error::Open(OpenError::NoDevice { .. })
                 | Error::Open(OpenError::NotMlx5 { .. })
                 | Error::Open(OpenError::Load(_)),
             ) => libc::ENODEV,
-            Fault::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
-            Fault::Gdsync(
+            CallError::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
+            CallError::Gdsync(
                 Error::Port(PortError::NotActive { .. }) | Error::Port(PortError::NoGid { .. }),
             ) => libc::ENETDOWN,
-            Fault::Gdsync(Error::Cuda(error)) => of_cuda(error),
-            Fault::Gdsync(_) => libc::EINVAL,
-            Fault::Post(_) | Fault::Panic { .. } => libc::EIO,
+            CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
+            CallError::Gdsync(_) => libc::EINVAL,
+            CallError::Post(_) | CallError::Panic { .. } => libc::EIO,
         }
     }
 
@@ -143,7 +143,7 @@ thread_local! {
     static TEXT: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// What [`Fault`] was the last of this thread, for `gdsync_error_text`.
+/// What [`CallError`] was the last of this thread, for `gdsync_error_text`.
 pub(crate) fn text() -> *const c_char {
     const NONE: &CStr = c"";
     TEXT.try_with(|text| text.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
@@ -151,15 +151,15 @@ pub(crate) fn text() -> *const c_char {
 
 #[cold]
 #[inline(never)]
-fn report(call: &'static str, fault: &Fault) -> c_int {
+fn report(call: &'static str, error: &CallError) -> c_int {
     log::start();
-    let errno = fault.errno();
-    if fault.is_fullness() {
-        tracing::debug!(call, errno, "{fault}");
+    let errno = error.errno();
+    if error.is_fullness() {
+        tracing::debug!(call, errno, "{error}");
     } else {
-        tracing::error!(call, errno, "{fault}");
+        tracing::error!(call, errno, "{error}");
     }
-    let said = CString::new(format!("{call}: {fault}").replace('\0', "?")).unwrap_or_default();
+    let said = CString::new(format!("{call}: {error}").replace('\0', "?")).unwrap_or_default();
     // Gone while the thread ends.
     let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
     errno
@@ -167,11 +167,11 @@ fn report(call: &'static str, fault: &Fault) -> c_int {
 
 /// Does what a C function is to do. A panic is an error like others.
 #[inline]
-fn attempt<T>(body: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+fn attempt<T>(body: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Err(Fault::Panic { message })
+        Err(CallError::Panic { message })
     })
 }
 
@@ -183,25 +183,25 @@ pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
 
 /// A C function that returns 0 or a positive errno.
 #[inline]
-pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), Fault>) -> c_int {
+pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), CallError>) -> c_int {
     match attempt(body) {
         Ok(()) => 0,
-        Err(fault) => report(call, &fault),
+        Err(error) => report(call, &error),
     }
 }
 
 /// A C function that returns a number, or -1 and `errno`.
-pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, Fault>) -> c_int {
-    attempt(body).unwrap_or_else(|fault| {
-        set_errno(report(call, &fault));
+pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, CallError>) -> c_int {
+    attempt(body).unwrap_or_else(|error| {
+        set_errno(report(call, &error));
         -1
     })
 }
 
 /// A C function that returns a pointer, or null and `errno`.
-pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut T, Fault>) -> *mut T {
-    attempt(body).unwrap_or_else(|fault| {
-        set_errno(report(call, &fault));
+pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut T, CallError>) -> *mut T {
+    attempt(body).unwrap_or_else(|error| {
+        set_errno(report(call, &error));
         std::ptr::null_mut()
     })
 }
@@ -213,21 +213,21 @@ fn set_errno(code: c_int) {
 
 /// A pointer that must not be null.
 #[inline]
-pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<*const T, Fault> {
-    if pointer.is_null() { Err(Fault::Null { what }) } else { Ok(pointer) }
+pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<*const T, CallError> {
+    if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
 }
 
 /// The same, to be written to.
 #[inline]
-pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
-    if pointer.is_null() { Err(Fault::Null { what }) } else { Ok(pointer) }
+pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+    if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
 }
 
 /// Flags of which there are none.
-pub(crate) fn no_flags(flags: c_int) -> Result<(), Fault> {
+pub(crate) fn no_flags(flags: c_int) -> Result<(), CallError> {
     if flags == 0 {
         Ok(())
     } else {
-        Err(Fault::Bad { what: "flags", value: flags.into(), limit: "must be 0" })
+        Err(CallError::Bad { what: "flags", value: flags.into(), limit: "must be 0" })
     }
 }
