@@ -4,10 +4,12 @@
 //!
 //! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and wait, while the CPU computes.
 
-use gdsync::cuda::{self, CudaStream};
+use gdsync::CudaStream;
+use gdsync::cuda;
+use gdsync::memop::MemOpStream;
 use gdsync::{
-    Access, Batch, ConnectOptions, Device, MemOpStream, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    SoftStream, Stream, WorkRequest,
 };
 use std::error::Error;
 use std::io::Write;

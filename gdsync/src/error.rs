@@ -1,12 +1,12 @@
 //! Errors, one type for each family of operations. Every message names the value, the limit and what to do.
 
-use crate::device::PortState;
-pub use crate::failure::{FailureCause, Obstacle};
-use crate::gid::{GidKind, LinkLayer};
-use crate::lane::Blocked;
-use crate::memory::Placement;
-use crate::stream::Condition;
-use crate::transport::Transport;
+use crate::cuda::Placement;
+use crate::memop::Condition;
+use crate::memory::timeline::Blocked;
+use crate::queue::failure::{FailureCause, ResetBlocker};
+use crate::verbs::device::PortState;
+use crate::verbs::gid::{GidKind, LinkLayer};
+use crate::verbs::transport::Transport;
 use std::io;
 
 /// Errors of devices and of the objects made on them.
@@ -165,7 +165,7 @@ pub enum Error {
     Cuda(#[from] crate::cuda::CudaError),
     /// Queues could not be made or changed by commands of the device.
     #[error(transparent)]
-    Devx(#[from] crate::devx::DevxError),
+    Devx(#[from] crate::qp::devx::DevxError),
     /// GPU memory could not be registered with the card.
     #[error(
         "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"
@@ -195,12 +195,12 @@ pub enum Error {
         value: u64,
     },
     /// Something of the queue pair's last connection is outstanding.
-    #[error("queue pair {qpn:#x} cannot be reset: {obstacle}")]
+    #[error("queue pair {qpn:#x} cannot be reset: {blocker}")]
     NotDrained {
         /// Its number.
         qpn: u32,
         /// What is in the way.
-        obstacle: Obstacle,
+        blocker: ResetBlocker,
     },
     /// A thread of the library could not be started.
     #[error("cannot start the thread {name}: {source}")]
@@ -420,8 +420,8 @@ pub enum QueueError {
         qpn: u32,
     },
     /// The queue pair was handed over to kernels.
-    #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::take_back")]
-    HandedOver {
+    #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
+    DeviceAttached {
         /// Its number.
         qpn: u32,
     },
@@ -463,7 +463,7 @@ pub enum QueueError {
     },
     /// There is no memory for the word by which a kernel says that it has passed.
     #[error("no memory for a progress word: {reason}")]
-    NoLane {
+    NoTimeline {
         /// The operating system's error.
         reason: String,
     },

@@ -6,9 +6,10 @@
 mod common;
 
 use common::*;
+use gdsync::verbs::{GidKind, LinkLayer, Mtu, provider};
 use gdsync::{
-    Access, ConnectOptions, Device, Error, GidKind, LinkLayer, MemoryRegion, Mtu, ProtectionDomain,
-    QueuePair, QueuePairConfig, WorkRequest, provider,
+    Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    WorkRequest,
 };
 use std::process::Command;
 

@@ -3,7 +3,8 @@
 #![cfg(feature = "software-card")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
-use gdsync::{Access, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, provider};
+use gdsync::verbs::provider;
+use gdsync::{Access, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_sys::verbs::ibv_context;
 use std::ptr::NonNull;
 

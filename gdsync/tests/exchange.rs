@@ -5,9 +5,12 @@
 mod common;
 
 use common::{LONG, Pair, content, cpu, device, fill, poll, ring, soft, synchronize};
+use gdsync::memop::Condition;
+use gdsync::queue::WorkKind;
+use gdsync::verbs::Provider;
 use gdsync::{
-    Access, Batch, Condition, ConnectOptions, MemoryRegion, ProtectionDomain, Provider, QueueError,
-    QueuePair, QueuePairConfig, Slice, WorkKind, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
+    Slice, WorkRequest,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -5,10 +5,11 @@
 mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, poll, soft, synchronize};
-use gdsync::{
-    Batch, Condition, ConnectOptions, PersistentError, PersistentRecv, PersistentSend, QueueError,
-    QueuePairConfig, Status, Syndrome, WorkKind, WorkRequest,
-};
+use gdsync::memop::Condition;
+use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
+use gdsync::queue::Status;
+use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, WorkRequest};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -115,8 +116,10 @@ fn an_error_in_the_middle_ends_the_rest_and_the_request_works_again_after_recove
         }
     }
     synchronize(&stream);
-    let kinds: Vec<_> =
-        outcomes.iter().map(|one| one.get().unwrap().err().and_then(gdsync::WorkError::kind)).collect();
+    let kinds: Vec<_> = outcomes
+        .iter()
+        .map(|one| one.get().unwrap().err().and_then(gdsync::queue::WorkError::kind))
+        .collect();
     assert_eq!(kinds[..2], [None, Some(Syndrome::RemoteInvalidRequest)]);
     assert!(kinds[2..].iter().all(|kind| *kind == Some(Syndrome::WrFlush)));
     let told = send.complete(LONG).unwrap().unwrap().status.unwrap_err();

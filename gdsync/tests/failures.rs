@@ -5,9 +5,12 @@
 mod common;
 
 use common::{LONG, Pair, content, cpu, poll, ring, soft, synchronize};
+use gdsync::memop::{Condition, StreamError};
+use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::stream::{Cpu, PostFailure};
 use gdsync::{
-    Access, Batch, Condition, ConnectOptions, Cpu, Error, FailureCause, MemoryRegion, PostFailure,
-    ProtectionDomain, QueueError, QueuePairConfig, RemoteMemory, Stream, StreamError, Syndrome, WorkRequest,
+    Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
+    RemoteMemory, Stream, WorkRequest,
 };
 use std::time::{Duration, Instant};
 

@@ -6,12 +6,14 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::cuda::{self, Consistency, CudaError, CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::CudaStream;
+use gdsync::batch::StreamWait;
+use gdsync::cuda::{self, Consistency, CudaError, GpuMemory};
 use gdsync::cudarc::driver::sys;
-use gdsync::{
-    Access, Batch, Condition, Doorbells, Error, PinnedMemory, PostFailure, QueueError, Stream, StreamError,
-    StreamWait, Word32, Word64, WorkRequest,
-};
+use gdsync::memop::{Condition, StreamError, Word32, Word64};
+use gdsync::stream::{Doorbells, PostFailure};
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, Batch, Error, PinnedMemory, QueueError, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize, words};
 use std::time::{Duration, Instant};
 

@@ -6,10 +6,14 @@ mod common;
 mod gpu_rig;
 
 use common::poll;
-use gdsync::cuda::{CudaError, CudaGraph, CudaStream, GpuMemoryRegion, GraphError};
-use gdsync::{
-    Batch, BatchShape, Condition, PinnedMemory, PostFailure, QueueError, Stream, Word32, WorkRequest,
-};
+use gdsync::CudaStream;
+use gdsync::batch::BatchShape;
+use gdsync::cuda::CudaError;
+use gdsync::graph::{CudaGraph, GraphError};
+use gdsync::memop::{Condition, Word32};
+use gdsync::stream::PostFailure;
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Batch, PinnedMemory, QueueError, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize, words};
 
 struct Exchange {

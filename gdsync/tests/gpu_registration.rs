@@ -6,9 +6,11 @@ mod common;
 mod gpu_rig;
 
 use common::{poll, ring};
-use gdsync::cuda::{self, GpuMemory, GpuMemoryRegion, RegistrationPath};
+use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
-use gdsync::{Access, Provider, RegistrationCache, WorkRequest};
+use gdsync::verbs::{GpuMemoryRegion, RegistrationPath};
+use gdsync::verbs::{Provider, RegistrationCache};
+use gdsync::{Access, WorkRequest};
 use gpu_rig::Rig;
 use std::os::fd::AsRawFd;
 

@@ -5,10 +5,12 @@
 mod common;
 mod gpu_rig;
 
-use gdsync::cuda::{GpuMemory, GpuWord32, GpuWord64};
-use gdsync::{
-    Batch, BatchShape, Condition, MemoryWrite, PinnedMemory, PostFailure, QueueError, StreamError, Word32,
-};
+use gdsync::batch::{BatchShape, MemoryWrite};
+use gdsync::cuda::GpuMemory;
+use gdsync::memop::{Condition, StreamError, Word32};
+use gdsync::memop::{GpuWord32, GpuWord64};
+use gdsync::stream::PostFailure;
+use gdsync::{Batch, PinnedMemory, QueueError};
 use gpu_rig::{Rig, synchronize};
 use std::time::Duration;
 

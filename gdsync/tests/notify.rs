@@ -6,11 +6,13 @@ mod common;
 mod ranks;
 
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
+use gdsync::memop::Condition;
+use gdsync::memop::Word32;
 use gdsync::notify::{NotifyError, Queue, Segment, Team, TeamConfig};
-use gdsync::{
-    Batch, Condition, ConnectOptions, PinnedMemory, ProtectionDomain, Provider, QueueError, QueuePairConfig,
-};
-use gdsync::{SoftStream, Stream, Transport, Word32};
+use gdsync::verbs::Provider;
+use gdsync::verbs::Transport;
+use gdsync::{Batch, ConnectOptions, PinnedMemory, ProtectionDomain, QueueError, QueuePairConfig};
+use gdsync::{SoftStream, Stream};
 use ranks::{Ranks, ended_well, role};
 use std::time::{Duration, Instant};
 

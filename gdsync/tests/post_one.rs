@@ -5,10 +5,11 @@
 mod common;
 
 use common::{LONG, Pair, poll};
+use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::stream::{DoorbellPath, PostError, PostFailure, Posted, StreamOptions};
 use gdsync::{
-    Batch, Condition, ConnectOptions, DoorbellPath, HostAddr, MemOp, MemOpCaps, MemOpStream, PostError,
-    PostFailure, Posted, PreparedSend, QueueError, QueuePairConfig, SoftStream, Stream, StreamAddr,
-    StreamError, StreamOptions, WorkRequest,
+    Batch, ConnectOptions, PreparedSend, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -3,9 +3,10 @@
 
 #![cfg(feature = "software-card")]
 
+use gdsync::verbs::{GidKind, PortState, Transport, provider};
 use gdsync::{
-    Access, ConnectOptions, Device, Error, GidKind, MemoryRegion, PortState, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, Transport, WorkRequest, provider,
+    Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, WorkRequest,
 };
 use gdsync_sys::VerbsApi;
 use gdsync_sys::mlx5dv::mlx5dv_qp_init_attr;

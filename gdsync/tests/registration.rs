@@ -5,7 +5,8 @@
 mod common;
 
 use common::{Pair, poll, ring};
-use gdsync::{Access, CacheLimits, Error, PinnedMemory, QueueError, RegistrationCache, WorkRequest};
+use gdsync::verbs::{CacheLimits, RegistrationCache};
+use gdsync::{Access, Error, PinnedMemory, QueueError, WorkRequest};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;

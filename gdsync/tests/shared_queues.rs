@@ -5,9 +5,10 @@
 mod common;
 
 use common::{content, cpu, device, poll, soft, synchronize};
+use gdsync::queue::{Syndrome, WorkKind};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Syndrome, WorkKind, WorkRequest,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
 
 /// Connected pairs that all complete in one queue, sends and receives.

@@ -5,9 +5,10 @@
 mod common;
 
 use common::{Pair, content, device, fill, poll, ring, soft, synchronize};
+use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::verbs::{Provider, Transport};
 use gdsync::{
-    Access, Batch, ConnectOptions, MemoryRegion, Provider, QueueError, QueuePairConfig, RemoteMemory,
-    Syndrome, Transport, WorkKind, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, QueueError, QueuePairConfig, RemoteMemory, WorkRequest,
 };
 use std::sync::atomic::Ordering;
 

@@ -5,9 +5,11 @@ use super::{Comparison, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
 use crate::hca;
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::memop::Condition;
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, MemoryRegion, Placement, ProtectionDomain,
-    QueuePair, QueuePairConfig, QueuePlacement, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, WorkRequest,
 };
 use serde::Serialize;
 use std::sync::atomic::Ordering;

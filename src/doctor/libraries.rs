@@ -3,8 +3,9 @@
 use super::source::Tree;
 use crate::Failure;
 use crate::devices::{self, Listing};
+use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
-use gdsync::{Error, provider};
+use gdsync::verbs::provider;
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};

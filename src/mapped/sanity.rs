@@ -3,10 +3,12 @@
 use super::{Memory, Source, freed, pattern};
 use crate::Failure;
 use crate::cli::MappedOptions;
-use gdsync::cuda::{CudaStream, GpuWord32};
+use gdsync::CudaStream;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
-use gdsync::{Batch, Condition, Stream};
+use gdsync::memop::Condition;
+use gdsync::memop::GpuWord32;
+use gdsync::{Batch, Stream};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -5,10 +5,9 @@ use super::findings::Findings;
 use super::host::HostMessages;
 use crate::Failure;
 use crate::cli::PingpongOptions;
-use gdsync::{
-    Batch, Cpu, Doorbells, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream,
-    StreamError,
-};
+use gdsync::memop::StreamError;
+use gdsync::stream::{Cpu, Doorbells, Posted};
+use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
 
 pub(super) struct CpuDriver {
     stream: Stream<Cpu>,

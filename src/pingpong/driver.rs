@@ -6,10 +6,9 @@ use super::gpu::GpuDriver;
 use super::soft::SoftDriver;
 use crate::Failure;
 use crate::cli::{PingpongOptions, Trigger};
-use gdsync::{
-    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, ProtectionDomain, QueueError, QueuePair,
-    RemoteMemory, Slice, Stream, StreamError, StreamOptions,
-};
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
 use std::time::Duration;
 
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.

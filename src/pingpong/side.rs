@@ -12,10 +12,12 @@ use super::timing::Usage;
 use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
 use crate::hca;
+use gdsync::memop::Condition;
+use gdsync::queue::GRH_BYTES;
+use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
-    Access, AddressHandle, Batch, CompletionQueue, Condition, ConnectOptions, Endpoint, GRH_BYTES,
-    MemoryRegion, Mtu, PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory,
-    Slice, Transport, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,7 +59,7 @@ struct Datagrams {
 
 impl Datagrams {
     fn new(queue_pair: &QueuePair, pd: &ProtectionDomain, remote: &Endpoint) -> Result<Self, Failure> {
-        let to = AddressHandle::new(queue_pair, remote, ConnectOptions::default())?;
+        let to = queue_pair.address_handle(remote, ConnectOptions::default())?;
         let header = MemoryRegion::allocate(pd, GRH_BYTES, Access::LOCAL_WRITE)?;
         Ok(Datagrams { to, remote_qpn: remote.qpn, header })
     }

@@ -5,10 +5,9 @@ use super::findings::Findings;
 use super::host::HostMessages;
 use crate::Failure;
 use crate::cli::PingpongOptions;
-use gdsync::{
-    Batch, Doorbells, Event, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice,
-    SoftStream, Stream, StreamError,
-};
+use gdsync::memop::StreamError;
+use gdsync::stream::{Doorbells, Event, Posted};
+use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
 use std::collections::VecDeque;
 
 pub(super) struct SoftDriver {

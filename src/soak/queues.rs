@@ -2,7 +2,9 @@
 
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::{Completion, CompletionQueue, Status, WorkError, WorkKind};
+use gdsync::queue::Status;
+use gdsync::queue::{WorkError, WorkKind};
+use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

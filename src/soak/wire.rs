@@ -5,10 +5,13 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
+use gdsync::queue::GRH_BYTES;
+use gdsync::stream::PostFailure;
+use gdsync::verbs::AsyncEventKind;
+use gdsync::verbs::Transport;
 use gdsync::{
-    Access, AsyncEventKind, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, GRH_BYTES,
-    MemoryRegion, PinnedMemory, PostFailure, PreparedSend, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, SoftStream, Stream, Transport, WorkRequest,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
+    PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,7 +39,7 @@ pub(super) enum Queues {
 pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'static>,
     queues: Queues,
     pub(super) queue_pair: QueuePair,
     send: SharedHub,
@@ -55,7 +58,7 @@ pub(super) struct Wire {
 fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     queues: &Queues,
 ) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
     let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
@@ -74,7 +77,7 @@ fn queue_pair(
     };
     let made = {
         let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
-        QueuePair::with_completion_queues(pd, config, &send, &recv)?
+        QueuePair::new(pd, config.completion_queues(&send, &recv))?
     };
     Ok((made, send, recv))
 }

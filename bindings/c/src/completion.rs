@@ -1,7 +1,8 @@
 //! Completions in the form of `struct ibv_wc`.
 
 use crate::fault::Fault;
-use gdsync::{Completion, CompletionQueue, QueueError, Syndrome, WorkKind};
+use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
 use libc::{c_int, c_uint};
 
@@ -82,7 +83,7 @@ pub(crate) fn poll(
 ) -> Result<usize, Fault> {
     let mut polled = 0;
     while polled < most {
-        match queue.poll_behind_streams() {
+        match queue.poll_unawaited() {
             Ok(Some(completion)) => out(translate(&completion)),
             Ok(None) => break,
             // The entry is skipped; what came before is told first.

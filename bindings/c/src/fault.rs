@@ -2,7 +2,9 @@
 
 use crate::log;
 use gdsync::cuda::CudaError;
-use gdsync::{Error, PostFailure, QueueError, StreamError};
+use gdsync::memop::StreamError;
+use gdsync::stream::PostFailure;
+use gdsync::{Error, QueueError};
 use libc::c_int;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -59,7 +61,7 @@ fn of_queue(error: &QueueError) -> c_int {
         | QueueError::ReceiveQueueFull { .. }
         | QueueError::CompletionQueueFull { .. }
         | QueueError::HeldByPreparedWait
-        | QueueError::NoLane { .. } => libc::ENOMEM,
+        | QueueError::NoTimeline { .. } => libc::ENOMEM,
         QueueError::WouldBlock(_) => libc::EAGAIN,
         QueueError::OtherStream { .. } => libc::EBUSY,
         QueueError::Failed { .. }

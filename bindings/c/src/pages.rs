@@ -1,6 +1,8 @@
 //! Host memory that descriptors name by address only. A GPU is told of it page by page, and keeps what it was told.
 
-use gdsync::{MemoryWrite, PinnedMemory, QueueError, Word32};
+use gdsync::batch::MemoryWrite;
+use gdsync::memop::Word32;
+use gdsync::{PinnedMemory, QueueError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;

@@ -3,12 +3,11 @@
 use crate::addresses::Addresses;
 use crate::fault::Fault;
 use crate::types::CUstream;
-use gdsync::cuda::CudaStream;
+use gdsync::CudaStream;
 use gdsync::cudarc::driver::sys;
-use gdsync::{
-    Batch, MemOpStream, PostError, PostFailure, Posted, PreparedSend, QueueError, QueuePair, SoftStream,
-    Stream, StreamError, StreamOptions, WorkRequest,
-};
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Batch, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -160,7 +159,7 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault>
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
     // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
-    let options = StreamOptions::default().tells_always(true);
+    let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
     drop(old);
@@ -312,12 +311,12 @@ impl StreamObject {
     }
 
     /// Its address of host memory.
-    pub(crate) fn translate(&self, addr: gdsync::HostAddr, len: usize) -> Result<u64, StreamError> {
+    pub(crate) fn translate(&self, addr: gdsync::memory::HostAddr, len: usize) -> Result<u64, StreamError> {
         match self {
             StreamObject::Soft(stream) => stream.translate(addr, len),
             StreamObject::Cuda(stream, _) => stream.translate(addr, len),
         }
-        .map(gdsync::StreamAddr::get)
+        .map(gdsync::memory::StreamAddr::get)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::plan::Step;
 use crate::error::QueueError;
-use crate::memory::{MemoryKind, Place, Site, StreamMemory};
-use crate::stream::{MemOpCaps, Staged, StreamError};
+use crate::memop::{MemOpCaps, Staged, StreamError};
+use crate::memop::{MemoryKind, Place, Site, StreamMemory};
 
 /// A piece of host memory that is written in one go does not leave a page: devices know its pages one by one.
 const PAGE: u64 = 4096;

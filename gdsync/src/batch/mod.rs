@@ -6,6 +6,7 @@
 mod bytes;
 mod merge;
 mod order;
+pub mod outline;
 mod plan;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod proof;
@@ -23,11 +24,12 @@ pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;
 
 use crate::error::QueueError;
-use crate::memory::{Place, StreamWord};
-use crate::prepared::PreparedSend;
+use crate::memop::{Condition, MemOpCaps};
+use crate::memop::{Place, StreamWord};
 use crate::qp::QueuePairInner;
-use crate::queue::wait::PreparedWait;
-use crate::stream::{Condition, MemOpCaps};
+use crate::qp::checked::CheckedWait;
+use crate::qp::prepared::PreparedSend;
+use crate::qp::wait::PreparedWait;
 use std::fmt;
 use std::sync::Arc;
 
@@ -92,6 +94,12 @@ impl Batch {
         self
     }
 
+    /// Adds: wait for a completion, and know whether it is a good one.
+    pub fn wait_checked(mut self, wait: CheckedWait) -> Self {
+        self.push(Descriptor::WaitCq(wait.into_wait()));
+        self
+    }
+
     /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream never goes on.
     pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
         self.push(Descriptor::Wait32(word.place(), condition, value));
@@ -149,7 +157,7 @@ impl Batch {
     /// accord where it is needed; this is for words that something else than a card writes, after it has seen what a card wrote.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
-    /// ([`crate::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
+    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self

@@ -2,8 +2,8 @@
 
 use super::Descriptor;
 use crate::error::QueueError;
-use crate::memory::{Word32, Word64};
-use crate::stream::Condition;
+use crate::memop::Condition;
+use crate::memop::{Word32, Word64};
 
 /// A wait for a word that no card writes, and that the CPU may call off: a stream that waits for it goes on then.
 ///

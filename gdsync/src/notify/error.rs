@@ -2,9 +2,10 @@
 
 use crate::bootstrap::BootstrapError;
 use crate::cuda::CudaError;
-use crate::device_qp::DeviceQpError;
-use crate::error::{Error, FailureCause, QueueError};
-use crate::stream::StreamError;
+use crate::device::DeviceQpError;
+use crate::error::{Error, QueueError};
+use crate::memop::StreamError;
+use crate::queue::failure::FailureCause;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::io;
 use std::time::Duration;

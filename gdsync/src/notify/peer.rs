@@ -2,11 +2,11 @@
 
 use super::NotifyError;
 use crate::error::QueueError;
-use crate::prepared::PreparedSend;
 use crate::qp::QueuePair;
-use crate::queue::wait::PreparedWait;
-use crate::request::WorkRequest;
-use crate::stream::pause::Pause;
+use crate::qp::prepared::PreparedSend;
+use crate::qp::wait::PreparedWait;
+use crate::queue::request::WorkRequest;
+use crate::util::pause::Pause;
 use parking_lot::Mutex;
 use std::time::Duration;
 

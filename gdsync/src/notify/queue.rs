@@ -4,11 +4,11 @@ use super::NotifyError;
 use super::peer::Peer;
 use super::segment::Segment;
 use super::team::Inner;
-use crate::mr::{RemoteMemory, Slice};
-use crate::prepared::PreparedSend;
 use crate::qp::QueuePair;
-use crate::queue::wait::PreparedWait;
-use crate::request::WorkRequest;
+use crate::qp::prepared::PreparedSend;
+use crate::qp::wait::PreparedWait;
+use crate::queue::request::WorkRequest;
+use crate::verbs::mr::{RemoteMemory, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 

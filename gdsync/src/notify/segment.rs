@@ -2,12 +2,14 @@
 
 use super::NotifyError;
 use super::word::{NotificationWord, Taker};
-use crate::cuda::{Consistency, GpuCapabilities, GpuMemory, GpuMemoryRegion, GpuWord32};
+use crate::cuda::{Consistency, GpuCapabilities, GpuMemory};
 use crate::error::QueueError;
-use crate::memory::Word32;
-use crate::mr::{Access, MemoryRegion, RemoteMemory, Slice};
-use crate::pd::ProtectionDomain;
-use crate::stream::pause::Pause;
+use crate::memop::GpuWord32;
+use crate::memop::Word32;
+use crate::util::pause::Pause;
+use crate::verbs::gpu_mr::GpuMemoryRegion;
+use crate::verbs::mr::{Access, MemoryRegion, RemoteMemory, Slice};
+use crate::verbs::pd::ProtectionDomain;
 use cudarc::driver::CudaContext;
 use gdsync_sys::api::Provider;
 use std::ops::{Bound, Range, RangeBounds};

@@ -2,8 +2,8 @@
 
 use super::Ring;
 use crate::error::QueueError;
-use crate::mr::MemoryRegionInner;
-use crate::persistent_claim::{Claim, Claims};
+use crate::queue::claim::{Claim, Claims};
+use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;

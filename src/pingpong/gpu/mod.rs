@@ -9,13 +9,14 @@ use super::pattern::Pattern;
 use crate::Failure;
 use crate::cli::PingpongOptions;
 use crate::hca;
-use gdsync::cuda::{CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::CudaStream;
+use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaEvent;
 use gdsync::mapped::MappedMemory;
-use gdsync::{
-    Access, Batch, Doorbells, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream,
-    StreamError,
-};
+use gdsync::memop::StreamError;
+use gdsync::stream::{Doorbells, Posted};
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
 use kernels::{Kernels, failed};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use crate::fault::{self, Fault, non_null, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
-use gdsync::provider;
+use gdsync::verbs::provider;
 use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
