@@ -1,5 +1,6 @@
-//! What a device is and can do.
+//! The attributes and limits of a device.
 
+use super::port::PORT;
 use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
@@ -10,16 +11,16 @@ use softhca::card::LIMITS;
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Completion vectors, all of which are the same.
-const COMPLETION_VECTORS: u32 = 1;
-/// `IB_ATOMIC_HCA`: atomic among the requests of the card.
+/// Number of completion vectors.
+pub(crate) const COMPLETION_VECTORS: u32 = 1;
+/// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
 const ATOMIC_HCA: u32 = 1;
-/// A device's vendor is an IEEE OUI here, not the PCI id that sysfs has (InfiniBand specification, 14.2.5.3, `VendorID`).
+/// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3, `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
-/// Completion entries name their queue pair by an index that libmlx5 chooses.
+/// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
 
-/// `GET_CONTEXT`. No static doorbell registers (`tot_bfregs`): libmlx5 then asks for UAR objects.
+/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
 pub(crate) fn get_context(request: &Request) -> Result<()> {
     let asked: AllocUcontext = request.structure(attr::UHW_IN)?;
     if asked.max_cqe_version < CQE_VERSION {
@@ -29,7 +30,7 @@ pub(crate) fn get_context(request: &Request) -> Result<()> {
     answer_context(request, attr::UHW_OUT)
 }
 
-/// `QUERY_CONTEXT`, of a program that imports a device.
+/// `QUERY_CONTEXT`, for a program that imports a device.
 pub(crate) fn query_context(request: &Request) -> Result<()> {
     answer_context(request, attr::QUERY_CONTEXT_UCTX)
 }
@@ -39,7 +40,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         qp_tab_size: LIMITS.max_qp,
         bf_reg_size: 512,
         cache_line_size: 64,
-        // 63 segments are what a work-queue entry's count can say; 1024 bytes are the next size of a send queue's entry.
+        // A WQE counts its 16-byte segments in 6 bits: 63 segments, rounded up to a power of two.
         max_sq_desc_sz: 1024,
         max_rq_desc_sz: 1024,
         max_send_wqebb: LIMITS.max_qp_wr,
@@ -58,7 +59,8 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
     request.answer_with(place, &answer)
 }
 
-/// `QUERY_DEVICE`. libibverbs asks first without a place for the answer, to see whether write commands come through the ioctl.
+/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the ioctl
+/// accepts write commands.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     if !request.has(attr::CORE_OUT) {
         return Err(Errno::NO_SPACE);
@@ -66,22 +68,22 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer_of(context))
 }
 
-/// `struct ib_uverbs_ex_query_device_resp`'s size of this kernel's headers, and where its `response_length` is.
+/// Size of `struct ib_uverbs_ex_query_device_resp` in Linux 6.1, and the offset of its `response_length`.
 const EXTENDED_SIZE: usize = 304;
 const RESPONSE_LENGTH: usize = 180;
 
-/// The extended `QUERY_DEVICE`: nothing that only it tells is here.
+/// The extended `QUERY_DEVICE`. All fields that only it has are 0.
 pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
     let mut answer = [0u8; EXTENDED_SIZE];
     answer[..size_of::<QueryDeviceResp>()].copy_from_slice(answer_of(context).as_bytes());
     let length = request.len(attr::CORE_OUT).min(EXTENDED_SIZE) as u32;
     answer[RESPONSE_LENGTH..RESPONSE_LENGTH + 4].copy_from_slice(length.as_bytes());
     request.answer(attr::CORE_OUT, &answer)?;
-    // `struct mlx5_ib_query_device_resp`: comp_mask and response_length, and no offloads.
+    // `struct mlx5_ib_query_device_resp`: comp_mask and response_length; no offloads.
     request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
 }
 
-/// Major, minor and subminor, as mlx5 packs them: 32, 16 and 16 bits.
+/// The firmware's version, as mlx5 packs it: major in 32 bits, minor and subminor in 16 each.
 fn firmware() -> u64 {
     sysfs::FIRMWARE
         .split('.')
@@ -97,7 +99,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
-        // Every page size from 4 KiB on.
+        // Every page size of at least 4 KiB.
         page_size_cap: !0xfff,
         vendor_id: VENDOR_OUI,
         vendor_part_id: sysfs::PART,
@@ -116,7 +118,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_ah: i32::MAX as u32,
         max_pkeys: 1,
         local_ca_ack_delay: 16,
-        phys_port_cnt: crate::port::PORT,
+        phys_port_cnt: PORT,
         ..QueryDeviceResp::new_zeroed()
     }
 }

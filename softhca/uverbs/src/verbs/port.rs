@@ -1,4 +1,4 @@
-//! The port and its table of GIDs.
+//! The port and its GID table.
 
 use crate::attributes::Request;
 use crate::context::Context;
@@ -15,7 +15,7 @@ pub(crate) const PORT: u8 = 1;
 const PHYS_LINK_UP: u8 = 5;
 /// `IB_WIDTH_4X`.
 const WIDTH_4X: u8 = 2;
-/// `IB_SPEED_HDR`, 50 Gbit/s a lane.
+/// `IB_SPEED_HDR`: 50 Gbit/s per lane.
 const SPEED_HDR: u8 = 64;
 /// `IBV_LINK_LAYER_INFINIBAND`, `IBV_LINK_LAYER_ETHERNET`.
 const INFINIBAND: u8 = 1;
@@ -25,7 +25,8 @@ fn check(port: u64) -> Result<()> {
     if port == u64::from(PORT) { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `QUERY_PORT`. The fields that newer libraries ask for behind these stay 0, which means: as in these.
+/// `QUERY_PORT`. The additional fields that newer libraries request stay 0, which means that the
+/// fields here apply.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     check(request.number(attr::QUERY_PORT_NUM)?)?;
     request.answer_with(attr::QUERY_PORT_RESP, &answer_of(context.card()))
@@ -65,7 +66,7 @@ fn entry_of(card: &Card, index: usize) -> Option<GidEntry> {
     Some(answer)
 }
 
-/// `QUERY_GID_ENTRY`: ENODATA for an index without an entry.
+/// `QUERY_GID_ENTRY`: ENODATA for an index past the table.
 pub(crate) fn query_gid_entry(context: &Context, request: &Request) -> Result<()> {
     check(request.number(attr::GID_ENTRY_PORT)?)?;
     if request.optional_number(attr::GID_ENTRY_FLAGS)?.unwrap_or(0) != 0 {
@@ -76,7 +77,7 @@ pub(crate) fn query_gid_entry(context: &Context, request: &Request) -> Result<()
     request.answer_with(attr::GID_ENTRY_RESP, &entry)
 }
 
-/// `QUERY_GID_TABLE`: the entries of all ports, each in as many bytes as the program says.
+/// `QUERY_GID_TABLE`: the entries of all ports, each in the size that the program gives.
 pub(crate) fn query_gid_table(context: &Context, request: &Request) -> Result<()> {
     if request.optional_number(attr::GID_TABLE_FLAGS)?.unwrap_or(0) != 0 {
         return Err(Errno::INVALID);

@@ -1,4 +1,4 @@
-//! Commands as libibverbs gives them, through the hooks, to real cards.
+//! Commands as libibverbs sends them, through the hooks, to real cards.
 
 use crate::hooks;
 use crate::uapi::ioctl::{ATTR_MANDATORY, Attr, Header, RDMA_VERBS_IOCTL, attr, method, object};
@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 mod processes;
 mod regions;
 
-/// All tests of this process share a card. One of them takes all of something, and must be alone with it.
+/// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());
 
 /// An open device.
@@ -24,7 +24,7 @@ impl Device {
     }
 
     fn descriptor() -> i32 {
-        // SAFETY: a C string.
+        // SAFETY: the path is a C string.
         let fd =
             unsafe { hooks::open(c"/dev/infiniband/uverbs0".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0) };
         assert!(fd >= 0, "{}", io::Error::last_os_error());
@@ -38,12 +38,12 @@ impl Drop for Device {
     }
 }
 
-/// A command that is being put together.
+/// A command under construction.
 struct Command {
     object: u16,
     method: u16,
     attrs: Vec<Attr>,
-    /// What attributes point at; boxes stay where they are.
+    /// The memory that attributes point to. A box keeps its address when the vector moves.
     memory: Vec<Box<[u8]>>,
 }
 
@@ -65,7 +65,7 @@ impl Command {
         self.attribute(id, 4, value.into())
     }
 
-    /// A handle, or a place for one.
+    /// A handle, or room for a new one.
     fn handle(self, id: u16, handle: u32) -> Self {
         self.attribute(id, 0, handle.into())
     }
@@ -84,7 +84,7 @@ impl Command {
         self.attribute(id, len as u16, data)
     }
 
-    /// Gives the command. The answer, or an errno.
+    /// Sends the command. Returns the answer, or an errno.
     fn run(self, device: &Device) -> Result<Answer, i32> {
         let header = Header {
             length: (24 + 16 * self.attrs.len()) as u16,
@@ -97,7 +97,7 @@ impl Command {
         };
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend(self.attrs.iter().flat_map(|attr| attr.as_bytes().to_vec()));
-        // SAFETY: a whole command, whose attributes point at memory that is kept.
+        // SAFETY: `bytes` is a complete command, and `self.memory` keeps what its attributes point to.
         if unsafe { hooks::ioctl(device.0, RDMA_VERBS_IOCTL, bytes.as_mut_ptr().cast()) } != 0 {
             return Err(io::Error::last_os_error().raw_os_error().unwrap());
         }
@@ -116,25 +116,25 @@ impl Answer {
         *self.attrs.iter().find(|attr| attr.attr_id == id).unwrap()
     }
 
-    fn made(&self, id: u16) -> u32 {
+    fn created(&self, id: u16) -> u32 {
         self.find(id).data as u32
     }
 
     fn output<T: FromBytes>(&self, id: u16) -> T {
         let attr = self.find(id);
         assert_eq!(usize::from(attr.len), size_of::<T>());
-        // SAFETY: the place that the command was given for this answer, and it is kept.
+        // SAFETY: the command passed this memory for the answer, and `_memory` keeps it.
         let bytes = unsafe { std::slice::from_raw_parts(attr.data as *const u8, attr.len.into()) };
         T::read_from_bytes(bytes).unwrap()
     }
 }
 
-/// Queues' memory, aligned to a page.
+/// The memory of queues, aligned to a page.
 #[repr(C, align(4096))]
 struct Rings([u8; 4096], [u64; 8]);
 
 impl Rings {
-    /// Never freed: the card writes to it until the context is closed, which is the last that a test does.
+    /// Leaked: the card writes to it until the end of the test closes the context.
     fn new() -> &'static mut Self {
         Box::leak(Box::new(Rings([0; 4096], [0; 8])))
     }
@@ -175,14 +175,14 @@ fn create_cq(device: &Device, cqe: u32, asked: &CreateCq) -> Result<u32, i32> {
         .output(attr::UHW_OUT, 8);
     let answer = command.run(device)?;
     assert!(answer.output::<u32>(attr::CQ_RESP_CQE) >= cqe);
-    Ok(answer.made(attr::HANDLE))
+    Ok(answer.created(attr::HANDLE))
 }
 
 fn a_cq(rings: &mut Rings) -> CreateCq {
     CreateCq { buf_addr: rings.ring(), db_addr: rings.record(), cqe_size: 64, ..CreateCq::new_zeroed() }
 }
 
-/// Handle and page.
+/// Returns the handle and the number of the page.
 fn alloc_uar(device: &Device) -> (u32, u32) {
     let command = new(object::UAR, method::UAR_ALLOC)
         .handle(attr::UAR_HANDLE, 0)
@@ -195,19 +195,19 @@ fn alloc_uar(device: &Device) -> (u32, u32) {
         (answer.output(attr::UAR_MMAP_OFFSET), answer.output(attr::UAR_MMAP_LENGTH));
     let map = |len| {
         let (write, shared) = (libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         unsafe { hooks::mmap(std::ptr::null_mut(), len, write, shared, device.0, offset as i64) }
     };
     assert_eq!(map(8192), libc::MAP_FAILED, "the next page is another's");
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
     let page = map(4096);
     assert!(length == 4096 && page != libc::MAP_FAILED, "a program can map it");
-    // SAFETY: the mapping of above.
+    // SAFETY: `map` made the mapping, and nothing uses it.
     unsafe { libc::munmap(page, 4096) };
-    (answer.made(attr::UAR_HANDLE), answer.output(attr::UAR_PAGE_ID))
+    (answer.created(attr::UAR_HANDLE), answer.output(attr::UAR_PAGE_ID))
 }
 
-/// What a queue pair is made of.
+/// The objects that a queue pair needs.
 struct Parts {
     pd: u32,
     cq: u32,
@@ -252,7 +252,7 @@ fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Res
         .output(attr::UHW_OUT, 40);
     let answer = command.run(device)?;
     assert_ne!(answer.output::<u32>(attr::QP_RESP_NUM), 0);
-    Ok(answer.made(attr::HANDLE))
+    Ok(answer.created(attr::HANDLE))
 }
 
 #[test]
@@ -303,10 +303,10 @@ fn what_is_not_there_is_said() {
     {
         assert_eq!(destroy(&device, object, method, 77), Err(libc::EINVAL), "{object}");
     }
-    // SAFETY: a C string; there are at most 8 devices.
+    // SAFETY: the path is a C string. There are at most 8 devices.
     let fd = unsafe { hooks::open(c"/dev/infiniband/uverbs7".as_ptr(), libc::O_RDWR, 0) };
     assert_eq!((fd, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ENOENT)));
-    // SAFETY: no memory there, which is the point.
+    // SAFETY: the hook must refuse an address that is not mapped, which this test checks.
     let result = unsafe { hooks::ioctl(device.0, RDMA_VERBS_IOCTL, std::ptr::dangling_mut()) };
     assert_eq!((result, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
 }

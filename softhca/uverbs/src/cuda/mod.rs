@@ -1,8 +1,8 @@
-//! GPU memory for the card, as nvidia-peermem has it for the kernel: programs register it by its address (`ibv_reg_mr`).
+//! GPU memory, which programs register by its address (`ibv_reg_mr`): the part of nvidia-peermem.
 //!
-//! CUDA's driver is never loaded from here: what a program registers is a GPU's only where the program has loaded the driver
-//! itself. Copies go through pinned memory and a stream of our own that waits for none of the program's, so a kernel or a
-//! stream that waits for the card does not stop it.
+//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded the
+//! driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a kernel or
+//! a stream that waits for the card does not block the card.
 
 mod driver;
 #[cfg(test)]
@@ -14,39 +14,40 @@ use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 use std::collections::HashMap;
 use std::sync::{Arc, Once, OnceLock};
 
-/// Bytes of the pinned buffer: the card asks for no more at once.
+/// Bytes of the pinned buffer: the largest payload of a packet.
 const STAGING: usize = softhca::fabric::MAX_PAYLOAD;
 
-/// Makes GPU memory known to the cards of this process, once.
-pub(crate) fn tell_cards() {
+/// Registers GPU memory with the cards of this process, once.
+pub(crate) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         softhca::register_peer_memory(Arc::new(Client { driver: Driver::loaded, state: OnceLock::new() }))
     });
 }
 
-/// Memory that CUDA's driver knows.
+/// Memory that the CUDA driver knows.
 struct Client {
-    /// The driver, if the program has loaded it.
+    /// Returns the driver if the program has loaded it.
     driver: fn() -> Option<Driver>,
     state: OnceLock<Arc<State>>,
 }
 
-/// The driver, and the copiers of its contexts. They stay: to free them would wait for streams that wait for the card.
+/// The driver, and the copiers of its contexts. Copiers are never freed: freeing one would wait for
+/// streams that may wait for the card.
 #[derive(Debug)]
 struct State {
     driver: Driver,
     copiers: Mutex<HashMap<Key, Arc<Mutex<Copier>>>>,
 }
 
-/// A context, and the driver's number of it: another one may come to the same address.
+/// A context's address and its id in the driver: a later context may get the same address.
 type Key = (usize, u64);
 
 impl Client {
     fn state(&self) -> Option<&Arc<State>> {
         if self.state.get().is_none() {
             let driver = (self.driver)()?;
-            // Whoever comes second drops an equal one.
+            // If another thread was first, its equal state stays.
             let _ = self.state.set(Arc::new(State { driver, copiers: Mutex::default() }));
         }
         self.state.get()
@@ -66,12 +67,12 @@ impl PeerMemory for Client {
     ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
         let Some(state) = self.state() else { return Ok(None) };
         let Some(pointer) = state.driver.attributes(addr) else { return Ok(None) };
-        // The CPU reaches pinned and managed memory by itself.
+        // The CPU can access pinned and managed memory.
         if pointer.kind != memory_type::DEVICE || pointer.managed {
             return Ok(None);
         }
         let context = match pointer.context {
-            // Memory of the virtual memory management belongs to a GPU, not to a context.
+            // Memory of the virtual memory management API belongs to a GPU, not to a context.
             context if context.is_null() => state.driver.primary_context(pointer.ordinal)?,
             context => context,
         };
@@ -95,24 +96,25 @@ impl PeerMemory for Client {
     }
 }
 
-/// A stream that copies, and the buffer that it copies from and to.
+/// A stream for copies, and their pinned buffer.
 #[derive(Debug)]
 struct Copier {
     stream: CuStream,
     staging: *mut u8,
 }
 
-// SAFETY: the driver takes a stream from any thread; the buffer is used by whoever has the copier's lock.
+// SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts
+// the buffer to one thread at a time.
 unsafe impl Send for Copier {}
 
 impl Copier {
-    /// Where the context is current.
+    /// Creates a copier in the current context.
     fn new(driver: &Driver) -> Result<Self, PeerMemoryError> {
         Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)? })
     }
 }
 
-/// Memory that is registered. The program keeps it; the driver refuses to copy where it does not.
+/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
 #[derive(Debug)]
 struct Region {
     state: Arc<State>,
@@ -126,9 +128,9 @@ impl PeerRegion for Region {
         driver.within(self.context, || {
             let mut at = addr;
             for chunk in into.chunks_mut(STAGING) {
-                // SAFETY: the buffer is STAGING bytes long, and ours while we have the lock.
+                // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_out(copier.staging, at, chunk.len(), copier.stream) }?;
-                // SAFETY: the copy is done; the buffer is as long as the chunk at least.
+                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes long.
                 unsafe { copier.staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
                 at += chunk.len() as u64;
             }
@@ -141,9 +143,10 @@ impl PeerRegion for Region {
         driver.within(self.context, || {
             let mut at = addr;
             for chunk in from.chunks(STAGING) {
-                // SAFETY: the last copy is done; the buffer is as long as the chunk at least, and ours while we have the lock.
+                // SAFETY: `copy_in` has waited for the last copy; the chunk is at most STAGING bytes long,
+                // and the lock excludes other users.
                 unsafe { copier.staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
-                // SAFETY: the buffer is STAGING bytes long, and ours while we have the lock.
+                // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_in(at, copier.staging, chunk.len(), copier.stream) }?;
                 at += chunk.len() as u64;
             }

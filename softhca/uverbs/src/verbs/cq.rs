@@ -1,34 +1,21 @@
 //! Completion queues.
 
 use crate::attributes::Request;
-use crate::card::OpenCard;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
-use crate::events::{Reported, Route, Source};
-use crate::uapi::ioctl::attr;
+use crate::events::routes::Route;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CQ_UAR_PAGE_INDEX, CreateCq};
 use softhca::card::{CqConfig, LIMITS, is_mapped};
 
-/// Bytes of an entry; the other size that libmlx5 knows, 128, is for hosts with such cache lines.
+/// Bytes of an entry. libmlx5 also has entries of 128 bytes, for hosts with such cache lines.
 pub(crate) const ENTRY: u64 = 64;
 /// Bytes of a doorbell record: two words.
 pub(crate) const RECORD: u64 = 8;
 
-/// A completion queue.
-#[derive(Debug)]
-pub(crate) struct Cq {
-    pub(crate) number: u32,
-}
-
-impl Cq {
-    pub(crate) fn destroy(&self, open: &OpenCard) -> Result<Reported> {
-        open.card.destroy_cq(self.number)?;
-        Ok(open.routes.remove(Source::Cq(self.number)))
-    }
-}
-
-/// Checks memory that a program lends to the card: mapped, writable, aligned.
-pub(crate) fn check_lent(addr: u64, len: u64, alignment: u64) -> Result<()> {
+/// Checks memory of the program that the card will access: mapped, writable, aligned.
+pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
     if !addr.is_multiple_of(alignment) {
         tracing::warn!(addr, alignment, "memory for the card is not aligned");
         return Err(Errno::INVALID);
@@ -61,34 +48,31 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::NOT_SUPPORTED);
     }
     let cqe = request.number32(attr::CQ_CQE)?;
-    // One entry more than asked for, rounded up: what libmlx5 has made room for.
+    // libmlx5 allocates one entry more than the program asks for, rounded up.
     let entries =
         cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe).ok_or(Errno::INVALID)?;
     let entries = entries.next_power_of_two();
-    check_lent(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
-    check_lent(asked.db_addr, RECORD, RECORD)?;
+    check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
+    check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
         true => Some(context.channels.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
         false => None,
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;
     let config = CqConfig { ring: asked.buf_addr as *mut u8, entries, dbrec: asked.db_addr as *mut u32 };
-    // SAFETY: mapped and aligned, as was just checked; libmlx5 keeps them until it has destroyed the queue.
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
+    // it has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
-    context
-        .open
-        .routes
-        .add(Source::Cq(number), Route::new(user_handle, channel, context.async_events.clone()));
-    let handle = context.objects.lock().add(Object::Cq(Cq { number }));
-    request.answer_made(attr::HANDLE, handle)?;
+    let route = Route::new(user_handle, channel, context.async_events.clone());
+    context.open.routes.add(Resource::Cq(number), route);
+    let handle = context.objects.lock().add(Object::new(object::CQ, Resource::Cq(number)));
+    request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::CQ_RESP_CQE, &(entries - 1))?;
     request.answer_with(attr::UHW_OUT, &number)
 }
 
-/// `DESTROY`: answers how many events of the queue the program has read.
+/// `DESTROY`: answers the counts of the queue's events that the program has read.
 pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    let reported = context.destroy(request.handle(attr::HANDLE)?, |_, object, card| {
-        if let Object::Cq(cq) = object { cq.destroy(card) } else { Err(Errno::INVALID) }
-    })?;
+    let reported = context.destroy(object::CQ, request.handle(attr::HANDLE)?)?;
     request.answer_with(attr::DESTROY_RESP, &[reported.completions, reported.asynchronous])
 }

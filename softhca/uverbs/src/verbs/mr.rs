@@ -1,31 +1,24 @@
 //! Memory regions.
 
 use crate::attributes::Request;
-use crate::card::OpenCard;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
-use crate::uapi::ioctl::attr;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
 use crate::uapi::verbs::{ACCESS_OPTIONAL, RegMr, RegMrResp};
 use softhca::card::Access;
 use std::os::fd::RawFd;
 
 /// A memory region.
-#[derive(Debug)]
-pub(crate) struct Mr {
+struct Mr {
     key: u32,
     length: u64,
     iova: u64,
-    /// Memory of a file that was registered instead of an address.
+    /// The mapping of a file that was registered instead of an address.
     _mapping: Option<Mapping>,
 }
 
-impl Mr {
-    pub(crate) fn destroy(&self, card: &OpenCard) -> Result<()> {
-        Ok(card.card.deregister_memory(self.key)?)
-    }
-}
-
-/// A mapping of our own; unmapped with it.
+/// A mapping of a file that this library has made. Dropping it unmaps the memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: usize,
@@ -33,7 +26,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of a file from `offset` on. Returns the first byte's address, too.
+    /// Maps `len` bytes of a file from `offset` on. Returns the address of the first byte, too.
     pub(crate) fn new(fd: RawFd, offset: u64, len: u64, writable: bool) -> Result<(Mapping, u64)> {
         const PAGE: u64 = 4096;
         let lead = offset % PAGE;
@@ -41,7 +34,7 @@ impl Mapping {
         let whole = len.checked_add(lead).filter(|_| len > 0).ok_or(Errno::INVALID)?;
         let len = usize::try_from(whole).map_err(|_| Errno::INVALID)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping where the system likes it; nothing is replaced.
+        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other mapping.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
@@ -57,14 +50,16 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; the card has let go of it, since the region was deregistered before.
+        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed the
+        // object on the card, so the card no longer accesses the memory.
         if unsafe { libc::munmap(self.base as *mut libc::c_void, self.len) } != 0 {
             tracing::error!(errno = Errno::last().0, "a mapping is left");
         }
     }
 }
 
-/// Rights, without those that may be ignored. On-demand paging, windows and huge pages' hints are not there.
+/// Access rights, without the optional ones. On-demand paging, memory windows and huge-page hints are
+/// not supported.
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
@@ -74,6 +69,7 @@ pub(crate) fn access_of(flags: u32) -> Result<Access> {
     Ok(known)
 }
 
+/// Registers a region: address, length, and the address on the card. Returns its handle and key.
 fn add(
     context: &Context,
     region: (u64, u64, u64),
@@ -84,10 +80,12 @@ fn add(
     let (addr, length, iova) = region;
     let access = access_of(flags)?;
     let mut objects = context.objects.lock();
-    let pdn = objects.pd(pd)?.number;
-    // SAFETY: a program keeps registered memory mapped, as the interface asks for; a mapping of ours is kept with the region.
+    let pdn = objects.number(object::PD, pd)?;
+    // SAFETY: the interface obliges the program to keep registered memory mapped; the region keeps a
+    // mapping of this library.
     let key = unsafe { context.card().register_memory_at(pdn, addr, length, iova, access) }?;
-    Ok((objects.add(Object::Mr(Mr { key, length, iova, _mapping: mapping })), key))
+    let region = Object::new(object::MR, Resource::Mkey(key));
+    Ok((objects.add(region.with(Mr { key, length, iova, _mapping: mapping })), key))
 }
 
 /// `REG_MR`.
@@ -98,25 +96,25 @@ pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
 
-/// `REG_DMABUF_MR`: for files whose memory the CPU can map.
+/// `REG_DMABUF_MR`, for files that the CPU can map.
 pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;
     let (offset, length) = (request.number(attr::DMABUF_OFFSET)?, request.number(attr::DMABUF_LENGTH)?);
     let flags = request.number32(attr::DMABUF_ACCESS)?;
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
-    // The descriptor is a plain number here, not an object of the context.
+    // The attribute is a number here, not a file descriptor of the ioctl interface.
     let fd = RawFd::try_from(request.number(attr::DMABUF_FD)?).map_err(|_| Errno::BAD_FD)?;
     let (mapping, addr) = Mapping::new(fd, offset, length, writable)?;
     let region = (addr, length, request.number(attr::DMABUF_IOVA)?);
     let (handle, key) = add(context, region, request.handle(attr::DMABUF_PD)?, flags, Some(mapping))?;
-    request.answer_made(attr::HANDLE, handle)?;
+    request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::DMABUF_LKEY, &key)?;
     request.answer_with(attr::DMABUF_RKEY, &key)
 }
 
-/// `REG_MR` of the newer kind: of memory by its address, or of a file.
+/// The newer `REG_MR`: registers memory by address, or a file.
 pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
-    // All but DMA handles, which steer caches.
+    // All attributes but the DMA handle, which is a cache hint.
     request.knows(&[0, 1, 3, 4, 5, 6, 7, 8, 9, 10])?;
     let (length, flags) = (request.number(attr::REG_MR_LENGTH)?, request.number32(attr::REG_MR_ACCESS)?);
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
@@ -131,7 +129,7 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
     };
     let region = (addr, length, request.number(attr::REG_MR_IOVA)?);
     let (handle, key) = add(context, region, request.handle(attr::REG_MR_PD)?, flags, mapping)?;
-    request.answer_made(attr::HANDLE, handle)?;
+    request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::REG_MR_LKEY, &key)?;
     request.answer_with(attr::REG_MR_RKEY, &key)
 }
@@ -139,15 +137,9 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
 /// `QUERY_MR`.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let objects = context.objects.lock();
-    let Object::Mr(mr) = objects.get(request.handle(attr::HANDLE)?)? else { return Err(Errno::INVALID) };
+    let mr = objects.state::<Mr>(request.handle(attr::HANDLE)?)?;
     request.answer_with(attr::MR_QUERY_LKEY, &mr.key)?;
     request.answer_with(attr::MR_QUERY_RKEY, &mr.key)?;
     request.answer_with(attr::MR_QUERY_LENGTH, &mr.length)?;
     request.answer_with(attr::MR_QUERY_IOVA, &mr.iova)
-}
-
-pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    context.destroy(request.handle(attr::HANDLE)?, |_, object, card| {
-        if let Object::Mr(mr) = object { mr.destroy(card) } else { Err(Errno::INVALID) }
-    })
 }

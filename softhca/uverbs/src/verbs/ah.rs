@@ -1,22 +1,16 @@
-//! Address handles, and addresses in general.
+//! Address handles, and checks of addresses.
 
+use super::port::PORT;
 use crate::attributes::Request;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
-use crate::uapi::ioctl::attr;
+use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::CreateAhResp;
 use crate::uapi::verbs::{CreateAh, QpDest};
 use softhca::card::{Address, Card, LinkLayer};
 use zerocopy::FromZeros;
 
-/// An address handle. libmlx5 puts the address itself into each work request: the card keeps nothing.
-#[derive(Debug)]
-pub(crate) struct Ah {
-    /// The protection domain's number.
-    pub(crate) pdn: u32,
-}
-
-/// Checks a global route: Ethernet needs one, and the source must be in the card's table.
+/// Checks a global route: Ethernet requires one, and the source must be in the card's GID table.
 fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
     if is_global == 0 {
         return match card.link_layer() {
@@ -36,22 +30,24 @@ fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
     }
 }
 
-/// A queue pair's destination. The port number of the path may be missing: there is only one.
+/// A queue pair's destination. The path may leave its port number 0, as there is only one port.
 pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
     check_route(card, dest.is_global, dest.sgid_index)?;
     Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
 }
 
-/// `CREATE_AH`; answers the destination's MAC address, too. A software card's is made of its LID, with which its GIDs end.
+/// `CREATE_AH`. The answer includes the destination's MAC address, which a software card derives
+/// from its LID; its GIDs end with the LID.
 pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let asked: CreateAh = request.structure(attr::CORE_IN)?;
-    if asked.attr.port_num != crate::port::PORT {
+    if asked.attr.port_num != PORT {
         return Err(Errno::INVALID);
     }
     check_route(context.card(), asked.attr.is_global, asked.attr.grh.sgid_index)?;
     let mut objects = context.objects.lock();
-    let pdn = objects.pd(asked.pd_handle)?.number;
-    let handle = objects.add(Object::Ah(Ah { pdn }));
+    objects.number(object::PD, asked.pd_handle)?;
+    // libmlx5 puts the address into each work request, so the card keeps nothing.
+    let handle = objects.add(Object::new(object::AH, None).using([asked.pd_handle]));
     drop(objects);
     request.answer_with(attr::CORE_OUT, &handle)?;
     let gid = asked.attr.grh.dgid;
@@ -61,10 +57,4 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         ..CreateAhResp::new_zeroed()
     };
     request.answer_with(attr::UHW_OUT, &answer)
-}
-
-pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    context.destroy(request.handle(attr::HANDLE)?, |_, object, _| {
-        if let Object::Ah(_) = object { Ok(()) } else { Err(Errno::INVALID) }
-    })
 }

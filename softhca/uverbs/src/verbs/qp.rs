@@ -1,14 +1,15 @@
 //! Queue pairs.
 
-use crate::ah;
+use super::ah;
+use super::cq::{RECORD, check_memory};
+use super::port::PORT;
 use crate::attributes::Request;
-use crate::card::OpenCard;
 use crate::context::{Context, Object, Objects};
-use crate::cq::{RECORD, check_lent};
 use crate::errno::{Errno, Result};
-use crate::events::{Reported, Route, Source};
-use crate::uapi::ioctl::attr;
-use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_PLAIN, QP_SIGNATURE};
+use crate::events::routes::Route;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
+use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_SIGNATURE, QP_SUPPORTED};
 use crate::uapi::verbs::{
     ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
 };
@@ -17,37 +18,29 @@ use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, 
 use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
-const BLOCK: u64 = 64;
-/// Most basic blocks or entries of a queue, as a power of 2; bounds the arithmetic, the card has limits of its own.
+pub(crate) const BLOCK: u64 = 64;
+/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks
+/// its own limits.
 const LARGEST: u32 = 1 << 16;
 
-/// A queue pair.
-#[derive(Debug)]
+/// The state of a queue pair.
 pub(crate) struct Qp {
     pub(crate) number: u32,
-    /// What it was created with.
     pub(crate) config: QpConfig,
     cap: QpCap,
-    /// As the program gave it: the card keeps only what it needs.
+    /// The program's structure, of which the card keeps only a part.
     destination: QpDest,
 }
 
 impl Qp {
-    pub(crate) fn destroy(&self, open: &OpenCard) -> Result<Reported> {
-        open.card.destroy_qp(self.number)?;
-        Ok(open.routes.remove(Source::Qp(self.number)))
-    }
-}
-
-impl Qp {
-    /// What a command of the device's own language has made of the path: nothing after a reset.
+    /// Records the path that a DEVX command has set; `None` after a reset.
     pub(crate) fn set_path(&mut self, address: Option<&Address>) {
         self.destination = QpDest::new_zeroed();
         if let Some(address) = address {
             self.destination.dlid = address.dlid;
             self.destination.is_global = address.gid.is_some().into();
             self.destination.dgid = address.gid.unwrap_or_default();
-            self.destination.port_num = crate::port::PORT;
+            self.destination.port_num = PORT;
         }
     }
 }
@@ -81,14 +74,15 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
     let config = config(&objects, request, &asked, transport, signal_all)?;
-    // SAFETY: `config` has checked that the rings and records are mapped and aligned; libmlx5 keeps them until it has
-    // destroyed the queue pair.
+    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until it
+    // has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
-    context.open.routes.add(Source::Qp(number), Route::new(user_handle, None, context.async_events.clone()));
+    let route = Route::new(user_handle, None, context.async_events.clone());
+    context.open.routes.add(Resource::Qp(number), route);
     let qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
-    let handle = objects.add(Object::Qp(Box::new(qp)));
+    let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
     drop(objects);
-    request.answer_made(attr::HANDLE, handle)?;
+    request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::QP_RESP_CAP, &cap)?;
     request.answer_with(attr::QP_RESP_NUM, &number)?;
     let answer = CreateQpResp { bfreg_index: asked.bfreg_index, ..CreateQpResp::new_zeroed() };
@@ -114,7 +108,7 @@ fn config(
     transport: Transport,
     signal_all: bool,
 ) -> Result<QpConfig> {
-    if asked.flags & !QP_PLAIN != 0 {
+    if asked.flags & !QP_SUPPORTED != 0 {
         let signed = asked.flags & QP_SIGNATURE != 0;
         tracing::warn!(asked.flags, signed, "mlx5 creation flags that the software card does not have");
         return Err(Errno::NOT_SUPPORTED);
@@ -126,15 +120,19 @@ fn config(
     let send_bytes = u64::from(asked.sq_wqe_count) * BLOCK;
     let ring = asked.buf_addr;
     if receive_bytes + send_bytes > 0 {
-        check_lent(ring, receive_bytes + send_bytes, BLOCK)?;
+        check_memory(ring, receive_bytes + send_bytes, BLOCK)?;
     }
-    check_lent(asked.db_addr, RECORD, RECORD)?;
+    check_memory(asked.db_addr, RECORD, RECORD)?;
+    let uar = asked.bfreg_index;
+    if !objects.has(Resource::Uar(uar)) {
+        return Err(Errno::INVALID);
+    }
     Ok(QpConfig {
         transport,
-        pdn: objects.pd(request.handle(attr::QP_PD)?)?.number,
-        send_cq: objects.cq(request.handle(attr::QP_SEND_CQ)?)?.number,
-        recv_cq: objects.cq(request.handle(attr::QP_RECV_CQ)?)?.number,
-        uar: objects.uar(asked.bfreg_index)?.id,
+        pdn: objects.number(object::PD, request.handle(attr::QP_PD)?)?,
+        send_cq: objects.number(object::CQ, request.handle(attr::QP_SEND_CQ)?)?,
+        recv_cq: objects.number(object::CQ, request.handle(attr::QP_RECV_CQ)?)?,
+        uar,
         // The receive queue comes first in the buffer.
         sq: (ring + receive_bytes) as *mut u8,
         sq_blocks: asked.sq_wqe_count,
@@ -147,18 +145,16 @@ fn config(
     })
 }
 
-/// `DESTROY`: answers how many events of the queue pair the program has read.
+/// `DESTROY`: answers the count of the queue pair's events that the program has read.
 pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    let reported = context.destroy(request.handle(attr::HANDLE)?, |_, object, card| {
-        if let Object::Qp(qp) = object { qp.destroy(card) } else { Err(Errno::INVALID) }
-    })?;
+    let reported = context.destroy(object::QP, request.handle(attr::HANDLE)?)?;
     request.answer_with(attr::DESTROY_RESP, &reported.asynchronous)
 }
 
 /// `MODIFY_QP`, also the extended one.
 pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) -> Result<()> {
     let asked: ModifyQp = if is_extended {
-        // A rate limit and nothing follow.
+        // The extended structure ends with a rate limit and a reserved field.
         let extended: [u8; size_of::<ModifyQp>() + 8] = request.structure(attr::CORE_IN)?;
         zerocopy::FromBytes::read_from_bytes(&extended[..size_of::<ModifyQp>()])
             .map_err(|_| Errno::INVALID)?
@@ -166,7 +162,7 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
         request.structure(attr::CORE_IN)?
     };
     let mut objects = context.objects.lock();
-    let Object::Qp(qp) = objects.get_mut(asked.qp_handle)? else { return Err(Errno::INVALID) };
+    let qp = objects.state_mut::<Qp>(asked.qp_handle)?;
     let change = change_of(context, &asked)?;
     context.card().modify_qp(qp.number, &change)?;
     if change.address.is_some() {
@@ -176,16 +172,16 @@ pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) ->
         qp.destination = QpDest::new_zeroed();
     }
     drop(objects);
-    // ECE options and the number of a DC target, which are not there.
+    // ECE options and the number of a DC target: the card supports neither.
     request.answer(attr::UHW_OUT, &[])
 }
 
-/// Bits that no transition here has: drained queues, resizing, pacing.
-const NOT_HERE: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
+/// Attributes that the card does not support: drained queues, resizing, pacing.
+const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
 
 fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
     let has = |bit| asked.attr_mask & bit != 0;
-    if has(NOT_HERE) {
+    if has(UNSUPPORTED) {
         tracing::warn!(asked.attr_mask, "attributes of queue pairs that the software card does not have");
         return Err(Errno::NOT_SUPPORTED);
     }
@@ -227,7 +223,8 @@ fn state_of(code: u8) -> Result<QpState> {
     }
 }
 
-fn code_of(state: QpState) -> u8 {
+/// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.
+pub(crate) fn code_of(state: QpState) -> u8 {
     let code = match state {
         QpState::Reset => ibv::IBV_QPS_RESET,
         QpState::Init => ibv::IBV_QPS_INIT,
@@ -238,11 +235,11 @@ fn code_of(state: QpState) -> u8 {
     code as u8
 }
 
-/// `QUERY_QP`: everything, whatever is asked for.
+/// `QUERY_QP`: answers all attributes, whatever the program's mask.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     let asked: QueryQp = request.structure(attr::CORE_IN)?;
     let objects = context.objects.lock();
-    let Object::Qp(qp) = objects.get(asked.qp_handle)? else { return Err(Errno::INVALID) };
+    let qp = objects.state::<Qp>(asked.qp_handle)?;
     let now = context.card().query_qp(qp.number)?;
     request.answer_with(attr::CORE_OUT, &answer_of(qp, &now))
 }

@@ -1,19 +1,16 @@
-//! Numbers of the DEVX methods and attributes: `mlx5_user_ioctl_cmds.h` of Linux 6.1.
-
-/// Where the numbers of a driver start (`UVERBS_ID_DRIVER_NS`).
-const DRIVER: u16 = 1 << 12;
+//! Numbers of the DEVX objects, methods and attributes: `mlx5_user_ioctl_cmds.h`.
 
 /// Kinds of objects (`enum mlx5_ib_objects`).
 pub(crate) mod object {
-    use super::DRIVER;
+    use crate::uapi::ioctl::DRIVER;
     pub(crate) const DEVX: u16 = DRIVER;
     pub(crate) const DEVX_OBJ: u16 = DRIVER + 1;
     pub(crate) const DEVX_UMEM: u16 = DRIVER + 2;
 }
 
 /// Methods (`enum mlx5_ib_devx_methods`, `_obj_methods`, `_umem_methods`).
-pub(super) mod method {
-    use super::DRIVER;
+pub(crate) mod method {
+    use crate::uapi::ioctl::DRIVER;
     pub(crate) const OTHER: u16 = DRIVER;
     pub(crate) const QUERY_EQN: u16 = DRIVER + 2;
     pub(crate) const OBJ_CREATE: u16 = DRIVER;
@@ -25,12 +22,12 @@ pub(super) mod method {
 }
 
 /// Attributes.
-pub(super) mod attr {
-    use super::DRIVER;
+pub(crate) mod attr {
+    use crate::uapi::ioctl::DRIVER;
     pub(crate) const OTHER_IN: u16 = DRIVER;
     pub(crate) const OTHER_OUT: u16 = DRIVER + 1;
 
-    /// The handle, in all methods of objects and of memory.
+    /// The handle, in all methods of objects and of user memory.
     pub(crate) const HANDLE: u16 = DRIVER;
     pub(crate) const OBJ_IN: u16 = DRIVER + 1;
     pub(crate) const OBJ_OUT: u16 = DRIVER + 2;

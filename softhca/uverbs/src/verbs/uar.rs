@@ -1,53 +1,45 @@
 //! Pages of doorbell registers.
 
 use crate::attributes::Request;
-use crate::card::OpenCard;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
-use crate::uapi::ioctl::attr;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
 use gdsync_sys::prm::doorbell::{UAR_CQ_ARM, UAR_DOORBELLS};
 use std::os::fd::OwnedFd;
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
-/// Registers that libmlx5 rings: two blue-flame registers of two buffers each, and the one that arms completion queues.
+/// Registers that libmlx5 writes: two blue-flame registers of two buffers each, and the register that
+/// arms completion queues.
 const REGISTERS: &[usize] =
     &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
-/// Mapping offsets of pages are above this bit, away from the commands of `enum mlx5_ib_mmap_cmd`.
+/// Set in the mmap offset of a page, to keep clear of the commands of `enum mlx5_ib_mmap_cmd`.
 const MAPPING: u64 = 1 << 47;
-/// Types 0 and 1 are blue flame and non-cached, 2 is non-cached and dedicated: the same here.
+/// Type 0 is blue flame, 1 is non-cached, 2 is non-cached and dedicated. The card does not distinguish
+/// them.
 const LAST_TYPE: u64 = 2;
 
-/// A page of doorbell registers.
-#[derive(Debug)]
-pub(crate) struct Uar {
-    pub(crate) id: u32,
-}
-
-impl Uar {
-    pub(crate) fn destroy(&self, card: &OpenCard) -> Result<()> {
-        Ok(card.card.free_uar(self.id)?)
-    }
-}
-
-/// The page that is mapped at an offset of the device.
-pub(crate) fn page_id_of(offset: u64) -> Option<u32> {
+/// The page of a mapping offset.
+fn page_id_of(offset: u64) -> Option<u32> {
     let number = (offset & !MAPPING) / u64::from(PAGE);
     u32::try_from(number).ok().filter(|_| offset & MAPPING != 0 && offset.is_multiple_of(u64::from(PAGE)))
 }
 
-/// The memory of the page that a program maps at an offset of the device: a file, and a place in it. `None` where the offset is
-/// not one that the context gave out.
+/// The memory of the page that a program maps at an offset of the device: a file, and an offset in
+/// it. `None` if the context has not returned this offset.
 ///
 /// # Errors
-/// EINVAL for more than the page: others lie behind it.
+/// EINVAL for more than one page: the file continues with pages of other contexts.
 pub(crate) fn mapping(context: &Context, offset: u64, len: usize) -> Result<Option<(OwnedFd, u64)>> {
     let Some(page_id) = page_id_of(offset) else { return Ok(None) };
-    let Ok(id) = context.objects.lock().uar(page_id).map(|uar| uar.id) else { return Ok(None) };
+    if !context.objects.lock().has(Resource::Uar(page_id)) {
+        return Ok(None);
+    }
     if len > PAGE as usize {
         return Err(Errno::INVALID);
     }
-    Ok(Some(context.card().uar_memory(id)?))
+    Ok(Some(context.card().uar_memory(page_id)?))
 }
 
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
@@ -56,17 +48,11 @@ pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::NOT_SUPPORTED);
     }
     let id = context.card().alloc_uar(REGISTERS)?.id;
-    let handle = context.objects.lock().add(Object::Uar(Uar { id }));
-    request.answer_made(attr::UAR_HANDLE, handle)?;
+    let handle = context.objects.lock().add(Object::new(object::UAR, Resource::Uar(id)));
+    request.answer_created(attr::UAR_HANDLE, handle)?;
     request.answer_with(attr::UAR_MMAP_OFFSET, &(MAPPING | (u64::from(id) * u64::from(PAGE))))?;
     request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
     request.answer_with(attr::UAR_PAGE_ID, &id)
-}
-
-pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
-    context.destroy(request.handle(attr::UAR_HANDLE)?, |_, object, card| {
-        if let Object::Uar(uar) = object { uar.destroy(card) } else { Err(Errno::INVALID) }
-    })
 }
 
 #[cfg(test)]
