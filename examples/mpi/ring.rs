@@ -6,7 +6,6 @@
 //! `--rounds N` and `--size BYTES`.
 
 use gdsync::CudaStream;
-use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::GpuMemoryRegion;
@@ -15,6 +14,7 @@ use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use std::error::Error;
 use std::io::Write;
 use std::process::{Child, Command};

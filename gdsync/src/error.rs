@@ -478,8 +478,8 @@ pub enum QueueError {
 }
 
 impl QueueError {
-    /// True where the same may succeed later, when completions were polled or a stream has come further.
-    pub(crate) fn is_full(&self) -> bool {
+    /// True if the same call may succeed later, after completions were polled or a stream has made progress.
+    pub fn is_full(&self) -> bool {
         matches!(
             self,
             QueueError::SendQueueFull { .. }

@@ -82,7 +82,8 @@ fn version(code: i32) -> String {
 }
 
 impl CudaError {
-    pub(crate) fn call(call: &'static str, result: sys::CUresult) -> Self {
+    /// The error of a call of the driver that returned `result`.
+    pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         let mut name = std::ptr::null();
         // SAFETY: `name` is a valid place; it receives a static string, or null for an unknown code.
         let known = unsafe { sys::cuGetErrorName(result, &mut name) } == sys::CUresult::CUDA_SUCCESS
