@@ -7,14 +7,16 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::mapped::MappingBackend;
 use gdsync::stream::DoorbellPath;
-use gdsync::verbs::QueueApi;
-use gdsync::verbs::Transport;
+use gdsync::verbs::{QueueApi, Transport};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
+
+/// Environment variable that says what is logged.
+pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;

@@ -1,7 +1,8 @@
 //! `gdsync devices`: cards of every provider, and what is missing.
 
 use crate::cli::DevicesOptions;
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use gdsync::Device;
 use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;

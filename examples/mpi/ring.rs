@@ -5,14 +5,12 @@
 //! On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--system` on the system's first mlx5 card,
 //! `--rounds N` and `--size BYTES`.
 
-use gdsync::CudaStream;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::memop::MemOpStream;
-use gdsync::verbs::GpuMemoryRegion;
-use gdsync::verbs::provider;
+use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use std::error::Error;

@@ -157,7 +157,7 @@ impl Table {
 /// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
 ///
 /// While this lives, writes of the CPU and of streams through the queue are refused
-/// ([`gdsync::QueueError::DeviceAttached`]); the other queues of the team are not affected. [`DeviceQueue::detach_device`] ends that.
+/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the other queues of the team are not affected. [`DeviceQueue::detach_device`] ends that.
 /// If this is dropped instead, each of its queue pairs is treated as [`DeviceQp`] describes.
 ///
 /// # Kernels

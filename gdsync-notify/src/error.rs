@@ -3,8 +3,9 @@
 use crate::bootstrap::BootstrapError;
 use gdsync::cuda::CudaError;
 use gdsync::device::DeviceQpError;
-use gdsync::memop::StreamError;
-use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::memop::{StreamError, WordError};
+use gdsync::memory::OutOfBounds;
+use gdsync::queue::{FailureCause, StateError, Syndrome};
 use gdsync::{Error, QueueError};
 use std::io;
 use std::time::Duration;
@@ -166,8 +167,20 @@ impl NotifyError {
     /// From an error of the queue pair to a rank.
     pub(crate) fn of_queue(rank: u32, error: QueueError) -> Self {
         match error {
-            QueueError::Failed { cause, .. } => Self::of_cause(rank, cause),
+            QueueError::State(StateError::Failed { cause, .. }) => Self::of_cause(rank, cause),
             source => NotifyError::Post { rank, source },
         }
+    }
+}
+
+impl From<OutOfBounds> for NotifyError {
+    fn from(error: OutOfBounds) -> Self {
+        NotifyError::Local(error.into())
+    }
+}
+
+impl From<WordError> for NotifyError {
+    fn from(error: WordError) -> Self {
+        NotifyError::Local(error.into())
     }
 }

@@ -1,7 +1,8 @@
 //! Where a rank's part of a segment lies: the data, and behind it the notifications.
 
 use crate::error::NotifyError;
-use gdsync::{Error, RemoteMemory};
+use gdsync::RemoteMemory;
+use gdsync::verbs::{Error, ParseError};
 
 /// Notifications begin at a multiple of this, so that no cache line holds data and a notification.
 const ALIGNMENT: usize = 64;
@@ -44,7 +45,7 @@ impl RemoteSegment {
     pub(crate) fn parse(text: &str) -> Result<Self, NotifyError> {
         let bad = || {
             let reason = format!("{text:?} is not addr:len:rkey len notifications");
-            Error::Parse { what: "segment", reason }
+            Error::Parse(ParseError { what: "segment", reason })
         };
         let fields: Vec<&str> = text.split(' ').collect();
         let [whole, len, notifications] = fields[..] else { return Err(bad().into()) };

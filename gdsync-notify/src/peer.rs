@@ -2,6 +2,7 @@
 
 use crate::error::NotifyError;
 use crate::pause::Pause;
+use gdsync::queue::{OrderError, StateError};
 use gdsync::{PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -42,7 +43,9 @@ impl Peer {
     /// Takes completions. A failure of the queue pair is an error now and at every later call.
     fn poll(&self, progress: &mut Progress) -> Result<(), NotifyError> {
         let queue = self.queue_pair.send_cq();
-        while let Some(completion) = queue.poll().map_err(|error| NotifyError::of_queue(self.rank, error))? {
+        while let Some(completion) =
+            queue.poll().map_err(|error| NotifyError::of_queue(self.rank, error.into()))?
+        {
             progress.completed = progress.completed.max(completion.wr_id);
         }
         self.queue_pair.failure().map_or(Ok(()), |cause| Err(NotifyError::of_cause(self.rank, cause)))
@@ -54,7 +57,7 @@ impl Peer {
         loop {
             match queue.prepare_wait() {
                 Ok(wait) => waits.push(wait),
-                Err(QueueError::NothingToWaitFor { .. }) => return Ok(waits),
+                Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
                 Err(error) => return Err(NotifyError::of_queue(self.rank, error)),
             }
         }
@@ -76,7 +79,7 @@ impl Peer {
                 let number = progress.given + 1;
                 match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
                     Ok(()) => (progress.given, progress.certain) = (number, number),
-                    Err(QueueError::Failed { cause, .. }) => {
+                    Err(QueueError::State(StateError::Failed { cause, .. })) => {
                         return Err(NotifyError::of_cause(self.rank, cause));
                     }
                     // The stream has not reached its sends, or the program holds a prepared one.
@@ -136,14 +139,14 @@ impl Posting<'_> {
                     self.progress.given = number;
                     return Ok(done);
                 }
-                Err(error) if error.is_full() && pause.elapsed() < timeout => {
+                Err(QueueError::Full(_)) if pause.elapsed() < timeout => {
                     let before = self.progress.completed;
                     peer.poll(&mut self.progress)?;
                     if self.progress.completed == before {
                         pause.pause();
                     }
                 }
-                Err(error) if error.is_full() => {
+                Err(QueueError::Full(_)) => {
                     return Err(NotifyError::TimedOut { what: "waiting for room in a queue", timeout });
                 }
                 Err(error) => return Err(NotifyError::of_queue(peer.rank, error)),

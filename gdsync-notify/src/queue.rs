@@ -12,7 +12,7 @@ use std::time::Duration;
 ///
 /// Requests to one rank through one queue arrive in order; between queues, and between ranks, there is no order. Several threads
 /// may use a queue. The CPU and streams take turns: while a stream still has to reach sends that it was given, a post by the CPU
-/// or by another stream is refused ([`gdsync::QueueError::OtherStream`]). Give a stream that sends a queue of its own.
+/// or by another stream is refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
     team: Arc<Connections>,

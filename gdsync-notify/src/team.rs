@@ -22,7 +22,7 @@ pub struct TeamConfig {
     /// its own.
     pub queues: u32,
     /// Queue pairs, of transport RC; remote writes are always allowed. By default [`QueuePairConfig::default`] with one receive.
-    pub queue_pair: QueuePairConfig,
+    pub queue_pair: QueuePairConfig<'static>,
     /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. By default [`ConnectOptions::default`], which
     /// comes to some seconds.
     pub connect: ConnectOptions,
@@ -41,7 +41,7 @@ impl Default for TeamConfig {
     }
 }
 
-setters!(TeamConfig: queues: u32, queue_pair: QueuePairConfig, connect: ConnectOptions, timeout: Duration);
+setters!(TeamConfig: queues: u32, queue_pair: QueuePairConfig<'static>, connect: ConnectOptions, timeout: Duration);
 
 /// Ranks that write into each other's segments: a table of connections, which all ranks make together, once.
 ///

@@ -2,8 +2,8 @@
 
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;

@@ -2,8 +2,8 @@
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;

@@ -2,8 +2,8 @@
 
 use super::table::{self, Cell, Report, Row};
 use super::{Memory, Source, pattern};
-use crate::Failure;
 use crate::cli::CopyOptions;
+use crate::failure::Failure;
 use gdsync::cudarc::driver::sys;
 use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use std::time::{Duration, Instant};

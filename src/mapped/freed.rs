@@ -2,7 +2,7 @@
 
 use super::pattern;
 use super::sanity::Passed;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};

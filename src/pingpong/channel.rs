@@ -1,6 +1,6 @@
 //! The channel by which the two sides find each other and tell each other how it went: lines of JSON over pipes.
 
-use crate::Failure;
+use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

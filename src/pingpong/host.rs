@@ -2,8 +2,8 @@
 
 use super::findings::Findings;
 use super::pattern::Pattern;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::{Access, MemoryRegion, ProtectionDomain};
 
 /// The messages of a side.

@@ -13,8 +13,8 @@ mod side;
 mod soft;
 mod timing;
 
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use channel::Channel;
 use report::Report;
 use side::Side;

@@ -11,7 +11,7 @@ use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
 use super::wire::{Queues, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::verbs::Transport;
 use gdsync::{Device, Endpoint, ProtectionDomain};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! How the processes of a soak talk: a stream socket between every two of them, lines of JSON.
 
 use super::traffic::Offer;
-use crate::Failure;
+use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;

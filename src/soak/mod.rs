@@ -16,9 +16,9 @@ mod traffic;
 mod wire;
 mod worker;
 
-use crate::cli::SoakOptions;
+use crate::cli::{LOG_VARIABLE, SoakOptions};
+use crate::failure::Failure;
 use crate::fault_plan;
-use crate::{Failure, LOG_VARIABLE};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

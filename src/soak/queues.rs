@@ -1,9 +1,8 @@
 //! Completion queues that several ends may share, and waits whose status must agree with the completion.
 
 use super::tally::Tally;
-use crate::Failure;
-use gdsync::queue::Status;
-use gdsync::queue::{WorkError, WorkKind};
+use crate::failure::Failure;
+use gdsync::queue::{Status, WorkError, WorkKind};
 use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -10,7 +10,7 @@ use super::plan::{self, How, LONGEST, Planned, Random};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::WorkKind;
 use gdsync::{
     Access, Completion, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice, WorkRequest,

@@ -4,7 +4,7 @@ use super::atomics::Words;
 use super::ledger::Ended;
 use super::tally::Tally;
 use super::wire::Wire;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::{Completion, Endpoint};
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -3,12 +3,11 @@
 use crate::common::LONG;
 use crate::gpu_rig::{Rig, is_sanitized, synchronize, words};
 use crate::notify_rig::{self, Job};
-use gdsync::CudaStream;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::DoorbellPath;
-use gdsync::{Batch, PinnedMemory, QueuePairConfig, Stream};
+use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
 use std::sync::atomic::Ordering;

@@ -3,9 +3,10 @@
 mod error;
 mod gpu_word;
 mod place;
+mod pointer;
 mod word;
 
-pub use error::StreamError;
+pub use error::{StreamError, WordError};
 pub use gpu_word::{GpuWord32, GpuWord64};
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};

@@ -4,15 +4,15 @@
 //! word tells the two apart. So a thread of the library looks at the entry in the stream's place and writes a *status word*,
 //! which the stream waits for instead, and which kernels and later descriptors can read.
 
-use crate::error::Error;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::wait::PreparedWait;
 use crate::queue::Status;
-use crate::queue::completion::outcome;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::outcome::outcome;
 use crate::util::poller::{self, Watched};
+use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

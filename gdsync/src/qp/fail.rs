@@ -1,11 +1,9 @@
 //! The end of a queue pair's good days: the cause that it remembers, and what the card is told so that nothing waits for ever.
 
-use crate::error::Error;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
-use crate::queue::completion::WorkError;
-use crate::queue::completion::outcome;
 use crate::queue::failure::FailureCause;
-use crate::stream::cpu;
+use crate::queue::outcome::{WorkError, outcome};
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
 
@@ -120,7 +118,7 @@ impl QueuePairInner {
         }
         if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 

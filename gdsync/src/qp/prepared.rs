@@ -1,10 +1,10 @@
 //! A prepared send: a work request in the send queue that the card has not been told of.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::queue::claim::Claim;
 use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
 use crate::queue::request::WorkRequest;
 use crate::queue::send::{Before, Replaced};
 use std::mem::ManuallyDrop;
@@ -15,6 +15,27 @@ use std::sync::atomic::Ordering;
 ///
 /// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
 /// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let slices = [region.slice(..8)?];
+/// let first = left.prepare(WorkRequest::write(&slices, region.remote().slice(8..16)?))?;
+/// let second = left.prepare(WorkRequest::write(&slices, region.remote().slice(16..24)?))?;
+/// // The card knows nothing of either yet. The newest can be taken back; the other is rung by the stream.
+/// drop(second);
+/// stream.post_send(first)?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
 pub struct PreparedSend {

@@ -1,11 +1,11 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
 use crate::qp::cq::CompletionQueueInner;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::error::QueueError;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,6 +16,28 @@ use std::sync::Arc;
 ///
 /// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back: where it was the newest
 /// wait, the next one prepared takes its place; otherwise no stream waits for that completion.
+///
+/// ```
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// right.post_recv(&[region.slice(..8)?], 0)?;
+/// let arrival = right.recv_cq().prepare_wait()?; // after the receive that it waits for
+/// left.post_send(WorkRequest::send(&[region.slice(8..16)?]))?;
+/// stream.post(Batch::new().wait(arrival))?;
+/// stream.launch(|| println!("the message is there"))?;
+/// stream.synchronize()?;
+/// // The CPU polls it, too: that frees its places in the queues.
+/// assert!(right.recv_cq().poll()?.is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
 pub struct PreparedWait {

@@ -1,8 +1,8 @@
 //! Completions that belong to a persistent request, and not to whoever polls.
 
-use crate::error::Error;
 use crate::queue::Status;
-use crate::queue::completion::{Completion, WorkError, WorkKind};
+use crate::queue::outcome::{Completion, WorkError, WorkKind};
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

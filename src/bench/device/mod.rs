@@ -5,8 +5,8 @@ mod layout;
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};

@@ -1,6 +1,6 @@
 //! libmlx5's own way to post: a queue pair that gdsync knows nothing of.
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::hca::{self, Hca};
 use gdsync::verbs::{GidEntry, LinkLayer};
 use gdsync::{ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory};

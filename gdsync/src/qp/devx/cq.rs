@@ -4,11 +4,14 @@ use super::command::Object;
 use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes;
-use crate::error::Error;
+use crate::qp::cq::CqObject;
 use crate::queue::Ring;
+use crate::verbs::error::Error;
 use gdsync_sys::prm::command::encode::CreateCq;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::doorbell::DBR_CQ_CI;
+use gdsync_sys::verbs::ibv_cq;
+use std::ptr::NonNull;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -39,8 +42,14 @@ impl Cq {
         let object = Object::create(&domain.device, "CREATE_CQ", &command.encode(), detail)?;
         Ok((Cq { object, _memory: memory }, ring))
     }
+}
 
-    pub(crate) fn number(&self) -> u32 {
+impl CqObject for Cq {
+    fn number(&self) -> u32 {
         self.object.number()
+    }
+
+    fn verbs(&self) -> Option<NonNull<ibv_cq>> {
+        None
     }
 }

@@ -1,8 +1,8 @@
 //! A thread that reads asynchronous events, for programs that ask for one.
 
 use super::events::AsyncEvent;
-use crate::error::Error;
 use crate::verbs::device::Device;
+use crate::verbs::error::Error;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
