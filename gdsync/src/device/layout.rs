@@ -54,8 +54,8 @@ pub struct DeviceQpData {
 // SAFETY: plain integers, in the layout that kernels have of it.
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
-/// Bytes of `gdsync_device_state`.
-pub(crate) const STATE_BYTES: usize = 5 * BASIC_BLOCK;
+/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs: `struct gdsync_device_state`.
+pub const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
 /// The words of `gdsync_device_state` that the host reads and writes. Where it writes, nobody rings or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
