@@ -415,7 +415,7 @@ impl Watched for PostReceive {
         }
         match self.queue_pair.post_recv(&self.slices, 0, Some(self.claim.clone())) {
             Ok(()) => true,
-            Err(error) if matches!(error, QueueError::Full(_)) => {
+            Err(QueueError::Full(_)) => {
                 progress(self.queue_pair.recv_cq(), &self.queue_pair);
                 false
             }
