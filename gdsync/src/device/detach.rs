@@ -8,6 +8,7 @@ use crate::queue::completion::WorkError;
 use crate::queue::completion::outcome;
 use crate::queue::failure::FailureCause;
 use crate::util::pause::Pause;
+use crate::util::poller::Task;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -39,7 +40,7 @@ impl DeviceQp {
             return Err(DeviceQpError::KernelActive { qpn, unpublished });
         }
         if let Some(mailbox) = &self.mailbox {
-            mailbox.forward();
+            mailbox.poll();
         }
         if progress.posted != progress.ready {
             inner.ring_attached(progress.ready as u32);
