@@ -39,7 +39,7 @@ struct Link {
 }
 
 impl Link {
-    fn new(pd: &ProtectionDomain, server: QueuePairConfig) -> Result<Self, Failure> {
+    fn new(pd: &ProtectionDomain, server: QueuePairConfig<'_>) -> Result<Self, Failure> {
         let client = QueuePair::new(pd, QueuePairConfig::default().send_depth(256))?;
         let server = QueuePair::new(pd, server)?;
         client.connect(&server.endpoint()?, ConnectOptions::default())?;

@@ -70,10 +70,11 @@ pub use cudarc;
 pub use device::raw;
 pub use error::{Error, QueueError};
 pub use memory::{PinnedMemory, mapped};
-pub use qp::{CompletionQueue, PreparedSend, PreparedWait, QueuePair};
+pub use qp::{
+    CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
+};
 pub use queue::{Completion, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
-    Access, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePairConfig, RemoteMemory,
-    Slice,
+    Access, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };

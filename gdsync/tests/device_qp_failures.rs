@@ -367,7 +367,7 @@ fn only_a_quiet_queue_pair_is_handed_over() {
 
     let queue = CompletionQueue::new(&pair.device, 64).unwrap();
     let make =
-        || QueuePair::with_completion_queues(&pair.pd, QueuePairConfig::default(), &queue, &queue).unwrap();
+        || QueuePair::new(&pair.pd, QueuePairConfig::default().completion_queues(&queue, &queue)).unwrap();
     let (left, right) = (make(), make());
     left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();

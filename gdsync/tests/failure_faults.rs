@@ -8,9 +8,9 @@ mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
-use gdsync::qp::AsyncEventKind;
 use gdsync::queue::Status;
 use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::verbs::AsyncEventKind;
 use gdsync::verbs::Transport;
 use gdsync::{
     Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,
@@ -36,7 +36,7 @@ impl Rig {
         Rig::with(test, QueuePairConfig::default())
     }
 
-    fn with(test: &str, config: QueuePairConfig) -> Option<Rig> {
+    fn with(test: &str, config: QueuePairConfig<'_>) -> Option<Rig> {
         let alone = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() == Ok("system") {
             let reason = "faults are injected into the software card of this process";

@@ -8,7 +8,7 @@ use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, so
 use gdsync::memop::Condition;
 use gdsync::queue::{ResetBlocker, Syndrome};
 use gdsync::stream::PostFailure;
-use gdsync::verbs::{AddressHandle, Transport};
+use gdsync::verbs::Transport;
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
     RemoteMemory, WorkRequest,
@@ -151,7 +151,7 @@ fn a_datagram_queue_pair_is_ready_again_at_once() {
         left.abort().unwrap();
         left.reset().unwrap();
         right.post_recv(&[target.slice(..).unwrap()], 1).unwrap();
-        let there = AddressHandle::new(&left, &right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        let there = left.address_handle(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         let request = WorkRequest::send_inline(b"again").to(&there, right.number(), config.qkey);
         left.post_send(request).unwrap();
         assert_eq!(poll(&left.send_cq()).status, Ok(()));

@@ -98,7 +98,7 @@ impl Bench {
     }
 
     /// Queue pairs of the same device as the regions.
-    fn pairs(&self, count: usize, config: QueuePairConfig) -> Vec<Pair> {
+    fn pairs(&self, count: usize, config: QueuePairConfig<'_>) -> Vec<Pair> {
         let connected = |_| {
             let (pd, device) = (self.pair.pd.clone(), self.pair.device.clone());
             let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());

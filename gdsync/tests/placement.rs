@@ -12,8 +12,8 @@ use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{
-    Batch, CompletionQueue, ConnectOptions, Error, ProtectionDomain, QueuePairConfig, SoftStream, Stream,
-    WorkRequest,
+    Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, ProtectionDomain, QueuePairConfig,
+    SoftStream, Stream, WorkRequest,
 };
 
 fn pair(placement: QueuePlacement) -> Pair {
@@ -88,7 +88,11 @@ fn a_shared_completion_queue_lies_where_it_was_asked_to() {
     let device = device();
     let pd = ProtectionDomain::new(&device).unwrap();
     for placement in layouts(Placement::StandIn) {
-        let queue = CompletionQueue::with_placement(&device, 64, maker(), placement).unwrap();
+        let queue = CompletionQueue::new(
+            &device,
+            CompletionQueueConfig::from(64).queues(maker()).placement(placement),
+        )
+        .unwrap();
         let config = QueuePairConfig::default().placement(placement);
         let make = || sharing(&pd, config, &queue, &queue).unwrap();
         let (left, right) = (make(), make());
@@ -117,7 +121,11 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
     ] {
         let errors = [
             queue_pair(&pd, config.placement(placement)).unwrap_err(),
-            CompletionQueue::with_placement(&device, 16, maker(), placement).unwrap_err(),
+            CompletionQueue::new(
+                &device,
+                CompletionQueueConfig::from(16).queues(maker()).placement(placement),
+            )
+            .unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(&error, Error::Placement { placement, .. } if *placement == absent), "{error}");

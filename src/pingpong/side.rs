@@ -59,7 +59,7 @@ struct Datagrams {
 
 impl Datagrams {
     fn new(queue_pair: &QueuePair, pd: &ProtectionDomain, remote: &Endpoint) -> Result<Self, Failure> {
-        let to = AddressHandle::new(queue_pair, remote, ConnectOptions::default())?;
+        let to = queue_pair.address_handle(remote, ConnectOptions::default())?;
         let header = MemoryRegion::allocate(pd, GRH_BYTES, Access::LOCAL_WRITE)?;
         Ok(Datagrams { to, remote_qpn: remote.qpn, header })
     }

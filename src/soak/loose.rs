@@ -130,7 +130,7 @@ impl Traffic for Loose {
         self.remote = Some(offer.window.parse()?);
         self.seen = self.seen.max(offer.expected.min(self.next));
         if wire.transport() == Transport::Ud {
-            let handle = AddressHandle::new(&wire.queue_pair, there, ConnectOptions::default())?;
+            let handle = wire.queue_pair.address_handle(there, ConnectOptions::default())?;
             self.there = Some((handle, there.qpn));
         }
         Ok(())

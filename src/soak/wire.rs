@@ -5,9 +5,9 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::qp::AsyncEventKind;
 use gdsync::queue::GRH_BYTES;
 use gdsync::stream::PostFailure;
+use gdsync::verbs::AsyncEventKind;
 use gdsync::verbs::Transport;
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
@@ -39,7 +39,7 @@ pub(super) enum Queues {
 pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'static>,
     queues: Queues,
     pub(super) queue_pair: QueuePair,
     send: SharedHub,
@@ -58,7 +58,7 @@ pub(super) struct Wire {
 fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     queues: &Queues,
 ) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
     let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
@@ -77,7 +77,7 @@ fn queue_pair(
     };
     let made = {
         let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
-        QueuePair::with_completion_queues(pd, config, &send, &recv)?
+        QueuePair::new(pd, config.completion_queues(&send, &recv))?
     };
     Ok((made, send, recv))
 }

@@ -90,7 +90,7 @@ pub(crate) fn is_software(context: *mut ibv_context) -> bool {
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     wishes: Wishes,
     signal_all: bool,
 ) -> Result<*mut gds_qp, Fault> {

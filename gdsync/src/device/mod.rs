@@ -16,7 +16,7 @@ use crate::memory::HostAddr;
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::completion::{BorrowedCompletions, Unread, WorkError};
 use crate::queue::send::BorrowedSends;
-use crate::stream::{DoorbellPath, Doorbells, cpu};
+use crate::stream::{DoorbellPath, Doorbells};
 use crate::verbs::transport::Transport;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
@@ -278,7 +278,7 @@ impl QueuePairInner {
         let send = self.send();
         if let Some(doorbell) = send.lent_doorbell(end) {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 }

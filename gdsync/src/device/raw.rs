@@ -9,6 +9,7 @@ use crate::memop::Condition;
 use crate::memop::{Named, Place, StreamMemory, StreamWord};
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::config::QueuePairConfig;
 use crate::qp::cq::CompletionQueue;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
@@ -16,7 +17,6 @@ use crate::qp::{QpState, QueuePair};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::util::pause::Pause;
 use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::mr::{MemoryRegionInner, Slice};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
@@ -36,21 +36,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`QueuePair::new`].
-    pub fn unmanaged(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    pub fn unmanaged(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config)
-    }
-
-    /// As [`Self::unmanaged`], completing in queues that are there already: for queues that lie in different memory.
-    ///
-    /// # Errors
-    /// As [`QueuePair::with_completion_queues`].
-    pub fn unmanaged_completing_in(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        Self::in_reset_completing_in(pd, config, send_cq, recv_cq)
     }
 
     /// Looks at the state into which the program has moved the queue pair: sends may be prepared once it is RTS.

@@ -6,7 +6,8 @@ use super::queue::Queue;
 use super::segment::Segment;
 use crate::bootstrap::Bootstrap;
 use crate::qp::QueuePair;
-use crate::verbs::config::{ConnectOptions, QueuePairConfig};
+use crate::qp::config::QueuePairConfig;
+use crate::verbs::config::ConnectOptions;
 use crate::verbs::endpoint::Endpoint;
 use crate::verbs::mr::Access;
 use crate::verbs::pd::ProtectionDomain;
@@ -24,7 +25,7 @@ pub struct TeamConfig {
     /// its own.
     pub queues: u32,
     /// Queue pairs: of transport RC; remote writes are allowed in any case. At first as [`QueuePairConfig::default`], with one receive.
-    pub queue_pair: QueuePairConfig,
+    pub queue_pair: QueuePairConfig<'static>,
     /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. At first [`ConnectOptions::default`]: some seconds.
     pub connect: ConnectOptions,
     /// How long posting waits for room in a queue: 30 s at first.
@@ -50,7 +51,7 @@ impl TeamConfig {
     }
 
     /// Sets [`Self::queue_pair`].
-    pub fn queue_pair(mut self, queue_pair: QueuePairConfig) -> Self {
+    pub fn queue_pair(mut self, queue_pair: QueuePairConfig<'static>) -> Self {
         self.queue_pair = queue_pair;
         self
     }

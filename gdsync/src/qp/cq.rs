@@ -1,15 +1,14 @@
 //! Completion queues.
 
-use crate::cuda::QueuePlacement;
 use crate::error::{Error, QueueError};
 use crate::qp::QueuePairInner;
+use crate::qp::config::CompletionQueueConfig;
 use crate::qp::devx;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::wait::PreparedWait;
 use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState};
 use crate::verbs::call;
-use crate::verbs::config::QueueApi;
 use crate::verbs::device::{Device, DeviceInner};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
@@ -24,7 +23,7 @@ use std::sync::{Arc, Mutex, Weak};
 /// A cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
 /// # Sharing
-/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePair::with_completion_queues`]), for one direction or both.
+/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePairConfig::completion_queues`]), for one direction or both.
 /// Entries come in the order in which the card writes them, each with the number of its queue pair. A queue pair posts only what
 /// the ring has room for, whoever has booked the rest.
 ///
@@ -67,35 +66,13 @@ unsafe impl Send for VerbsCq {}
 unsafe impl Sync for VerbsCq {}
 
 impl CompletionQueue {
-    /// Makes a completion queue that queue pairs can share, of at least so many entries: at best as many as their work requests
-    /// that are outstanding at a time, twice. With fewer, posting says [`QueueError::CompletionQueueFull`] early.
+    /// Makes a completion queue that queue pairs can share. A number stands for the configuration of a queue with so many entries.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length.
-    pub fn new(device: &Device, entries: u32) -> Result<Self, Error> {
-        Self::made_by(device, entries, QueueApi::Verbs)
-    }
-
-    /// Makes a completion queue as [`CompletionQueue::new`] does, by verbs or by commands. In one made by commands only queue pairs
-    /// complete that are made so, too ([`crate::QueuePairConfig::queues`]), which may also complete in one made by verbs.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::new`]; [`Error::OutOfRange`] and [`Error::Devx`] for those made by commands.
-    pub fn made_by(device: &Device, entries: u32, queues: QueueApi) -> Result<Self, Error> {
-        Self::with_placement(device, entries, queues, QueuePlacement::HOST)
-    }
-
-    /// As [`CompletionQueue::made_by`], with a say in whose memory its ring and its record lie in. Of a GPU's memory on the system's
-    /// provider, it is made by commands in any case.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::made_by`]; [`Error::Placement`].
-    pub fn with_placement(
-        device: &Device,
-        entries: u32,
-        queues: QueueApi,
-        placement: QueuePlacement,
-    ) -> Result<Self, Error> {
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length;
+    /// [`Error::OutOfRange`] and [`Error::Devx`] for those made by commands; [`Error::Placement`].
+    pub fn new(device: &Device, config: impl Into<CompletionQueueConfig>) -> Result<Self, Error> {
+        let CompletionQueueConfig { entries, queues, placement } = config.into();
         // A ring's memory comes by way of a domain. This one has no other use.
         let pd = ProtectionDomain::new(device)?;
         let domain = QueueDomain::of_completions(&pd.inner, queues, placement)?;

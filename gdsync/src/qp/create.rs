@@ -3,12 +3,12 @@
 use crate::error::Error;
 use crate::memory::HostAddr;
 use crate::qp::QueuePairInner;
+use crate::qp::config::QueuePairConfig;
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::devx::{self, DevxError};
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::queue::Ring;
 use crate::verbs::call;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::device::DeviceInner;
 use crate::verbs::transport::Transport;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
@@ -91,7 +91,7 @@ impl Drop for VerbsQp {
 /// Makes a queue pair, in the state RESET.
 pub(crate) fn make(
     domain: &QueueDomain,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     send_cq: &CompletionQueueInner,
     recv_cq: &CompletionQueueInner,
 ) -> Result<Made, Error> {
@@ -121,7 +121,7 @@ pub(crate) fn make(
 fn make_by_verbs(
     domain: &QueueDomain,
     parent: &ParentDomain,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
 ) -> Result<Made, Error> {
     let device = &domain.pd.device;
@@ -160,7 +160,7 @@ fn make_by_verbs(
 }
 
 fn init_attr(
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     parent: &ParentDomain,
     [send_cq, recv_cq]: [NonNull<ibv_cq>; 2],
 ) -> ibv_qp_init_attr_ex {

@@ -5,7 +5,6 @@ use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::queue::completion::WorkError;
 use crate::queue::completion::outcome;
 use crate::queue::failure::FailureCause;
-use crate::stream::cpu;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
 
@@ -120,7 +119,7 @@ impl QueuePairInner {
         }
         if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 

@@ -1,12 +1,12 @@
 //! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
 
 pub(crate) mod checked;
+pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
 pub(crate) mod create;
 pub(crate) mod devx;
 pub(crate) mod domain;
-mod event_watch;
 mod events;
 mod fail;
 pub(crate) mod prepared;
@@ -16,11 +16,9 @@ mod spoilt_tests;
 pub(crate) mod wait;
 
 pub use checked::CheckedWait;
+pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
 pub use devx::{DevxError, DevxStatus};
-pub use event_watch::EventWatch;
-pub(crate) use events::QueuePairs;
-pub use events::{AsyncEvent, AsyncEventKind};
 pub use prepared::PreparedSend;
 pub use wait::PreparedWait;
 
@@ -38,11 +36,11 @@ use crate::queue::failure::FailureCause;
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::queue::send::SendState;
-use crate::stream::cpu;
 use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::{ConnectOptions, QueuePairConfig};
+use crate::verbs::config::ConnectOptions;
 use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::events::EventSink;
 use crate::verbs::gid::GidEntry;
 use crate::verbs::mr::Slice;
 use crate::verbs::pd::ProtectionDomain;
@@ -75,7 +73,7 @@ pub(crate) struct QueuePairInner {
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
     pub(crate) psn: AtomicU32,
-    pub(crate) config: QueuePairConfig,
+    pub(crate) config: QueuePairConfig<'static>,
     limits: Limits,
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
@@ -112,63 +110,44 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses; of queues made
-    /// by commands ([`QueuePairConfig::queues`]), [`Error::OutOfRange`] and [`Error::Devx`], too.
-    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses;
+    /// [`Error::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`Error::OutOfRange`] and [`Error::Devx`], too.
+    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
 
     /// The same, left in the state RESET.
-    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
+        let device = &pd.inner.device;
+        let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
+        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
+            return Err(Error::OtherDevice { device: device.name().to_owned() });
+        }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
 
-    /// Makes a queue pair, and completion queues of its own, in a domain; left in the state RESET.
-    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig) -> Result<Self, Error> {
+    /// Makes a queue pair in a domain; left in the state RESET.
+    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         if let Maker::Devx(devx) = &domain.maker {
             devx.check(&config)?;
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
-        let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
-        let send_cq = CompletionQueueInner::new(&domain, cq_entries(config.send_depth))?;
-        let recv_cq = CompletionQueueInner::new(&domain, cq_entries(config.recv_depth))?;
-        Self::complete_to(domain, config, send_cq, recv_cq)
-    }
-
-    /// Makes a queue pair as [`Self::new`] does, which completes in queues that it shares with others, or with itself: both may
-    /// be the same.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`Error::OtherDevice`].
-    pub fn with_completion_queues(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        Self::in_reset_completing_in(pd, config, send_cq, recv_cq).and_then(Self::started)
-    }
-
-    /// The same, left in the state RESET.
-    pub(crate) fn in_reset_completing_in(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        let device = &pd.inner.device;
-        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::OtherDevice { device: device.name().to_owned() });
-        }
-        let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
-        Self::complete_to(domain, config, send_cq.inner.clone(), recv_cq.inner.clone())
+        let own = |depth: u32| CompletionQueueInner::new(&domain, depth.max(1).saturating_mul(2));
+        let queue = |shared: Option<&CompletionQueue>, depth| match shared {
+            Some(queue) => Ok(queue.inner.clone()),
+            None => own(depth),
+        };
+        let send_cq = queue(config.send_cq, config.send_depth)?;
+        let recv_cq = queue(config.recv_cq, config.recv_depth)?;
+        Self::complete_to(domain, config.to_static(), send_cq, recv_cq)
     }
 
     /// In the state in which the provider makes it: RESET.
     fn complete_to(
         domain: Arc<QueueDomain>,
-        config: QueuePairConfig,
+        config: QueuePairConfig<'static>,
         send_cq: Arc<CompletionQueueInner>,
         recv_cq: Arc<CompletionQueueInner>,
     ) -> Result<Self, Error> {
@@ -215,7 +194,9 @@ impl QueuePair {
         });
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
-        device.queue_pairs.add(&inner);
+        // The list holds it weakly.
+        let sink: Arc<dyn EventSink> = inner.clone();
+        device.queue_pairs.add(Arc::downgrade(&sink));
         Ok(QueuePair { inner })
     }
 
@@ -458,7 +439,7 @@ impl QueuePairInner {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 }

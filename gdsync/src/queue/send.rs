@@ -14,10 +14,9 @@ use super::{Copy, Ring, SegmentWriter};
 use crate::error::QueueError;
 use crate::memory::HostAddr;
 use crate::queue::claim::{Claim, Claims};
-use crate::queue::doorbell::Doorbell;
+use crate::queue::doorbell::{Doorbell, ring};
 use crate::queue::failure::ResetBlocker;
 use crate::queue::request::{Rules, WorkRequest};
-use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -230,7 +229,7 @@ impl SendState {
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
-        unsafe { cpu::ring(&self.ring, record, self.register, doorbell) };
+        unsafe { ring(&self.ring, record, self.register, doorbell) };
         Ok(())
     }
 

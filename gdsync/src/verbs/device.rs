@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 use crate::memory::arena::Arena;
-use crate::qp::QueuePairs;
 use crate::verbs::call;
+use crate::verbs::events::EventSinks;
 use crate::verbs::gid::{GidEntry, LinkLayer};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
@@ -34,7 +34,7 @@ pub(crate) struct DeviceInner {
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arc<Arena>,
     /// Whom asynchronous events concern.
-    pub(crate) queue_pairs: QueuePairs,
+    pub(crate) queue_pairs: EventSinks,
     /// Held by who reads an event.
     pub(crate) reader: Mutex<()>,
 }
@@ -43,6 +43,18 @@ pub(crate) struct DeviceInner {
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}
+
+impl DeviceInner {
+    /// A port that carries traffic.
+    pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
+        let port = self.port(number)?;
+        if port.state == PortState::Active {
+            return Ok(port);
+        }
+        let device = self.name().to_owned();
+        Err(Error::PortNotActive { device, port: number, state: port.state, link: port.link })
+    }
+}
 
 impl fmt::Debug for DeviceInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,7 +150,7 @@ impl Device {
             name: found.clone(),
             borrowed: false,
             arena: Arc::default(),
-            queue_pairs: QueuePairs::default(),
+            queue_pairs: EventSinks::default(),
             reader: Mutex::default(),
         };
         Ok(Device { inner: Arc::new(inner) })
@@ -168,7 +180,7 @@ impl Device {
             name,
             borrowed: true,
             arena: Arc::default(),
-            queue_pairs: QueuePairs::default(),
+            queue_pairs: EventSinks::default(),
             reader: Mutex::default(),
         };
         Ok(Device { inner: Arc::new(inner) })

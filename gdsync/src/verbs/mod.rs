@@ -5,6 +5,8 @@ pub(crate) mod call;
 pub(crate) mod config;
 pub(crate) mod device;
 pub(crate) mod endpoint;
+mod event_watch;
+pub(crate) mod events;
 pub(crate) mod gid;
 pub(crate) mod gpu_mr;
 #[cfg(feature = "ibverbs")]
@@ -16,9 +18,11 @@ pub(crate) mod registration;
 pub(crate) mod transport;
 
 pub use ah::AddressHandle;
-pub use config::{ConnectOptions, QueueApi, QueuePairConfig};
+pub use config::{ConnectOptions, QueueApi};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use endpoint::Endpoint;
+pub use event_watch::EventWatch;
+pub use events::{AsyncEvent, AsyncEventKind};
 pub use gdsync_sys::api::Provider;
 pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
 pub use gpu_mr::{GpuMemoryRegion, RegistrationPath};

@@ -6,8 +6,8 @@ use super::sizes::Sizes;
 use crate::cuda::QueuePlacement;
 use crate::error::Error;
 use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
 use crate::verbs::call;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::device::DeviceInner;
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::api::DevxApi;
@@ -65,7 +65,7 @@ impl Domain {
     }
 
     /// Whether there can be such queues: asked before anything is made.
-    pub(crate) fn check(&self, config: &QueuePairConfig) -> Result<(), Error> {
+    pub(crate) fn check(&self, config: &QueuePairConfig<'_>) -> Result<(), Error> {
         Sizes::new(config, &self.device.attributes()?).map(drop)
     }
 

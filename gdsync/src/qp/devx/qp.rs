@@ -6,9 +6,9 @@ use super::memory::Blocks;
 use super::sizes::Sizes;
 use crate::error::Error;
 use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
 use crate::queue::Ring;
 use crate::verbs::ah;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::gid::LinkLayer;
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::transport::Transport;
@@ -53,7 +53,7 @@ impl Qp {
     /// Makes a queue pair that completes in the queues of these numbers.
     pub(crate) fn make(
         domain: &Domain,
-        config: &QueuePairConfig,
+        config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
     ) -> Result<Made, Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
@@ -107,7 +107,7 @@ impl Qp {
     pub(crate) fn modify(
         &self,
         pd: &Arc<ProtectionDomainInner>,
-        config: &QueuePairConfig,
+        config: &QueuePairConfig<'_>,
         link: LinkLayer,
         attr: &ibv_qp_attr,
     ) -> Result<(), Error> {
@@ -122,7 +122,7 @@ impl Qp {
 
 fn transition(
     pd: &Arc<ProtectionDomainInner>,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     link: LinkLayer,
     attr: &ibv_qp_attr,
 ) -> Result<Transition, Error> {

@@ -1,7 +1,7 @@
 //! How large queues made by commands become. Pure.
 
 use crate::error::Error;
-use crate::verbs::config::QueuePairConfig;
+use crate::qp::config::QueuePairConfig;
 use crate::verbs::device::DeviceAttributes;
 use crate::verbs::transport::Transport;
 use gdsync_sys::prm::recv;
@@ -58,7 +58,7 @@ pub(super) fn completion_entries(asked: u32, most: u32) -> Result<u32, Error> {
 }
 
 impl Sizes {
-    pub(super) fn new(config: &QueuePairConfig, device: &DeviceAttributes) -> Result<Self, Error> {
+    pub(super) fn new(config: &QueuePairConfig<'_>, device: &DeviceAttributes) -> Result<Self, Error> {
         let segment = SEGMENT as u32;
         let overhead = overhead(config.transport);
         let room = u32::from(MAX_DS) - overhead;

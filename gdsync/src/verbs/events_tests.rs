@@ -1,11 +1,12 @@
 use super::*;
+use crate::queue::FailureCause;
 use crate::{Batch, ConnectOptions, Device, ProtectionDomain, QueueError, QueuePair, QueuePairConfig};
 use crate::{SoftStream, Stream, WorkRequest};
 
 /// Nothing here takes longer, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
 
-fn pair(config: QueuePairConfig) -> (Device, QueuePair, QueuePair) {
+fn pair(config: QueuePairConfig<'_>) -> (Device, QueuePair, QueuePair) {
     let device = Device::software().unwrap();
     let pd = ProtectionDomain::new(&device).unwrap();
     let (left, right) = (QueuePair::new(&pd, config).unwrap(), QueuePair::new(&pd, config).unwrap());
