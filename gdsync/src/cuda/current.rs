@@ -13,7 +13,7 @@ impl GpuMemory {
     /// [`CudaError::NoDriver`], [`CudaError::TooOld`]; [`CudaError::Call`] where the driver does not know the address.
     ///
     /// # Safety
-    /// As [`GpuMemory::from_raw`]; and the context that is current stays as long.
+    /// As [`GpuMemory::from_raw`] with `()` for an owner; and the context that is current stays as long.
     pub unsafe fn from_current(address: u64, len: usize) -> Result<Self, CudaError> {
         super::driver()?;
         let owner = owner(address)?;

@@ -1,8 +1,9 @@
-//! Doorbells of kernels that cannot reach the card's register: the kernel writes how far it has posted into a word of pinned memory,
-//! and a thread of the process rings.
+//! Doorbells of kernels that cannot reach the card's register: the kernel writes how far it has
+//! posted into a word of pinned memory, and a thread of the process rings.
 //!
-//! This thread is not that of `stream/proxy.rs`, which knows how many doorbells are to come, and sleeps once all of them have rung.
-//! A kernel may ring at any time, so this thread polls as long as a queue pair with a mailbox is attached to a device.
+//! This thread is not that of `stream/proxy.rs`, which knows how many doorbells are to come, and
+//! sleeps once all of them have rung. A kernel may ring at any time, so this thread polls as long
+//! as a queue pair with a mailbox is attached to a device.
 
 use super::error::DeviceQpError;
 use crate::memory::{HostAddr, PinnedMemory};
@@ -20,7 +21,8 @@ pub(super) struct Mailbox {
     /// The first word is the index of the first block that the kernel has not posted.
     memory: PinnedMemory,
     queue_pair: Arc<QueuePairInner>,
-    /// The index up to which the card was rung; `None` once the mailbox is closed. Locked before the send queue.
+    /// The index up to which the card was rung; `None` once the mailbox is closed. Locked before
+    /// the send queue.
     forwarded: Mutex<Option<u64>>,
 }
 

@@ -1,8 +1,9 @@
 //! Waits that tell success from failure.
 //!
-//! A stream can wait for the owner bit of a CQE, which flips with any completion, good or bad: no condition on that word tells the
-//! two apart. So a thread of the library polls the CQE and writes a *status word*. The stream waits for that word instead, and
-//! kernels and later descriptors can read it.
+//! A stream can wait for the owner bit of a CQE, which flips with any completion, good or bad: no
+//! condition on that word tells the two apart. So a thread of the library polls the CQE and writes
+//! a *status word*. The stream waits for that word instead, and kernels and later descriptors can
+//! read it.
 
 use crate::error::Error;
 use crate::memory::timeline::{Timeline, TimelinePoint};
@@ -47,11 +48,13 @@ impl CheckedWait {
 }
 
 impl PreparedWait {
-    /// The same wait, with a [`Status`] of the work. The status is written before the stream passes the wait, so later operations
-    /// of the stream can read it. If the work failed, its queue pair has failed by then, too, even if the program has not polled.
+    /// The same wait, with a [`Status`] of the work. The status is written before the stream passes
+    /// the wait, so later operations of the stream can read it. If the work failed, its queue pair
+    /// has failed by then, too, even if the program has not polled.
     ///
-    /// The completion is polled by a thread of the library, which sleeps while no checked wait is outstanding. The stream goes on
-    /// when that thread has seen the completion; `gdsync bench checked` measures the delay.
+    /// The completion is polled by a thread of the library, which sleeps while no checked wait is
+    /// outstanding. The stream goes on when that thread has seen the completion; `gdsync bench
+    /// checked` measures the delay.
     ///
     /// # Errors
     /// [`Error::Thread`], [`Error::Memory`]. The wait is dropped then.
@@ -72,8 +75,8 @@ pub(crate) struct Checked {
 }
 
 impl Checked {
-    /// Has the thread poll a CQE, which is not given back to the card before the stream has passed `point`, and so not before the
-    /// status is written.
+    /// Has the thread poll a CQE, which is not given back to the card before the stream has passed
+    /// `point`, and so not before the status is written.
     ///
     /// Returns the stream's operation.
     pub(crate) fn commit(
@@ -119,12 +122,14 @@ struct Check {
 
 impl Task for Check {
     fn poll(&self) -> Polled {
-        // The stream passes the point only after the status was written, unless it has failed: then the card may own the CQE again.
+        // The stream passes the point only after the status was written, unless it has failed: then
+        // the card may own the CQE again.
         if self.called_off.load(Ordering::Acquire) || self.timeline.has_passed(self.point) {
             return Polled::Done;
         }
         let state = self.cq.lock();
-        // If the program has polled the CQE, that has failed the queue pair, which may have been reset since.
+        // If the program has polled the CQE, that has failed the queue pair, which may have been
+        // reset since.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             drop(state);

@@ -1,10 +1,12 @@
 //! Persistent requests: prepared once, started many times on a stream.
 //!
-//! The shape is that of the MPI Forum's stream-triggered proposals. *init* remembers buffers and peer, *start* and *wait* are enqueued
-//! on a stream, *complete* runs on the CPU, *free* ends the request. If one stream starts a request, waits for it and starts it again,
-//! the iterations need no CPU between them.
+//! The shape is that of the MPI Forum's stream-triggered proposals. *init* remembers buffers and
+//! peer, *start* and *wait* are enqueued on a stream, *complete* runs on the CPU, *free* ends the
+//! request. If one stream starts a request, waits for it and starts it again, the iterations need
+//! no CPU between them.
 //!
-//! Every start has a [`Status`] of its own. A thread of the library writes it, and the stream's wait waits for it.
+//! Every start has a [`Status`] of its own. A thread of the library writes it, and the stream's
+//! wait waits for it.
 
 use crate::batch::Batch;
 use crate::error::{Error, QueueError};
@@ -61,10 +63,11 @@ pub struct StillActive<R: fmt::Debug> {
     pub request: Box<R>,
 }
 
-/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a [`PersistentRecv`].
+/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a
+/// [`PersistentRecv`].
 ///
-/// If it is dropped while it is active, the started work goes on unobserved. Its memory stays registered until the card has completed
-/// the work.
+/// If it is dropped while it is active, the started work goes on unobserved. Its memory stays
+/// registered until the card has completed the work.
 #[derive(Debug)]
 pub struct Persistent<K> {
     kind: K,
@@ -85,8 +88,9 @@ pub type PersistentSend = Persistent<Outgoing>;
 
 /// A receive that is started again and again, into the same buffers.
 ///
-/// The receive is posted when the stream reaches the start: a message that arrived earlier could overwrite what the stream still
-/// reads. So the remote side may send before the receive is posted, and needs receiver-not-ready retries.
+/// The receive is posted when the stream reaches the start: a message that arrived earlier could
+/// overwrite what the stream still reads. So the remote side may send before the receive is posted,
+/// and needs receiver-not-ready retries.
 pub type PersistentRecv = Persistent<Incoming>;
 
 /// The kind of a [`PersistentSend`].
@@ -147,8 +151,9 @@ impl<K> Persistent<K> {
         }
     }
 
-    /// Has a stream wait until the newest start has completed, well or not: [`Self::status`] says which. After a receive that
-    /// completed well, later operations of the stream find the message in the buffers.
+    /// Has a stream wait until the newest start has completed, well or not: [`Self::status`] says
+    /// which. After a receive that completed well, later operations of the stream find the message
+    /// in the buffers.
     ///
     /// # Errors
     /// [`PersistentError::Inactive`], [`PersistentError::Post`].
@@ -163,8 +168,9 @@ impl<K> Persistent<K> {
         Ok(())
     }
 
-    /// Waits on the CPU until every start has completed; then the request is inactive. `None` if that takes longer than `timeout`.
-    /// Of several starts, it returns the first failure, or else the newest completion.
+    /// Waits on the CPU until every start has completed; then the request is inactive. `None` if
+    /// that takes longer than `timeout`. Of several starts, it returns the first failure, or else
+    /// the newest completion.
     ///
     /// # Errors
     /// [`PersistentError::Inactive`].
@@ -211,7 +217,8 @@ impl<K> Persistent<K> {
 }
 
 impl PersistentSend {
-    /// Remembers a send of the slices, one after the other. Each start sends what they hold when the stream reaches it.
+    /// Remembers a send of the slices, one after the other. Each start sends what they hold when
+    /// the stream reaches it.
     ///
     /// # Errors
     /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
@@ -255,8 +262,8 @@ impl PersistentSend {
     /// Starts the request on a stream, which rings the card when it reaches the start.
     ///
     /// # Errors
-    /// [`PersistentError`]: starts are active that the stream does not wait for before this one, the queue pair has failed or is
-    /// full, or the stream is full.
+    /// [`PersistentError`]: starts are active that the stream does not wait for before this one,
+    /// the queue pair has failed or is full, or the stream is full.
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         self.check_start(&stream.timeline)?;
         let claim = Claim::new()?;
@@ -278,7 +285,8 @@ impl PersistentRecv {
         Self::with_kind(Incoming(()), queue_pair, queue_pair.inner.recv_cq(), slices, true)
     }
 
-    /// Starts the request on a stream: the receive is posted when the stream reaches the start. If the stream is idle, that is now.
+    /// Starts the request on a stream: the receive is posted when the stream reaches the start. If
+    /// the stream is idle, that is now.
     ///
     /// # Errors
     /// As [`PersistentSend::start`].
@@ -306,7 +314,8 @@ impl PersistentRecv {
     }
 }
 
-/// Takes completions of persistent requests out of a queue. Other completions stay for the program's polls.
+/// Takes completions of persistent requests out of a queue. Other completions stay for the
+/// program's polls.
 fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
     if queue_pair.failure().is_some() {
         queue_pair.flush_unposted();
@@ -328,8 +337,8 @@ impl Task for Progress {
     }
 }
 
-/// A queue pair with a receive to be posted, which counts as work in flight: if the queue pair is dropped before, it is aborted, as
-/// the wait for the receive would not end otherwise.
+/// A queue pair with a receive to be posted, which counts as work in flight: if the queue pair is
+/// dropped before, it is aborted, as the wait for the receive would not end otherwise.
 struct Starting(Arc<QueuePairInner>);
 
 impl Starting {

@@ -1,8 +1,9 @@
 //! The doorbell proxy: rings the card for streams that cannot reach its registers.
 //!
-//! Instead of the doorbell record and the register, such a stream writes the same two values into a mailbox in pinned memory.
-//! Each doorbell has a mailbox of its own. One thread of the process polls the oldest mailbox of each stream, and writes the values
-//! to the card once they are there. So a stream's doorbells ring in the stream's order.
+//! Instead of the doorbell record and the register, such a stream writes the same two values into a
+//! mailbox in pinned memory. Each doorbell has a mailbox of its own. One thread of the process
+//! polls the oldest mailbox of each stream, and writes the values to the card once they are there.
+//! So a stream's doorbells ring in the stream's order.
 
 use crate::memop::StreamError;
 use crate::memory::arena::Line;
@@ -21,8 +22,9 @@ static PROXY: Poller = Poller::new("gdsync-doorbells");
 /// A doorbell that a stream will write into its mailbox.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// The first word is the record, the 64-bit word after it the register's value. The latter is 0 until the stream has written
-    /// it. The value itself is never 0, as it contains a queue pair's number.
+    /// The first word is the record, the 64-bit word after it the register's value. The latter is 0
+    /// until the stream has written it. The value itself is never 0, as it contains a queue pair's
+    /// number.
     mailbox: Line,
     queue_pair: Arc<QueuePairInner>,
     timeline: Arc<Timeline>,
@@ -43,8 +45,8 @@ impl Ring {
         Doorbell { record_at: self.mailbox.addr(0), register: self.mailbox.addr(8), ..doorbell }
     }
 
-    /// Rings if the stream has written the mailbox. Returns whether the mailbox is finished with: so it is, too, once the stream has
-    /// failed.
+    /// Rings if the stream has written the mailbox. Returns whether the mailbox is finished with:
+    /// so it is, too, once the stream has failed.
     fn forward(&self) -> bool {
         // Acquire: the stream wrote the record before.
         let doorbell = self.mailbox.word64().load(Ordering::Acquire);

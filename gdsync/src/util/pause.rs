@@ -1,12 +1,14 @@
-//! How a thread waits for memory that another thread, a card or a process writes, without occupying a core.
+//! How a thread waits for memory that another thread, a card or a process writes, without occupying
+//! a core.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Spins for a moment, then naps. The naps grow up to a limit.
 ///
-/// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer process. On a machine with few
-/// cores, a spinning thread occupies the core that the writer needs, so it spins only briefly.
+/// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer
+/// process. On a machine with few cores, a spinning thread occupies the core that the writer needs,
+/// so it spins only briefly.
 pub(crate) struct Pause {
     started: Instant,
     spins: u32,
@@ -56,7 +58,8 @@ fn spin_time() -> Duration {
 /// Makes the calling thread's naps end on time: by default Linux may prolong them by 50 µs.
 pub(crate) fn use_fine_timers() {
     #[cfg(target_os = "linux")]
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
+    // nanoseconds.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
     }

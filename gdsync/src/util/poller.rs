@@ -1,8 +1,9 @@
 //! A thread that polls memory on behalf of streams and kernels.
 //!
-//! Some events reach the process only as a changed word of memory: a completion entry that the card writes, a doorbell that a
-//! stream writes into a mailbox. A [`Poller`] is a thread that polls such words. Each purpose has a poller of its own, with a
-//! name of its own, so that one purpose does not delay another.
+//! Some events reach the process only as a changed word of memory: a completion entry that the card
+//! writes, a doorbell that a stream writes into a mailbox. A [`Poller`] is a thread that polls such
+//! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
+//! not delay another.
 
 use crate::util::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex};
@@ -13,7 +14,8 @@ use std::thread;
 
 /// Something to poll until it is done.
 pub(crate) trait Task: Send + Sync {
-    /// Looks at the memory once, and acts on what it finds. The poller's thread calls it, and holds no lock.
+    /// Looks at the memory once, and acts on what it finds. The poller's thread calls it, and holds
+    /// no lock.
     fn poll(&self) -> Polled;
 }
 
@@ -30,8 +32,9 @@ pub(crate) enum Polled {
 
 /// A polling thread, and its tasks.
 ///
-/// The thread starts when it is first needed, and then lasts as long as the process. It sleeps while it has no task. Otherwise it
-/// polls all tasks in turn, with pauses that grow while none makes progress.
+/// The thread starts when it is first needed, and then lasts as long as the process. It sleeps
+/// while it has no task. Otherwise it polls all tasks in turn, with pauses that grow while none
+/// makes progress.
 pub(crate) struct Poller {
     name: &'static str,
     state: Mutex<State>,
@@ -87,7 +90,8 @@ impl Poller {
             }
             let mut progress = !state.new.is_empty();
             tasks.append(&mut state.new);
-            // Tasks take locks, and may hold the last handle of a queue pair, whose drop takes locks.
+            // Tasks take locks, and may hold the last handle of a queue pair, whose drop takes
+            // locks.
             drop(state);
             tasks.retain(|task| {
                 let polled = self.poll(&**task);
@@ -104,7 +108,8 @@ impl Poller {
 
     /// One look. A task that panics ends, and the thread goes on with the others.
     fn poll(&self, task: &dyn Task) -> Polled {
-        // A task that has panicked is not polled again. What it shares with other threads is behind locks and atomics.
+        // A task that has panicked is not polled again. What it shares with other threads is behind
+        // locks and atomics.
         catch_unwind(AssertUnwindSafe(|| task.poll())).unwrap_or_else(|_| {
             let thread = self.name;
             tracing::error!(thread, "a polling task panicked: what waits for it is not woken");
