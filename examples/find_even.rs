@@ -7,14 +7,13 @@
 mod device;
 
 use device::{Failure, Source};
-use gdsync::CudaStream;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::stream::Cpu;
 use gdsync::{
-    Access, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-    Stream,
+    Access, ConnectOptions, CudaStream, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair,
+    QueuePairConfig, Stream,
 };
 use std::io::Write;
 use std::process::ExitCode;

@@ -2,8 +2,7 @@
 
 use crate::device::Failure;
 use gdsync::cudarc::driver::DeviceRepr;
-use gdsync::memop::Condition;
-use gdsync::memop::GpuWord64;
+use gdsync::memop::{Condition, GpuWord64};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Batch, MemoryRegion, RemoteMemory, Slice};
 use std::ops::Range;

@@ -5,15 +5,13 @@
 //! On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--system` on the system's first mlx5 card,
 //! `--rounds N` and `--size BYTES`.
 
-use gdsync::CudaStream;
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::memop::MemOpStream;
-use gdsync::verbs::GpuMemoryRegion;
-use gdsync::verbs::provider;
+use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
 use std::error::Error;
 use std::io::Write;

@@ -50,7 +50,6 @@ pub mod batch;
 pub mod bootstrap;
 pub mod cuda;
 pub mod device;
-mod error;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -68,13 +67,12 @@ pub use batch::Batch;
 pub use batch::outline;
 pub use cudarc;
 pub use device::raw;
-pub use error::{Error, QueueError};
 pub use memory::{PinnedMemory, mapped};
 pub use qp::{
     CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
 };
-pub use queue::{Completion, WorkRequest};
+pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
-    Access, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
+    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };

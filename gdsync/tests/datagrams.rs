@@ -5,8 +5,8 @@
 mod common;
 
 use common::{device, poll, ring, soft, synchronize};
-use gdsync::queue::{GRH_BYTES, Syndrome, WorkKind};
-use gdsync::verbs::{AddressHandle, LinkLayer, Transport};
+use gdsync::queue::{GRH_BYTES, RequestError, Syndrome, WorkKind};
+use gdsync::verbs::{AddressHandle, LinkLayer, QueuePairError, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, RemoteMemory, WorkRequest,
@@ -136,7 +136,7 @@ fn a_datagram_of_the_mtu_arrives_and_a_longer_one_is_refused() {
     assert_eq!(data(&target, most), vec![5; most]);
     let slices = [source.slice(..).unwrap()];
     let error = post.left.post_send(post.to_right(WorkRequest::send(&slices))).unwrap_err();
-    let named = matches!(error, QueueError::MessageTooLong { given, limit } if given == limit + 1);
+    let named = matches!(error, QueueError::Request(RequestError::MessageTooLong { given, limit }) if given == limit + 1);
     assert!(named && most <= 4096, "{error}");
 }
 
@@ -212,18 +212,21 @@ fn what_datagrams_cannot_do_is_refused() {
     ];
     for request in requests {
         let error = post.left.prepare(post.to_right(request.clone())).unwrap_err();
-        let named = matches!(error, QueueError::NotOnTransport { transport: Transport::Ud, .. });
+        let named = matches!(
+            error,
+            QueueError::Request(RequestError::NotOnTransport { transport: Transport::Ud, .. })
+        );
         assert!(named, "{request:?}: {error}");
     }
     let error = post.left.prepare(WorkRequest::send(&slices)).unwrap_err();
-    assert!(matches!(error, QueueError::NoDestination), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::NoDestination)), "{error}");
     let error = post.left.prepare(WorkRequest::send(&[]).to(&post.to_right, 1 << 24, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::BadDestination { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::BadDestination { .. })), "{error}");
     let other = Post::new();
     let error = post.left.prepare(WorkRequest::send(&[]).to(&other.to_right, 1, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::OtherAddress { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::OtherAddress { .. })), "{error}");
     let error = post.left.connect(&post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap_err();
-    assert!(matches!(error, Error::Connectionless { .. }), "{error}");
+    assert!(matches!(error, Error::QueuePair(QueuePairError::Connectionless { .. })), "{error}");
     // Nothing of that failed the queue pair.
     post.left.post_send(WorkRequest::nop().wr_id(4)).unwrap();
     assert_eq!((poll(&post.left.send_cq()).wr_id, post.left.failure()), (4, None));
@@ -231,7 +234,10 @@ fn what_datagrams_cannot_do_is_refused() {
     let pair = common::Pair::new();
     let to = pair.left.address_handle(&pair.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let error = pair.left.prepare(WorkRequest::send(&[]).to(&to, 1, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::NotOnTransport { transport: Transport::Rc, .. }), "{error}");
+    assert!(
+        matches!(error, QueueError::Request(RequestError::NotOnTransport { transport: Transport::Rc, .. })),
+        "{error}"
+    );
 }
 
 #[test]

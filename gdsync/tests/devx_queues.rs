@@ -8,9 +8,9 @@ mod common;
 
 use common::{LONG, Pair, device, poll, soft, synchronize};
 use gdsync::memop::Condition;
-use gdsync::qp::{DevxError, DevxStatus};
 use gdsync::queue::{Syndrome, WorkKind};
-use gdsync::verbs::{Provider, QueueApi, Transport};
+use gdsync::verbs::{DevxError, DevxStatus};
+use gdsync::verbs::{OutOfRange, Provider, QueueApi, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
@@ -80,7 +80,7 @@ fn sizes_that_cannot_be_are_refused_before_the_device_is_asked() {
         (config().inline(1 << 20), "inline is 1048576"),
     ] {
         let error = QueuePair::new(&pair.pd, wrong).unwrap_err();
-        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        assert!(matches!(error, Error::OutOfRange(OutOfRange { .. })), "{error}");
         let text = error.to_string();
         assert!(
             text.starts_with(what) && text.contains("at most") && text.contains("ask for less"),

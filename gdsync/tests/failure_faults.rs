@@ -8,10 +8,8 @@ mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
-use gdsync::queue::Status;
-use gdsync::queue::{FailureCause, Syndrome};
-use gdsync::verbs::AsyncEventKind;
-use gdsync::verbs::Transport;
+use gdsync::queue::{FailureCause, StateError, Status, Syndrome};
+use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,
     Stream, WorkRequest,
@@ -146,7 +144,9 @@ fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote
     synchronize(&ours);
     assert_eq!((stream.outstanding(), ours.outstanding()), (0, 0), "every ticket is past");
     let refused = left.prepare(WorkRequest::send(&[])).unwrap_err();
-    assert!(matches!(refused, QueueError::Failed { cause: FailureCause::Work(told), .. } if told == error));
+    assert!(
+        matches!(refused, QueueError::State(StateError::Failed { cause: FailureCause::Work(told), .. }) if told == error)
+    );
     let completion = poll(&left.send_cq());
     assert_eq!((completion.wr_id, completion.status), (1, Err(error)));
     let completion = poll(&left.send_cq());

@@ -6,8 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, Pair, layouts, poll, queue_pair};
-use gdsync::cuda::Placement;
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};

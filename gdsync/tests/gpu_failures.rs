@@ -6,14 +6,13 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::CudaStream;
 use gdsync::cuda::{CudaError, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
 use gdsync::memory::HostAddr;
 use gdsync::queue::FailureCause;
 use gdsync::stream::PostFailure;
-use gdsync::{Batch, PinnedMemory, Stream, WorkRequest};
+use gdsync::{Batch, CudaStream, PinnedMemory, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 use std::ptr::NonNull;
 use std::sync::Arc;

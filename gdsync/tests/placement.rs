@@ -8,7 +8,7 @@ use common::{
     Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, maker, poll, post_and_poll,
     queue_pair, sharing, soft, synchronize,
 };
-use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{
@@ -128,7 +128,10 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
             .unwrap_err(),
         ];
         for error in errors {
-            assert!(matches!(&error, Error::Placement { placement, .. } if *placement == absent), "{error}");
+            assert!(
+                matches!(&error, Error::Placement(PlacementError { placement, .. }) if *placement == absent),
+                "{error}"
+            );
             let text = error.to_string();
             assert!(text.contains("gpu 1048576"), "{text}");
             assert!(text.contains("GPU 1048576") || text.contains("CUDA"), "{text}");
@@ -136,5 +139,5 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
     }
     let options = StreamOptions::default().timeline(absent);
     let error = Stream::with_options(SoftStream::new().unwrap(), options).unwrap_err();
-    assert!(matches!(error, Error::Placement { .. }), "{error}");
+    assert!(matches!(error, Error::Placement(PlacementError { .. })), "{error}");
 }

@@ -2,9 +2,8 @@
 
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
-use crate::hca;
+use crate::{Failure, hca};
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
 use gdsync::{

@@ -2,9 +2,8 @@
 
 mod parse;
 
-use crate::Failure;
 use crate::cli::{Example, ExplainOptions};
-use crate::text;
+use crate::{Failure, text};
 use gdsync::memop::{Condition, MemOp, MemOpCaps};
 use gdsync::outline::{Program, Sketch, Target};
 use parse::Text;

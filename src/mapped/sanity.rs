@@ -3,12 +3,10 @@
 use super::{Memory, Source, freed, pattern};
 use crate::Failure;
 use crate::cli::MappedOptions;
-use gdsync::CudaStream;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
-use gdsync::memop::Condition;
-use gdsync::memop::GpuWord32;
-use gdsync::{Batch, Stream};
+use gdsync::memop::{Condition, GpuWord32};
+use gdsync::{Batch, CudaStream, Stream};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;

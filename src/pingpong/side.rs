@@ -9,11 +9,10 @@ use super::findings::{Findings, FirstError};
 use super::progress::Progress;
 use super::report::{Measured, Report, Setting};
 use super::timing::Usage;
-use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
-use crate::hca;
+use crate::{Failure, hca};
 use gdsync::memop::Condition;
-use gdsync::queue::GRH_BYTES;
+use gdsync::queue::{GRH_BYTES, QueueFull};
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
@@ -249,9 +248,9 @@ impl Side {
             match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(
-                    QueueError::SendQueueFull { .. }
-                    | QueueError::CompletionQueueFull { .. }
-                    | QueueError::WouldBlock(_),
+                    QueueError::Full(QueueFull::SendQueue { .. })
+                    | QueueError::Full(QueueFull::CompletionQueue { .. })
+                    | QueueError::Full(QueueFull::Stream(_)),
                 ) => {
                     self.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));

@@ -2,8 +2,7 @@
 
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::queue::Status;
-use gdsync::queue::{WorkError, WorkKind};
+use gdsync::queue::{Status, WorkError, WorkKind};
 use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

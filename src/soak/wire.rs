@@ -5,10 +5,9 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::queue::GRH_BYTES;
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
 use gdsync::stream::PostFailure;
-use gdsync::verbs::AsyncEventKind;
-use gdsync::verbs::Transport;
+use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
     PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
@@ -208,7 +207,7 @@ impl Wire {
         }
         let wait = match hub.queue.prepare_wait() {
             Ok(wait) => wait,
-            Err(QueueError::NothingToWaitFor { .. }) => return Ok(()),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let index = wait.index();
@@ -278,7 +277,14 @@ impl Wire {
                 Ok(())
             }
             // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
-            Err(error) if matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.source,
+                    PostFailure::Queue(QueueError::State(StateError::Failed { .. }))
+                ) =>
+            {
+                Ok(())
+            }
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -374,10 +380,10 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::SendQueueFull { .. }
-            | QueueError::ReceiveQueueFull { .. }
-            | QueueError::CompletionQueueFull { .. }
-            | QueueError::WouldBlock(_)
-            | QueueError::Failed { .. }
+        QueueError::Full(QueueFull::SendQueue { .. })
+            | QueueError::Full(QueueFull::ReceiveQueue { .. })
+            | QueueError::Full(QueueFull::CompletionQueue { .. })
+            | QueueError::Full(QueueFull::Stream(_))
+            | QueueError::State(StateError::Failed { .. })
     )
 }

@@ -5,7 +5,7 @@ use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
 use gdsync::batch::MemoryWrite;
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, WordError};
 use gdsync::raw::{DeviceRange, DeviceWord32};
 use gdsync::{Batch, QueueError};
 use libc::c_int;
@@ -117,7 +117,9 @@ impl Builder {
         let condition = condition(wait.cond_flags)?;
         check_word(wait.ptr)?;
         if condition.satisfier32(wait.value).is_none() {
-            return Err(QueueError::NeverSatisfied { condition, value: wait.value.into() }.into());
+            return Err(
+                QueueError::Word(WordError::NeverSatisfied { condition, value: wait.value.into() }).into()
+            );
         }
         self.steps.push(Step::Wait(wait));
         Ok(())

@@ -3,9 +3,8 @@
 use crate::addresses::Addresses;
 use crate::fault::{Fault, non_null_mut};
 use crate::placement::{self, Wishes};
-use crate::requests;
-use crate::streams;
 use crate::types::{gds_cq, gds_qp};
+use crate::{requests, streams};
 use gdsync::raw::RegisteredMemory;
 use gdsync::verbs::provider;
 use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};

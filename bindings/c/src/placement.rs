@@ -5,7 +5,7 @@ use crate::types::{
     GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU,
 };
-use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::{
     CompletionQueue, CompletionQueueConfig, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig,
 };
@@ -45,7 +45,7 @@ pub(crate) fn make(
             }
             (_, Err(_)) => "gpu_id names no GPU".to_owned(),
             (_, Ok(gpu)) => match placed(device, domain, config, wishes, gpu) {
-                Err(Error::Placement { reason, .. }) => reason,
+                Err(Error::Placement(PlacementError { reason, .. })) => reason,
                 done => return Ok(done?),
             },
         };

@@ -3,11 +3,11 @@
 use crate::addresses::Addresses;
 use crate::fault::Fault;
 use crate::types::CUstream;
-use gdsync::CudaStream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -327,7 +327,10 @@ fn is_in_the_way(failure: &PostFailure) -> bool {
 
 /// The same, of a queue.
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
-    matches!(error, QueueError::OtherStream { .. } | QueueError::WouldBlock(_))
+    matches!(
+        error,
+        QueueError::Order(OrderError::OtherStream { .. }) | QueueError::Full(QueueFull::Stream(_))
+    )
 }
 
 /// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no

@@ -4,6 +4,7 @@ use crate::fault::{Fault, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
+use gdsync::queue::StateError;
 use gdsync::raw::BorrowedSlice;
 use gdsync::verbs::AddressHandle;
 use gdsync::{PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
@@ -228,7 +229,7 @@ fn to_datagram<T>(
 #[inline(never)]
 fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
     match fault {
-        Fault::Queue(QueueError::NotConnected { .. }) => qp.queue_pair.adopt_state(),
+        Fault::Queue(QueueError::State(StateError::NotConnected { .. })) => qp.queue_pair.adopt_state(),
         Fault::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
         _ => return false,
     }

@@ -14,8 +14,9 @@ mod shape;
 mod stream_wait;
 mod table;
 
+use crate::memop::WordError;
 pub(crate) use bytes::Bytes;
-pub use bytes::MemoryWrite;
+pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use merge::{Chunk, Fate, Item, Planner};
 pub(crate) use order::Cursor;
 pub(crate) use plan::{Lowering, Owner, Step};
@@ -23,9 +24,7 @@ pub use shape::BatchShape;
 pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;
 
-use crate::error::QueueError;
-use crate::memop::{Condition, MemOpCaps};
-use crate::memop::{Place, StreamWord};
+use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::CheckedWait;
 use crate::qp::prepared::PreparedSend;
@@ -224,7 +223,7 @@ impl Descriptor {
 
     /// Refuses waits that no value of the word satisfies.
     #[inline]
-    pub(crate) fn check_satisfiable(&self) -> Result<(), QueueError> {
+    pub(crate) fn check_satisfiable(&self) -> Result<(), WordError> {
         let (satisfier, condition, value) = match *self {
             Descriptor::Wait32(_, condition, value) => {
                 (condition.satisfier32(value).map(u64::from), condition, value.into())
@@ -232,7 +231,7 @@ impl Descriptor {
             Descriptor::Wait64(_, condition, value) => (condition.satisfier64(value), condition, value),
             _ => return Ok(()),
         };
-        if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
+        if satisfier.is_none() { Err(WordError::NeverSatisfied { condition, value }) } else { Ok(()) }
     }
 }
 

@@ -5,8 +5,7 @@
 //! use it, too.
 
 use crate::batch::{Chunk, Cursor, Fate, Item, Lowering, Owner, Planner, Step};
-use crate::memop::Site;
-use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
+use crate::memop::{Condition, MemOp, MemOpCaps, Site, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::queue::doorbell::{Doorbell, PeerOp};

@@ -1,7 +1,6 @@
 //! From steps to memory operations, one to one. Pure: no I/O, no locks, no FFI.
 
-use crate::memop::Site;
-use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
+use crate::memop::{Condition, MemOp, MemOpCaps, Site, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::queue::doorbell::{Doorbell, PeerOp};

@@ -140,8 +140,7 @@ impl fmt::Display for BatchShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memop::Condition;
-    use crate::memop::{Word32, Word64};
+    use crate::memop::{Condition, Word32, Word64};
     use crate::memory::PinnedMemory;
 
     #[test]

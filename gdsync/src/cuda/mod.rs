@@ -74,7 +74,7 @@ pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;
-pub use placement::{Placement, QueuePlacement};
+pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
 pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};

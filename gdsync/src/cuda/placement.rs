@@ -1,12 +1,10 @@
 //! Whose memory a queue's rings, doorbell records and progress words lie in.
 
-use crate::error::Error;
 use crate::memory::arena::Arena;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::sync::{Arc, Mutex, Weak};
+use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
@@ -33,6 +31,16 @@ impl fmt::Display for Placement {
             Placement::StandIn => f.write_str("stand-in"),
         }
     }
+}
+
+/// A queue's memory cannot lie where it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a queue cannot have memory of the {placement}: {reason}")]
+pub struct PlacementError {
+    /// Where.
+    pub placement: Placement,
+    /// Why.
+    pub reason: String,
 }
 
 /// Where the parts of a queue lie.
@@ -97,9 +105,9 @@ impl QueueArenas {
     /// `host`: the arena of the host's memory.
     ///
     /// # Errors
-    /// [`Error::Placement`] where a GPU's memory cannot be had.
-    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, Error> {
-        let arena = |part| Ok::<_, Error>(arena_of(part)?.unwrap_or_else(|| host.clone()));
+    /// [`PlacementError`](crate::cuda::PlacementError) where a GPU's memory cannot be had.
+    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
+        let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(QueueArenas {
             work: arena(placement.work)?,
             completions: arena(placement.completions)?,
@@ -130,12 +138,12 @@ impl QueueArenas {
 /// The arena of a placement in a GPU's memory; `None` for the host's.
 ///
 /// # Errors
-/// [`Error::Placement`].
-pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error> {
+/// [`PlacementError`](crate::cuda::PlacementError).
+pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
     match placement {
         Placement::Host | Placement::StandIn => Ok(None),
         Placement::Gpu(ordinal) => {
-            gpu::arena(ordinal).map(Some).map_err(|reason| Error::Placement { placement, reason })
+            gpu::arena(ordinal).map(Some).map_err(|reason| PlacementError { placement, reason })
         }
     }
 }

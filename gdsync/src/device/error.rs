@@ -1,8 +1,8 @@
 //! Errors of attaching queue pairs to devices, and of detaching them.
 
 use crate::cuda::CudaError;
-use crate::error::QueueError;
 use crate::memop::StreamError;
+use crate::queue::error::QueueError;
 use crate::verbs::transport::Transport;
 use std::io;
 use std::time::Duration;

@@ -90,9 +90,9 @@ pub struct DeviceQpProgress {
 /// name alive until the requests have completed.
 ///
 /// While this lives, the CPU and streams can neither post sends nor poll the send completion queue
-/// ([`crate::QueueError::DeviceAttached`]). [`DeviceQp::detach_device`] ends that. So does dropping
-/// this, if nothing is outstanding; else the drop aborts the queue pair, which can only be dropped
-/// then.
+/// ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)).
+/// [`DeviceQp::detach_device`] ends that. So does dropping this, if nothing is outstanding; else
+/// the drop aborts the queue pair, which can only be dropped then.
 ///
 /// # Kernels
 /// [`DeviceQp::data`] is for kernels of the device that the queue pair is attached to. The code

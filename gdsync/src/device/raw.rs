@@ -5,9 +5,7 @@
 //! The C library `libgdsync` is built on this. Nothing here keeps the program's objects alive: the
 //! program does, hence `unsafe`.
 
-use crate::error::{Error, QueueError};
-use crate::memop::Condition;
-use crate::memop::{Named, Place, StreamMemory, StreamWord};
+use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::config::QueuePairConfig;
@@ -16,8 +14,10 @@ use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
 use crate::qp::{QpState, QueuePair};
 use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
 use crate::util::pause::Pause;
 use crate::verbs::ah::AddressHandle;
+use crate::verbs::error::Error;
 use crate::verbs::mr::{MemoryRegionInner, Slice};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
@@ -199,13 +199,18 @@ impl DeviceWord32 {
     /// The word at `address`.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`] if the address is not aligned to 4 bytes.
+    /// [`WordError::Outside`](crate::memop::WordError::Outside) if the address is not aligned to 4
+    /// bytes.
     ///
     /// # Safety
     /// As [`DeviceRange::new`].
     pub unsafe fn new(address: u64) -> Result<Self, QueueError> {
         if !address.is_multiple_of(4) {
-            return Err(QueueError::BadWord { offset: address as usize, size: 4, len: usize::MAX });
+            return Err(QueueError::Word(WordError::Outside {
+                offset: address as usize,
+                size: 4,
+                len: usize::MAX,
+            }));
         }
         Ok(DeviceWord32(address))
     }
@@ -264,7 +269,7 @@ static TIMELINES: Mutex<VecDeque<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(V
 static PASSED: Mutex<Option<Arc<Timeline>>> = Mutex::new(None);
 
 fn new_timeline() -> Result<Arc<Timeline>, QueueError> {
-    Timeline::new(0).map_err(|source| QueueError::NoTimeline { reason: source.to_string() })
+    Timeline::new(0).map_err(|source| QueueError::Full(QueueFull::NoMemory { reason: source.to_string() }))
 }
 
 /// A timeline on which no kernel waits, and its next point.
@@ -312,8 +317,9 @@ impl PreparedWait {
     /// back to the card.
     ///
     /// # Errors
-    /// [`QueueError::NoTimeline`]; [`QueueError::NothingToWaitFor`] if the completion has been
-    /// polled and the card owns the CQE again. The wait is dropped then.
+    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory);
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if the
+    /// completion has been polled and the card owns the CQE again. The wait is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;
         let (word_at, condition, value) = match self.commit(&timeline, point) {
@@ -321,7 +327,7 @@ impl PreparedWait {
             Some(PeerOp::PollNor { addr, value }) => (addr, Condition::Nor, value),
             _ => {
                 timeline.declare_passed(point);
-                return Err(QueueError::NothingToWaitFor { waits: 0 });
+                return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }));
             }
         };
         Ok(KernelWait { word_at, condition, value, flag_at: timeline.word(), flag: point.get() })

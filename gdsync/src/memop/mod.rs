@@ -5,7 +5,7 @@ mod gpu_word;
 mod place;
 mod word;
 
-pub use error::StreamError;
+pub use error::{StreamError, WordError};
 pub use gpu_word::{GpuWord32, GpuWord64};
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};

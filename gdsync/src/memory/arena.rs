@@ -5,11 +5,10 @@ use super::{HostAddr, PinnedMemory};
 use crate::util::sync::Mutex;
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, LazyLock};
+use std::{fmt, io};
 
 /// Smallest chunk that an arena asks for, in bytes.
 const CHUNK: usize = 1 << 20;

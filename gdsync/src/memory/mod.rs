@@ -23,6 +23,18 @@ pub struct HostAddr(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamAddr(u64);
 
+/// A range that lies outside its memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {start}..{end} lie outside the {len} bytes of the memory region")]
+pub struct OutOfBounds {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// Length of the region.
+    pub len: u64,
+}
+
 impl HostAddr {
     /// The address as a number.
     pub fn get(self) -> u64 {

@@ -8,10 +8,9 @@
 use crate::memory::HostAddr;
 use crate::memory::arena::{Arena, Line};
 use crate::util::sync::atomic::{AtomicBool, Ordering};
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::{fmt, io};
 
 /// A position in a stream's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

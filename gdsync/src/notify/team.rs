@@ -108,7 +108,7 @@ impl Team {
             .collect::<Result<Vec<_>, _>>();
         let told = made.and_then(|queues| {
             let endpoints = queues.iter().flatten().map(|one| Ok(one.endpoint()?.to_string()));
-            let endpoints = endpoints.collect::<Result<Vec<_>, crate::error::Error>>()?;
+            let endpoints = endpoints.collect::<Result<Vec<_>, crate::verbs::error::Error>>()?;
             Ok((queues, endpoints.join(" ")))
         });
         let (queues, everywhere) = together(&bootstrap, told.map_err(NotifyError::from))?;

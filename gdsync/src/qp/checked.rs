@@ -5,7 +5,6 @@
 //! a *status word*. The stream waits for that word instead, and kernels and later descriptors can
 //! read it.
 
-use crate::error::Error;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::cq::CompletionQueueInner;
@@ -14,6 +13,7 @@ use crate::queue::Status;
 use crate::queue::completion::outcome;
 use crate::queue::doorbell::PeerOp;
 use crate::util::poller::{Polled, Poller, Task};
+use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

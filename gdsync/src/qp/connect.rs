@@ -1,6 +1,5 @@
 //! Connecting a queue pair: addresses, and the attributes of each step of its state.
 
-use crate::error::Error;
 use crate::qp::create::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::verbs::ah::{AddressHandle, path};
@@ -8,6 +7,7 @@ use crate::verbs::call;
 use crate::verbs::config::ConnectOptions;
 use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::{Error, OutOfRange, QueuePairError};
 use crate::verbs::gid::GidEntry;
 use crate::verbs::transport::Transport;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
@@ -17,12 +17,12 @@ use std::sync::atomic::Ordering;
 fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Error> {
     let largest = own.unwrap_or(remote).min(remote);
     match asked {
-        Some(mtu) if mtu > largest => Err(Error::OutOfRange {
+        Some(mtu) if mtu > largest => Err(Error::OutOfRange(OutOfRange {
             what: "path MTU",
             value: mtu.bytes().into(),
             limit: format!("the two ports take at most {}", largest.bytes()),
             remedy: "choose a smaller one, or leave it to gdsync",
-        }),
+        })),
         asked => Ok(asked.unwrap_or(largest)),
     }
 }
@@ -33,7 +33,7 @@ impl QueuePair {
     /// level and global route count.
     ///
     /// # Errors
-    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::OutOfRange`] for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`Error::Verbs`] where the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
@@ -94,7 +94,7 @@ impl QueuePairInner {
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
         let port = self.domain.pd.device.active_port(self.config.port)?;
-        let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
+        let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
         let GidEntry { gid, kind, .. } = self.gid;
         Ok(Endpoint {
             qpn: self.number(),
@@ -112,12 +112,16 @@ impl QueuePairInner {
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,
-            Transport::Ud => return Err(Error::Connectionless { qpn }),
+            Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
         };
         match *status {
             QpState::Initialised => {}
-            QpState::Connected => return Err(Error::State { qpn, state: "connected", needed }),
-            QpState::Failed(_) => return Err(Error::State { qpn, state: "failed", needed }),
+            QpState::Connected => {
+                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "connected", needed }));
+            }
+            QpState::Failed(_) => {
+                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "failed", needed }));
+            }
         }
         let device = &self.domain.pd.device;
         options.check(device.attributes()?.max_reads)?;

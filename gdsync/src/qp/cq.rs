@@ -1,15 +1,15 @@
 //! Completion queues.
 
-use crate::error::{Error, QueueError};
-use crate::qp::QueuePairInner;
 use crate::qp::config::CompletionQueueConfig;
-use crate::qp::devx;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::wait::PreparedWait;
+use crate::qp::{QueuePairInner, devx};
 use crate::queue::Ring;
 use crate::queue::completion::{Completion, CompletionState};
+use crate::queue::error::{PollError, QueueError};
 use crate::verbs::call;
 use crate::verbs::device::{Device, DeviceInner};
+use crate::verbs::error::{Error, QueuePairError};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
@@ -70,7 +70,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length;
-    /// [`Error::OutOfRange`] and [`Error::Devx`] for those made by commands; [`Error::Placement`].
+    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(device: &Device, config: impl Into<CompletionQueueConfig>) -> Result<Self, Error> {
         let CompletionQueueConfig { entries, queues, placement } = config.into();
         // A ring's memory comes by way of a domain. This one has no other use.
@@ -82,9 +82,9 @@ impl CompletionQueue {
     /// Takes the next completion, if there is one. Completions come in the order in which the card wrote them.
     ///
     /// # Errors
-    /// [`QueueError::BadCompletion`] where the card wrote something that makes no sense; the entry is skipped.
-    /// [`QueueError::DeviceAttached`] where kernels read the queue.
-    pub fn poll(&self) -> Result<Option<Completion>, QueueError> {
+    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) where the card wrote something that makes no sense; the entry is skipped.
+    /// [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) where kernels read the queue.
+    pub fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.inner.poll()
     }
 
@@ -95,7 +95,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// As [`Self::poll`].
-    pub fn poll_unawaited(&self) -> Result<Option<Completion>, QueueError> {
+    pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
         self.inner.take(Take::Unawaited).transpose()
     }
 
@@ -108,7 +108,7 @@ impl CompletionQueue {
     /// and has to be: polling is what frees its place in the queues.
     ///
     /// # Errors
-    /// [`QueueError::NothingToWaitFor`].
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
     pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
         PreparedWait::new(self.inner.clone())
     }
@@ -197,7 +197,7 @@ impl CompletionQueueInner {
         }
     }
 
-    pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
+    pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.take(Take::Next).transpose()
     }
 
@@ -207,21 +207,21 @@ impl CompletionQueueInner {
     }
 
     /// Takes the next completion; or, to set them aside, all of them.
-    fn take(&self, what: Take) -> Option<Result<Completion, QueueError>> {
+    fn take(&self, what: Take) -> Option<Result<Completion, PollError>> {
         let aside = what == Take::Aside;
         loop {
             let mut state = self.lock();
             if !aside && let Some(taken) = state.set_aside.pop_front() {
                 return Some(taken);
             }
-            if let Err(attached) = state.check_not_borrowed() {
-                return if aside { None } else { Some(Err(attached)) };
+            if let Some(qpn) = state.attached_to() {
+                return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
             }
             if what == Take::Unawaited && state.is_awaited() {
                 return None;
             }
             let raw = state.peek()?;
-            let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
+            let bad = |reason| PollError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
             if state.take_left_behind(raw.index) {
                 state.advance();
@@ -316,10 +316,16 @@ impl VerbsCq {
         let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
         call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
         if out.cqe_size as usize != CQE_SIZE {
-            return Err(Error::Layout { what: "completion entry size", value: out.cqe_size.into() });
+            return Err(Error::QueuePair(QueuePairError::Layout {
+                what: "completion entry size",
+                value: out.cqe_size.into(),
+            }));
         }
         if !out.cqe_cnt.is_power_of_two() {
-            return Err(Error::Layout { what: "completion queue entries", value: out.cqe_cnt.into() });
+            return Err(Error::QueuePair(QueuePairError::Layout {
+                what: "completion queue entries",
+                value: out.cqe_cnt.into(),
+            }));
         }
         // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };

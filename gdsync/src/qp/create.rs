@@ -1,15 +1,15 @@
 //! The beginning and the end of a queue pair: its attributes, what its maker says of its memory, and what goes with it.
 
-use crate::error::Error;
 use crate::memory::HostAddr;
-use crate::qp::QueuePairInner;
 use crate::qp::config::QueuePairConfig;
 use crate::qp::cq::CompletionQueueInner;
-use crate::qp::devx::{self, DevxError};
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{QueuePairInner, devx};
 use crate::queue::Ring;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::devx::DevxError;
+use crate::verbs::error::{Error, QueuePairError};
 use crate::verbs::transport::Transport;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -185,7 +185,10 @@ fn init_attr(
 fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            Error::NoTransport { device: domain.pd.device.name().to_owned(), transport }
+            Error::QueuePair(QueuePairError::NoTransport {
+                device: domain.pd.device.name().to_owned(),
+                transport,
+            })
         }
         _ => error,
     }
@@ -201,7 +204,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     // SAFETY: the queue pair is alive, and `out` is a valid place.
     let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
     call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::Layout { what, value: value.into() });
+    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
     if out.sq.stride as usize != BASIC_BLOCK {
         return bad("send queue stride", out.sq.stride);
     }

@@ -1,10 +1,10 @@
 //! What queues are made in: doorbell registers of their own, and where their memory comes from.
 
 use crate::cuda::{QueueArenas, QueuePlacement};
-use crate::error::Error;
 use crate::qp::devx;
 use crate::verbs::call;
 use crate::verbs::config::QueueApi;
+use crate::verbs::error::Error;
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_pd};

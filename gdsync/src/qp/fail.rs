@@ -1,10 +1,9 @@
 //! The end of a queue pair's good days: the cause that it remembers, and what the card is told so that nothing waits for ever.
 
-use crate::error::Error;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
-use crate::queue::completion::WorkError;
-use crate::queue::completion::outcome;
+use crate::queue::completion::{WorkError, outcome};
 use crate::queue::failure::FailureCause;
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
 

@@ -15,15 +15,16 @@ mod reset;
 mod spoilt_tests;
 pub(crate) mod wait;
 
+use crate::queue::{RequestError, StateError};
+use crate::verbs::QueuePairError;
 pub use checked::CheckedWait;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
-pub use devx::{DevxError, DevxStatus};
 pub use prepared::PreparedSend;
+pub use reset::ResetError;
 pub use wait::PreparedWait;
 
 use self::create::{Made, QpObject};
-use crate::error::{Error, QueueError};
 use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
@@ -32,6 +33,7 @@ use crate::queue::completion::{
     Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
 };
 use crate::queue::datagram::DatagramSource;
+use crate::queue::error::QueueError;
 use crate::queue::failure::FailureCause;
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
@@ -40,6 +42,7 @@ use crate::verbs::ah::AddressHandle;
 use crate::verbs::config::ConnectOptions;
 use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::Error;
 use crate::verbs::events::EventSink;
 use crate::verbs::gid::GidEntry;
 use crate::verbs::mr::Slice;
@@ -110,9 +113,9 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses;
-    /// [`Error::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
-    /// [`Error::OutOfRange`] and [`Error::Devx`], too.
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
@@ -122,7 +125,7 @@ impl QueuePair {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
         if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::OtherDevice { device: device.name().to_owned() });
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
         }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
@@ -240,8 +243,8 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`Error::State`] where it is connected already, [`Error::Connectionless`] where it is UD, [`Error::OutOfRange`] for options outside their ranges,
-    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
+    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -327,9 +330,9 @@ impl QueuePairInner {
         let qpn = self.number;
         match *self.status() {
             // Only that keeps a queue pair that is connected from being ready.
-            QpState::Connected => Err(QueueError::DeviceAttached { qpn }),
-            QpState::Initialised => Err(QueueError::NotConnected { qpn }),
-            QpState::Failed(cause) => Err(QueueError::Failed { qpn, cause }),
+            QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
+            QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
+            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
         }
     }
 
@@ -356,7 +359,7 @@ impl QueuePairInner {
         claim: Option<Arc<Claim>>,
     ) -> Result<(), QueueError> {
         if let QpState::Failed(cause) = *self.status() {
-            return Err(QueueError::Failed { qpn: self.number, cause });
+            return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
         for slice in slices {
             self.check(slice, true)?;
@@ -453,10 +456,10 @@ impl Rules for QueuePairInner {
         let region = slice.region();
         let lkey = slice.lkey();
         if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
+            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
         }
         if card_writes && !region.is_writable() {
-            return Err(QueueError::NotWritable { lkey });
+            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
         }
         Ok(())
     }
@@ -465,7 +468,7 @@ impl Rules for QueuePairInner {
         if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
             Ok(())
         } else {
-            Err(QueueError::OtherAddress { qpn: self.number })
+            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
         }
     }
 }

@@ -1,10 +1,10 @@
 //! A prepared send: a work request in the send queue that the card has not been told of.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::queue::claim::Claim;
 use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
 use crate::queue::request::WorkRequest;
 use crate::queue::send::{Before, Replaced};
 use std::mem::ManuallyDrop;

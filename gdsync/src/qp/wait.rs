@@ -1,11 +1,11 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
 use crate::qp::cq::CompletionQueueInner;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::error::QueueError;
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Completions that belong to a persistent request: the program's polls do not return them.
 
-use crate::error::Error;
 use crate::queue::Status;
 use crate::queue::completion::{Completion, WorkError, WorkKind};
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

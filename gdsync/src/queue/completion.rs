@@ -8,10 +8,10 @@ pub use outcome::{Completion, WorkError, WorkKind};
 pub(crate) use outcome::{bytes_of, outcome, requester_kind};
 
 use super::{ENTRY_WORDS, Ring};
-use crate::error::QueueError;
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::doorbell::PeerOp;
+use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
@@ -61,7 +61,7 @@ pub(crate) struct CompletionState {
     /// The queue pair for which a kernel reads the queue.
     attached: Option<u32>,
     /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
-    pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
+    pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
 
 impl CompletionState {
@@ -106,24 +106,28 @@ impl CompletionState {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
-        self.check_not_borrowed()?;
+        self.check_not_attached()?;
         self.recycle();
         if self.taken() < self.entries() {
             return Ok(());
         }
         Err(match self.slots.front() {
             Some(Slot::Posted(timeline, point)) if self.held() > 0 => {
-                QueueError::WouldBlock(timeline.blocked_on(*point))
+                QueueError::Full(QueueFull::Stream(timeline.blocked_on(*point)))
             }
-            Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
-            _ => QueueError::CompletionQueueFull { entries: self.entries() },
+            Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
+            _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
     }
 
-    /// The CPU reads the queue.
+    /// The queue pair that kernels drive with this queue, if they do.
     #[inline]
-    pub(crate) fn check_not_borrowed(&self) -> Result<(), QueueError> {
-        self.attached.map_or(Ok(()), |qpn| Err(QueueError::DeviceAttached { qpn }))
+    pub(crate) fn attached_to(&self) -> Option<u32> {
+        self.attached
+    }
+
+    fn check_not_attached(&self) -> Result<(), StateError> {
+        self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }
 
     /// Gives a booked entry back: its work request retired, or was never given to the card.
@@ -240,9 +244,9 @@ impl CompletionState {
 
     /// Takes the next entry that nobody waits for yet.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
-        self.check_not_borrowed()?;
+        self.check_not_attached()?;
         if self.waits_ahead() >= self.expected {
-            return Err(QueueError::NothingToWaitFor { waits: self.waits_ahead() });
+            return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();
         while self.recycled.wrapping_add(self.slots.len() as u32) != index {

@@ -4,6 +4,7 @@ pub(crate) mod claim;
 pub(crate) mod completion;
 pub(crate) mod datagram;
 pub(crate) mod doorbell;
+pub(crate) mod error;
 pub(crate) mod failure;
 pub(crate) mod recv;
 pub(crate) mod regions;
@@ -13,6 +14,7 @@ pub(crate) mod status;
 
 pub use completion::{Completion, WorkError, WorkKind};
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
+pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
 pub use failure::{FailureCause, ResetBlocker};
 pub use gdsync_sys::prm::cqe::Syndrome;
 pub use request::WorkRequest;

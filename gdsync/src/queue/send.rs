@@ -11,10 +11,10 @@ pub(crate) use order::{Before, Replaced};
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
-use crate::error::QueueError;
 use crate::memory::HostAddr;
 use crate::queue::claim::{Claim, Claims};
 use crate::queue::doorbell::{Doorbell, ring};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
 use crate::queue::failure::ResetBlocker;
 use crate::queue::request::{Rules, WorkRequest};
 use gdsync_sys::prm::doorbell;
@@ -182,7 +182,7 @@ impl SendState {
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
-            return Err(QueueError::SendQueueFull { needed: blocks, free, capacity });
+            return Err(QueueError::Full(QueueFull::SendQueue { needed: blocks, free, capacity }));
         }
         Ok(())
     }
@@ -217,7 +217,11 @@ impl SendState {
     ) -> Result<(), QueueError> {
         let (qpn, serial) = (self.qpn, self.next_serial());
         if self.next_to_post != serial {
-            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+            return Err(QueueError::Order(OrderError::OutOfOrder {
+                qpn,
+                serial,
+                expected: self.next_to_post,
+            }));
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
             if !last.timeline.has_passed(last.point) || self.proxied > 0 {

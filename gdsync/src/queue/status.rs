@@ -1,10 +1,10 @@
 //! Status words: how a piece of work ended, where a stream can wait for it.
 
-use crate::error::Error;
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
 use crate::queue::completion::WorkError;
 use crate::queue::doorbell::PeerOp;
+use crate::verbs::error::Error;
 use parking_lot::Mutex;
 
 /// Bytes of pinned memory that status words are taken from, and from one word to the next.

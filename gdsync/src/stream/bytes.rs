@@ -3,8 +3,7 @@
 use super::post::{PROGRESS_EVERY, Points, State, Stream};
 use super::post_error::PostFailure;
 use crate::batch::Bytes;
-use crate::memop::{MemOpStream, StreamError};
-use crate::memop::{Place, Site};
+use crate::memop::{MemOpStream, Place, Site, StreamError};
 
 impl<B: MemOpStream> Stream<B> {
     /// Submits a write of bytes that is made by a copy.

@@ -1,8 +1,7 @@
 //! The caller's thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::execute;
-use crate::memop::MemoryKind;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::util::pause::Pause;
 use std::sync::Mutex;

@@ -11,6 +11,7 @@ use crate::memory::{HostAddr, StreamAddr};
 use crate::qp::QueuePair;
 use crate::qp::prepared::PreparedSend;
 use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
 
 impl<B: MemOpStream> Stream<B> {
     /// How the doorbells of a queue pair reach its card. Decides it, where that is still open.
@@ -45,7 +46,7 @@ impl<B: MemOpStream> Stream<B> {
     ) -> Result<(), PostFailure> {
         let lowering = self.lowering(state);
         for (descriptor, fate) in descriptors {
-            descriptor.check_satisfiable()?;
+            descriptor.check_satisfiable().map_err(QueueError::from)?;
             let step = match descriptor {
                 Descriptor::Send(send) => {
                     lowering.before_other(cursor, ops);

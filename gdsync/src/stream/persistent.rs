@@ -9,9 +9,7 @@
 //! wait waits for it.
 
 use crate::batch::Batch;
-use crate::error::{Error, QueueError};
-use crate::memop::Word32;
-use crate::memop::{Condition, MemOpStream};
+use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
 use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::cq::CompletionQueueInner;
@@ -20,10 +18,12 @@ use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::Status;
 use crate::queue::claim::Claim;
 use crate::queue::completion::{Completion, WorkKind};
+use crate::queue::error::{QueueError, StateError};
 use crate::queue::request::{Rules, WorkRequest};
 use crate::stream::{PostFailure, Stream};
 use crate::util::pause::Pause;
 use crate::util::poller::{Polled, Task};
+use crate::verbs::error::Error;
 use crate::verbs::mr::{RemoteMemory, Slice};
 use std::collections::VecDeque;
 use std::fmt;
@@ -293,7 +293,8 @@ impl PersistentRecv {
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         self.check_start(&stream.timeline)?;
         if let Some(cause) = self.queue_pair.failure() {
-            return Err(QueueError::Failed { qpn: self.queue_pair.number(), cause }.into());
+            let qpn = self.queue_pair.number();
+            return Err(QueueError::State(StateError::Failed { qpn, cause }).into());
         }
         let claim = Claim::new()?;
         if matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
@@ -383,11 +384,11 @@ impl Task for PostReceive {
         }
         match self.queue_pair.post_recv(&self.slices, 0, Some(self.claim.clone())) {
             Ok(()) => {}
-            Err(error) if error.is_full() => {
+            Err(QueueError::Full(_)) => {
                 progress(self.queue_pair.recv_cq(), &self.queue_pair);
                 return Polled::Nothing;
             }
-            Err(QueueError::Failed { .. }) => self.claim.finish_flushed(qpn, kind),
+            Err(QueueError::State(StateError::Failed { .. })) => self.claim.finish_flushed(qpn, kind),
             Err(error) => {
                 tracing::error!(%error, qpn, "a persistent receive cannot be posted");
                 self.claim.finish_unposted(qpn, kind, 0);

@@ -1,8 +1,7 @@
 //! A stream in software: a worker thread performs memory operations and host closures in order.
 
 use super::execute;
-use crate::memop::MemoryKind;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::util::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};

@@ -1,9 +1,9 @@
 //! Address handles: where datagrams go.
 
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::config::ConnectOptions;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::{Error, OutOfRange, PortError, QueuePairError};
 use crate::verbs::gid::{GidEntry, LinkLayer};
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
@@ -88,7 +88,7 @@ pub(crate) fn path(
     options: &ConnectOptions,
 ) -> Result<ibv_ah_attr, Error> {
     if own.kind != remote.kind {
-        return Err(Error::OtherWire { own: own.kind, remote: remote.kind });
+        return Err(Error::Port(PortError::OtherWire { own: own.kind, remote: remote.kind }));
     }
     let mut attr = ibv_ah_attr { port_num: port, sl: options.service_level, ..Default::default() };
     let ethernet = own.kind.link() == LinkLayer::Ethernet;
@@ -101,11 +101,13 @@ pub(crate) fn path(
         attr.grh = ibv_global_route {
             dgid: ibv_gid { raw: remote.gid.0 },
             flow_label: options.flow_label,
-            sgid_index: u8::try_from(own.index).map_err(|_| Error::OutOfRange {
-                what: "gid_index",
-                value: own.index.into(),
-                limit: "a connection can name the first 256".to_owned(),
-                remedy: "choose a smaller index",
+            sgid_index: u8::try_from(own.index).map_err(|_| {
+                Error::OutOfRange(OutOfRange {
+                    what: "gid_index",
+                    value: own.index.into(),
+                    limit: "a connection can name the first 256".to_owned(),
+                    remedy: "choose a smaller index",
+                })
             })?,
             hop_limit: options.hop_limit,
             traffic_class: options.traffic_class,
@@ -153,7 +155,7 @@ impl AddressHandleInner {
         let rc = unsafe { (self.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_AH) };
         call::status("mlx5dv_init_obj", rc, || "address handle".to_owned())?;
         if out.av.is_null() {
-            return Err(Error::Layout { what: "an address vector", value: 0 });
+            return Err(Error::QueuePair(QueuePairError::Layout { what: "an address vector", value: 0 }));
         }
         // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };

@@ -1,6 +1,6 @@
 //! The calling conventions of libibverbs, turned into `Result`s.
 
-use crate::error::Error;
+use crate::verbs::error::Error;
 use libc::c_int;
 use std::io;
 use std::ptr::NonNull;

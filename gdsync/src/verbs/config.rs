@@ -1,7 +1,7 @@
 //! Attributes of a connection, and the interfaces that make queues.
 
-use crate::error::Error;
 use crate::verbs::device::Mtu;
+use crate::verbs::error::{Error, OutOfRange};
 
 /// Who makes queues: a queue pair's, a completion queue's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -116,7 +116,7 @@ impl ConnectOptions {
         ] {
             if value > limit {
                 let limit = format!("at most {limit} is possible");
-                return Err(Error::OutOfRange { what, value: value.into(), limit, remedy });
+                return Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy }));
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! Devices and their ports.
 
-use crate::error::Error;
 use crate::memory::arena::Arena;
 use crate::verbs::call;
+use crate::verbs::error::{Error, OpenError, PortError};
 use crate::verbs::events::EventSinks;
 use crate::verbs::gid::{GidEntry, LinkLayer};
 use gdsync_sys::VerbsApi;
@@ -52,7 +52,7 @@ impl DeviceInner {
             return Ok(port);
         }
         let device = self.name().to_owned();
-        Err(Error::PortNotActive { device, port: number, state: port.state, link: port.link })
+        Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
     }
 }
 
@@ -87,7 +87,7 @@ impl DeviceList {
             Ok(list) => list.as_ptr(),
             // The manual page's word for it.
             Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
-                return Err(Error::NoKernelSupport);
+                return Err(Error::Open(OpenError::NoKernelSupport));
             }
             Err(error) => return Err(error),
         };
@@ -124,7 +124,7 @@ impl Device {
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
     /// # Errors
-    /// [`Error::NoDevice`], [`Error::NotMlx5`], or [`Error::Verbs`] where it cannot be opened.
+    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice), [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -133,12 +133,12 @@ impl Device {
         let supported = |device| unsafe { (api.mlx5dv_is_supported)(device) };
         let Some((device, found)) = candidates.iter().find(|(device, _)| supported(*device)) else {
             return Err(match candidates.first() {
-                Some((_, found)) => Error::NotMlx5 { name: found.clone() },
-                None => Error::NoDevice {
+                Some((_, found)) => Error::Open(OpenError::NotMlx5 { name: found.clone() }),
+                None => Error::Open(OpenError::NoDevice {
                     name: name.map(str::to_owned),
                     provider: provider_name(api.provider),
                     present: list.devices().map(|(_, name)| name).collect(),
-                },
+                }),
             });
         };
         // SAFETY: as above.
@@ -159,7 +159,7 @@ impl Device {
     /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
     ///
     /// # Errors
-    /// [`Error::NotMlx5`].
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
     ///
     /// # Safety
     /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
@@ -172,7 +172,7 @@ impl Device {
             unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
         let name = name.to_string_lossy().into_owned();
         if !supported {
-            return Err(Error::NotMlx5 { name });
+            return Err(Error::Open(OpenError::NotMlx5 { name }));
         }
         let inner = DeviceInner {
             raw: context,
@@ -233,7 +233,7 @@ impl Device {
     /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
     ///
     /// # Errors
-    /// [`Error::NoGid`] where there is none, [`Error::Verbs`].
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
     }

@@ -1,15 +1,14 @@
 //! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
 
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::device::{Device, DeviceInner};
+use crate::verbs::error::Error;
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
 use parking_lot::Mutex;
-use std::fmt;
-use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use std::{fmt, io};
 
 /// What happened (`enum ibv_event_type` of `infiniband/verbs.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

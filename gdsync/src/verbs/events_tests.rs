@@ -1,7 +1,11 @@
 use super::*;
+use crate::qp::ResetError;
 use crate::queue::FailureCause;
-use crate::{Batch, ConnectOptions, Device, ProtectionDomain, QueueError, QueuePair, QueuePairConfig};
-use crate::{SoftStream, Stream, WorkRequest};
+use crate::queue::error::StateError;
+use crate::{
+    Batch, ConnectOptions, Device, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream,
+    Stream, WorkRequest,
+};
 
 /// Nothing here takes longer, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
@@ -65,12 +69,12 @@ fn an_overrun_completion_queue_fails_the_queue_pair_and_wakes_its_streams() {
         right.recv_cq().poll().unwrap().is_none(),
         "the CPU is shown nothing that the card did not write"
     );
-    assert!(matches!(right.post_recv(&[], 3), Err(QueueError::Failed { .. })));
+    assert!(matches!(right.post_recv(&[], 3), Err(QueueError::State(StateError::Failed { .. }))));
     let error = right.reset().unwrap_err();
     assert!(
         matches!(
             error,
-            Error::NotDrained { blocker: crate::queue::ResetBlocker::CompletionQueueLost(_), .. }
+            ResetError::Blocked { blocker: crate::queue::ResetBlocker::CompletionQueueLost(_), .. }
         ),
         "{error}"
     );

@@ -1,10 +1,10 @@
 //! Memory regions: pinned memory that a card may reach, and slices of it.
 
 use crate::cuda::GpuMemory;
-use crate::error::{Error, QueueError};
-use crate::memop::{Word32, Word64};
-use crate::memory::PinnedMemory;
+use crate::memop::{Word32, Word64, WordError};
+use crate::memory::{OutOfBounds, PinnedMemory};
 use crate::verbs::call;
+use crate::verbs::error::{Error, ParseError};
 use crate::verbs::gpu_mr::RegistrationPath;
 use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
 use gdsync_sys::verbs::{self, ibv_mr};
@@ -127,8 +127,8 @@ impl MemoryRegion {
     /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         Slice::new(&self.inner, range)
     }
 
@@ -141,16 +141,16 @@ impl MemoryRegion {
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`].
-    pub fn word32(&self, offset: usize) -> Result<Word32, QueueError> {
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
         Word32::new(self.memory(), offset)
     }
 
     /// The 64-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`].
-    pub fn word64(&self, offset: usize) -> Result<Word64, QueueError> {
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
         Word64::new(self.memory(), offset)
     }
 }
@@ -218,7 +218,7 @@ impl Drop for MemoryRegionInner {
     }
 }
 
-fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, QueueError> {
+fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start as u64,
         Bound::Excluded(&start) => (start as u64).saturating_add(1),
@@ -229,7 +229,7 @@ fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, Queue
         Bound::Excluded(&end) => end as u64,
         Bound::Unbounded => len,
     };
-    if start > end || end > len { Err(QueueError::OutOfBounds { start, end, len }) } else { Ok(start..end) }
+    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
 }
 
 /// A part of a [`MemoryRegion`]; holds the region.
@@ -245,7 +245,7 @@ impl Slice {
     pub(crate) fn new(
         region: &Arc<MemoryRegionInner>,
         range: impl RangeBounds<usize>,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, OutOfBounds> {
         let Range { start, end } = resolve(range, region.len as u64)?;
         let (addr, len) = (region.addr + start, (end - start) as usize);
         Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
@@ -262,7 +262,7 @@ impl Slice {
         region: &Arc<MemoryRegionInner>,
         addresses: &Range<u64>,
         range: impl RangeBounds<usize>,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, OutOfBounds> {
         let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
         let (addr, len) = (addresses.start + start, (end - start) as usize);
         Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
@@ -308,8 +308,8 @@ impl RemoteMemory {
     /// A part of it.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
         let Range { start, end } = resolve(range, self.len)?;
         Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })
     }
@@ -325,7 +325,7 @@ impl FromStr for RemoteMemory {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse { what: "remote memory", reason };
+        let bad = |reason: String| Error::Parse(ParseError { what: "remote memory", reason });
         let parts: Vec<&str> = text.trim().split(':').collect();
         let [addr, len, rkey] = parts[..] else {
             return Err(bad(format!("{text:?} has {} fields, not the 3 of addr:len:rkey", parts.len())));
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(whole.slice(4..).unwrap(), RemoteMemory { addr: 0x1004, len: 12, rkey: 7 });
         assert_eq!(whole.slice(..=15).unwrap(), whole);
         assert_eq!(whole.slice(16..).unwrap().len, 0);
-        assert!(matches!(whole.slice(8..17), Err(QueueError::OutOfBounds { start: 8, end: 17, len: 16 })));
+        assert!(matches!(whole.slice(8..17), Err(OutOfBounds { start: 8, end: 17, len: 16 })));
         #[expect(clippy::reversed_empty_ranges, reason = "this is the mistake under test")]
         let reversed = whole.slice(9..8);
         assert!(reversed.is_err());

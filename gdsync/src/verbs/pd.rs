@@ -1,8 +1,8 @@
 //! Protection domains.
 
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::device::{Device, DeviceInner};
+use crate::verbs::error::{Error, OpenError};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl ProtectionDomain {
     /// goes.
     ///
     /// # Errors
-    /// [`Error::OtherContext`] where it belongs to another context than the device.
+    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to another context than the device.
     ///
     /// # Safety
     /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
@@ -53,7 +53,7 @@ impl ProtectionDomain {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
         if unsafe { (*pd.as_ptr()).context } != device.context() {
-            return Err(Error::OtherContext { device: device.name().to_owned() });
+            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }

@@ -7,6 +7,7 @@
 
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::MemOpStream;
+use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, ResetBlocker};
 use gdsync::stream::Cpu;
 use gdsync::verbs::{QueueApi, provider};
@@ -215,7 +216,7 @@ pub fn drain(queue_pair: &QueuePair) {
     loop {
         match queue_pair.reset() {
             Ok(()) => return,
-            Err(Error::NotDrained {
+            Err(ResetError::Blocked {
                 blocker: ResetBlocker::Sends(_) | ResetBlocker::Receives(_), ..
             }) => {}
             Err(error) => panic!("{error}"),

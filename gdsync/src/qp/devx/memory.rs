@@ -3,21 +3,20 @@
 use super::command::api_of;
 use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
-use crate::error::Error;
 use crate::memory::arena::Arena;
 use crate::memory::page_size;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::error::Error;
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
 use gdsync_sys::prm::command::encode::UmemPlace;
 use gdsync_sys::verbs::IBV_ACCESS_LOCAL_WRITE;
 use std::any::Any;
-use std::fmt;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// A zeroed block of memory for a queue: its rings, and its doorbell record.
 pub(crate) struct QueueMemory {
@@ -109,7 +108,7 @@ impl MemorySource for GpuSource {
 /// Where the memory of a placement comes from.
 ///
 /// # Errors
-/// [`Error::Placement`].
+/// [`PlacementError`](crate::cuda::PlacementError).
 pub(super) fn source_of(
     placement: Placement,
     device: &Arc<DeviceInner>,

@@ -10,7 +10,6 @@
 mod command;
 mod cq;
 mod domain;
-mod error;
 mod memory;
 mod qp;
 mod sizes;
@@ -20,5 +19,3 @@ mod tests;
 pub(crate) use cq::Cq;
 pub(crate) use domain::Domain;
 pub(crate) use qp::Qp;
-
-pub use error::{DevxError, DevxStatus};

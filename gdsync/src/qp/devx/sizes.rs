@@ -1,8 +1,8 @@
 //! How large queues made by commands become. Pure.
 
-use crate::error::Error;
 use crate::qp::config::QueuePairConfig;
 use crate::verbs::device::DeviceAttributes;
+use crate::verbs::error::{Error, OutOfRange};
 use crate::verbs::transport::Transport;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
@@ -46,7 +46,7 @@ fn check(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
         return Ok(());
     }
     let limit = format!("queues made by commands have at most {most} on this device");
-    Err(Error::OutOfRange { what, value: value.into(), limit, remedy: "ask for less" })
+    Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy: "ask for less" }))
 }
 
 /// Entries of a completion queue that has room for so many; devices have powers of two only.

@@ -3,10 +3,11 @@
 
 use super::domain::Sources;
 use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
-use super::{Cq, DevxError, DevxStatus, Domain, Qp};
+use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::{LinkLayer, QueueApi, provider};
 use crate::*;

@@ -2,12 +2,13 @@
 
 mod table;
 
+use crate::verbs::OutOfRange;
 pub use table::{CacheLimits, CacheStatistics};
 
 use crate::cuda::{GpuContext, GpuMemory, buffer_id};
-use crate::error::{Error, QueueError};
-use crate::memory::PinnedMemory;
 use crate::memory::use_count::{UseCount, Watcher};
+use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::verbs::error::Error;
 use crate::verbs::gpu_mr::{GpuMemoryRegion, RegistrationPath};
 use crate::verbs::mr::{Access, MemoryRegion, MemoryRegionInner, RemoteMemory, Slice};
 use crate::verbs::pd::ProtectionDomain;
@@ -196,12 +197,12 @@ impl RegistrationCache {
 
 /// The addresses of registered memory: of no bytes, one is registered.
 fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
-    let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange {
+    let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange(OutOfRange {
         what: "the length of memory to register",
         value: len as u64,
         limit: format!("{} bytes are left above its address {start:#x}", u64::MAX - start),
         remedy: "check the address and the length",
-    })?;
+    }))?;
     Ok(start..end)
 }
 
@@ -209,8 +210,8 @@ impl CachedRegion {
     /// A part of the memory, for a work request.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         Slice::within(&self.region, &self.addresses, range)
     }
 
