@@ -199,7 +199,7 @@ impl DeviceWord32 {
     /// The word at `address`.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside) if the address is not aligned to 4
+    /// [`WordError::Outside`] if the address is not aligned to 4
     /// bytes.
     ///
     /// # Safety
