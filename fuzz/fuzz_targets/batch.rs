@@ -15,7 +15,7 @@ const SIZE: usize = 2 * 4096;
 /// Host memory is here for the backend: addresses of the two kinds must not be confused.
 const SHIFT: u64 = 1 << 60;
 
-/// Performs writes on a model of the memory, and checks what it is told.
+/// Performs writes on a model of the memory, and checks the operations.
 struct Model {
     caps: MemOpCaps,
     base: u64,

@@ -21,3 +21,8 @@ pub mod system;
 pub mod verbs;
 
 pub use api::VerbsApi;
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -39,8 +39,8 @@
 //!
 //! # Layers
 //! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are the verbs objects, kept
-//! alive by whoever uses them. [`PreparedSend`] and [`PreparedWait`] are work that the card, or a stream, has not been told
-//! of yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
+//! alive by what uses them. [`PreparedSend`] and [`PreparedWait`] are work that was prepared and not posted
+//! yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
 //!
 //! # Safety
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
@@ -76,3 +76,8 @@ pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
     Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

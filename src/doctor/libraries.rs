@@ -1,8 +1,8 @@
 //! What the libraries of this machine say: CUDA's driver API, and libibverbs. Recorded trees have it in a file.
 
 use super::source::Tree;
-use crate::Failure;
 use crate::devices::{self, Listing};
+use crate::failure::Failure;
 use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
 use gdsync::verbs::{OpenError, provider};
@@ -17,7 +17,7 @@ const RECORDED: &str = "/libraries.json";
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer<T> {
-    /// Nobody was asked: a recorded tree, in which it was not recorded.
+    /// Not known: a recorded tree that has no record of it.
     #[default]
     NotAsked,
     /// What it asks for is not on this machine.

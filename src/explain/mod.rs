@@ -3,7 +3,8 @@
 mod parse;
 
 use crate::cli::{Example, ExplainOptions};
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use gdsync::memop::{Condition, MemOp, MemOpCaps};
 use gdsync::outline::{Program, Sketch, Target};
 use parse::Text;

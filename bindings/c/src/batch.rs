@@ -13,7 +13,7 @@ use libc::c_int;
 /// Where a batch is performed, as far as its making depends on that.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// On a GPU, which has to be told of host memory.
+    /// On a GPU, which needs host memory registered.
     pub(crate) is_cuda: bool,
     /// It flushes on demand.
     pub(crate) has_flush: bool,
@@ -190,7 +190,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The target's own name for memory of that type, or none where it is to be told of host memory.
+    /// The target's own name for memory of that type, or none where it is host memory to be registered.
     fn is_direct(&self, flags: c_int) -> bool {
         !self.target.is_cuda || flags & types::GDS_MEMORY_MASK == types::GDS_MEMORY_GPU
     }
@@ -234,7 +234,7 @@ impl Builder {
         if write.flags & types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS != 0 {
             self.put(Batch::barrier);
         }
-        // SAFETY: so many readable bytes, which do not change during the call: the caller's.
+        // SAFETY: the bytes are readable and do not change during the call: the caller's.
         let bytes = unsafe { std::slice::from_raw_parts(write.src, write.count) };
         let mut at = write.dest as usize;
         let mut rest = bytes;

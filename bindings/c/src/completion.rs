@@ -15,7 +15,7 @@ fn opcode(kind: WorkKind) -> c_int {
         WorkKind::FetchAdd => 4,
         WorkKind::Receive => 1 << 7,
         WorkKind::ReceiveRdmaWithImmediate => (1 << 7) + 1,
-        // Sends. What does nothing is a send that was taken back, of which nobody hears.
+        // Sends. A NOP is a send that was taken back, and not reported.
         _ => 0,
     }
 }
@@ -86,7 +86,7 @@ pub(crate) fn poll(
         match queue.poll_unawaited() {
             Ok(Some(completion)) => out(translate(&completion)),
             Ok(None) => break,
-            // The entry is skipped; what came before is told first.
+            // The entry is skipped; earlier completions are returned first.
             Err(error @ PollError::BadCompletion { .. }) if polled > 0 => {
                 tracing::error!(%error, "polling");
                 break;

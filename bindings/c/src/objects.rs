@@ -33,7 +33,7 @@ pub(crate) struct QueuePairObject {
     context: usize,
 }
 
-// SAFETY: the C struct, which is plain data, is written by the library only before anybody knows of it; everything else may be
+// SAFETY: the C struct, which is plain data, is written by the library only before the program gets it; everything else may be
 // used from any thread.
 unsafe impl Send for QueuePairObject {}
 // SAFETY: as above.
@@ -58,7 +58,7 @@ struct Objects {
 
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 
-/// Who drives a context.
+/// What drives a context.
 pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fault> {
     non_null_mut("the context", context)?;
     if OBJECTS.read().software.contains(&(context as usize)) {
@@ -127,7 +127,7 @@ pub(crate) unsafe fn create(
         context: key,
     });
     let public = object.public.get();
-    // SAFETY: nobody knows of the object yet.
+    // SAFETY: the program has not got the object yet.
     unsafe { (*public).res_domain = Arc::as_ptr(&object).cast_mut().cast() };
     let mut objects = OBJECTS.write();
     for queue in [send_cq, recv_cq] {
@@ -166,7 +166,7 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
     drop(objects);
     requests::forget(qp as usize);
     drop((queues, gone));
-    // The program goes on to deallocate its domain, which takes that nothing is left in it.
+    // The program will deallocate its domain next, which fails while anything is left in it.
     let object = Arc::into_inner(object);
     let destroyed = object.is_none_or(|object| object.queue_pair.drop_within(PATIENCE, streams::settle));
     if !destroyed {
@@ -178,7 +178,7 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
     Ok(())
 }
 
-/// How long streams that are told to go on are given to do so.
+/// Time for streams to pass work that was aborted.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const NO_QUEUE_PAIR: Fault = Fault::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
@@ -188,7 +188,7 @@ const NO_QUEUE: Fault =
 /// The queue pair of a C struct.
 ///
 /// # Safety
-/// Null, or a valid `struct gds_qp` whose `res_domain` is null or gdsync's.
+/// Null, or a valid `struct gds_qp` with a `res_domain` that is null or gdsync's.
 #[inline]
 pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, Fault> {
     let qp = non_null_mut("the queue pair", qp)?;

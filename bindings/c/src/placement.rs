@@ -1,4 +1,4 @@
-//! Queue pairs whose queues the program wishes to be in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
+//! Queue pairs with queues that the program wishes in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
 
 use crate::fault::Fault;
 use crate::types::{
@@ -13,7 +13,7 @@ use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use libc::c_int;
 
-/// What `gds_create_qp` is told of memory.
+/// The arguments of `gds_create_qp` on memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     /// `GDS_CREATE_QP_*` flags.

@@ -16,7 +16,7 @@ pub(crate) enum Pending {
 }
 
 struct Place {
-    /// Counts who has had the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
+    /// Counts the uses of the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
     generation: u32,
     /// The queue pair.
     owner: usize,
@@ -32,7 +32,7 @@ struct Table {
 }
 
 /// A request is in the table that its queue pair's address says, so that threads with queue pairs of their own rarely meet. As with
-/// gdsync's send queues, locks are released by a store, and who finds one taken yields: nobody holds one for long.
+/// gdsync's send queues, locks are released by a store, and a thread that finds one taken yields: none is held for long.
 static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
     [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
 
@@ -71,7 +71,7 @@ impl Table {
         if place.generation != (name >> 32) as u32 { Err(STALE) } else { Ok((index, place)) }
     }
 
-    /// Nobody has the place any more.
+    /// The place is free.
     #[inline]
     fn free(&mut self, index: u32) {
         if let Some(place) = self.places.get_mut(index as usize) {
@@ -113,7 +113,7 @@ pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
     }
 }
 
-/// Takes it out. The number is used up once [`used_up`] is told; until then [`put_back`] undoes it.
+/// Takes it out. The number is used up after [`used_up`]; until then [`put_back`] undoes it.
 pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
@@ -124,7 +124,7 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
     place.pending.take().ok_or(STALE)
 }
 
-/// Nothing has come of [`take`].
+/// Undoes [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
     if let Ok((_, place)) = lock_of(name).place(name) {
         place.pending = Some(pending);
@@ -153,7 +153,7 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
     }
 }
 
-/// The queue pair goes: what was prepared on it is taken back, newest first.
+/// The queue pair is being destroyed: what was prepared on it is taken back, newest first.
 pub(crate) fn forget(owner: usize) {
     let mut table = lock(table_of(owner));
     let mut gone = Vec::new();

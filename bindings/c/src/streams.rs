@@ -48,7 +48,7 @@ fn patience() -> Duration {
     })
 }
 
-/// Counts the times that a stream was forgotten: what a thread remembers from before may be gone.
+/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The stream that a thread has named last.
@@ -158,7 +158,7 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault>
     let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
+    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
@@ -174,7 +174,7 @@ pub(crate) fn create_soft() -> Result<CUstream, Fault> {
     Ok(handle as CUstream)
 }
 
-/// Forgets a stream; a software stream goes with that.
+/// Forgets a stream; a software stream ends with that.
 pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
     let name = name_of(stream)?;
     let mut streams = STREAMS.write();
@@ -193,7 +193,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Looks how far all streams have come, so that what they have passed is let go of.
+/// Looks at the progress of all streams, and releases what they have passed.
 pub(crate) fn settle() {
     let all: Vec<_> = STREAMS.read().values().cloned().collect();
     all.iter().for_each(|stream| {
@@ -235,7 +235,7 @@ impl StreamObject {
         }
     }
 
-    /// The reason may be gone in time: what [`Self::post`] waits for, or is in the way.
+    /// The cause may end by itself: [`Self::post`] may wait and try again.
     #[cold]
     #[inline(never)]
     fn post_after(&self, error: PostError) -> Result<(), Fault> {
@@ -320,7 +320,7 @@ impl StreamObject {
     }
 }
 
-/// Another stream may have passed what is in the way: nobody has looked.
+/// Another stream may have passed the blocking work since the last look.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
 }

@@ -119,7 +119,7 @@ unsafe fn with_request<T>(
     unsafe { with_slices(qp, list, with) }
 }
 
-/// The same, of a request whose bytes are copied.
+/// The same, for a request with its bytes copied.
 ///
 /// # Safety
 /// As [`gather`].
@@ -223,7 +223,7 @@ fn to_datagram<T>(
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Whether it is worth to try again: the reason may have gone without anybody having looked. The program has connected the queue
+/// Whether to try again: the cause may have ended since the last look. The program has connected the queue
 /// pair, or a stream has passed what was in the way.
 #[cold]
 #[inline(never)]

@@ -17,7 +17,7 @@ pub enum WritesOrdering {
 /// How data that a card wrote into GPU memory become visible to what follows a wait for their completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// The GPU keeps the order of its own accord.
+    /// The GPU keeps the order without help.
     Ordered,
     /// Every wait is followed by a flush.
     Flushed,

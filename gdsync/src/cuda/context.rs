@@ -47,7 +47,7 @@ fn enter(raw: Raw) -> Result<Entered, CudaError> {
     if current == raw.0 {
         return Ok(Entered { pushed: false });
     }
-    // SAFETY: the context is alive: contexts that gdsync knows are kept, or outlive it by the promise of who gave them.
+    // SAFETY: the context is alive: gdsync retains the contexts that it uses, or the caller that gave one promised that it outlives gdsync's use.
     check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw.0) })?;
     Ok(Entered { pushed: true })
 }
@@ -199,7 +199,7 @@ impl GpuContext {
     /// That of a raw context.
     ///
     /// # Safety
-    /// The context is alive, and stays so as long as anything that it is told of.
+    /// The context is alive, and stays so as long as any memory that is mapped into it.
     pub(crate) unsafe fn of_raw(context: sys::CUcontext) -> Result<Arc<Self>, CudaError> {
         super::driver()?;
         Self::find_or_make(Raw(context), None)
@@ -283,7 +283,7 @@ impl GpuContext {
         self.map.translate(addr, len)
     }
 
-    /// Remembers a stream, whose work must be done before the GPU counts as idle.
+    /// Adds a stream: its work must be done before the GPU counts as idle.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
         let mut streams = lock(&self.streams);
         streams.retain(|known| known.strong_count() > 0);
@@ -318,7 +318,7 @@ impl GpuContext {
         lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
     }
 
-    /// True where all streams of gdsync on this context are idle, and none that are gone have left work behind.
+    /// True where all streams of gdsync on this context are idle, and no dropped stream has work outstanding.
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
@@ -337,7 +337,7 @@ impl GpuContext {
             return;
         }
         let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
-        // Nobody can submit meanwhile. Never waits for it: who asks may be submitting.
+        // No stream can submit while the gate is closed. `try_close` never waits: the calling thread itself may be submitting.
         let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
         if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;

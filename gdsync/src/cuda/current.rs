@@ -35,7 +35,7 @@ fn owner(address: u64) -> Result<u32, CudaError> {
     check("cuPointerGetAttribute", unsafe {
         sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
     })?;
-    // Where GPUs reach all of the host's memory, the driver knows that, too, as nobody's.
+    // Where GPUs reach all of the host's memory, the driver knows host addresses, too, without an owner.
     let nobody = |_| CudaError::call("cuPointerGetAttribute", sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     u32::try_from(ordinal).map_err(nobody)
 }

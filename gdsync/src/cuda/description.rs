@@ -6,7 +6,7 @@ use super::error::{CudaError, check};
 use cudarc::driver::sys;
 use std::ffi::CStr;
 
-/// Room for `domain:bus:device.function` and the zero behind it (`cuDeviceGetPCIBusId` wants at least 13 bytes), and for names.
+/// Room for `domain:bus:device.function` and the zero behind it (`cuDeviceGetPCIBusId` needs at least 13 bytes), and for names.
 const TEXT: usize = 256;
 
 /// A GPU, as the driver describes it.

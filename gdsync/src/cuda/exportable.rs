@@ -101,7 +101,7 @@ impl Drop for Exportable {
     fn drop(&mut self) {
         let undo = || -> Result<(), CudaError> {
             if self.mapped {
-                // SAFETY: mapped by us, and used by nobody any more.
+                // SAFETY: mapped by this value, which is being dropped: nothing uses it.
                 check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.size) })?;
             }
             // SAFETY: reserved by us, and nothing is mapped there.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 /// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions hold one.
 #[derive(Clone)]
 pub struct GpuMemory {
-    // Before the memory: whoever keeps that for its users is told first.
+    // Dropped before the memory: watchers of the use count are notified while the memory still exists.
     use_count: Arc<UseCount>,
     inner: Arc<Inner>,
 }
@@ -27,7 +27,7 @@ struct Inner {
     number: u64,
     len: usize,
     context: Arc<GpuContext>,
-    /// The newest mapping for the CPU, as long as somebody has it.
+    /// The newest mapping for the CPU, while a handle of it exists.
     mapping: Mutex<Weak<Mapping>>,
     owner: Owner,
 }
@@ -221,7 +221,7 @@ impl GpuMemory {
         *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
     }
 
-    /// The newest mapping of this memory that somebody still has.
+    /// The newest mapping of this memory that still exists.
     #[cfg(feature = "software-card")]
     pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
         self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade()
@@ -293,7 +293,7 @@ impl GpuMemory {
         Ok(Exported { fd, size, offset: (self.address() - base) as usize })
     }
 
-    /// A dma-buf of the memory, for whoever imports it: its file descriptor, and the offset of the first byte in it. It spans whole
+    /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first byte in it. It spans whole
     /// pages of the host, as the driver demands; the memory itself need not.
     ///
     /// # Errors
@@ -350,7 +350,7 @@ impl Drop for Inner {
             Owner::Ours => {
                 let address = self.address;
                 self.context.defer(move || {
-                    // SAFETY: allocated by us in the context that is current for deferred calls, and used by nobody any more.
+                    // SAFETY: allocated by us in the context that is current for deferred calls; the last handle was dropped.
                     if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
                         tracing::debug!(%error, "GPU memory was not freed");
                     }

@@ -23,6 +23,7 @@ use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -65,7 +66,9 @@ impl QueuePair {
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
-        let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
+        let own: Arc<dyn Debug + Send + Sync> = self.inner.domain.clone();
+        let domains = [&own, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
+        drop(own);
         drop(self);
         let mut pause = Pause::new();
         loop {

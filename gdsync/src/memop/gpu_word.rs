@@ -37,7 +37,7 @@ macro_rules! gpu_word {
             }
 
             /// Sets its value: a copy by the driver, which takes some microseconds. Not in the order of any stream; one that
-            /// waits for the value goes on.
+            /// waits for the value continues.
             ///
             /// # Errors
             /// [`CudaError::Call`].

@@ -19,10 +19,10 @@ pub struct PinnedMemory {
     handle: Arc<Handle>,
 }
 
-/// Shared by all clones. A memory region keeps the pages without it, so that the pages' users can be told from their keepers.
+/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages are counted separately.
 #[derive(Debug)]
 struct Handle {
-    // Before the pages: whoever keeps these for their users is told first.
+    // Dropped before the pages: watchers of the use count are notified while the pages still exist.
     use_count: UseCount,
     pages: Arc<Pages>,
 }
@@ -75,10 +75,10 @@ impl PinnedMemory {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let address = base.as_ptr() as usize;
         let unmap: Release = Box::new(move || {
-            // SAFETY: we mapped exactly this range; the last handle to it is gone, and no stream knows it any more.
+            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no stream has it mapped.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
-        // All of its pages, also those behind `len`: nobody else has them.
+        // All of its pages, also those behind `len`: no other memory shares them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
         Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }

@@ -19,6 +19,18 @@ use std::time::{Duration, Instant};
 ///
 /// A kernel that panics fails the stream, as an illegal access fails a GPU's: the stream performs
 /// nothing after it.
+///
+/// ```
+/// use gdsync::{PinnedMemory, SoftStream, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let kernel = memory.clone();
+/// stream.launch(move || assert_eq!(kernel.write(0, b"computed"), 8))?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct SoftStream {
     shared: Arc<Shared>,
 }

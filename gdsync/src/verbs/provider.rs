@@ -1,4 +1,4 @@
-//! Who drives the card: the software card, or the system's libraries.
+//! Providers, which drive the card: the software card, or the system's libraries.
 
 use crate::verbs::error::{Error, OpenError};
 use gdsync_sys::VerbsApi;

@@ -86,7 +86,7 @@ unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) ->
     }
     let descs = non_null_mut("the descriptors", descs)?;
     for i in 0..n_descs {
-        // SAFETY: an array of so many, the caller's.
+        // SAFETY: an array of that many, the caller's.
         unsafe { builder.descriptor(&*descs.add(i)) }?;
     }
     Ok(builder)

@@ -28,7 +28,7 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
-        // SAFETY: `count` is a valid place; the list has so many entries, and each a name, until it is freed.
+        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it is freed.
         let context = unsafe {
             let list = (api.get_device_list)(&mut count);
             if list.is_null() {
@@ -88,7 +88,7 @@ pub extern "C" fn gdsync_soft_stream_create() -> CUstream {
 /// `gdsync_soft_stream_destroy`.
 ///
 /// # Safety
-/// Nobody else uses the stream any more.
+/// No other thread uses the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
     fault::status("gdsync_soft_stream_destroy", || {

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 /// What was allocated, by the numbers in `mh`.
 static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
 
-/// Memory that a descriptor stands for; it goes with this.
+/// Memory that a descriptor stands for; it is released with this value.
 enum Allocated {
     Host(#[expect(dead_code, reason = "held")] PinnedMemory),
     Gpu(#[expect(dead_code, reason = "held")] Box<MappedMemory>),
@@ -29,7 +29,7 @@ struct Addresses {
     bar: *mut c_void,
 }
 
-/// Memory of the GPU whose context is current, mapped for the CPU. `None` where that is not to be had.
+/// Memory of the current context's GPU, mapped for the CPU. `None` where that cannot be had.
 fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
     let ordinal = streams::current_gpu()?;
     let context = gdsync::cuda::context(ordinal).ok()?;

@@ -50,7 +50,7 @@ fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), Fault> {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
         return Err(Fault::Unsupported { what: "work queues cannot be in GPU memory", remedy });
     }
-    // Without a driver nobody can tell, and nobody minds.
+    // Without a driver the number cannot be checked, and does not matter.
     let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
     if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
         let limit = "it must be the number of a GPU, or -1 for none";
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn gds_create_qp(
         non_null_mut("the context", context)?;
         let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
         check_create(flags, gpu_id)?;
-        // SAFETY: valid (the caller's), and nobody else's during the call.
+        // SAFETY: valid, and not used elsewhere during the call (the caller's).
         let attr = unsafe { &mut *attr };
         if !attr.srq.is_null() {
             let remedy = "leave srq NULL";
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn gds_create_qp(
 /// `gds_destroy_qp`.
 ///
 /// # Safety
-/// Nobody else uses the queue pair any more.
+/// No other thread uses the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
     fault::status("gds_destroy_qp", || objects::destroy(qp))
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn gds_post_recv(
 /// `gds_poll_cq`.
 ///
 /// # Safety
-/// The pointers are null or valid; `wc` has room for so many.
+/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     fault::count("gds_poll_cq", || {
@@ -176,7 +176,7 @@ pub(super) unsafe fn poll(
     let most = usize::try_from(num_entries).map_err(|_| bad)?;
     let mut at = 0;
     let mut put = |completion| {
-        // SAFETY: no more than `most` are put, and there is room for so many.
+        // SAFETY: no more than `most` are written, and there is room for them.
         unsafe { wc.add(at).write(completion) };
         at += 1;
     };

@@ -39,7 +39,7 @@ fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
 /// `gdsync_poll_cq`.
 ///
 /// # Safety
-/// The pointers are null or valid; `wc` has room for so many.
+/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     fault::count("gdsync_poll_cq", || {
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
             // SAFETY: the caller's.
             return unsafe { poll(&queue, num_entries, wc) };
         }
-        // SAFETY: a valid queue of another's, whose context has the function of this type in this place.
+        // SAFETY: a valid queue of another library: its context has the function of this type in this place.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn gdsync_post_recv(
             // SAFETY: the caller's.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
-        // SAFETY: a valid queue pair of another's, whose context has the function of this type in this place.
+        // SAFETY: a valid queue pair of another library: its context has the function of this type in this place.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)

@@ -18,7 +18,7 @@ unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), Fault> {
     // SAFETY: the caller's.
     let (queue, owner) = unsafe { objects::queue(cq) }?;
     let wait = queue.prepare_wait()?;
-    // SAFETY: a valid struct, the caller's, whose field is aligned; other threads may do the same.
+    // SAFETY: a valid struct (the caller's) with an aligned field; other threads may do the same.
     let next = unsafe { AtomicU32::from_ptr(&raw mut (*cq).curr_offset) };
     next.store(wait.index().wrapping_add(1), Ordering::Relaxed);
     Ok((wait, owner))

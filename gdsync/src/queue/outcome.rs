@@ -1,4 +1,4 @@
-//! What a program is told of completed work.
+//! Completions, as polling returns them.
 
 use crate::queue::datagram::DatagramSource;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
@@ -33,7 +33,7 @@ pub enum WorkKind {
 pub struct Completion {
     /// The number that the poster gave to the work request.
     pub wr_id: u64,
-    /// Which completion of its queue it is, counted as [`crate::PreparedWait::index`] counts. None where the card was not told of the
+    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None where the card never got the
     /// work.
     pub index: Option<u32>,
     /// The local queue pair.
@@ -57,7 +57,7 @@ pub struct Completion {
 pub struct WorkError {
     /// The card's syndrome byte (`mlx5dv.h`, `MLX5_CQE_SYNDROME_*`).
     pub syndrome: u8,
-    /// The vendor's syndrome byte: helps whoever knows the firmware.
+    /// The vendor's syndrome byte, which the vendor's support understands.
     pub vendor: u8,
 }
 
@@ -104,11 +104,11 @@ impl fmt::Display for WorkError {
 
 impl std::error::Error for WorkError {}
 
-/// The bytes that a completion without an error tells of.
+/// The byte count of a completion without an error.
 pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
     match kind {
         WorkKind::Send | WorkKind::RdmaWrite | WorkKind::Nop => 0,
-        // What the entry says of them is not told alike by all cards.
+        // Cards differ in what the entry says of these.
         WorkKind::CompareSwap | WorkKind::FetchAdd => 8,
         _ => cqe.byte_count(),
     }
