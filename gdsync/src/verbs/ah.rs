@@ -1,11 +1,9 @@
 //! Address handles: where datagrams go.
 
-use crate::verbs::call;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, OutOfRange, PortError, QueuePairError};
-use crate::verbs::gid::{GidEntry, LinkLayer};
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{
+    ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, PortError, ProtectionDomainInner,
+    QueuePairError, call,
+};
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
 use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};

@@ -1,10 +1,8 @@
 //! Devices and their ports.
 
 use crate::memory::arena::Arena;
-use crate::verbs::call;
-use crate::verbs::error::{Error, OpenError, PortError};
 use crate::verbs::events::EventSinks;
-use crate::verbs::gid::{GidEntry, LinkLayer};
+use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, PortError, call};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};

@@ -1,8 +1,6 @@
 //! Global identifiers: which a port has, and which one a connection uses.
 
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::error::{Error, PortError, QueuePairError};
+use crate::verbs::{DeviceInner, Error, PortError, QueuePairError, call};
 use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
 use std::ffi::CStr;
 use std::net::Ipv6Addr;

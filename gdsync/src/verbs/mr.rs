@@ -3,10 +3,7 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::call;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gpu_mr::RegistrationPath;
-use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
