@@ -111,14 +111,11 @@ impl QueuePairInner {
             Transport::Uc => false,
             Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
         };
+        let refuse = |state| Err(Error::QueuePair(QueuePairError::State { qpn, state, needed }));
         match *status {
             QpState::Initialised => {}
-            QpState::Connected => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "connected", needed }));
-            }
-            QpState::Failed(_) => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "failed", needed }));
-            }
+            QpState::Connected => return refuse("connected"),
+            QpState::Failed(_) => return refuse("failed"),
         }
         let device = &self.domain.pd.device;
         options.check(device.attributes()?.max_reads)?;

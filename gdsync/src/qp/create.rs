@@ -200,7 +200,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     // SAFETY: the queue pair is alive, and `out` is a valid place.
     let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
     call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
+    let bad = |what, value: u32| Err(QueuePairError::layout(what, value));
     if out.sq.stride as usize != BASIC_BLOCK {
         return bad("send queue stride", out.sq.stride);
     }

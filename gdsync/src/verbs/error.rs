@@ -200,6 +200,13 @@ pub enum QueuePairError {
     },
 }
 
+impl QueuePairError {
+    /// [`QueuePairError::Layout`].
+    pub(crate) fn layout(what: &'static str, value: impl Into<u64>) -> Error {
+        QueuePairError::Layout { what, value: value.into() }.into()
+    }
+}
+
 /// A value is outside its limits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value}, but {limit}: {remedy}")]

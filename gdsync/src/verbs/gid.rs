@@ -116,9 +116,7 @@ impl LinkLayer {
             // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
             verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
             verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => {
-                Err(Error::QueuePair(QueuePairError::Layout { what: "port link layer", value: other.into() }))
-            }
+            other => Err(QueuePairError::layout("port link layer", other)),
         }
     }
 }
