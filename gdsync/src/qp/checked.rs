@@ -24,7 +24,7 @@ pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
 /// # Errors
 /// [`Error::Thread`].
 pub(crate) fn start_checker() -> Result<(), Error> {
-    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name(), source })
+    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
 }
 
 /// A prepared wait with a [`Status`] of the work that it waits for; see [`PreparedWait::checked`].
@@ -137,7 +137,7 @@ impl Task for Check {
             }
             return Polled::Nothing;
         };
-        let owner = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn());
+        let owner = self.queue_pairs.iter().find(|one| one.number == entry.cqe.qpn());
         let psn = owner.map(|owner| owner.psn.load(Ordering::Relaxed));
         drop(state);
         let outcome = outcome(&entry.cqe);

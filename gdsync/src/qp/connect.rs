@@ -41,12 +41,12 @@ impl QueuePairInner {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
         let pd = &self.domain.pd;
         let raw = match &self.object {
-            QpObject::Verbs(qp) => qp.raw(),
+            QpObject::Verbs(qp) => qp.raw,
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
         };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
         let rc = unsafe { (pd.device.api.modify_qp)(raw, attr, mask as libc::c_int) };
-        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number()))
+        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
     }
 
     pub(crate) fn to_init(&self) -> Result<(), Error> {
@@ -94,7 +94,7 @@ impl QueuePairInner {
         let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
         let GidEntry { gid, kind, .. } = self.gid;
         Ok(Endpoint {
-            qpn: self.number(),
+            qpn: self.number,
             psn: self.psn.load(Ordering::Relaxed),
             kind,
             lid: port.lid,
@@ -105,7 +105,7 @@ impl QueuePairInner {
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         let mut status = self.status();
-        let (qpn, needed) = (self.number(), "new (INIT)");
+        let (qpn, needed) = (self.number, "new (INIT)");
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,

@@ -24,7 +24,7 @@ pub(crate) enum QpObject {
 /// A queue pair of verbs; null once it is destroyed.
 #[derive(Debug)]
 pub(crate) struct VerbsQp {
-    raw: *mut ibv_qp,
+    pub(crate) raw: *mut ibv_qp,
     device: Arc<DeviceInner>,
 }
 
@@ -65,10 +65,6 @@ impl QpObject {
 }
 
 impl VerbsQp {
-    pub(crate) fn raw(&self) -> *mut ibv_qp {
-        self.raw
-    }
-
     fn destroy(&mut self) {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         if !raw.is_null() {
@@ -182,7 +178,7 @@ fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             Error::QueuePair(QueuePairError::NoTransport {
-                device: domain.pd.device.name().to_owned(),
+                device: domain.pd.device.name.to_owned(),
                 transport,
             })
         }
@@ -237,7 +233,7 @@ impl Drop for QueuePairInner {
             if Arc::ptr_eq(queue, &self.recv_cq) {
                 (0..receives).for_each(|_| state.unreserve(true));
             }
-            queue.detach(state, self.number());
+            queue.detach(state, self.number);
         }
     }
 }

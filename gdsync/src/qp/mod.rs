@@ -106,7 +106,7 @@ pub struct QueuePair {
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
     pub(crate) object: QpObject,
-    number: u32,
+    pub(crate) number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
@@ -159,8 +159,8 @@ impl QueuePair {
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
@@ -324,14 +324,6 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.send_cq
-    }
-
     /// The send queue. Lock order: completion queue first.
     ///
     /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
@@ -339,10 +331,6 @@ impl QueuePairInner {
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
-    }
-
-    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.recv_cq
     }
 
     pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {

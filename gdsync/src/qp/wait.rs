@@ -45,7 +45,7 @@ pub struct PreparedWait {
     /// Once posted: what the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
     /// The queue pairs that completed here when it was prepared: the completion that it counts on is theirs, and needs them alive.
-    queue_pairs: Vec<Arc<QueuePairInner>>,
+    pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
     /// A thread looks at the entry, and the stream waits for what it says.
     pub(crate) checked: Option<Checked>,
 }
@@ -133,11 +133,6 @@ impl PreparedWait {
     pub(crate) fn cq_num(&self) -> u32 {
         self.cq.number()
     }
-
-    /// The queue pairs that complete here.
-    pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
-        &self.queue_pairs
-    }
 }
 
 impl fmt::Display for PreparedWait {
@@ -145,7 +140,7 @@ impl fmt::Display for PreparedWait {
         write!(f, "wait for completion {} of queue {:#x}", self.index, self.cq.number())?;
         for (i, queue_pair) in self.queue_pairs.iter().enumerate() {
             let word = if i == 0 { " (queue pair" } else { "," };
-            write!(f, "{word} {:#x}", queue_pair.number())?;
+            write!(f, "{word} {:#x}", queue_pair.number)?;
         }
         f.write_str(if self.queue_pairs.is_empty() { "" } else { ")" })
     }

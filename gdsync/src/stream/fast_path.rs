@@ -45,7 +45,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
         let (serial, doorbell) = send.place();
-        match self.submit_fast(&mut state, send.queue_pair(), serial, doorbell) {
+        match self.submit_fast(&mut state, &send.queue_pair, serial, doorbell) {
             FastPath::Posted(end) => {
                 state.hold(end, send.into_queue_pair());
                 Ok(POSTED)

@@ -50,7 +50,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
-        Ok((self.stream.address(bytes.place(), bytes.content().len())?, bytes.words(&self.stream.caps)?))
+        Ok((self.stream.address(&bytes.place, bytes.content.len())?, bytes.words(&self.stream.caps)?))
     }
 
     #[inline]
@@ -102,7 +102,7 @@ impl<B: MemOpStream> Posting<'_, B> {
     ) -> Result<(), StreamError> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = Ring::new(send.queue_pair(), &stream.timeline)?;
+        let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
         // The mailbox may reuse memory whose translation is out of date.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell))?;
@@ -119,7 +119,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
-            let register = queue_pair.inner.send().register();
+            let register = queue_pair.inner.send().register;
             match self.backend.translate(register, size_of::<u64>()) {
                 Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
                     state.fall_back(reason);

@@ -42,9 +42,9 @@ impl GpuMemoryRegion {
         access: Access,
     ) -> Result<MemoryRegionInner, Error> {
         let real = pd.inner.device.api.provider != Provider::Software;
-        let consistency = memory.context().capabilities().consistency();
+        let consistency = memory.context().capabilities.consistency();
         if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
-            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal() }));
+            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal }));
         }
         let (address, len) = (memory.address(), memory.len());
         let (raw, path) = register(pd, memory, access)?;
@@ -61,12 +61,12 @@ impl GpuMemoryRegion {
 
     /// The key that work requests of this side name it by.
     pub fn lkey(&self) -> u32 {
-        self.inner.lkey()
+        self.inner.lkey
     }
 
     /// The key that the remote side needs.
     pub fn rkey(&self) -> u32 {
-        self.inner.rkey()
+        self.inner.rkey
     }
 
     /// The memory.
@@ -173,7 +173,7 @@ fn dma_buf(
             _ => "libibverbs has no ibv_reg_dmabuf_mr, which came with rdma-core 34".to_owned(),
         });
     };
-    if !memory.context().capabilities().dma_buf {
+    if !memory.context().capabilities.dma_buf {
         return Err("the GPU's driver makes no dma-bufs (the open kernel modules do)".to_owned());
     }
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;

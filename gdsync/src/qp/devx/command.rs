@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The entry points, where the provider has them.
 pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
     device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
-        device: device.name().to_owned(),
+        device: device.name.to_owned(),
         reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
     })
 }
@@ -33,7 +33,7 @@ fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Err
 #[derive(Debug)]
 pub(super) struct Object {
     raw: Option<NonNull<mlx5dv_devx_obj>>,
-    number: u32,
+    pub(super) number: u32,
     api: &'static DevxApi,
     /// Keeps the context open.
     _device: Arc<DeviceInner>,
@@ -70,11 +70,6 @@ impl Object {
         };
         let number = header::NUMBER.get32(&answer);
         Ok(Object { raw: Some(raw), number, api, _device: device.clone() })
-    }
-
-    /// Its number: of a queue pair, of a completion queue.
-    pub(super) fn number(&self) -> u32 {
-        self.number
     }
 
     /// Moves a queue pair to another state.
