@@ -25,10 +25,7 @@ pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
 use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
-use crate::qp::QueuePairInner;
-use crate::qp::checked::CheckedWait;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{CheckedWait, PreparedSend, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
 

@@ -6,9 +6,7 @@
 //! read it.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
 use crate::queue::outcome::outcome;
 use crate::queue::{PeerOp, Status};
 use crate::util::poller::{Polled, Poller, Task};

@@ -69,8 +69,7 @@ impl QueuePairInner {
     /// A UD queue pair, which has nothing to connect to, becomes ready at once.
     pub(crate) fn to_ready(&self) -> Result<(), Error> {
         let mut status = self.status();
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "INIT to RTR")?;
+        self.to_state(verbs::IBV_QPS_RTR, "INIT to RTR")?;
         let sq_psn = self.psn.load(Ordering::Relaxed);
         let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
@@ -80,13 +79,16 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_reset(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RESET, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to RESET")
+        self.to_state(verbs::IBV_QPS_RESET, "to RESET")
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
+    }
+
+    /// A step that takes no attributes.
+    fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
+        self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {

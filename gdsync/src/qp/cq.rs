@@ -1,7 +1,6 @@
 //! Completion queues.
 
-use crate::qp::QueuePairInner;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring};
 use crate::verbs::device::DeviceInner;

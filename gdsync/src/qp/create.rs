@@ -1,10 +1,8 @@
 //! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
 
 use crate::memory::HostAddr;
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
-use crate::qp::{QueuePairInner, devx};
+use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
 use crate::queue::Ring;
 use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
@@ -225,7 +223,7 @@ impl Drop for QueuePairInner {
         // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
         // rings nor the memory that work requests name; fields drop afterwards.
         self.object.destroy();
-        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().outstanding());
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {
             if Arc::ptr_eq(queue, &self.send_cq) {
                 (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));

@@ -1,7 +1,6 @@
 //! What an asynchronous event of the card does to a queue pair.
 
-use crate::qp::QueuePairInner;
-use crate::qp::cq::CompletionQueueInner;
+use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::verbs::events::{AsyncEventKind, Element, EventSink};
 

@@ -64,6 +64,7 @@ use crate::verbs::{
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -369,10 +370,10 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    /// Whether slices could be posted as a receive.
-    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+    /// The segments of a receive into the slices, if it could be posted.
+    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments).map(drop)
+        data_segments(slices, self.recv_segments)
     }
 
     pub(crate) fn post_recv(
@@ -384,10 +385,7 @@ impl QueuePairInner {
         if let QpState::Failed(cause) = *self.status() {
             return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
-        for slice in slices {
-            self.check(slice, true)?;
-        }
-        let segments = data_segments(slices, self.recv_segments)?;
+        let segments = self.recv_segments(slices)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
         let mut completions = self.recv_cq.lock();
         let mut recv = self.recv();
@@ -488,7 +486,7 @@ impl Rules for QueuePairInner {
     }
 
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
+        if Arc::ptr_eq(&handle.inner.pd, &self.domain.pd) && handle.inner.port == self.config.port {
             Ok(())
         } else {
             Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))

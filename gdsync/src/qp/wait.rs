@@ -1,9 +1,8 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
-use crate::qp::cq::CompletionQueueInner;
+use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::{PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;

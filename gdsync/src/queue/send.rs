@@ -255,7 +255,7 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            wr_id: request.number(),
+            wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,

@@ -7,9 +7,7 @@ use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::qp::QueuePair;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{PreparedSend, PreparedWait, QueuePair};
 use crate::queue::{Doorbell, PeerOp, QueueError};
 
 /// A submission that a stream is about to make.

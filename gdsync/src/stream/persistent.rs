@@ -12,9 +12,7 @@ use crate::batch::Batch;
 use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
 use crate::qp::checked::{CHECKER, start_checker};
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::{QueuePair, QueuePairInner};
+use crate::qp::{CompletionQueueInner, PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Completion, QueueError, StateError, Status, WorkKind, WorkRequest};
 use crate::stream::{PostFailure, Stream};
@@ -277,7 +275,7 @@ impl PersistentRecv {
     /// # Errors
     /// [`QueueError`]: a slice of another domain or not writable, or too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        queue_pair.inner.check_recv(slices)?;
+        queue_pair.inner.recv_segments(slices)?;
         Self::with_kind(Incoming(()), queue_pair, &queue_pair.inner.recv_cq, slices, true)
     }
 

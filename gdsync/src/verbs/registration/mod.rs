@@ -190,7 +190,7 @@ impl RegistrationCache {
 
     /// What it holds, and what it has done.
     pub fn statistics(&self) -> CacheStatistics {
-        self.inner.table.lock().statistics()
+        self.inner.table.lock().statistics
     }
 }
 
