@@ -13,8 +13,8 @@ pub fn to_device() {
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction only orders accesses.
     unsafe {
-        std::arch::asm!("dmb osh", options(nostack, preserves_flags))
-    };
+        std::arch::asm!("dmb osh", options(nostack, preserves_flags));
+    }
     #[cfg(not(target_arch = "aarch64"))]
     fence(Ordering::Release);
 }
@@ -26,13 +26,13 @@ pub fn drain() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of the x86-64 baseline; the instruction only orders stores.
     unsafe {
-        std::arch::x86_64::_mm_sfence()
-    };
+        std::arch::x86_64::_mm_sfence();
+    }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction only orders stores.
     unsafe {
-        std::arch::asm!("dsb st", options(nostack, preserves_flags))
-    };
+        std::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
 }
@@ -45,13 +45,13 @@ pub fn from_device() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads.
     unsafe {
-        std::arch::x86_64::_mm_lfence()
-    };
+        std::arch::x86_64::_mm_lfence();
+    }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction only orders loads.
     unsafe {
-        std::arch::asm!("dmb oshld", options(nostack, preserves_flags))
-    };
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
 }
@@ -63,13 +63,13 @@ pub fn full() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of the x86-64 baseline; the instruction only orders loads and stores.
     unsafe {
-        std::arch::x86_64::_mm_mfence()
-    };
+        std::arch::x86_64::_mm_mfence();
+    }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction only orders loads and stores.
     unsafe {
-        std::arch::asm!("dsb sy", options(nostack, preserves_flags))
-    };
+        std::arch::asm!("dsb sy", options(nostack, preserves_flags));
+    }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fence(Ordering::SeqCst);
 }
