@@ -6,7 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::cuda::{CudaError, GpuMemory};
+use gdsync::cuda::{CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
 use gdsync::memory::HostAddr;
@@ -47,7 +47,10 @@ fn operations_that_the_driver_refuses_are_not_lost() {
     // SAFETY: the address is misaligned, which the driver refuses before it does anything.
     let error = unsafe { stream.submit(&[MemOp::Write32 { addr: odd, value: 1 }]) }.unwrap_err();
     assert!(
-        matches!(error, StreamError::Cuda(CudaError::Call { call: "cuStreamBatchMemOp", .. })),
+        matches!(
+            error,
+            StreamError::Cuda(CudaError::Driver(DriverError::Call { call: "cuStreamBatchMemOp", .. }))
+        ),
         "{error}"
     );
     // SAFETY: a valid, aligned address; too many operations are refused as a whole.

@@ -1,6 +1,6 @@
 //! Completions in the form of `struct ibv_wc`.
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use gdsync::queue::{PollError, Syndrome, WorkKind};
 use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
@@ -80,7 +80,7 @@ pub(crate) fn poll(
     queue: &CompletionQueue,
     out: &mut dyn FnMut(ibv_wc),
     most: usize,
-) -> Result<usize, Fault> {
+) -> Result<usize, CallError> {
     let mut polled = 0;
     while polled < most {
         match queue.poll_unawaited() {

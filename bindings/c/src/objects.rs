@@ -1,7 +1,7 @@
 //! Queue pairs, completion queues and contexts that C programs have names of.
 
 use crate::addresses::Addresses;
-use crate::fault::{Fault, non_null_mut};
+use crate::error::{CallError, non_null_mut};
 use crate::placement::{self, Wishes};
 use crate::types::{gds_cq, gds_qp};
 use crate::{requests, streams};
@@ -59,7 +59,7 @@ struct Objects {
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 
 /// What drives a context.
-pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fault> {
+pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, CallError> {
     non_null_mut("the context", context)?;
     if OBJECTS.read().software.contains(&(context as usize)) {
         return Ok(provider::software());
@@ -92,10 +92,10 @@ pub(crate) unsafe fn create(
     config: QueuePairConfig<'_>,
     wishes: Wishes,
     signal_all: bool,
-) -> Result<*mut gds_qp, Fault> {
+) -> Result<*mut gds_qp, CallError> {
     let api = api_of(context)?;
-    let context_at = NonNull::new(context).ok_or(Fault::Null { what: "the context" })?;
-    let pd = NonNull::new(pd).ok_or(Fault::Null { what: "the protection domain" })?;
+    let context_at = NonNull::new(context).ok_or(CallError::Null { what: "the context" })?;
+    let pd = NonNull::new(pd).ok_or(CallError::Null { what: "the protection domain" })?;
     let key = context as usize;
     let known = OBJECTS.read().devices.get(&key).map(|(device, _)| device.clone());
     let device = match known {
@@ -140,7 +140,7 @@ pub(crate) unsafe fn create(
 }
 
 /// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one at once.
-fn first_active_port(device: &Device) -> Result<u8, Fault> {
+fn first_active_port(device: &Device) -> Result<u8, CallError> {
     let ports = device.attributes()?.ports;
     let active =
         |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::verbs::PortState::Active);
@@ -148,7 +148,7 @@ fn first_active_port(device: &Device) -> Result<u8, Fault> {
 }
 
 /// Destroys a queue pair.
-pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
+pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     non_null_mut("the queue pair", qp)?;
     let mut objects = OBJECTS.write();
     let object = objects.queue_pairs.remove(&(qp as usize)).ok_or(NO_QUEUE_PAIR)?;
@@ -181,16 +181,17 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
 /// Time for streams to pass work that was aborted.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-const NO_QUEUE_PAIR: Fault = Fault::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
-const NO_QUEUE: Fault =
-    Fault::Stale { what: "not a completion queue of a gds_create_qp queue pair, or one that is gone" };
+const NO_QUEUE_PAIR: CallError =
+    CallError::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
+const NO_QUEUE: CallError =
+    CallError::Stale { what: "not a completion queue of a gds_create_qp queue pair, or one that is gone" };
 
 /// The queue pair of a C struct.
 ///
 /// # Safety
 /// Null, or a valid `struct gds_qp` with a `res_domain` that is null or gdsync's.
 #[inline]
-pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, Fault> {
+pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, CallError> {
     let qp = non_null_mut("the queue pair", qp)?;
     // SAFETY: valid, as the caller promises.
     let object = unsafe { (*qp).res_domain }.cast::<QueuePairObject>();
@@ -216,7 +217,7 @@ pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
 ///
 /// # Safety
 /// Null, or a valid `struct gds_cq`.
-pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), Fault> {
+pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), CallError> {
     let cq = non_null_mut("the completion queue", cq)?;
     // SAFETY: valid, as the caller promises.
     let cq = unsafe { (*cq).cq };

@@ -1,6 +1,6 @@
 //! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away; what they stand for is here.
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use gdsync::{PreparedSend, PreparedWait};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -38,7 +38,7 @@ static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
 
 const TABLE_BITS: u32 = 4;
 
-const STALE: Fault = Fault::Stale {
+const STALE: CallError = CallError::Stale {
     what: "the request was not prepared, or was posted, cancelled or destroyed with its queue pair",
 };
 
@@ -65,7 +65,7 @@ fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
 
 impl Table {
     #[inline]
-    fn place(&mut self, name: u64) -> Result<(u32, &mut Place), Fault> {
+    fn place(&mut self, name: u64) -> Result<(u32, &mut Place), CallError> {
         let index = name as u32 >> TABLE_BITS;
         let place = self.places.get_mut(index as usize).ok_or(STALE)?;
         if place.generation != (name >> 32) as u32 { Err(STALE) } else { Ok((index, place)) }
@@ -114,7 +114,7 @@ pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
 }
 
 /// Takes it out. The number is used up after [`used_up`]; until then [`put_back`] undoes it.
-pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
+pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     let is_one = place.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
@@ -140,7 +140,7 @@ pub(crate) fn used_up(name: u64) {
 }
 
 /// Looks at a wait's words.
-pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, Fault> {
+pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     match &mut place.pending {
@@ -148,7 +148,7 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
             words.push(word);
             Ok(words.len() as u32)
         }
-        Some(Pending::Wait(_, words)) => Err(Fault::NoRoom { words: words.len() as u32 }),
+        Some(Pending::Wait(_, words)) => Err(CallError::NoRoom { words: words.len() as u32 }),
         _ => Err(STALE),
     }
 }

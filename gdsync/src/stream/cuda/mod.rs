@@ -11,6 +11,7 @@ use crate::memory::{HostAddr, StreamAddr};
 use crate::util::pause::Pause;
 
 use cudarc::driver::sys;
+use gdsync_gdr::driver;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +59,7 @@ impl CudaStream {
         stream: sys::CUstream,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, CudaError> {
-        crate::cuda::driver()?;
+        driver::initialise()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream is alive (the caller's), `context` a valid place.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
@@ -407,7 +408,7 @@ mod tests {
 
     #[test]
     fn no_operations_are_no_call_and_many_are_one() {
-        with_params(&[], |_| Err(CudaError::NoDriver)).unwrap();
+        with_params(&[], |_| Err(driver::DriverError::NoDriver.into())).unwrap();
         let ops = vec![MemOp::Barrier; 255];
         let mut seen = 0;
         with_params(&ops, |params| {
