@@ -34,9 +34,9 @@ pub struct DeviceQpOptions {
     /// How long a thread of a kernel waits for another thread in the middle of a call, before the
     /// queue pair counts as failed.
     pub stall: Duration,
-    /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`], for this
-    /// queue pair alone. Without it, the indices are in pinned memory, which every device reaches,
-    /// and each atomic operation of a kernel crosses PCIe.
+    /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`], for
+    /// this queue pair alone. Without it, the indices are in pinned memory, which every device
+    /// reaches, and each atomic operation of a kernel crosses PCIe.
     pub state: Option<crate::cuda::GpuMemory>,
 }
 
