@@ -1,4 +1,4 @@
-//! Ranks whose queues and segments kernels use: the arguments of `notify.cu`.
+//! Ranks whose queues and segments kernels use: the arguments of `kernels/notify.cu`.
 
 use crate::common::LONG;
 use gdsync::cudarc::driver::CudaContext;

@@ -12,7 +12,7 @@ struct service {
     const float *matrix;
     const float *inputs;
     float *results;
-    // A word for each piece: the last round whose inputs have come.
+    // A word for each piece: the last round whose inputs have arrived.
     const u64 *arrived;
     // The client's: its results, and a word for each piece like those of `arrived`.
     u64 client_results;
@@ -89,7 +89,7 @@ GDSYNC_DEVICE status send_piece(const gdsync_device_qp &qp, const service &work,
     const u64 bytes = (u64)work.vectors * SIDE * sizeof(float), at = bytes * piece;
     post_options patient;
     patient.timeout(LONG);
-    // Whoever sees the round in the word sees the results. What was sent before has been read by the card: the client asks for
+    // A reader that sees the round in the word sees the results. The card has read what was sent before: the client asks for
     // another round only after it has got this one.
     return put_signal(qp, {work.client_results + at, work.results_rkey}, {(u64)work.results + at, work.lkey}, bytes,
                       {work.client_arrived + 8 * piece, work.arrived_rkey}, round, patient);

@@ -1,11 +1,11 @@
-// Kernels that post by themselves, for `gdsync bench device` and gdsync/tests/gpu_device.rs. scripts/gpu/ptx compiles them.
+// Kernels that post by themselves, for `gdsync bench device` and the library's tests on a GPU.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
 
 static const u64 LONG = 20000000000ull;
 
-// Where a kernel's requests go, and what it tells: addresses that the card and the GPU have alike.
+// Where a kernel's requests are sent, and where it writes its results: addresses that are the same for the card and the GPU.
 struct places {
     u64 local;
     u64 remote;
@@ -49,7 +49,7 @@ extern "C" __global__ void operations(gdsync_device_qp qp, places at) {
         }
         tell(qp, at, result == status::ok ? quiet(qp, LONG) : result);
     }
-    // What the kernel has put, it sees arrive; the memory is the host's.
+    // The kernel sees its own puts arrive, as the memory is the host's.
     at.results[2] = (u64)wait_signal((const u64 *)(at.remote + 24), 33, LONG);
     at.results[3] = crc32((const void *)at.local, 8);
 }

@@ -1,4 +1,4 @@
-// The kernels of a pingpong. scripts/gpu/ptx compiles them to kernels.ptx, which is what the program carries.
+// The kernels of `gdsync pingpong`.
 //
 // A message is 64-bit words of the sequence of pattern.rs, then the first bytes of the next word. Buffers are GPU
 // allocations, so words are aligned. Every thread takes every stride-th word: neighbours in a warp are neighbours in memory.
@@ -45,8 +45,8 @@ extern "C" __global__ void fill(u64 *words, u64 len, u64 seed) {
 // memory, becomes {sequence + 1, offset of the first wrong word, or byte of the tail}. When the last block has looked, `time`, a
 // word of pinned host memory, gets the time, unless it is null.
 //
-// Somebody else than this GPU's cores has written the message, during an earlier operation of the stream. Plain loads see it: a
-// kernel begins with no line in its L1 caches, and the L2 cache is where such writes go through.
+// The card or the CPU has written the message, during an earlier operation of the stream. Plain loads see it: a kernel begins with
+// empty L1 caches, and such writes pass through the L2 cache.
 extern "C" __global__ void check(const u64 *words, u64 len, u64 seed, u64 sequence, volatile u64 *mismatch, volatile u64 *time) {
     const u64 count = len / 8, stride = (u64)gridDim.x * blockDim.x;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;

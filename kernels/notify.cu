@@ -1,4 +1,4 @@
-// Ranks that are kernels, or threads of the CPU: they write to each other, notify, and look at every byte.
+// Ranks that are kernels, or threads of the CPU: they write to each other, notify, and check every byte.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
@@ -53,7 +53,7 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
         for (u32 n = 0; n < size; n++) {
             u32 id = 0, value = 0;
             status came = notify_waitsome<S>(j.inbox, first, first + size, &id, j.timeout_ns);
-            // Threads of a warp that have come apart may have found different ones: all take the leader's.
+            // Diverged threads of a warp may have found different ones: all take the leader's.
             u64 of_leader = id;
             group.share(came, of_leader);
             if (came != status::ok) {
@@ -83,7 +83,7 @@ template <scope S> GDSYNC_DEVICE u32 all_to_all(const job &j) {
             u32 id = 0, value = 0;
             const u32 expected = acknowledged + to;
             bool right = notify_waitsome<S>(j.inbox, expected, expected + 1, &id, j.timeout_ns) == status::ok && id == expected;
-            // Nobody takes it before all have seen it.
+            // No thread takes it before all have seen it.
             if (group.any(!right)) {
                 return __LINE__;
             }

@@ -1,4 +1,4 @@
-// Threads that look for even numbers, and send each one that they find. One source for a GPU's threads and for the CPU's.
+// Threads look for even numbers, and send each that they find. One source for threads of a GPU and of the CPU.
 #include "gdsync/device_verbs.cuh"
 
 using namespace gdsync;
