@@ -9,7 +9,7 @@ fn pair() -> (Producer, Consumer) {
 
 fn push(producer: &mut Producer, header: &[u8], payload: &[u8]) -> Result<MustWake, PushError> {
     let (first, second) = payload.split_at(payload.len() / 3);
-    // SAFETY: two slices that live through the call.
+    // SAFETY: two slices that outlive the call.
     unsafe { producer.push(header, &[(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]) }
 }
 

@@ -1,7 +1,7 @@
 //! Messages that arrive.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 
 #[test]
 fn a_send_fills_the_receive() {

@@ -1,7 +1,7 @@
 //! Messages that arrive.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
 
