@@ -3,22 +3,22 @@
 use crate::card::LinkLayer;
 use crate::fabric::is_tcp;
 
-/// Environment variable with the software devices of this process: a number from 1 to 8 of InfiniBand
-/// devices, or a list of link layers such as `ib,roce,ib`. Without it there is one InfiniBand device. On
-/// the fabric of several hosts all devices are Ethernet.
+/// Environment variable with the software devices of this process: a number from 1 to 8 of
+/// InfiniBand devices, or a list of link layers such as `ib,roce,ib`. Without it there is one
+/// InfiniBand device. On the fabric of several hosts all devices are Ethernet.
 pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 8;
 
-/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set, or
-/// malformed, which is logged.
+/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set,
+/// or malformed, which is logged.
 pub fn devices_from_environment() -> Vec<LinkLayer> {
     let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
     on_fabric(devices(value.as_deref()))
 }
 
-/// The link layers of devices on the fabric that the environment selects. On the fabric of several hosts
-/// all are Ethernet, as cards find each other by GID there.
+/// The link layers of devices on the fabric that the environment selects. On the fabric of several
+/// hosts all are Ethernet, as cards find each other by GID there.
 pub fn on_fabric(devices: Vec<LinkLayer>) -> Vec<LinkLayer> {
     if is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
 }

@@ -119,8 +119,8 @@ pub(crate) struct Header {
     /// Bytes of the whole message.
     pub(crate) length: U32,
     pub(crate) imm: [u8; 4],
-    /// Of an atomic request: the value to swap in or add, and the value to compare. Of its response: the
-    /// original value.
+    /// Of an atomic request: the value to swap in or add, and the value to compare. Of its
+    /// response: the original value.
     pub(crate) operands: [U64; 2],
 }
 

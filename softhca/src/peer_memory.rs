@@ -1,8 +1,9 @@
 //! Peer memory: memory that the CPU cannot dereference, such as a GPU's.
 //!
-//! The design follows the Linux kernel's peer-memory clients. At every memory registration the card asks
-//! the clients, in the order of their registration, whether the range is theirs. If one claims it, the
-//! card reaches the region's bytes through that client only, and never dereferences an address in it.
+//! The design follows the Linux kernel's peer-memory clients. At every memory registration the card
+//! asks the clients, in the order of their registration, whether the range is theirs. If one claims
+//! it, the card reaches the region's bytes through that client only, and never dereferences an
+//! address in it.
 
 use parking_lot::RwLock;
 use std::fmt;
@@ -10,18 +11,18 @@ use std::sync::Arc;
 
 /// A peer-memory client: it reaches memory that the CPU cannot dereference.
 ///
-/// A card calls its clients from the thread that registers memory and from its own thread, mostly with
-/// its lock held. So a function of a client or of its regions, `drop` included, must not call a card or
-/// wait for a thread that does: that would deadlock. It must not panic either. While a client copies,
-/// its card does nothing else.
+/// A card calls its clients from the thread that registers memory and from its own thread, mostly
+/// with its lock held. So a function of a client or of its regions, `drop` included, must not call
+/// a card or wait for a thread that does: that would deadlock. It must not panic either. While a
+/// client copies, its card does nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
     fn name(&self) -> &str;
 
-    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and may even
-    /// exceed the address space. `Ok(None)`: it is not this client's. `Ok(Some)`: it is, and it stays
-    /// valid until the region is dropped. The card drops it when the memory is deregistered and no
-    /// longer used.
+    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and
+    /// may even exceed the address space. `Ok(None)`: it is not this client's. `Ok(Some)`: it is,
+    /// and it stays valid until the region is dropped. The card drops it when the memory is
+    /// deregistered and no longer used.
     ///
     /// The card writes only if `writable` is set.
     ///
@@ -38,18 +39,19 @@ pub trait PeerMemory: Send + Sync {
 
 /// A range of peer memory that is registered with a card.
 ///
-/// The card has checked keys, bounds and rights: all addresses lie in the acquired range. A copy has at
-/// least one byte and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD). If it fails, the work request
-/// and its queue pair fail as with a wrong key.
+/// The card has checked keys, bounds and rights: all addresses lie in the acquired range. A copy
+/// has at least one byte and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD). If it fails, the
+/// work request and its queue pair fail as with a wrong key.
 pub trait PeerRegion: Send + Sync + fmt::Debug {
-    /// Copies from the peer memory at `addr` to `into`. When it returns, every byte of `into` is written.
+    /// Copies from the peer memory at `addr` to `into`. When it returns, every byte of `into` is
+    /// written.
     ///
     /// # Errors
     /// The memory cannot be read.
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError>;
 
-    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a program that
-    /// sees the message's completion.
+    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a
+    /// program that sees the message's completion.
     ///
     /// # Errors
     /// The memory cannot be written.
@@ -74,8 +76,8 @@ impl PeerMemoryError {
 /// The clients of this process.
 static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
 
-/// Adds a client for all cards of this process. Clients are never removed. Memory registered earlier is
-/// not affected.
+/// Adds a client for all cards of this process. Clients are never removed. Memory registered
+/// earlier is not affected.
 pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
     tracing::debug!(name = client.name(), "a peer-memory client");
     CLIENTS.write().push(client);

@@ -1,7 +1,7 @@
 //! A substitute for sysfs: the files that libibverbs reads to find its devices.
 //!
-//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and the files that rdma-core 44 and
-//! 56 open.
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and the files that rdma-core
+//! 44 and 56 open.
 
 use crate::card::LinkLayer;
 use std::fs;
@@ -17,14 +17,14 @@ pub const PART: u32 = 0x1021;
 /// The device number of the file that substitutes devices: /dev/null.
 const DEVICE_NUMBER: &str = "1:3";
 
-/// Node GUID of a device, in host byte order. It depends on the index alone: all processes share one
-/// sysfs, and each has its own cards.
+/// Node GUID of a device, in host byte order. It depends on the index alone: all processes share
+/// one sysfs, and each has its own cards.
 pub fn node_guid(index: usize) -> u64 {
     0x0200_00ff_fe80_0000 | index as u64
 }
 
-/// Writes the files for a list of devices into `root`, which then is a value for `SYSFS_PATH`. Other
-/// files stay.
+/// Writes the files for a list of devices into `root`, which then is a value for `SYSFS_PATH`.
+/// Other files stay.
 ///
 /// # Errors
 /// The operating system's, if a folder or file cannot be created.

@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Card {
-    /// A number that was not used for long: a late packet or completion must not reach a new object.
+    /// A number that was not used for long: a late packet or completion must not reach a new
+    /// object.
     fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
@@ -59,15 +60,16 @@ impl Card {
         })
     }
 
-    /// Registers memory of this process or of a peer-memory client. Returns its key, local and remote.
+    /// Registers memory of this process or of a peer-memory client. Returns its key, local and
+    /// remote.
     ///
     /// # Errors
     /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
     ///
     /// # Safety
-    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed otherwise
-    /// only in ways that tolerate a device's concurrent reads, and writes if the access rights allow
-    /// them.
+    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed
+    /// otherwise only in ways that tolerate a device's concurrent reads, and writes if the access
+    /// rights allow them.
     pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
         // Without the lock: populating pages takes time.
         let memory = Memory::acquire(config)?;
@@ -113,8 +115,9 @@ impl Card {
         })
     }
 
-    /// The file that holds the card's pages of doorbell registers, and the offset of this page in it. A
-    /// program can map the page again with them (shared, 4096 bytes), and ring through either mapping.
+    /// The file that holds the card's pages of doorbell registers, and the offset of this page in
+    /// it. A program can map the page again with them (shared, 4096 bytes), and ring through either
+    /// mapping.
     ///
     /// # Errors
     /// [`CardError::NotFound`], [`CardError::System`].
@@ -141,8 +144,8 @@ impl Card {
         })
     }
 
-    /// Creates a completion queue. Returns its number. The card writes to the second word of its doorbell
-    /// record, to distinguish one arm from the next.
+    /// Creates a completion queue. Returns its number. The card writes to the second word of its
+    /// doorbell record, to distinguish one arm from the next.
     ///
     /// # Errors
     /// [`CardError::Invalid`], [`CardError::TooMany`].
@@ -232,8 +235,8 @@ impl Card {
         })
     }
 
-    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is among the
-    /// diagnostics, too.
+    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is among
+    /// the diagnostics, too.
     ///
     /// # Errors
     /// [`CardError::Invalid`].
@@ -244,7 +247,8 @@ impl Card {
     /// Changes a queue pair.
     ///
     /// # Errors
-    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed then.
+    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed
+    /// then.
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
@@ -254,7 +258,8 @@ impl Card {
             }
             let now = Instant::now();
             if to == QpState::Reset {
-                // Doorbells that rang before this command must not reach the queue pair after its reset.
+                // Doorbells that rang before this command must not reach the queue pair after its
+                // reset.
                 engine.take_doorbells(now);
                 engine.flush_delayed_completions(qpn, now);
                 engine.delayed.forget(qpn);
@@ -283,8 +288,8 @@ impl Card {
         self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
     }
 
-    /// Destroys a queue pair: after this returns, the card touches neither its rings nor the memory that
-    /// its work requests name.
+    /// Destroys a queue pair: after this returns, the card touches neither its rings nor the memory
+    /// that its work requests name.
     ///
     /// # Errors
     /// [`CardError::NotFound`].

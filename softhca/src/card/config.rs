@@ -190,8 +190,8 @@ pub struct QpConfig {
     pub dbrec: *mut u32,
     /// Every send writes a completion entry.
     pub signal_all: bool,
-    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With CQE
-    /// version 1, libmlx5 finds the queue pair by it.
+    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With
+    /// CQE version 1, libmlx5 finds the queue pair by it.
     pub user_index: Option<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! Packets and completion entries that faults delay. Packets keep their order within a queue pair and a
-//! direction, completion entries within a queue.
+//! Packets and completion entries that faults delay. Packets keep their order within a queue pair
+//! and a direction, completion entries within a queue.
 
 use crate::fabric::Node;
 use crate::faults::Direction;
@@ -8,8 +8,8 @@ use gdsync_sys::prm::cqe::Cqe64;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-/// Most delayed packets of a flow; a queue pair with more waits as for a full fabric. They take 4 MiB
-/// at most.
+/// Most delayed packets of a flow; a queue pair with more waits as for a full fabric. They take 4
+/// MiB at most.
 const FULL: usize = 64;
 /// Most delayed incoming packets; with more, the card takes no packets from the fabric.
 const CONGESTED: usize = 1024;

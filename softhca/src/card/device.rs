@@ -51,8 +51,8 @@ pub(super) struct Shared {
 
 impl Card {
     /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
-    /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address instead,
-    /// and its port is Ethernet.
+    /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
+    /// instead, and its port is Ethernet.
     ///
     /// # Errors
     /// [`CardError::Fabric`] or [`CardError::System`].
@@ -83,8 +83,8 @@ impl Card {
         Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
     }
 
-    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too: it
-    /// ends the GIDs, and fronts report LID 0. On the fabric of several hosts it is 0.
+    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
+    /// it ends the GIDs, and fronts report LID 0. On the fabric of several hosts it is 0.
     pub fn lid(&self) -> u16 {
         self.port.lid
     }
@@ -99,9 +99,10 @@ impl Card {
         self.port.guid()
     }
 
-    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as RoCE v1
-    /// and as RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y is the LID. On
-    /// the fabric of several hosts that address is the card's own, and the GUID ends with it, too.
+    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as
+    /// RoCE v1 and as RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y
+    /// is the LID. On the fabric of several hosts that address is the card's own, and the GUID ends
+    /// with it, too.
     pub fn gids(&self) -> &[GidEntry] {
         &self.gids
     }
@@ -116,8 +117,8 @@ impl Card {
         self.shared.engine.lock().resources.diagnostics.all()
     }
 
-    /// Applies a plan to this card only, in place of the process's plan. `None` ends its faults. Counting
-    /// starts again.
+    /// Applies a plan to this card only, in place of the process's plan. `None` ends its faults.
+    /// Counting starts again.
     pub fn set_faults(&self, plan: Option<&FaultPlan>) {
         self.faults.set(plan);
         self.shared.sleeper.wake();
@@ -212,8 +213,8 @@ impl Shared {
     }
 }
 
-/// How long the engine spins before it naps. On few cores, a spinning engine occupies a core that its
-/// program needs.
+/// How long the engine spins before it naps. On few cores, a spinning engine occupies a core that
+/// its program needs.
 fn spin_time() -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     Duration::from_micros(if cores <= 2 { 10 } else { 50 })
@@ -221,6 +222,7 @@ fn spin_time() -> Duration {
 
 /// Makes the calling thread's naps end in time: by default Linux extends them by up to 50 µs.
 fn use_fine_timers() {
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
+    // nanoseconds.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }

@@ -58,8 +58,8 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// An EUI-64 of the locally administered range that ends with the LID, or an interface identifier
-    /// of the IPv4 address (RFC 5214, 6.1).
+    /// An EUI-64 of the locally administered range that ends with the LID, or an interface
+    /// identifier of the IPv4 address (RFC 5214, 6.1).
     pub(crate) fn guid(&self) -> u64 {
         match self.ipv4 {
             Some(address) => ISATAP | u64::from(u32::from(address)),

@@ -26,7 +26,7 @@ pub enum FabricError {
         last: io::Error,
     },
     /// The list of addresses is malformed.
-    #[error("{variable} makes no sense: {problem}")]
+    #[error("{variable} is malformed: {problem}")]
     Addresses {
         /// The environment variable with the addresses.
         variable: &'static str,

@@ -1,9 +1,9 @@
-//! Packets in a stream of bytes: lengths, header, payload. The parser has no side effects and checks
-//! everything, as it reads what another host sent.
+//! Packets in a stream of bytes: lengths, header, payload. The parser has no side effects and
+//! checks everything, as it reads what another host sent.
 //!
-//! A stream begins with a greeting, which names the protocol's version and the sending node. A frame
-//! is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and payload,
-//! without padding.
+//! A stream begins with a greeting, which names the protocol's version and the sending node. A
+//! frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
+//! payload, without padding.
 
 use super::node::Node;
 use super::packet::{MAX_HEADER, MAX_PAYLOAD};

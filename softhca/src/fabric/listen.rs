@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// Environment variable with the IPv4 addresses that cards of this process may have: `ADDRESS[:PORT]`,
-/// separated by `,`. Each card takes the first that is free, and speaks TCP. Without the variable,
-/// cards reach only others of their host.
+/// Environment variable with the IPv4 addresses that cards of this process may have:
+/// `ADDRESS[:PORT]`, separated by `,`. Each card takes the first that is free, and speaks TCP.
+/// Without the variable, cards reach only others of their host.
 pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
 /// TCP port of an address without one: the number of RoCE v2 among the ports of UDP. Cards that
 /// communicate use the same port.

@@ -2,9 +2,9 @@
 //! live.
 //!
 //! On one host, cards find each other by LID, and packets pass through shared memory (`shared.rs`).
-//! This is the default. Between hosts, cards find each other by IPv4 address, which ends their GIDs,
-//! and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names the
-//! addresses of the process.
+//! This is the default. Between hosts, cards find each other by IPv4 address, which ends their
+//! GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names
+//! the addresses of the process.
 
 mod error;
 mod frame;

@@ -83,9 +83,9 @@ impl Fabric {
         }
     }
 
-    /// Whether [`Self::try_send`] would find no room for a packet of that size. A caller asks before
-    /// it fetches a payload that is expensive to fetch. If the answer is true, the fabric wakes its
-    /// sleeper when there is room.
+    /// Whether [`Self::try_send`] would find no room for a packet of that size. A caller asks
+    /// before it fetches a payload that is expensive to fetch. If the answer is true, the fabric
+    /// wakes its sleeper when there is room.
     pub fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
         match &self.network {
             Network::Shared(shared) => {

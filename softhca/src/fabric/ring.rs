@@ -1,14 +1,14 @@
 //! A ring of packets in memory that two processes share: one producer, one consumer.
 //!
 //! Two indices count bytes without wrapping at the ring's size; their difference is the number of
-//! bytes in the ring. The producer writes a record and then publishes `tail` (release). The consumer
-//! reads `tail` (acquire), so it sees the record, and publishes `head` (release) when it has finished
-//! with the bytes. The producer reads `head` (acquire) before it overwrites them.
+//! bytes in the ring. The producer writes a record and then publishes `tail` (release). The
+//! consumer reads `tail` (acquire), so it sees the record, and publishes `head` (release) when it
+//! has finished with the bytes. The producer reads `head` (acquire) before it overwrites them.
 //!
 //! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the
 //! sleeper stores its flag, fences (SeqCst) and loads the index again; the other side stores the
-//! index, fences (SeqCst) and loads the flag. In every interleaving at least one of the two sees the
-//! other's store: either the sleeper does not sleep, or the other side wakes it.
+//! index, fences (SeqCst) and loads the flag. In every interleaving at least one of the two sees
+//! the other's store: either the sleeper does not sleep, or the other side wakes it.
 //!
 //! The other process may be broken or hostile: every number read from the ring is checked before it
 //! is used, and a ring with an impossible number is closed.
@@ -89,8 +89,8 @@ impl Producer {
     /// Puts a packet into the ring.
     ///
     /// # Safety
-    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at most
-    /// [`MAX_HEADER`] bytes (checked).
+    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes.
+    /// `header` is at most [`MAX_HEADER`] bytes (checked).
     pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<MustWake, PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let need = self.reserve(header.len(), length)?;
@@ -140,7 +140,8 @@ impl Producer {
     /// `bytes..bytes + count` is readable, and the ring has room at `at`.
     unsafe fn copy_in(&self, at: u64, bytes: *const u8, count: usize) {
         let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
-        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before `tail` covers them.
+        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before
+        // `tail` covers them.
         unsafe {
             first.copy_from_nonoverlapping(bytes, first_len);
             second.copy_from_nonoverlapping(bytes.add(first_len), second_len);
@@ -183,8 +184,8 @@ impl Consumer {
         self.shared.word64(AT_TAIL).load(Ordering::Acquire) == self.head
     }
 
-    /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits for
-    /// room.
+    /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits
+    /// for room.
     pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>)) -> Result<Option<MustWake>, Corrupt> {
         let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
         let used = tail.wrapping_sub(self.head);

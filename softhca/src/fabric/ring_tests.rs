@@ -16,7 +16,8 @@ fn push(producer: &mut Producer, header: &[u8], payload: &[u8]) -> Result<MustWa
 fn pop(consumer: &mut Consumer) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut taken = None;
     let got = consumer.pop(|packet| {
-        // SAFETY: the parts are valid while the packet is handled; the producer does not write meanwhile.
+        // SAFETY: the parts are valid while the packet is handled; the producer does not write
+        // meanwhile.
         let part = |(at, len): (*const u8, usize)| unsafe { std::slice::from_raw_parts(at, len) };
         let payload = packet.payload.map(|piece| if piece.1 == 0 { &[][..] } else { part(piece) }).concat();
         taken = Some((packet.header.to_vec(), payload));

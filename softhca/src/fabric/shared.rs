@@ -1,13 +1,13 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name. The kernel keeps the name unique on
-//! the host (in one network namespace) and frees it when the process ends. A link carries packets one
-//! way. The sending card makes it: shared memory with a ring, whose descriptor it sends to the
-//! receiving card over a socket. After that the socket only wakes sleepers, and its end shows that the
-//! other process has ended.
+//! Every card has a LID, claimed as an abstract Unix socket name. The kernel keeps the name unique
+//! on the host (in one network namespace) and frees it when the process ends. A link carries
+//! packets one way. The sending card makes it: shared memory with a ring, whose descriptor it sends
+//! to the receiving card over a socket. After that the socket only wakes sleepers, and its end
+//! shows that the other process has ended.
 //!
-//! A forked child shares the descriptors until it calls exec, which closes them. It must not use the
-//! fabric.
+//! A forked child shares the descriptors until it calls exec, which closes them. It must not use
+//! the fabric.
 
 use super::error::FabricError;
 use super::node::LIDS;
@@ -207,7 +207,7 @@ impl Shared {
             Ok(()) => {
                 // What a process sent before it ended is still delivered.
                 if link.is_finished() {
-                    tracing::debug!(lid = link.source(), "a peer is gone");
+                    tracing::debug!(lid = link.source(), "the process of a peer has ended");
                     *place = None;
                 }
             }

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-/// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor is
-/// attached.
+/// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor
+/// is attached.
 const GREETING: [u8; 6] = *b"gdsft2";
 /// Greeting and source LID, big endian.
 const GREETING_BYTES: usize = GREETING.len() + 2;
@@ -79,7 +79,7 @@ impl Incoming {
     pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
         let user = socket::peer_user(&socket)?;
         if user != socket::own_user() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("user {user} wants a link")));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("a process of user {user} connected")));
         }
         socket.set_nonblocking(true)?;
         Ok(Incoming { socket, greeted: None, closed: false })

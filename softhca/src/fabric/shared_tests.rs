@@ -152,8 +152,8 @@ fn sleepers_are_woken_by_packets_and_by_threads() {
 /// Line that the child prints when it has sent everything.
 const ALL_SENT: &str = "all packets are sent";
 
-/// Run by `a_killed_process_is_noticed_and_what_it_sent_still_arrives` in a process of its own: sends
-/// three packets, and waits to be killed.
+/// Run by `a_killed_process_is_noticed_and_what_it_sent_still_arrives` in a process of its own:
+/// sends three packets, and waits to be killed.
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };

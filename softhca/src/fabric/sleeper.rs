@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-/// Sleeps until a packet arrives, room for one appears, a peer's process ends, or another thread wakes
-/// it.
+/// Sleeps until a packet arrives, room for one appears, a peer's process ends, or another thread
+/// wakes it.
 ///
-/// Waking is cheap while the engine is awake, and no wake-up is lost: the sleeper announces itself and
-/// then looks for work; the waker makes work and then looks for the announcement (both with a SeqCst
-/// fence between), so at least one of them sees the other.
+/// Waking is cheap while the engine is awake, and no wake-up is lost: the sleeper announces itself
+/// and then looks for work; the waker makes work and then looks for the announcement (both with a
+/// SeqCst fence between), so at least one of them sees the other.
 pub struct Sleeper {
     pub(super) epoll: Epoll,
     event: OwnedFd,
@@ -33,8 +33,8 @@ impl Sleeper {
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeps for `timeout` at most. One thread calls it, between `prepare_sleep` and `finish_sleep` of
-    /// the fabric.
+    /// Sleeps for `timeout` at most. One thread calls it, between `prepare_sleep` and
+    /// `finish_sleep` of the fabric.
     pub fn sleep(&self, timeout: Duration) {
         wait::sleep(&[self.epoll.as_fd(), self.event.as_fd()], timeout);
     }

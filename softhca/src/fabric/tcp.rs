@@ -126,7 +126,7 @@ impl Tcp {
                 Ok(count) => {
                     taken += count;
                     if link.is_finished() {
-                        tracing::debug!(node = link.source(), "a peer is gone");
+                        tracing::debug!(node = link.source(), "the process of a peer has ended");
                         *place = None;
                     }
                 }
@@ -192,7 +192,7 @@ impl Tcp {
                 }
             };
             if self.incoming.iter().flatten().count() >= MAX_INCOMING {
-                tracing::warn!(%from, "{MAX_INCOMING} links are here, which is the limit: one more is refused");
+                tracing::warn!(%from, "{MAX_INCOMING} links exist, which is the limit: another is refused");
                 continue;
             }
             let index = free_slot(&mut self.incoming);

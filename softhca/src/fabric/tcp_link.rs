@@ -109,8 +109,8 @@ impl Outgoing {
         !self.closed && !self.pending.is_empty()
     }
 
-    /// Handles an event of the socket. Peers send nothing there, so the connection is established, has
-    /// room again, or has ended. False if the link has ended.
+    /// Handles an event of the socket. Peers send nothing there, so the connection is established,
+    /// has room again, or has ended. False if the link has ended.
     pub(super) fn handle_socket(&mut self) -> bool {
         if self.connecting.is_none() && !wait::drain(self.socket.as_fd()) {
             self.closed = true;
@@ -224,7 +224,8 @@ impl Incoming {
         self.greeted && !matches!(frame::parse(&self.buffer[self.start..self.end]), Ok(None))
     }
 
-    /// Whether the peer has ended and all its packets are taken, or the greeting did not arrive in time.
+    /// Whether the peer has ended and all its packets are taken, or the greeting did not arrive in
+    /// time.
     pub(super) fn is_finished(&self) -> bool {
         (self.closed && !self.has_packet()) || (!self.greeted && self.since.elapsed() > GREETING_TIME)
     }

@@ -193,8 +193,8 @@ impl Faults {
 }
 
 impl State {
-    /// Action of the first rule that applies, among those that `concerns` selects. All of these count
-    /// the event.
+    /// Action of the first rule that applies, among those that `concerns` selects. All of these
+    /// count the event.
     fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
         for live in self.rules.iter_mut().filter(|live| concerns(&live.count.rule)) {

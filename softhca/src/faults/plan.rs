@@ -32,8 +32,8 @@ pub struct Rule {
     pub which: Which,
     /// Limit of how often it happens.
     pub times: Option<u64>,
-    /// Packets that leave the card, or that arrive at it. For completions: those of sends, or those of
-    /// receives.
+    /// Packets that leave the card, or that arrive at it. For completions: those of sends, or those
+    /// of receives.
     pub direction: Option<Direction>,
     /// Kinds of packets. For completions: kinds of the packets that caused them.
     pub kinds: Kinds,
@@ -60,8 +60,8 @@ impl Rule {
         }
     }
 
-    /// The direction, or its default: outgoing packets for faults of the network, incoming packets for
-    /// faults of a responder.
+    /// The direction, or its default: outgoing packets for faults of the network, incoming packets
+    /// for faults of a responder.
     pub(super) fn direction_or_usual(&self) -> Direction {
         let usual = if self.action == Action::Rnr { Direction::In } else { Direction::Out };
         self.direction.unwrap_or(usual)
@@ -78,11 +78,11 @@ pub enum Action {
     Duplicate,
     /// A packet is delayed, and with it the later packets of its queue pair.
     Delay(Duration),
-    /// A packet, and the later ones of its queue pair, wait until so many packets of other queue pairs
-    /// have passed; [`LONGEST_HOLD`] at most.
+    /// A packet, and the later ones of its queue pair, wait until so many packets of other queue
+    /// pairs have passed; [`LONGEST_HOLD`] at most.
     Hold(u32),
-    /// The responder answers that it is not ready (RNR NAK), to a request of a reliable connection that
-    /// it could execute.
+    /// The responder answers that it is not ready (RNR NAK), to a request of a reliable connection
+    /// that it could execute.
     Rnr,
     /// For outgoing packets, the work request fails with this syndrome. For incoming ones, the
     /// responder refuses with it and fails.

@@ -41,7 +41,8 @@ impl SharedMemory {
     /// Maps what another process sent. Memory of another size, or that can still shrink, is
     /// refused.
     pub(crate) fn receive(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        // SAFETY: plain system calls on a descriptor that is open; all-zero bytes are a valid `stat`.
+        // SAFETY: plain system calls on a descriptor that is open; all-zero bytes are a valid
+        // `stat`.
         let (seals, size) = unsafe {
             let seals = check(libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS))?;
             let mut stat: libc::stat = std::mem::zeroed();
@@ -71,7 +72,8 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from outliving it.
+        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from
+        // outliving it.
         unsafe { libc::munmap(self.base.cast(), self.len) };
     }
 }
@@ -88,8 +90,8 @@ impl MemoryFile {
         Ok(MemoryFile(fd))
     }
 
-    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of
-    /// a page.
+    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of a
+    /// page.
     pub(crate) fn extend(&self, offset: usize, len: usize) -> io::Result<SharedMemory> {
         let position = |at: Option<usize>| at.and_then(|at| libc::off_t::try_from(at).ok());
         let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {

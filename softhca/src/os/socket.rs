@@ -20,7 +20,8 @@ fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen
     Ok((address, length as libc::socklen_t))
 }
 
-/// Connects to an abstract name without ever blocking (the standard library's connect waits while the backlog is full).
+/// Connects to an abstract name without ever blocking (the standard library's connect waits while
+/// the backlog is full).
 pub(crate) fn connect_unix(name: &[u8]) -> io::Result<UnixStream> {
     let (address, length) = abstract_address(name)?;
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -45,7 +46,8 @@ pub(crate) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStr
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: a plain system call, whose descriptor is new.
     let socket = unsafe { owned(libc::socket(libc::AF_INET, kind, 0)) }?;
-    // The kernel chooses the port when the socket connects, so that one port serves many connections.
+    // The kernel chooses the port when the socket connects, so that one port serves many
+    // connections.
     set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
     let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
     let (own, peer) = (internet_address(SocketAddrV4::new(from, 0)), internet_address(to));
@@ -144,8 +146,9 @@ pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };
     let fd_len = size_of::<libc::c_int>() as libc::c_uint;
-    // SAFETY: all-zero bytes are a valid message header; the control buffer holds one descriptor (24 of 64 bytes), so
-    // `CMSG_FIRSTHDR` is not null and its data has room for it; all pointers outlive the call.
+    // SAFETY: all-zero bytes are a valid message header; the control buffer holds one descriptor
+    // (24 of 64 bytes), so `CMSG_FIRSTHDR` is not null and its data has room for it; all pointers
+    // outlive the call.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
@@ -166,8 +169,9 @@ pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>
 pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = ControlBuffer { bytes: [0; 64] };
-    // SAFETY: all-zero bytes are a valid message header; buffers outlive the call; the kernel writes
-    // at most 64 bytes of control data and says how many; a descriptor that it passes is new.
+    // SAFETY: all-zero bytes are a valid message header; buffers outlive the call; the kernel
+    // writes at most 64 bytes of control data and says how many; a descriptor that it passes is
+    // new.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &mut part;
@@ -183,7 +187,8 @@ pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Resu
                 let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<libc::c_int>();
                 for i in 0..count {
                     let raw = libc::CMSG_DATA(header).cast::<libc::c_int>().add(i).read_unaligned();
-                    // Of several descriptors the last one is kept; the assignment closes the others.
+                    // Of several descriptors the last one is kept; the assignment closes the
+                    // others.
                     fd = Some(OwnedFd::from_raw_fd(raw));
                 }
             }

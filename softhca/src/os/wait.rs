@@ -15,12 +15,13 @@ pub(crate) fn event(flags: libc::c_int) -> io::Result<OwnedFd> {
 /// Makes an eventfd readable.
 pub(crate) fn raise(event: BorrowedFd<'_>) {
     let one = 1u64;
-    // SAFETY: 8 readable bytes. A failure means that the counter is full: then it is readable anyway.
+    // SAFETY: 8 readable bytes. A failure means that the counter is full: then it is readable
+    // anyway.
     unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Reads everything from a non-blocking descriptor. False if the other side has closed it, or if
-/// it failed.
+/// Reads everything from a non-blocking descriptor. False if the other side has closed it, or if it
+/// failed.
 pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
     let mut bytes = [0u8; 256];
     loop {

@@ -23,7 +23,8 @@ pub(super) struct Ah {
     _domain: Arc<Pd>,
 }
 
-// SAFETY: the C struct is written once, before the caller gets the handle; the C caller reads the vector.
+// SAFETY: the C struct is written once, before the caller gets the handle; the C caller reads the
+// vector.
 unsafe impl Sync for Ah {}
 // SAFETY: as above; its pointers name objects that it keeps alive.
 unsafe impl Send for Ah {}
@@ -39,13 +40,15 @@ impl Ah {
     }
 }
 
-/// The card's rate codes by those of libibverbs (`enum ibv_rate`): the same rate, or the next higher one
-/// of the card (libmlx5, `ah_attr_to_mlx5_rate`). A code beyond the table means unlimited, 0.
+/// The card's rate codes by those of libibverbs (`enum ibv_rate`): the same rate, or the next
+/// higher one of the card (libmlx5, `ah_attr_to_mlx5_rate`). A code beyond the table means
+/// unlimited, 0.
 const RATES: [u8; 23] = [0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9, 15, 0, 0, 9, 13, 0, 0];
 
 /// `ibv_create_ah`.
 ///
-/// EINVAL: an unknown port or source GID, or a service level, path bits or flow label with too many bits.
+/// EINVAL: an unknown port or source GID, or a service level, path bits or flow label with too many
+/// bits.
 ///
 /// # Safety
 /// `pd` is null or allocated; `attr` is null or valid.

@@ -19,8 +19,8 @@ pub(super) const PORT: u8 = 1;
 pub(super) const COMPLETION_VECTORS: c_int = 1;
 /// Vendor of the cards with this interface. `ibv_query_device` reports an IEEE OUI, not a PCI id.
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// `IBV_ATOMIC_HCA`: operations are atomic among those of a card. This card's are atomic for CPUs, too,
-/// but mlx5 does not report that.
+/// `IBV_ATOMIC_HCA`: operations are atomic among those of a card. This card's are atomic for CPUs,
+/// too, but mlx5 does not report that.
 const ATOMIC_HCA: c_int = 1;
 /// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.
 const PHYS_LINK_UP: u8 = 5;
@@ -39,7 +39,8 @@ pub(super) struct Context {
     hold: Hold,
 }
 
-// SAFETY: the C struct is written once, before the caller gets the context; all else is `Sync` itself.
+// SAFETY: the C struct is written once, before the caller gets the context; all else is `Sync`
+// itself.
 unsafe impl Sync for Context {}
 // SAFETY: as above; its pointers name static devices or are null.
 unsafe impl Send for Context {}
@@ -212,7 +213,8 @@ pub(super) unsafe extern "C" fn query_gid(
     }))
 }
 
-/// `ibv_query_gid_table`, behind the inline function. Returns the number of entries, or a negative errno.
+/// `ibv_query_gid_table`, behind the inline function. Returns the number of entries, or a negative
+/// errno.
 ///
 /// EINVAL: too little room, flags, or entries of another size.
 ///

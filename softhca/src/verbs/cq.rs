@@ -18,8 +18,8 @@ use libc::c_int;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or flow
-/// tags.
+/// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or
+/// flow tags.
 const STANDARD_WC_FLAGS: u64 = 0x7f;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, which has no effect.
 const SINGLE_THREADED: u32 = 1 << 0;
@@ -71,10 +71,12 @@ impl Cq {
     }
 }
 
-/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of them reserved.
+/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of them
+/// reserved.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
+/// valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,

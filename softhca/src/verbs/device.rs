@@ -1,8 +1,8 @@
 //! The devices of this process, and the lifetime of their cards.
 //!
-//! Devices are static: listing them starts no card. The card of a device starts when the program opens
-//! the device or queries its GUID, and stops when no list and no context of it is left. Until then, GUID
-//! and LID stay the same. All contexts of a device share its card.
+//! Devices are static: listing them starts no card. The card of a device starts when the program
+//! opens the device or queries its GUID, and stops when no list and no context of it is left. Until
+//! then, GUID and LID stay the same. All contexts of a device share its card.
 
 use super::errno::{self, Errno, Result};
 use super::event_queue::Routes;
@@ -38,8 +38,8 @@ pub(super) struct Device {
 unsafe impl Sync for Device {}
 // SAFETY: as above; its pointers are null.
 unsafe impl Send for Device {}
-// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never shared
-// or destroyed.
+// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never
+// shared or destroyed.
 unsafe impl Object for Device {
     type C = ibv_device;
 }
@@ -66,7 +66,8 @@ impl State {
         Ok(card)
     }
 
-    /// Takes the card if no list and no context needs it. The caller drops it after releasing the lock.
+    /// Takes the card if no list and no context needs it. The caller drops it after releasing the
+    /// lock.
     fn idle_card(&mut self) -> Option<Arc<OpenCard>> {
         if self.lists == 0 && self.contexts == 0 { self.card.take() } else { None }
     }
@@ -202,8 +203,8 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     errno::pointer(found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
 }
 
-/// `ibv_get_device_guid`, in network byte order. Starts the card if it does not run, as the GUID is the
-/// card's. 0 if the card cannot start, `device` is null, or all lists were freed.
+/// `ibv_get_device_guid`, in network byte order. Starts the card if it does not run, as the GUID is
+/// the card's. 0 if the card cannot start, `device` is null, or all lists were freed.
 ///
 /// # Safety
 /// `device` is null or from a list.

@@ -1,5 +1,5 @@
-//! Protection domains, thread domains, and parent domains, which combine the two with an allocator of
-//! queue memory.
+//! Protection domains, thread domains, and parent domains, which combine the two with an allocator
+//! of queue memory.
 
 use super::context::Context;
 use super::errno::{self, Errno, Result};
@@ -34,8 +34,8 @@ pub(super) struct Parent {
     pub(super) pd_context: *mut c_void,
 }
 
-// SAFETY: the C struct is written once, before the caller gets the domain; `pd_context` is passed on
-// only.
+// SAFETY: the C struct is written once, before the caller gets the domain; `pd_context` is passed
+// on only.
 unsafe impl Sync for Pd {}
 // SAFETY: as above.
 unsafe impl Send for Pd {}
@@ -111,12 +111,12 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
 
 /// `ibv_alloc_parent_domain`.
 ///
-/// EINVAL: no protection domain, a parent domain in its place, domains of another context, unknown bits, or
-/// only one function of the allocator.
+/// EINVAL: no protection domain, a parent domain in its place, domains of another context, unknown
+/// bits, or only one function of the allocator.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid domains. Its functions may be called as
-/// `ibv_alloc_parent_domain` documents, until the domain is deallocated.
+/// `context` is null or open; `attr` is null or valid, with valid domains. Its functions may be
+/// called as `ibv_alloc_parent_domain` documents, until the domain is deallocated.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

@@ -1,9 +1,9 @@
-//! Queues of asynchronous events. The card names objects by number; the context's caller knows them by
-//! pointer.
+//! Queues of asynchronous events. The card names objects by number; the context's caller knows them
+//! by pointer.
 //!
-//! The rules are those of the kernel and libibverbs. An event is queued at the context that made the
-//! object. Events that are not fetched when the object is destroyed are dropped. Destroying an object
-//! waits until all its fetched events are acknowledged.
+//! The rules are those of the kernel and libibverbs. An event is queued at the context that made
+//! the object. Events that are not fetched when the object is destroyed are dropped. Destroying an
+//! object waits until all its fetched events are acknowledged.
 
 use super::errno::{Errno, Result};
 use crate::card::Event;
@@ -92,8 +92,8 @@ impl EventQueue {
         }
     }
 
-    /// Decrements the counter, for an event taken under the lock. Polls first: it must not block if the
-    /// caller has read from the descriptor itself.
+    /// Decrements the counter, for an event taken under the lock. Polls first: it must not block if
+    /// the caller has read from the descriptor itself.
     fn count_down(&self) {
         if self.is_readable(0) == Ok(true) {
             let mut one = [0; 8];
@@ -128,7 +128,7 @@ impl EventQueue {
     }
 
     fn is_nonblocking(&self) -> bool {
-        // SAFETY: no memory is involved; the descriptor is ours.
+        // SAFETY: the call accesses no memory; the descriptor is ours.
         unsafe { libc::fcntl(self.fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0 }
     }
 
@@ -169,8 +169,8 @@ impl Routes {
         self.by_number.lock().insert(number, route);
     }
 
-    /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits until the
-    /// fetched ones are acknowledged.
+    /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits
+    /// until the fetched ones are acknowledged.
     pub(super) fn remove(&self, number: ObjectNumber, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
         // The route is removed before the object, whose number can be reused at once.
         let route = self.by_number.lock().remove(&number);

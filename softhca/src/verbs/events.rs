@@ -42,7 +42,8 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     let Some(event) = (unsafe { event.as_ref() }) else { return };
     let source = match event.event_type {
         verbs::IBV_EVENT_CQ_ERR => {
-            // SAFETY: the type says which field holds; the queue lives until its events are acknowledged.
+            // SAFETY: the type says which field holds; the queue lives until its events are
+            // acknowledged.
             unsafe { object::borrow::<Cq>(event.element.cq) }.map(|cq| &cq.events)
         }
         verbs::IBV_EVENT_QP_FATAL
@@ -55,8 +56,8 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         _ => return,
     };
     if let Ok(source) = source {
-        // Through a reference of its own: the object may be destroyed, and freed, once its last event is
-        // acknowledged.
+        // Through a reference of its own: the object may be destroyed, and freed, once its last
+        // event is acknowledged.
         source.clone().acknowledge();
     }
 }

@@ -9,12 +9,12 @@ use super::qp::Qp;
 use gdsync_sys::mlx5dv::{MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP, mlx5dv_obj};
 use libc::c_int;
 
-/// `mlx5dv_init_obj`, for one or several kinds of objects. EINVAL for a null pointer, EOPNOTSUPP for kinds
-/// that the software card lacks; structs filled before that stay filled.
+/// `mlx5dv_init_obj`, for one or several kinds of objects. EINVAL for a null pointer, EOPNOTSUPP
+/// for kinds that the software card lacks; structs filled before that stay filled.
 ///
 /// # Safety
-/// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and a valid
-/// struct.
+/// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and
+/// a valid struct.
 pub(super) unsafe extern "C" fn mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int {
     // SAFETY: the caller's.
     errno::status(unsafe { describe(obj, obj_type) })

@@ -1,4 +1,5 @@
-//! Attributes of queue pairs: between libibverbs' struct with its mask and the card's typed change.
+//! Attributes of queue pairs: conversion between libibverbs' struct with its mask and the card's
+//! typed change.
 
 use super::ah;
 use super::errno::{self, Errno, Result};
@@ -13,8 +14,8 @@ const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE
 /// Bits that no transition of this card has: for drained queues, resizing and pacing.
 const NOT_HERE: u32 = verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
 
-/// `ibv_modify_qp`. EINVAL for unknown bits, an impossible transition, a missing or superfluous attribute,
-/// or a value out of range; EOPNOTSUPP for the drained state. Nothing has changed then.
+/// `ibv_modify_qp`. EINVAL for unknown bits, an impossible transition, a missing or superfluous
+/// attribute, or a value out of range; EOPNOTSUPP for the drained state. Nothing has changed then.
 ///
 /// The transition to RESET zeroes the doorbell records.
 ///
@@ -87,8 +88,8 @@ fn state_of(code: c_int) -> Result<QpState> {
     QpState::from_ibv(code).ok_or(Errno::INVALID)
 }
 
-/// `ibv_query_qp`: fills both structs completely, whatever `mask` selects. EOPNOTSUPP for the rate limit
-/// and bits above it.
+/// `ibv_query_qp`: fills both structs completely, whatever `mask` selects. EOPNOTSUPP for the rate
+/// limit and bits above it.
 ///
 /// # Safety
 /// `qp` is null or created; `attr` and `init` are null or valid.

@@ -12,7 +12,8 @@ use std::sync::Arc;
 /// Access flags that a provider may ignore (`IB_ACCESS_OPTIONAL`, `rdma/ib_user_ioctl_verbs.h`).
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 
-/// A memory region. It keeps the protection domain alive, not a parent domain that it was made from.
+/// A memory region. It keeps the protection domain alive, not a parent domain that it was made
+/// from.
 #[repr(C)]
 pub(super) struct Mr {
     ibv: UnsafeCell<ibv_mr>,
@@ -31,13 +32,14 @@ unsafe impl Object for Mr {
 
 /// `ibv_reg_mr`.
 ///
-/// EINVAL: no bytes, remote write or atomic without local write, unknown flags, or flags of features that
-/// this card lacks (memory windows, zero-based and on-demand regions). EFAULT: the memory is not mapped
-/// with that access, or its peer-memory client refuses it.
+/// EINVAL: no bytes, remote write or atomic without local write, unknown flags, or flags of
+/// features that this card lacks (memory windows, zero-based and on-demand regions). EFAULT: the
+/// memory is not mapped with that access, or its peer-memory client refuses it.
 ///
 /// # Safety
-/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer memory: allocated),
-/// and is accessed otherwise only in ways that tolerate a device's concurrent accesses.
+/// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer
+/// memory: allocated), and is accessed otherwise only in ways that tolerate a device's concurrent
+/// accesses.
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -73,8 +75,8 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: size_t, access: c
     Ok(object::into_raw(Arc::new(Mr { ibv: UnsafeCell::new(ibv), key, domain })))
 }
 
-/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has dropped
-/// the region.
+/// `ibv_dereg_mr`. After it, the card does not touch the memory, and its peer-memory client has
+/// dropped the region.
 ///
 /// # Safety
 /// `mr` is null or registered.

@@ -1,8 +1,8 @@
 //! Verbs objects behind the pointers of C callers.
 //!
 //! An object is an [`Arc`] whose content begins with the C struct. The caller's raw pointer is one
-//! reference, and every child holds another. So the reference count shows whether a parent has children,
-//! which keep it alive.
+//! reference, and every child holds another. So the reference count shows whether a parent has
+//! children, which keep it alive.
 
 use super::errno::{Errno, Result};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// A verbs object.
 ///
 /// # Safety
-/// The type is `#[repr(C)]`, and its first field is an `UnsafeCell<Self::C>`: a pointer to either is one to the other.
+/// The type is `#[repr(C)]`, and its first field is an `UnsafeCell<Self::C>`: a pointer to either
+/// is one to the other.
 pub(super) unsafe trait Object: Sized {
     /// The struct that C callers see.
     type C;
@@ -50,8 +51,8 @@ pub(super) unsafe fn share<O: Object>(raw: *mut O::C) -> Result<Arc<O>> {
         return Err(Errno::INVALID);
     }
     let object = raw.cast_const().cast::<O>();
-    // SAFETY: as the caller promises, it came from `Arc::into_raw`, and the caller's reference keeps it
-    // alive.
+    // SAFETY: as the caller promises, it came from `Arc::into_raw`, and the caller's reference
+    // keeps it alive.
     unsafe {
         Arc::increment_strong_count(object);
         Ok(Arc::from_raw(object))
@@ -73,8 +74,8 @@ pub(super) unsafe fn destroy<O: Object>(
     if raw.is_null() {
         return Err(Errno::INVALID);
     }
-    // SAFETY: as the caller promises, it came from `Arc::into_raw`; on failure the reference is returned
-    // below.
+    // SAFETY: as the caller promises, it came from `Arc::into_raw`; on failure the reference is
+    // returned below.
     let object = unsafe { Arc::from_raw(raw.cast_const().cast::<O>()) };
     let destroyed = if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { release(&object) };
     if destroyed.is_err() {

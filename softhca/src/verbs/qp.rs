@@ -24,7 +24,8 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Bits of `comp_mask` that libmlx5 accepts: domain, XRC domain, flags, TSO header, indirection table, hash, operations.
+/// Bits of `comp_mask` that libmlx5 accepts: domain, XRC domain, flags, TSO header, indirection
+/// table, hash, operations.
 const KNOWN_MASK: u32 = 0x7f;
 /// Bits of mlx5's `comp_mask` that libmlx5 accepts: flags, DC, operations, DCI streams.
 const KNOWN_MLX5_MASK: u64 = 0xf;
@@ -65,8 +66,8 @@ struct Memory {
     dbrec: QueueMemory,
 }
 
-// SAFETY: once the caller has the queue pair, only `state` of the C struct changes, atomically; the C
-// caller and the card access rings and records.
+// SAFETY: once the caller has the queue pair, only `state` of the C struct changes, atomically; the
+// C caller and the card access rings and records.
 unsafe impl Sync for Qp {}
 // SAFETY: as above; its pointers are not dereferenced.
 unsafe impl Send for Qp {}
@@ -82,7 +83,8 @@ impl Qp {
 
     /// Sets `ibv_qp.state`, the state that the library saw last.
     pub(super) fn set_state(&self, state: c_int) {
-        // SAFETY: inside our own struct, aligned; C callers read it, and only this function writes it.
+        // SAFETY: inside our own struct, aligned; C callers read it, and only this function writes
+        // it.
         unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).state) }.store(state, Ordering::Relaxed);
     }
 
@@ -104,8 +106,8 @@ impl Qp {
         }
     }
 
-    /// The answer of `mlx5dv_init_obj`, without optional fields: the register's page cannot be mapped a
-    /// second time through this front.
+    /// The answer of `mlx5dv_init_obj`, without optional fields: the register's page cannot be
+    /// mapped a second time through this front.
     pub(super) fn describe(&self, out: &mut mlx5dv_qp) {
         let QueueSizes { sq_blocks, rq_entries, rq_stride } = self.sizes;
         let start = self.memory.rings.start();
@@ -167,7 +169,8 @@ impl Memory {
 /// capacities.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
+/// valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -292,9 +295,10 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
     Ok(())
 }
 
-/// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory that work requests name.
-/// Waits until the queue pair's events are acknowledged. Its completion entries stay in their rings:
-/// libmlx5, too, does not change a completion queue's ring once `mlx5dv_init_obj` has exposed it.
+/// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory that work requests
+/// name. Waits until the queue pair's events are acknowledged. Its completion entries stay in their
+/// rings: libmlx5, too, does not change a completion queue's ring once `mlx5dv_init_obj` has
+/// exposed it.
 ///
 /// # Safety
 /// `qp` is null or created.

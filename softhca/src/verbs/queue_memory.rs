@@ -41,9 +41,9 @@ pub(super) struct Request {
 }
 
 impl QueueMemory {
-    /// Allocates from the allocator of `domain`; from the heap, if it has none or its allocator asks for
-    /// the default. A custom block keeps the content that its allocator gave it. A heap block is zeroed,
-    /// and aligned to at least `own_alignment`.
+    /// Allocates from the allocator of `domain`; from the heap, if it has none or its allocator
+    /// asks for the default. A custom block keeps the content that its allocator gave it. A heap
+    /// block is zeroed, and aligned to at least `own_alignment`.
     ///
     /// # Errors
     /// ENOMEM, or EINVAL for a custom block that is misaligned.
@@ -73,7 +73,8 @@ impl QueueMemory {
     /// Zeroes both words of a doorbell record.
     pub(super) fn clear_record(&self) {
         for word in 0..2 {
-            // SAFETY: made by `doorbell_record`: two aligned words. The card may read them meanwhile.
+            // SAFETY: made by `doorbell_record`: two aligned words. The card may read them
+            // meanwhile.
             unsafe { AtomicU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
         }
     }
@@ -118,13 +119,15 @@ impl QueueMemory {
 impl Drop for QueueMemory {
     fn drop(&mut self) {
         match &self.source {
-            // SAFETY: allocated with this layout, freed once; the card's object that used it is destroyed.
+            // SAFETY: allocated with this layout, freed once; the card's object that used it is
+            // destroyed.
             Source::Heap(layout) => unsafe { std::alloc::dealloc(self.start.as_ptr(), *layout) },
             Source::Custom { domain, resource_type } => {
                 let Some(parent) = domain.parent() else { return };
                 let Some((_, free)) = parent.allocators else { return };
                 let block = self.start.as_ptr().cast::<c_void>();
-                // SAFETY: the counterpart of the allocator that returned the block; `domain` is alive.
+                // SAFETY: the counterpart of the allocator that returned the block; `domain` is
+                // alive.
                 unsafe { free(object::handle(domain), parent.pd_context, block, *resource_type) };
             }
         }

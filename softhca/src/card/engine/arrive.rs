@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Handles a packet from the fabric, or from the card itself. Returns the queue pair that it concerned.
+/// Handles a packet from the fabric, or from the card itself. Returns the queue pair that it
+/// concerned.
 pub(super) fn arrive(
     delayed: &mut DelayedPackets,
     qps: &mut HashMap<u32, Qp>,

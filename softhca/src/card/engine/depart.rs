@@ -38,9 +38,9 @@ impl Engine {
     }
 
     fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
-        // Loopback: the sending queue pair moves on before the packet is delivered, as they may be the
-        // same queue pair. Unreliable packets are delivered first: sending them completes the request,
-        // which may own the data.
+        // Loopback: the sending queue pair moves on before the packet is delivered, as they may be
+        // the same queue pair. Unreliable packets are delivered first: sending them completes the
+        // request, which may own the data.
         let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
         if moves_on_first {
             self.sent(packet, now);
@@ -88,9 +88,9 @@ impl Engine {
     /// Passes a packet to the fabric, or to the card itself.
     fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
         if to != self.resources.port.node() {
-            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes that
-            // the request owns, or were read or copied into buffers of the card. None of these is
-            // freed while the engine is locked.
+            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes
+            // that the request owns, or were read or copied into buffers of the card. None of these
+            // is freed while the engine is locked.
             return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
         }
         let mut context = self.resources.context(now);

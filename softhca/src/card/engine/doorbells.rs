@@ -27,8 +27,8 @@ impl Engine {
         !rung.is_empty()
     }
 
-    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They may
-    /// belong to any UAR: libmlx5 rings on the page of the context.
+    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
+    /// may belong to any UAR: libmlx5 rings on the page of the context.
     fn arm(&mut self, bell: Doorbell) {
         let (arm, rung) = CqArm::from_doorbell(bell.raw());
         let mut problem = (!self.resources.cqs.contains_key(&rung))

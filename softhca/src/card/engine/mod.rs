@@ -1,5 +1,5 @@
-//! The engine: what the card does, step by step. It owns all state of the device and no memory of its
-//! users.
+//! The engine: what the card does, step by step. It owns all state of the device and no memory of
+//! its users.
 
 mod arrive;
 mod completions;

@@ -55,8 +55,8 @@ impl Schedule {
         if qp.endpoint.state() == QpState::Err {
             self.failed.insert(qpn);
         }
-        // A timer that is set too early expires without effect and is set again. This costs less than
-        // moving it with every packet.
+        // A timer that is set too early expires without effect and is set again. This costs less
+        // than moving it with every packet.
         if let Some(wake) = qp.requester.next_wake()
             && qp.timer.is_none_or(|timer| wake < timer)
         {

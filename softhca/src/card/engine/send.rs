@@ -48,8 +48,8 @@ impl Engine {
         Served::Part
     }
 
-    /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request or
-    /// the response is refused.
+    /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request
+    /// or the response is refused.
     fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Fetch {
         let payload = &mut self.resources.payload;
         // Clients are slow: they are not asked repeatedly for a packet that has no room.

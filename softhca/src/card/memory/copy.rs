@@ -6,7 +6,7 @@ use crate::peer_memory::{PeerFailure, PeerMapping};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Where registered memory is.
+/// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place<'a> {
     /// At an address that the CPU dereferences.
@@ -48,8 +48,8 @@ impl Source<'_> {
     }
 }
 
-/// Copies a piece. A piece that is an aligned word is written at once, and becomes visible after what
-/// was copied earlier: programs poll such words, as cards write to memory in order.
+/// Copies a piece. A piece that is an aligned word is written at once, and becomes visible after
+/// what was copied earlier: programs poll such words, as cards write to memory in order.
 ///
 /// # Safety
 /// `from` is readable, `to` is writable for `count` bytes. They may overlap.
@@ -71,12 +71,13 @@ unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
 }
 
 /// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
-/// Bytes for peer memory are collected in `bounce`, which is allocated for the first of them: programs
-/// and other processes may write to the parts at any time, so a client cannot get them as a slice.
+/// Bytes for peer memory are collected in `bounce`, which is allocated for the first of them:
+/// programs and other processes may write to the parts at any time, so a client cannot get them as
+/// a slice.
 ///
 /// # Safety
-/// All parts and all host targets are mapped, with the right access. They may overlap (a message to oneself), but none is
-/// `bounce`.
+/// All parts and all host targets are mapped, with the right access. They may overlap (a message to
+/// oneself), but none is `bounce`.
 pub(crate) unsafe fn copy(
     parts: &[Part],
     targets: &[Target<'_>],

@@ -15,8 +15,8 @@ struct Waiting {
     addr: u64,
 }
 
-/// Pieces of payload, in order. The pieces in peer memory are read into a buffer of the card when the
-/// packet can be sent, so that the CPU can read all of the payload.
+/// Pieces of payload, in order. The pieces in peer memory are read into a buffer of the card when
+/// the packet can be sent, so that the CPU can read all of the payload.
 ///
 /// Between packets no piece waits, so it keeps no region alive.
 #[derive(Debug, Default)]
@@ -95,8 +95,8 @@ impl Gather {
         Ok(())
     }
 
-    /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces from
-    /// peer memory are valid until the next call of [`Self::fetch`].
+    /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces
+    /// from peer memory are valid until the next call of [`Self::fetch`].
     pub(crate) fn take(&mut self) -> Vec<Part> {
         std::mem::take(&mut self.parts)
     }

@@ -14,7 +14,8 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
     };
     let (Ok(length), Ok(base)) = (usize::try_from(end - start), usize::try_from(start)) else { return false };
     let populate = |advice| {
-        // SAFETY: populating changes no content; ranges that are not mapped are reported, not touched.
+        // SAFETY: populating changes no content; ranges that are not mapped are reported, not
+        // touched.
         match unsafe { libc::madvise(base as *mut libc::c_void, length, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error().raw_os_error()),
@@ -25,15 +26,15 @@ pub fn is_mapped(addr: u64, len: u64, writable: bool) -> bool {
         Err(Some(libc::EINVAL)) => {}
         Err(_) => return false,
     }
-    // EINVAL has four causes: the range is not writable; it is not readable; the kernel is older than
-    // 5.14; or the mapping is a device's, which cannot be populated. The rights in the list of
+    // EINVAL has four causes: the range is not writable; it is not readable; the kernel is older
+    // than 5.14; or the mapping is a device's, which cannot be populated. The rights in the list of
     // mappings decide.
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return false };
     has_rights(&maps, start..end, writable)
 }
 
-/// Whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its lines
-/// are in the order of addresses: `first-end rwxp ...`.
+/// Whether `/proc/self/maps` (proc_pid_maps(5)) allows reading (and writing) all of a range. Its
+/// lines are in the order of addresses: `first-end rwxp ...`.
 fn has_rights(maps: &str, range: Range<u64>, writable: bool) -> bool {
     let mut left = range.start;
     for line in maps.lines() {

@@ -103,8 +103,8 @@ struct Region {
     memory: Memory,
 }
 
-/// All memory regions of a card. A key is an index and a tag that changes when the index is reused, so
-/// a stale key names no region.
+/// All memory regions of a card. A key is an index and a tag that changes when the index is reused,
+/// so a stale key names no region.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     table: Vec<Option<Region>>,
@@ -115,8 +115,8 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Registers memory with a key whose last 8 bits are `tag`, if there is one. `None` if the table is
-    /// full.
+    /// Registers memory with a key whose last 8 bits are `tag`, if there is one. `None` if the
+    /// table is full.
     pub(crate) fn register(&mut self, pdn: u32, memory: Memory, tag: Option<u8>) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,

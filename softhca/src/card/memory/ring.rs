@@ -31,7 +31,8 @@ impl Record {
 
     /// Loads the word. Acquire: the entries that the record announces are visible.
     pub(crate) fn load(self) -> u32 {
-        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which an atomic tolerates.
+        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which an atomic
+        // tolerates.
         unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Acquire)
     }
 }
@@ -59,7 +60,8 @@ impl ReadRing {
         self.entries
     }
 
-    /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no entries.
+    /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
+    /// entries.
     pub(crate) fn read(&self, index: u32, into: &mut Vec<u8>) {
         if self.entries == 0 {
             return;
@@ -67,9 +69,9 @@ impl ReadRing {
         let offset = (index & (self.entries - 1)) as usize * self.stride;
         let start = into.len();
         into.resize(start + self.stride, 0);
-        // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that writes
-        // an entry after announcing it races with this copy, as it would with hardware: the bytes are
-        // checked, not trusted.
+        // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that
+        // writes an entry after announcing it races with this copy, as it would with hardware: the
+        // bytes are checked, not trusted.
         unsafe { into.as_mut_ptr().add(start).copy_from_nonoverlapping(self.base.add(offset), self.stride) };
     }
 }
@@ -86,8 +88,8 @@ unsafe impl Send for CqRing {}
 
 impl CqRing {
     /// # Safety
-    /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is used; `entries` is a
-    /// power of two.
+    /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is
+    /// used; `entries` is a power of two.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32) -> Self {
         CqRing { base, entries }
     }
@@ -96,7 +98,8 @@ impl CqRing {
         self.entries
     }
 
-    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all others.
+    /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
+    /// others.
     pub(crate) fn write(&self, index: u32, cqe: &Cqe64) {
         let offset = (index & (self.entries - 1)) as usize * CQE_SIZE;
         let words = cqe.as_bytes().chunks_exact(4).enumerate();

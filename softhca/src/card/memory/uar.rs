@@ -1,7 +1,7 @@
 //! Pages of doorbell registers. All pages of a card lie in one file in memory, which grows.
 //!
-//! So a card with thousands of pages has one file descriptor, and a program can map any page a second
-//! time.
+//! So a card with thousands of pages has one file descriptor, and a program can map any page a
+//! second time.
 
 use crate::os::memory::{MemoryFile, SharedMemory};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
@@ -18,8 +18,8 @@ const PIECE: usize = 256;
 pub(crate) struct UarPages {
     file: Option<MemoryFile>,
     pieces: Vec<SharedMemory>,
-    /// Pages that are not in use, the longest free one first: a late doorbell of its former owner should
-    /// not ring a new one.
+    /// Pages that are not in use, the longest free one first: a late doorbell of its former owner
+    /// should not ring a new one.
     free: VecDeque<usize>,
 }
 
@@ -77,8 +77,8 @@ impl UarPage {
 
     fn register(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
-        // SAFETY: aligned, and inside the page's mapping, which the engine keeps for as long as it has
-        // pages; programs and streams store to it concurrently, which an atomic tolerates.
+        // SAFETY: aligned, and inside the page's mapping, which the engine keeps for as long as it
+        // has pages; programs and streams store to it concurrently, which an atomic tolerates.
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 

@@ -1,9 +1,10 @@
 //! Completion queues, the card's side.
 //!
-//! To arm a queue, a program writes its arm record and then rings the register at 0x20. All queues of a
-//! program share that register, so a second doorbell may overwrite the first before the card polls it.
-//! Therefore the card takes the *records* of all queues when the register rings. It replaces each
-//! record by a value that no arm has: so it sees every arm once, even one that repeats the former.
+//! To arm a queue, a program writes its arm record and then rings the register at 0x20. All queues
+//! of a program share that register, so a second doorbell may overwrite the first before the card
+//! polls it. Therefore the card takes the *records* of all queues when the register rings. It
+//! replaces each record by a value that no arm has: so it sees every arm once, even one that
+//! repeats the former.
 
 use crate::card::config::CqAttributes;
 use crate::card::memory::ring::{CqRing, Record};
@@ -38,8 +39,8 @@ pub(crate) struct Cq {
     taken_early: Option<CqArm>,
     produced: u32,
     /// Producer index at the last event. The program polls those entries anyway, so the next arm
-    /// concerns later ones. (The field `last_notified_index` of mlx5's completion queue context suggests
-    /// this; how hardware uses it is not published.)
+    /// concerns later ones. (The field `last_notified_index` of mlx5's completion queue context
+    /// suggests this; how hardware uses it is not published.)
     notified: u32,
     /// Index of the last entry that is solicited or an error.
     last_solicited: Option<u32>,
@@ -99,16 +100,16 @@ impl Cq {
         Ok(Fires(fires))
     }
 
-    /// Handles the doorbell of this queue. `None` if the record does not have the arm of the doorbell,
-    /// which is the program's mistake; the caller then uses the doorbell.
+    /// Handles the doorbell of this queue. `None` if the record does not have the arm of the
+    /// doorbell, which is the program's mistake; the caller then uses the doorbell.
     pub(crate) fn rung(&mut self, arm: CqArm) -> Option<Fires> {
         let early = self.taken_early.take();
         match self.arm_record.exchange(TAKEN) {
             TAKEN if early == Some(arm) => Some(Fires(false)),
             TAKEN => None,
             record => {
-                // A program that arms again at once may have written its next record before the card
-                // polled the first doorbell.
+                // A program that arms again at once may have written its next record before the
+                // card polled the first doorbell.
                 let next = CqArm::from_record(record);
                 self.taken_early = (next != arm).then_some(next);
                 Some(self.arm(next))
@@ -116,7 +117,8 @@ impl Cq {
         }
     }
 
-    /// Polls the arm record, as another queue's doorbell may have overwritten the one of this queue.
+    /// Polls the arm record, as another queue's doorbell may have overwritten the one of this
+    /// queue.
     pub(crate) fn poll_arm_record(&mut self) -> Fires {
         match self.arm_record.exchange(TAKEN) {
             TAKEN => Fires(false),
@@ -128,21 +130,22 @@ impl Cq {
         }
     }
 
-    /// Arms the queue. It fires at once if it has a matching entry that no event has covered and that
-    /// the program has not consumed.
+    /// Arms the queue. It fires at once if it has a matching entry that no event has covered and
+    /// that the program has not consumed.
     ///
-    /// A program that arms the queue and then empties it, as ibv_get_cq_event(3) asks, does not sleep
-    /// beside an entry. If the entry was written after the card took the arm, the arm fires. If it was
-    /// written before, it is not consumed. Either no event has covered it, and the arm fires at once; or
-    /// an event was raised after it. If the program read that event before it armed the queue, it saw
-    /// the entry when it emptied the queue; if not, that event wakes it.
+    /// A program that arms the queue and then empties it, as ibv_get_cq_event(3) asks, does not
+    /// sleep beside an entry. If the entry was written after the card took the arm, the arm fires.
+    /// If it was written before, it is not consumed. Either no event has covered it, and the arm
+    /// fires at once; or an event was raised after it. If the program read that event before it
+    /// armed the queue, it saw the entry when it emptied the queue; if not, that event wakes it.
     ///
     /// A queue that is armed for every entry stays so when it is armed for solicited entries (IB
     /// specification, 11.4.2.2).
     pub(crate) fn arm(&mut self, arm: CqArm) -> Fires {
         let unconsumed = self.produced.wrapping_sub(arm.consumer_index()) & 0xff_ffff;
         let unseen = unconsumed.min(self.produced.wrapping_sub(self.notified));
-        // More than the ring holds means an impossible index: more than a lap old, or ahead of the card.
+        // More than the ring holds means an impossible index: more than a lap old, or ahead of the
+        // card.
         let has_entry = 0 < unseen && unconsumed <= self.ring.entries();
         let matches = if arm.is_solicited_only() {
             self.last_solicited.is_some_and(|last| self.produced.wrapping_sub(last) <= unseen)
@@ -180,8 +183,8 @@ mod tests {
         fn queue(&mut self) -> Cq {
             let entries = (self.ring.len() / 8) as u32;
             let record = self.record.as_mut_ptr();
-            // SAFETY: the tests keep the memory longer than the queue, and use it through atomics or
-            // these pointers only.
+            // SAFETY: the tests keep the memory longer than the queue, and use it through atomics
+            // or these pointers only.
             unsafe {
                 let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries);
                 Cq::new(ring, Record::new(record), Record::new(record.add(1)))
@@ -297,7 +300,8 @@ mod tests {
             let mut memory = Memory::new(256);
             let mut cq = memory.queue();
             let (mut produced, mut consumed, mut events, mut sequence) = (0u32, 0u32, 0u32, 0u8);
-            // The program has written the arm record and rung the doorbell; next it empties the queue.
+            // The program has written the arm record and rung the doorbell; next it empties the
+            // queue.
             let (mut bell, mut is_awake) = (Some(CqArm::new(0, false, 0)), true);
             memory.write_arm(CqArm::new(0, false, 0));
             for step in steps {

@@ -64,8 +64,8 @@ impl ReceiveQueue {
         self.current.is_some() || self.next != self.producer.index()
     }
 
-    /// Takes a receive: first one that an aborted message of an unreliable connection has left, else
-    /// the next posted one.
+    /// Takes a receive: first one that an aborted message of an unreliable connection has left,
+    /// else the next posted one.
     pub(crate) fn take(&mut self) -> Option<Receive> {
         if !self.has_receive() {
             return None;

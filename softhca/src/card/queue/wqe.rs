@@ -103,7 +103,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     if is_atomic && length != u64::from(ATOMIC_BYTES) {
         let message =
-            format!("{opcode:?} has a place of {length} bytes for its result, which has {ATOMIC_BYTES}");
+            format!("{opcode:?} needs a place of {ATOMIC_BYTES} bytes for its result, not {length}");
         return Err(error(Syndrome::LocalLength, "byte_count", message));
     }
     let limit = if transport == Ud { LIMITS.max_datagram } else { LIMITS.max_message };
@@ -155,8 +155,8 @@ fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
     Ok(segments)
 }
 
-/// Calls `piece` for each part of the segments that lies in `offset..offset + length` of the message,
-/// with the segment, the address and the number of bytes.
+/// Calls `piece` for each part of the segments that lies in `offset..offset + length` of the
+/// message, with the segment, the address and the number of bytes.
 pub(crate) fn each_piece<E>(
     segments: &[DataSeg],
     offset: u32,

@@ -1,4 +1,5 @@
-//! Injected faults: reliable connections recover from those of the network, programs see the others.
+//! Injected faults: reliable connections recover from those of the network, programs see the
+//! others.
 
 use super::*;
 use crate::card::config::MTU;
@@ -272,8 +273,8 @@ fn a_late_completion_that_finds_its_queue_full_kills_it() {
 
 #[test]
 fn memory_goes_under_the_card() {
-    // A write of inline data resolves the target's key. A write of registered data resolves the source's
-    // key, then the target's.
+    // A write of inline data resolves the target's key. A write of registered data resolves the
+    // source's key, then the target's.
     let cases = [("access=local", Syndrome::LocalProtection), ("access=remote", Syndrome::RemoteAccess)];
     for (side, syndrome) in cases {
         let mut pair = quick(64);

@@ -151,8 +151,8 @@ fn reads_that_come_again_are_not_too_many() {
     };
     {
         let mut engine = pair.card.shared.engine.lock();
-        // Four reads are allowed in flight. The requester sends them again; then it gets the first answers,
-        // and may send the next read.
+        // Four reads are allowed in flight. The requester sends them again; then it gets the first
+        // answers, and may send the next read.
         for psn in [0, 1, 2, 3, 0, 1, 2, 3] {
             inject(&mut engine, &header(psn), &[]);
         }

@@ -1,4 +1,5 @@
-//! The interface for fronts: addressing, shared pages, queues without entries, user indices, attributes.
+//! The interface for fronts: addressing, shared pages, queues without entries, user indices,
+//! attributes.
 
 use super::*;
 use std::os::fd::AsRawFd;

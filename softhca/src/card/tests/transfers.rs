@@ -251,7 +251,7 @@ fn two_cards_talk_over_the_fabric() {
     qps[1].post(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()]);
     success(Some(wait(&mut qps[1].cq)));
     assert_eq!(regions[1].bytes()[..20 * mtu], regions[0].bytes()[..20 * mtu]);
-    // One card goes: the other's requests fail soon.
+    // After one card is dropped, requests of the other fail.
     let [first, second] = cards;
     drop(second);
     qps[0].post(Opcode::RdmaWrite, &[regions[1].remote(0).as_bytes(), &inline(b"x")]);

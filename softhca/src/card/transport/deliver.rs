@@ -30,8 +30,8 @@ pub(crate) fn deliver(
     Some(qpn)
 }
 
-/// Whether a queue pair accepts a packet in its state. Connections accept packets of their peer only,
-/// and every transport accepts its own packets only.
+/// Whether a queue pair accepts a packet in its state. Connections accept packets of their peer
+/// only, and every transport accepts its own packets only.
 fn listens_to(qp: &Qp, port: Port, source: Node, kind: PacketKind, header: &Header) -> bool {
     let endpoint = &qp.endpoint;
     let is_peer = || (endpoint.node(port), endpoint.attributes.dest_qpn) == (source, header.source_qpn.get());

@@ -40,7 +40,8 @@ pub(crate) struct Qp {
 
 impl Qp {
     /// # Safety
-    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of two.
+    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of
+    /// two.
     pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
         // SAFETY: the caller's.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };

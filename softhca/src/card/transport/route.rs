@@ -101,8 +101,8 @@ fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// A field of the completion entry: the type of the network header on Ethernet, the service level on
-/// InfiniBand.
+/// A field of the completion entry: the type of the network header on Ethernet, the service level
+/// on InfiniBand.
 fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
     match source {
         Some(source) if source.is_ipv4() => L3_IPV4,
@@ -160,7 +160,8 @@ mod tests {
             let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
             (network_header(&route, &source, 5), source)
         };
-        // IB specification, 8.3: version, class, flow; length behind this header; next header; hops; source; destination.
+        // IB specification, 8.3: version, class, flow; length behind this header; next header;
+        // hops; source; destination.
         let (grh, source) = header(0);
         assert_eq!(grh[..8], [0x60, 0x31, 0x23, 0x45, 0, 32, 0x1b, 64]);
         assert_eq!((&grh[8..24], &grh[24..]), (&source.gid[..], &[9; 16][..]));

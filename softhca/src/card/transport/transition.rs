@@ -1,7 +1,7 @@
 //! The state machine of queue pairs: its transitions, and the attributes that each one needs.
 //!
-//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the value
-//! ranges of the InfiniBand specification.
+//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the
+//! value ranges of the InfiniBand specification.
 
 use crate::card::config::{InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpState, Transport};
 use crate::packet::PSN_MASK;

@@ -8,15 +8,16 @@ use std::sync::atomic::Ordering::SeqCst;
 const OPCODES: [Opcode; 5] =
     [Opcode::Send, Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaWriteImm, Opcode::RdmaRead];
 
-/// Which sides are peer memory, where at least one is.
+/// Which sides are peer memory: at least one.
 const SIDES: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// Calls that copying so many contiguous bytes takes, packet by packet.
+/// Calls that copy `size` contiguous bytes: one per packet.
 fn packets(size: usize) -> usize {
     size.div_ceil(MTU as usize)
 }
 
-/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets them from `right`.
+/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets
+/// them from `right`.
 fn transfer(
     opcode: Opcode,
     left: &mut TestQp,
@@ -133,7 +134,7 @@ fn a_receiver_that_is_not_ready_gets_it_later() {
     }
 }
 
-/// Two cards that only the fabric connects.
+/// Two cards that communicate through the fabric.
 struct Cards {
     cards: [Card; 2],
     qps: [TestQp; 2],
@@ -240,7 +241,7 @@ fn a_region_is_given_back_when_it_is_deregistered() {
     }
     assert_eq!(error(both.qps[0].cq.poll()).1, Syndrome::LocalProtection);
     assert_eq!(source.gpu().calls(), calls, "it is not touched any more");
-    // A card that goes gives back what is left.
+    // Dropping the cards drops the remaining regions.
     drop(both);
     assert_eq!(target.gpu().regions.load(SeqCst), 0);
 }
@@ -252,7 +253,7 @@ fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
     proptest::collection::vec((prop_oneof![3 => small, 1 => large], any::<bool>()), 1..12)
 }
 
-/// A list of segments of two memories, and a plain picture of what they hold.
+/// A list of segments in two memories, and how it was cut.
 struct List {
     memories: [Memory; 2],
     segments: Vec<DataSeg>,
@@ -279,7 +280,7 @@ impl List {
         self.cuts.iter().map(|cut| cut.0).sum()
     }
 
-    /// What it holds, in the order of the list.
+    /// Its bytes, in the order of the list.
     fn get(&self) -> Vec<u8> {
         let contents = [0, 1].map(|i: usize| self.memories[i].get());
         let mut at = [0; 2];

@@ -108,7 +108,7 @@ impl Requester {
         };
         match self.requests.iter().position(|request| request.contains(psn)) {
             Some(position) => self.fail_at(position, syndrome, endpoint, context),
-            None => tracing::debug!(qpn = endpoint.qpn, psn, "a NAK for nothing"),
+            None => tracing::debug!(qpn = endpoint.qpn, psn, "a NAK for no outstanding request"),
         }
     }
 

@@ -77,8 +77,8 @@ impl Requester {
         Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
     }
 
-    /// Takes the next announced work request without checking it, to flush it: only its index and its
-    /// opcode matter.
+    /// Takes the next announced work request without checking it, to flush it: only its index and
+    /// its opcode matter.
     pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
         let entry = self.queue.next()?;
         let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);

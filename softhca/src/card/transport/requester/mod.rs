@@ -1,4 +1,5 @@
-//! The requester half of a queue pair: fetches work requests, sends and retries them, completes them.
+//! The requester half of a queue pair: fetches work requests, sends and retries them, completes
+//! them.
 
 mod answer;
 mod complete;

@@ -15,7 +15,8 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 const MAX_RESPONSES: usize = 256;
 
 impl Responder {
-    /// A request that arrived before: it is acknowledged again; a read or an atomic is answered again.
+    /// A request that arrived before: it is acknowledged again; a read or an atomic is answered
+    /// again.
     pub(super) fn duplicate(&mut self, kind: PacketKind, header: &Header, endpoint: &Endpoint) {
         if self.responses.len() >= MAX_RESPONSES {
             // The peer does not take its answers; it will send the request again.
@@ -33,7 +34,7 @@ impl Responder {
                     Some(original) => {
                         self.responses.push_back(Response::Atomic { psn, original, again: true })
                     }
-                    None => tracing::debug!(qpn = endpoint.qpn, psn, "an atomic of long ago comes again"),
+                    None => tracing::debug!(qpn = endpoint.qpn, psn, "a duplicate of an atomic whose result is not kept"),
                 }
             }
             _ => {

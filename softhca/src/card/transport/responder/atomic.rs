@@ -1,8 +1,8 @@
 //! Atomic operations: compare-and-swap and fetch-and-add of 8 bytes.
 //!
 //! The card executes them as atomic operations of the CPU, so they are atomic for the threads of
-//! programs, too. Operands and results are in host order: mlx5 reports this as `IBV_ATOMIC_HCA` with
-//! host endianness.
+//! programs, too. Operands and results are in host order: mlx5 reports this as `IBV_ATOMIC_HCA`
+//! with host endianness.
 
 use super::remote::remote_access;
 use super::response::Response;
@@ -15,7 +15,8 @@ use crate::card::transport::endpoint::Endpoint;
 use crate::packet::{Header, PacketKind};
 
 impl Responder {
-    /// Executes an atomic operation that is no duplicate. Returns the packet numbers that it covers.
+    /// Executes an atomic operation that is no duplicate. Returns the packet numbers that it
+    /// covers.
     pub(super) fn take_atomic(
         &mut self,
         kind: PacketKind,

@@ -35,7 +35,7 @@ impl Responder {
         let sent: usize = payload.iter().map(|part| part.1).sum();
         let expected = if has_grh { length.saturating_add(GRH_BYTES) } else { length };
         if length > LIMITS.max_datagram || sent != expected as usize {
-            tracing::debug!(source, length, sent, "a datagram that is not as long as it says");
+            tracing::debug!(source, length, sent, "the length of a datagram differs from its header");
             return;
         }
         let Some(mut receive) = self.queue.take() else {

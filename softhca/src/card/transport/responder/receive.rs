@@ -71,7 +71,7 @@ impl Responder {
             self.queue.current = Some(receive);
         }
         let Some(mut receive) = self.queue.current.take() else {
-            let message = "a message goes on that has not begun".to_owned();
+            let message = "the message has no first packet".to_owned();
             context.report(endpoint.qpn, None, "packet", message);
             return Err(Stop::invalid_request(endpoint));
         };

@@ -74,8 +74,8 @@ impl Responder {
                         endpoint.receive_error(index, syndrome, context);
                     }
                 }
-                // The flush includes a receive that a message has begun to fill, unless it is the one
-                // that failed.
+                // The flush includes a receive that a message has begun to fill, unless it is the
+                // one that failed.
                 endpoint.fail();
             }
         }

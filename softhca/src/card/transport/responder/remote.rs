@@ -51,8 +51,8 @@ impl Responder {
             return Err(Stop::Nak(NakCode::ReceiverNotReady));
         }
         if let Some(place) = place {
-            // SAFETY: the parts are the packet's payload, readable while it is handled; the place was
-            // resolved just now to registered memory with remote write access, and no region is
+            // SAFETY: the parts are the packet's payload, readable while it is handled; the place
+            // was resolved just now to registered memory with remote write access, and no region is
             // removed while the engine is locked. Only `copy` uses the bounce buffer.
             let copied = unsafe { copy::copy(payload, &[(place, length as usize)], context.bounce) };
             if let Err(failure) = copied {

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 /// An answer that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Response {
-    /// Everything up to this packet has arrived. The completion of a receive becomes visible when the
-    /// acknowledgement has left: a peer that exits after that completion must not leave the requester
-    /// without its acknowledgement.
+    /// Everything up to this packet has arrived. The completion of a receive becomes visible when
+    /// the acknowledgement has left: a peer that exits after that completion must not leave the
+    /// requester without its acknowledgement.
     Ack {
         psn: u32,
         completion: Option<Cqe64>,
@@ -39,15 +39,15 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester that
-    /// sends its requests again has no more of them in flight.
+    /// Whether it counts against `max_dest_rd_atomic`. Answers to duplicates do not: a requester
+    /// that sends its requests again has no more of them in flight.
     pub(super) fn is_counted(&self) -> bool {
         matches!(self, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
     }
 }
 
-/// Results of the last atomic operations, by packet number. A duplicate request is answered from them
-/// and not executed again.
+/// Results of the last atomic operations, by packet number. A duplicate request is answered from
+/// them and not executed again.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     kept: VecDeque<(u32, u64)>,

@@ -8,8 +8,8 @@ use crate::packet::{FIRST, Header, PSN_MASK, PacketKind};
 
 impl Responder {
     /// Handles a request. The rest of a message is dropped if one of its packets is missing, if it
-    /// finds no receive, or if it may not write to its target. A receive that it had begun to fill is
-    /// used for the next message (IB specification, 9.8.2).
+    /// finds no receive, or if it may not write to its target. A receive that it had begun to fill
+    /// is used for the next message (IB specification, 9.8.2).
     pub(crate) fn unreliable_request(
         &mut self,
         kind: PacketKind,
