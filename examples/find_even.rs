@@ -7,11 +7,13 @@
 mod device;
 
 use device::{Failure, Source};
-use gdsync::cuda::{self, CudaStream, GpuMemory};
+use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
+use gdsync::stream::Cpu;
 use gdsync::{
-    Access, ConnectOptions, Cpu, Device, DeviceQp, DeviceQpData, DeviceQpOptions, MemoryRegion, PinnedMemory,
-    ProtectionDomain, QueuePair, QueuePairConfig, Stream,
+    Access, ConnectOptions, CudaStream, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair,
+    QueuePairConfig, Stream,
 };
 use std::io::Write;
 use std::process::ExitCode;
@@ -136,8 +138,7 @@ fn on_gpu(ordinal: u32, sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> 
     let (input, shared) = (memory(NUMBERS * 8)?, memory(32)?);
     input.write(0, &numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<_>>())?;
     // The indices that the threads share are in the GPU's memory, too.
-    let device_qp =
-        sides.sender.hand_to_device(&*stream, &DeviceQpOptions::default().state(&memory(320)?))?;
+    let device_qp = sides.sender.attach_device(&*stream, &DeviceQpOptions::default().state(&memory(320)?))?;
     let (data, task) = (device_qp.data(), sides.task(input.address(), shared.address()));
     let (blocks, threads) = (64, 256);
     let cudarc = stream.cudarc().ok_or("the stream is not cudarc's")?;
@@ -164,7 +165,7 @@ fn on_threads(sides: &Sides, numbers: &[u64]) -> Result<Ran, Failure> {
     // SAFETY: find_even.cu defines the function so.
     let look = unsafe { library.get::<Look>(b"find_even") }?;
     let shared = PinnedMemory::allocate(32)?;
-    let device_qp = sides.sender.hand_to_device(&Cpu::new(), &DeviceQpOptions::default())?;
+    let device_qp = sides.sender.attach_device(&Cpu::new(), &DeviceQpOptions::default())?;
     let (data, task) = (device_qp.data(), sides.task(numbers.as_ptr() as u64, shared.addr().get()));
     let threads = 8;
     let seen = std::thread::scope(|scope| {
@@ -191,7 +192,7 @@ fn finish(
 ) -> Result<Ran, Failure> {
     check_threads(&shared, threads)?;
     let (count, took) = seen.ok_or("the count does not come")?;
-    device_qp.take_back(LONG)?;
+    device_qp.detach_device(LONG)?;
     // Every result is a request, and the count is one.
     let posted = device_qp.progress()?.completed;
     if posted != count as u64 + 1 {

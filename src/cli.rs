@@ -5,9 +5,9 @@ use crate::hca::{self, Hca};
 use crate::placement::Layout;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use gdsync::Transport;
 use gdsync::mapped::MappingBackend;
-use gdsync::{DoorbellPath, QueueMaker};
+use gdsync::stream::DoorbellPath;
+use gdsync::verbs::{QueueApi, Transport};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
@@ -381,11 +381,11 @@ pub(crate) enum QueueChoice {
     Devx,
 }
 
-impl From<QueueChoice> for QueueMaker {
+impl From<QueueChoice> for QueueApi {
     fn from(choice: QueueChoice) -> Self {
         match choice {
-            QueueChoice::Verbs => QueueMaker::Verbs,
-            QueueChoice::Devx => QueueMaker::Devx,
+            QueueChoice::Verbs => QueueApi::Verbs,
+            QueueChoice::Devx => QueueApi::Devx,
         }
     }
 }

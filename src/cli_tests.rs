@@ -69,8 +69,8 @@ fn options_that_do_not_go_together_are_refused() {
     assert!(parse(&["--trigger", "cpu", "--batch", "1024"]).is_ok());
     let options = parse(&["--gpu", "2", "--cq", "gpu", "--wq", "stand-in"]).unwrap();
     let placement = options.layout.placement(options.gpu);
-    let (gpu, stand_in) = (gdsync::Placement::Gpu(2), gdsync::Placement::StandIn);
-    assert_eq!(placement, gdsync::QueuePlacement::HOST.completions(gpu).work(stand_in));
+    let (gpu, stand_in) = (gdsync::cuda::Placement::Gpu(2), gdsync::cuda::Placement::StandIn);
+    assert_eq!(placement, gdsync::cuda::QueuePlacement::HOST.completions(gpu).work(stand_in));
 }
 
 #[test]

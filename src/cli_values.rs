@@ -1,7 +1,7 @@
 //! Values on the command line: what text means, and what it must be instead.
 
 use super::{MAX_BATCH, MAX_SIZE, SoftDevices};
-use gdsync::Mtu;
+use gdsync::verbs::Mtu;
 use softhca::devices::MAX_DEVICES;
 
 pub(super) fn count(text: &str) -> Result<u64, String> {

@@ -2,7 +2,8 @@
 
 use crate::cli::DevicesOptions;
 use crate::{Failure, text};
-use gdsync::{Device, GidEntry, provider};
+use gdsync::Device;
+use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;
 use serde::Serialize;
 use std::io::{self, Write};

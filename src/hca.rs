@@ -1,7 +1,8 @@
 //! `--hca NAME[:PORT]`: a card of either provider.
 
 use crate::Failure;
-use gdsync::{DEFAULT_PORT, Device, provider};
+use gdsync::Device;
+use gdsync::verbs::{DEFAULT_PORT, provider};
 use gdsync_sys::VerbsApi;
 use serde::{Deserialize, Serialize};
 

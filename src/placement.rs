@@ -1,7 +1,7 @@
 //! `--cq`, `--dbrec`, `--wq`: whose memory the parts of a queue lie in.
 
 use clap::{Args, ValueEnum};
-use gdsync::{Placement, QueuePlacement};
+use gdsync::cuda::{Placement, QueuePlacement};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -2,14 +2,14 @@
 
 use crate::device::{self, Failure, Source};
 use crate::work::{Cut, Memory, SIDE, Service};
-use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion, WritesOrdering};
+use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement, WritesOrdering};
 use gdsync::cudarc::driver::sys::CUdevice_attribute;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
+use gdsync::device::{DeviceQpData, DeviceQpOptions};
 use gdsync::mapped::MappedMemory;
-use gdsync::{
-    Access, DeviceQpData, DeviceQpOptions, MemOpStream, MemoryRegion, PinnedMemory, Placement,
-    ProtectionDomain, QueuePlacement, SoftStream, Stream,
-};
+use gdsync::memop::MemOpStream;
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, CudaStream, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, Stream};
 use libloading::Library;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -4,9 +4,10 @@ use crate::client::{Client, Targets, collect, pause};
 use crate::device::Failure;
 use crate::machine::{Machine, Operands};
 use crate::work::{Cut, Memory, SIDE, Service, VECTOR, matrix};
+use gdsync::device::DeviceQp;
 use gdsync::{
-    Batch, ConnectOptions, DeviceQp, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
-    RemoteMemory, WorkRequest,
+    Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory,
+    WorkRequest,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,7 @@ struct Link {
 }
 
 impl Link {
-    fn new(pd: &ProtectionDomain, server: QueuePairConfig) -> Result<Self, Failure> {
+    fn new(pd: &ProtectionDomain, server: QueuePairConfig<'_>) -> Result<Self, Failure> {
         let client = QueuePair::new(pd, QueuePairConfig::default().send_depth(256))?;
         let server = QueuePair::new(pd, server)?;
         client.connect(&server.endpoint()?, ConnectOptions::default())?;
@@ -225,7 +226,7 @@ impl<M: Machine> Server<M> {
 
     fn by_kernel(&self, cut: Cut, rounds: Range<u64>) -> Result<(), Failure> {
         let hand_over = |link: &Link| -> Result<DeviceQp, Failure> {
-            Ok(link.server.hand_to_device(&**self.machine.stream(), &self.machine.hand_over()?)?)
+            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.hand_over()?)?)
         };
         let device_qps = self.links.iter().map(hand_over).collect::<Result<Vec<_>, _>>()?;
         let qps: Vec<_> = device_qps.iter().map(DeviceQp::data).collect();
@@ -257,6 +258,6 @@ impl<M: Machine> Server<M> {
         if status != 0 {
             return Err(format!("a call of the kernel failed: status {status}, error {error:#x}").into());
         }
-        device_qps.iter().try_for_each(|device_qp| Ok(device_qp.take_back(LONG)?))
+        device_qps.iter().try_for_each(|device_qp| Ok(device_qp.detach_device(LONG)?))
     }
 }

@@ -1,9 +1,10 @@
 //! What is computed, and in whose memory.
 
 use crate::device::Failure;
-use gdsync::cuda::{GpuMemoryRegion, GpuWord64};
 use gdsync::cudarc::driver::DeviceRepr;
-use gdsync::{Batch, Condition, MemoryRegion, RemoteMemory, Slice};
+use gdsync::memop::{Condition, GpuWord64};
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Batch, MemoryRegion, RemoteMemory, Slice};
 use std::ops::Range;
 
 /// Elements of a vector, and rows of the matrix.

@@ -6,10 +6,12 @@
 //! `--rounds N` and `--size BYTES`.
 
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
-use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::cuda::{self, GpuMemory};
+use gdsync::memop::MemOpStream;
+use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Device, Endpoint, MemOpStream, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest, provider,
+    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
 use std::error::Error;
 use std::io::Write;

@@ -2,10 +2,10 @@
 //! do to memory what the sequence says.
 #![no_main]
 
-use gdsync::{
-    Batch, Condition, HostAddr, MemOp, MemOpCaps, MemOpStream, MemoryKind, MemoryWrite, PinnedMemory, Staged,
-    Stream, StreamAddr, StreamError, Word32, Word64,
-};
+use gdsync::{Batch, PinnedMemory, Stream};
+use gdsync::batch::MemoryWrite;
+use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError, Word32, Word64};
+use gdsync::memory::{HostAddr, StreamAddr};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use std::ops::Range;
 use std::sync::Mutex;

@@ -1,10 +1,7 @@
 //! The CPU polls a completion queue: whatever a card writes there.
 #![no_main]
 
-use gdsync::{
-    Access, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
-    fuzzing,
-};
+use gdsync::{Access, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest, fuzzing};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use std::sync::LazyLock;
 

@@ -1,8 +1,8 @@
 //! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
 use crate::batch::proof::Case;
-use crate::cq::CompletionQueue;
-use crate::peer::PeerOp;
+use crate::qp::cq::CompletionQueue;
+use crate::queue::doorbell::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -46,85 +46,33 @@
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
-mod ah;
-mod batch;
+pub mod batch;
 pub mod bootstrap;
-mod checked;
-mod checked_watcher;
-mod connect;
-mod cq;
 pub mod cuda;
-mod device;
-mod device_qp;
-mod devx;
-mod endpoint;
-mod error;
-mod failure;
-pub mod foreign;
+pub mod device;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod gid;
-#[cfg(feature = "ibverbs")]
-pub mod ibverbs;
-mod lane;
-mod lifecycle;
-mod memory;
-mod mr;
+pub mod memop;
+pub mod memory;
 pub mod notify;
-pub mod outline;
-mod pd;
-mod peer;
-mod persistent;
-mod persistent_claim;
-mod prepared;
-pub mod provider;
-mod qp;
-mod qp_failure;
-mod qp_life;
-mod qp_options;
-mod queue;
-mod queue_domain;
-mod registration;
-mod request;
-mod stream;
-mod sync;
-mod transport;
-mod verbs_call;
+pub mod qp;
+pub mod queue;
+pub mod stream;
+mod util;
+pub mod verbs;
 
-pub use ah::AddressHandle;
-pub use batch::{Batch, BatchShape, MemoryWrite, StreamWait};
-pub use checked::{CheckedWait, Status};
-pub use cq::CompletionQueue;
+pub use batch::Batch;
+#[doc(hidden)]
+pub use batch::outline;
 pub use cudarc;
-pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
-pub use device_qp::{DeviceQp, DeviceQpData, DeviceQpError, DeviceQpOptions, DeviceQpProgress};
-pub use devx::{DevxError, DevxStatus};
-pub use endpoint::Endpoint;
-pub use error::{Error, FailureCause, Obstacle, QueueError};
-pub use gdsync_sys::api::Provider;
-pub use gdsync_sys::prm::cqe::Syndrome;
-pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
-pub use lane::{Blocked, Ticket};
-pub use lifecycle::{AsyncEvent, AsyncEventKind, EventWatch, StalledWait, Watchdog};
-pub use memory::mapped;
-pub use memory::{
-    HostAddr, MemoryKind, PinnedMemory, Placement, QueuePlacement, StreamAddr, StreamMemory, StreamWord,
-    Word32, Word64,
+pub use device::raw;
+pub use memory::{PinnedMemory, mapped};
+pub use qp::{
+    CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
 };
-pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
-pub use pd::ProtectionDomain;
-pub use persistent::{PersistentError, PersistentRecv, PersistentSend, StillActive};
-pub use prepared::PreparedSend;
-pub use qp::QueuePair;
-pub use qp_options::{ConnectOptions, QueueMaker, QueuePairConfig};
-pub use queue::completion::{Completion, WorkError, WorkKind};
-pub use queue::datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
-pub use queue::wait::PreparedWait;
-pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
-pub use request::WorkRequest;
-pub use stream::{
-    Condition, Cpu, DoorbellPath, Doorbells, Event, MemOp, MemOpCaps, MemOpStream, PostError, PostFailure,
-    Posted, SoftStream, Staged, Stream, StreamError, StreamOptions,
+pub use queue::{Completion, QueueError, WorkRequest};
+pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
+pub use verbs::{
+    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
-pub use transport::Transport;

@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Pair, cpu, poll};
+use gdsync::memop::{MemOpCaps, Word32};
 use gdsync::outline::{Program, Sketch};
-use gdsync::{Batch, ConnectOptions, MemOpCaps, PinnedMemory, QueuePairConfig, Word32, WorkRequest};
+use gdsync::{Batch, ConnectOptions, PinnedMemory, QueuePairConfig, WorkRequest};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

@@ -10,16 +10,18 @@ use device_rig::{
     COMPARE_SWAP, Calls, Ended, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD,
     PUT_WARP, Request, SEND, SEND_INLINE, Storm, calls, run_sanitized,
 };
-use gdsync::{
-    Access, ConnectOptions, Cpu, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, Doorbells,
-    MemoryRegion, Placement, Provider, QueuePair, QueuePairConfig, QueuePlacement, WorkKind, WorkRequest,
-};
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
+use gdsync::queue::WorkKind;
+use gdsync::stream::{Cpu, DoorbellPath, Doorbells};
+use gdsync::verbs::Provider;
+use gdsync::{Access, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
 use std::sync::atomic::Ordering;
 
 const PATHS: [DoorbellPath; 2] = [DoorbellPath::Direct, DoorbellPath::Proxy];
 
 fn hand_over(queue_pair: &QueuePair, path: DoorbellPath) -> DeviceQp {
-    queue_pair.hand_to_device(&Cpu::new(), &DeviceQpOptions::default().doorbells(path)).unwrap()
+    queue_pair.attach_device(&Cpu::new(), &DeviceQpOptions::default().doorbells(path)).unwrap()
 }
 
 fn address(region: &MemoryRegion) -> u64 {
@@ -117,7 +119,7 @@ fn every_operation_moves_its_bytes() {
             assert_eq!(content(&remote)[..bytes], sent[..bytes]);
         }
         perform(calls, &qp, between(PUT, &local, &remote, 0));
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         no_complaints(&pair);
     }
 }
@@ -171,7 +173,7 @@ fn rings_wrap_over_many_laps() {
         }
         let progress = device_qp.progress().unwrap();
         assert_eq!((progress.reserved, progress.posted, progress.completed), (count, count, count));
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         no_complaints(&pair);
     }
 }
@@ -205,7 +207,7 @@ fn eight_threads_post_at_once() {
         }
         let counters = [&remote.words64()[128], &remote.words64()[129]].map(|c| c.load(Ordering::Acquire));
         assert_eq!(counters, [8 * count.div_ceil(5), 8 * count.div_ceil(7)]);
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         no_complaints(&pair);
     }
 }
@@ -244,7 +246,7 @@ fn many_queue_pairs_of_every_placement_are_driven_at_once() {
                     perform(calls, &device_qp.data(), between(PUT, &local, &remote, 8));
                     assert_eq!(remote.words64()[0].load(Ordering::Acquire), i, "{placement:?}");
                 }
-                device_qp.take_back(LONG).unwrap();
+                device_qp.detach_device(LONG).unwrap();
                 no_complaints(&pair);
             })
         })
@@ -280,9 +282,9 @@ fn take_turns(calls: &Calls, placement: QueuePlacement) {
             assert_eq!(output.load(), 1000 + i);
         }
         if round % 3 > 0 {
-            device_qp.take_back(LONG).unwrap();
+            device_qp.detach_device(LONG).unwrap();
             assert_eq!(calls.call(&device_qp.data(), &between(PUT, &local, &remote, 8)).0, Ended::Failed);
-            device_qp.take_back(LONG).unwrap();
+            device_qp.detach_device(LONG).unwrap();
         }
         drop(device_qp);
 

@@ -7,10 +7,16 @@ mod device_rig;
 
 use common::{LONG, Pair, cpu, drain, poll, sharing};
 use device_rig::{Ended, PUT, Request, SEND_INLINE, calls};
+use gdsync::device::{DeviceQp, DeviceQpError, DeviceQpOptions};
+use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::qp::ResetError;
+use gdsync::queue::PollError;
+use gdsync::queue::{FailureCause, ResetBlocker, StateError, Syndrome};
+use gdsync::stream::{Cpu, DoorbellPath, Doorbells};
+use gdsync::verbs::Transport;
 use gdsync::{
-    CompletionQueue, ConnectOptions, Cpu, DeviceQp, DeviceQpError, DeviceQpOptions, DoorbellPath, Doorbells,
-    Error, FailureCause, HostAddr, MemOp, MemOpCaps, MemOpStream, MemoryRegion, Obstacle, QueueError,
-    QueuePair, QueuePairConfig, StreamAddr, StreamError, Syndrome, Transport, WorkRequest,
+    CompletionQueue, ConnectOptions, MemoryRegion, QueueError, QueuePair, QueuePairConfig, WorkRequest,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,11 +28,11 @@ fn options() -> DeviceQpOptions {
 }
 
 fn hand_over(queue_pair: &QueuePair) -> DeviceQp {
-    queue_pair.hand_to_device(&Cpu::new(), &options()).unwrap()
+    queue_pair.attach_device(&Cpu::new(), &options()).unwrap()
 }
 
 fn refused(queue_pair: &QueuePair) -> DeviceQpError {
-    queue_pair.hand_to_device(&Cpu::new(), &options()).unwrap_err()
+    queue_pair.attach_device(&Cpu::new(), &options()).unwrap_err()
 }
 
 fn put(region: &MemoryRegion, rkey: u32) -> Request {
@@ -46,7 +52,7 @@ fn a_full_queue_says_so_and_goes_on() {
     for path in [DoorbellPath::Direct, DoorbellPath::Proxy] {
         let pair = Pair::with(QueuePairConfig::default().send_depth(8), ConnectOptions::default());
         let region = pair.open_region(64);
-        let device_qp = pair.left.hand_to_device(&Cpu::new(), &options().doorbells(path)).unwrap();
+        let device_qp = pair.left.attach_device(&Cpu::new(), &options().doorbells(path)).unwrap();
         let qp = device_qp.data();
         // Nobody has posted a receive, so none of them completes.
         let sends = u64::from(qp.limit);
@@ -60,7 +66,7 @@ fn a_full_queue_says_so_and_goes_on() {
         assert!(started.elapsed() >= SHORT);
         assert_eq!(calls.quiet(&qp, SHORT), Ended::TimedOut);
         assert_eq!(calls.poll(&qp), (Ended::Ok, 0));
-        let error = device_qp.take_back(SHORT).unwrap_err();
+        let error = device_qp.detach_device(SHORT).unwrap_err();
         assert!(
             matches!(error, DeviceQpError::Outstanding { outstanding, .. } if outstanding == sends),
             "{error}"
@@ -76,7 +82,7 @@ fn a_full_queue_says_so_and_goes_on() {
         let more = Request { more: 1, ..put(&region, region.rkey()) };
         region.word64(0).unwrap().store(77);
         assert_eq!(calls.call(&qp, &more).0, Ended::Ok);
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         assert_eq!(region.word64(8).unwrap().load(), 77);
     }
 }
@@ -140,7 +146,7 @@ fn a_failed_request_tells_its_syndrome_and_the_queue_pair_begins_anew() {
         assert_eq!(told.kind(), Some(Syndrome::RemoteAccess));
         assert!(pair.left.reset().is_err());
 
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         assert_eq!(pair.left.failure(), Some(FailureCause::Work(told)));
         pair.left.reset().unwrap();
         pair.right.abort().unwrap();
@@ -181,7 +187,7 @@ fn an_abort_ends_every_wait() {
     pair.left.abort().unwrap();
     assert_eq!(waiting.join().unwrap(), Ended::Failed);
     assert_eq!(calls.syndrome(&qp), Syndrome::WrFlush as u32);
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();
 }
@@ -199,7 +205,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     calls.stop_inside(&qp, 0);
     assert_eq!(calls.call(&qp, &put(&region, region.rkey())).0, Ended::Failed);
     assert_eq!((calls.error(&qp), calls.syndrome(&qp)), (STALLED, 0));
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();
 
@@ -208,14 +214,14 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     let device_qp = hand_over(&pair.left);
     let qp = device_qp.data();
     calls.stop_inside(&qp, 1);
-    let error = device_qp.take_back(LONG).unwrap_err();
+    let error = device_qp.detach_device(LONG).unwrap_err();
     assert!(matches!(error, DeviceQpError::KernelActive { unpublished: 1, .. }), "{error}");
     let (ended, ticket) = calls.call(&qp, &put(&region, region.rkey()));
     assert_eq!((ended, ticket), (Ended::Failed, 2));
     assert_eq!(calls.error(&qp), STALLED);
     // The ticket is one that was never published, and yet of this queue.
     assert_eq!(calls.wait(&qp, ticket, LONG), Ended::Failed);
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();
 
@@ -223,9 +229,9 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     let pair = Pair::new();
     let device_qp = hand_over(&pair.left);
     calls.stop_inside(&device_qp.data(), 1);
-    assert!(device_qp.take_back(LONG).is_err());
+    assert!(device_qp.detach_device(LONG).is_err());
     pair.left.abort().unwrap();
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
     pair.left.reset().unwrap();
 }
 
@@ -235,17 +241,24 @@ fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
     let region = pair.open_region(64);
     let device_qp = hand_over(&pair.left);
     let handed_over = |error: QueueError| {
-        assert!(matches!(error, QueueError::HandedOver { qpn } if qpn == pair.left.number()), "{error}");
-        assert!(error.to_string().contains("take_back"), "{error}");
+        assert!(
+            matches!(error, QueueError::State(StateError::DeviceAttached { qpn })
+                | QueueError::Poll(PollError::DeviceAttached { qpn }) if qpn == pair.left.number()),
+            "{error}"
+        );
+        assert!(error.to_string().contains("detach_device"), "{error}");
     };
     let slices = [region.slice(..8).unwrap()];
     handed_over(pair.left.prepare(WorkRequest::send(&slices)).unwrap_err());
     handed_over(pair.left.post_send(WorkRequest::send(&slices)).unwrap_err());
-    handed_over(pair.left.send_cq().poll().unwrap_err());
+    handed_over(pair.left.send_cq().poll().unwrap_err().into());
     handed_over(pair.left.send_cq().prepare_wait().unwrap_err());
     let error = pair.left.reset().unwrap_err();
-    assert!(matches!(error, Error::NotDrained { obstacle: Obstacle::Kernel, .. }), "{error}");
-    assert!(matches!(refused(&pair.left), DeviceQpError::NotReady(QueueError::HandedOver { .. })));
+    assert!(matches!(error, ResetError::Blocked { blocker: ResetBlocker::Kernel, .. }), "{error}");
+    assert!(matches!(
+        refused(&pair.left),
+        DeviceQpError::NotReady(QueueError::State(StateError::DeviceAttached { .. }))
+    ));
     assert_eq!(pair.left.failure(), None);
     // Nor does anybody else complete in its queue.
     let queue = pair.left.send_cq();
@@ -256,7 +269,7 @@ fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
     pair.left.post_recv(&[region.slice(8..16).unwrap()], 4).unwrap();
     pair.right.post_send(WorkRequest::send_inline(b"received")).unwrap();
     assert_eq!(poll(&pair.left.recv_cq()).wr_id, 4);
-    device_qp.take_back(Duration::ZERO).unwrap();
+    device_qp.detach_device(Duration::ZERO).unwrap();
     pair.right.post_recv(&[region.slice(16..24).unwrap()], 5).unwrap();
     pair.left.post_send(WorkRequest::send(&slices)).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
@@ -306,14 +319,14 @@ fn a_register_out_of_reach_becomes_a_mailbox() {
     let pair = Pair::new();
     let region = pair.open_region(64);
     // The register is what has 8 bytes; and then the mailbox.
-    let device_qp = pair.left.hand_to_device(&Short::new(8, true), &options()).unwrap();
+    let device_qp = pair.left.attach_device(&Short::new(8, true), &options()).unwrap();
     let expected = Doorbells::Proxy { reason: "not on this device".to_owned() };
     assert_eq!(device_qp.doorbells(), &expected);
     region.word64(0).unwrap().store(9);
     assert_eq!(calls.call(&device_qp.data(), &put(&region, region.rkey())).0, Ended::Ok);
     assert_eq!(calls.quiet(&device_qp.data(), LONG), Ended::Ok);
     assert_eq!(region.word64(8).unwrap().load(), 9);
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
     drop(device_qp);
 
     // Whatever cannot be reached, the queue pair is as it was.
@@ -324,7 +337,7 @@ fn a_register_out_of_reach_becomes_a_mailbox() {
         (4, true, DoorbellPath::Auto),
         (320, true, DoorbellPath::Auto),
     ] {
-        let refused = pair.left.hand_to_device(&Short::new(len, once), &options().doorbells(path));
+        let refused = pair.left.attach_device(&Short::new(len, once), &options().doorbells(path));
         let error = refused.unwrap_err();
         assert!(matches!(error, DeviceQpError::Unreachable(_)), "{error}");
         assert!(error.to_string().contains("not on this device"), "{error}");
@@ -355,15 +368,21 @@ fn only_a_quiet_queue_pair_is_handed_over() {
     drop(hand_over(&pair.left));
 
     let fresh = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
-    assert!(matches!(refused(&fresh), DeviceQpError::NotReady(QueueError::NotConnected { .. })));
+    assert!(matches!(
+        refused(&fresh),
+        DeviceQpError::NotReady(QueueError::State(StateError::NotConnected { .. }))
+    ));
     pair.left.abort().unwrap();
-    assert!(matches!(refused(&pair.left), DeviceQpError::NotReady(QueueError::Failed { .. })));
+    assert!(matches!(
+        refused(&pair.left),
+        DeviceQpError::NotReady(QueueError::State(StateError::Failed { .. }))
+    ));
     let datagrams = QueuePair::new(&pair.pd, QueuePairConfig::default().transport(Transport::Ud)).unwrap();
     assert!(matches!(refused(&datagrams), DeviceQpError::Transport { transport: Transport::Ud, .. }));
 
     let queue = CompletionQueue::new(&pair.device, 64).unwrap();
     let make =
-        || QueuePair::with_completion_queues(&pair.pd, QueuePairConfig::default(), &queue, &queue).unwrap();
+        || QueuePair::new(&pair.pd, QueuePairConfig::default().completion_queues(&queue, &queue)).unwrap();
     let (left, right) = (make(), make());
     left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -379,7 +398,7 @@ fn what_is_dropped_in_the_middle_is_aborted() {
     assert_eq!(calls.call(&device_qp.data(), &send(&region)).0, Ended::Ok);
     drop(device_qp);
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
-    assert!(matches!(pair.left.reset(), Err(Error::NotDrained { obstacle: Obstacle::Kernel, .. })));
+    assert!(matches!(pair.left.reset(), Err(ResetError::Blocked { blocker: ResetBlocker::Kernel, .. })));
 
     // The other way round: the queue pair's handle goes first, and the kernel hears of it.
     let Pair { left, right: _right, pd: _pd, device: _device } = Pair::new();
@@ -387,5 +406,5 @@ fn what_is_dropped_in_the_middle_is_aborted() {
     assert_eq!(calls.call(&device_qp.data(), &send(&region)).0, Ended::Ok);
     drop(left);
     assert_eq!(calls.quiet(&device_qp.data(), LONG), Ended::Failed);
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
 }

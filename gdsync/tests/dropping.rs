@@ -5,7 +5,8 @@
 mod common;
 
 use common::{LONG, Pair, poll, soft, synchronize};
-use gdsync::{Batch, Condition, PinnedMemory, SoftStream, Stream, Word32, WorkRequest};
+use gdsync::memop::{Condition, Word32};
+use gdsync::{Batch, PinnedMemory, SoftStream, Stream, WorkRequest};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 

@@ -6,10 +6,11 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
-use gdsync::{
-    Batch, BatchShape, Condition, Error, FailureCause, PinnedMemory, RemoteMemory, Status, Stream, Syndrome,
-    Word32, WorkRequest,
-};
+use gdsync::batch::BatchShape;
+use gdsync::memop::{Condition, Word32};
+use gdsync::queue::{FailureCause, Status, Syndrome};
+use gdsync::verbs::OutOfRange;
+use gdsync::{Batch, Error, PinnedMemory, RemoteMemory, Stream, WorkRequest};
 use gpu_rig::Rig;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -43,7 +44,7 @@ fn a_checked_wait_tells_success_from_failure_to_what_comes_next_on_the_stream() 
         );
         assert_eq!(done.load(), 1);
         let outcome = status.get().unwrap();
-        assert_eq!(outcome.err().and_then(gdsync::WorkError::kind), expected);
+        assert_eq!(outcome.err().and_then(gdsync::queue::WorkError::kind), expected);
         // Nobody has polled, and the failure is known.
         assert_eq!(pair.left.failure().is_some(), expected.is_some());
         assert_eq!(poll(&pair.left.send_cq()).status, outcome);
@@ -194,7 +195,7 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
         cpu_send(&pair);
     }
     synchronize(&stream);
-    let wait = gdsync::StreamWait::on32(&word, Condition::Eq, 5).unwrap();
+    let wait = gdsync::batch::StreamWait::on32(&word, Condition::Eq, 5).unwrap();
     stream.post(Batch::new().wait_for(&wait)).unwrap();
     let (named, _) = heard.recv_timeout(LONG).unwrap();
     assert_eq!((named.index, named.completion_queue), (None, None));
@@ -205,7 +206,7 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
         matches!(heard.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Disconnected)),
         "its thread has ended"
     );
-    assert!(matches!(stream.watchdog(Duration::ZERO, |_, _| {}), Err(Error::OutOfRange { .. })));
+    assert!(matches!(stream.watchdog(Duration::ZERO, |_, _| {}), Err(Error::OutOfRange(OutOfRange { .. }))));
 }
 
 #[test]
@@ -234,7 +235,7 @@ fn a_checked_wait_on_a_gpu_stream_tells_what_comes_next() {
         stream.post(batch.wait_value32(status.word(), Condition::And, bit).write_value32(&done, 1)).unwrap();
         gpu_rig::synchronize(&stream);
         assert_eq!(done.load(), 1);
-        assert_eq!(status.get().unwrap().err().and_then(gdsync::WorkError::kind), expected);
+        assert_eq!(status.get().unwrap().err().and_then(gdsync::queue::WorkError::kind), expected);
         assert_eq!(poll(&rig.pair.left.send_cq()).status, status.get().unwrap());
     }
 }

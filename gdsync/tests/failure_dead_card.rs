@@ -6,9 +6,11 @@
 mod common;
 
 use common::{drain, poll, soft, synchronize};
+use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::verbs::provider;
 use gdsync::{
-    Access, Batch, ConnectOptions, Device, FailureCause, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, Syndrome, WorkRequest, provider,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    WorkRequest,
 };
 use std::process::Command;
 

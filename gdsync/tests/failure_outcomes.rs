@@ -5,10 +5,11 @@
 mod common;
 
 use common::{LONG, Pair, poll, soft, synchronize};
-use gdsync::{
-    AsyncEventKind, Batch, Condition, ConnectOptions, Endpoint, FailureCause, QueuePair, QueuePairConfig,
-    RemoteMemory, Status, StreamWait, Syndrome, WorkError, WorkRequest,
-};
+use gdsync::batch::StreamWait;
+use gdsync::memop::Condition;
+use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
+use gdsync::verbs::AsyncEventKind;
+use gdsync::{Batch, ConnectOptions, Endpoint, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;

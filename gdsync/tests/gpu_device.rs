@@ -6,12 +6,14 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, Pair, layouts, poll, queue_pair};
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
+use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::stream::DoorbellPath;
 use gdsync::{
-    Access, Batch, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, DoorbellPath, FailureCause,
-    MemoryRegion, PinnedMemory, Placement, QueuePair, QueuePairConfig, Syndrome, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueuePair, QueuePairConfig, WorkRequest,
 };
 use gpu_rig::{Rig, is_sanitized, synchronize};
 use std::sync::atomic::Ordering;
@@ -95,7 +97,7 @@ impl Bench {
     }
 
     /// Queue pairs of the same device as the regions.
-    fn pairs(&self, count: usize, config: QueuePairConfig) -> Vec<Pair> {
+    fn pairs(&self, count: usize, config: QueuePairConfig<'_>) -> Vec<Pair> {
         let connected = |_| {
             let (pd, device) = (self.pair.pd.clone(), self.pair.device.clone());
             let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());
@@ -122,7 +124,7 @@ impl Bench {
         if is_sanitized() {
             options = options.stall(LONG);
         }
-        queue_pair.hand_to_device(&*self.rig.stream(), &options).unwrap()
+        queue_pair.attach_device(&*self.rig.stream(), &options).unwrap()
     }
 
     /// No call of a kernel has failed.
@@ -156,7 +158,7 @@ impl Bench {
             }
         }
         assert_eq!(completed() - before, u64::from(blocks * threads) * count + added);
-        device_qps.iter().for_each(|qp| qp.take_back(LONG).unwrap());
+        device_qps.iter().for_each(|qp| qp.detach_device(LONG).unwrap());
     }
 }
 
@@ -189,7 +191,7 @@ fn every_operation_from_a_kernel() {
         assert_eq!(found, [put, 5, 6, 7, 8]);
         // CRC-32 of the bytes 8, 7 ... 1.
         assert_eq!((bench.result(2), bench.result(3)), (0, u64::from(crc32(&put.to_le_bytes()))));
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
     }
 }
 
@@ -291,7 +293,7 @@ fn a_kernel_that_polls_is_told_of_an_abort_in_every_placement() {
         assert!(stream.synchronize_timeout(LONG).unwrap(), "the kernel does not end: {stream:?}");
         assert_eq!(bench.result(0), FAILED, "{placement:?}");
         assert_eq!(bench.result(1) & 0xff, Syndrome::WrFlush as u64, "{:x}", bench.result(1));
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
     }
 }
 
@@ -323,7 +325,7 @@ fn warps_and_blocks_post_together() {
             let found = bench.remote.words64()[thread as usize].load(Ordering::Acquire);
             assert_eq!(found, u64::from(thread) << 32 | (rounds - 1), "{which}, {threads} threads");
         }
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
     }
 }
 
@@ -333,7 +335,7 @@ fn a_kernel_sends_from_gpu_memory_to_gpu_memory() {
     let Some(bench) = Bench::new(test, 128, ConnectOptions::default()) else { return };
     let (source, target) = (bench.rig.memory(64 << 10), bench.rig.memory(64 << 10));
     let register = |memory: &GpuMemory| {
-        cuda::GpuMemoryRegion::register(&bench.pair.pd, memory.clone(), Access::all()).unwrap()
+        gdsync::verbs::GpuMemoryRegion::register(&bench.pair.pd, memory.clone(), Access::all()).unwrap()
     };
     let (from, to) = (register(&source), register(&target));
     let device_qp = bench.hand_over(&bench.pair.left, WAYS[1]);
@@ -356,7 +358,7 @@ fn a_kernel_sends_from_gpu_memory_to_gpu_memory() {
         let expected: Vec<u8> = (0..words).flat_map(|i| (round << 32 | i).to_le_bytes()).collect();
         assert!(bytes == expected, "round {round}");
     }
-    device_qp.take_back(LONG).unwrap();
+    device_qp.detach_device(LONG).unwrap();
 }
 
 #[test]
@@ -378,7 +380,7 @@ fn failures_are_told_to_a_kernel_in_time() {
         run!(bench, "attempt", grid(1, 1), data, limit, places);
         assert_eq!(bench.result(0), FAILED);
         assert_eq!(bench.result(1) & 0xff, syndrome as u64, "{:x}", bench.result(1));
-        device_qp.take_back(LONG).unwrap();
+        device_qp.detach_device(LONG).unwrap();
         let Some(FailureCause::Work(error)) = bench.pair.left.failure() else { panic!("not failed") };
         assert_eq!(error.kind(), Some(syndrome));
         bench.pair.left.reset().unwrap();

@@ -7,13 +7,19 @@ mod common;
 mod gpu_rig;
 
 use common::{Pair, drain_and_reconnect, poll};
-use gdsync::cuda::{CudaError, CudaStream, GpuMemory};
+use gdsync::batch::BatchShape;
+use gdsync::cuda::{CudaError, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::memop::{Condition, MemOpStream, StreamError, Word32};
+use gdsync::memory::StreamAddr;
+use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
+use gdsync::qp::CheckedWait;
+use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
+use gdsync::stream::PostFailure;
 use gdsync::{
-    Batch, BatchShape, CheckedWait, Condition, ConnectOptions, FailureCause, MemOpStream, PersistentError,
-    PersistentRecv, PersistentSend, PinnedMemory, PostFailure, QueuePair, QueuePairConfig, RemoteMemory,
-    Status, Stream, StreamAddr, StreamError, Syndrome, Word32, WorkError, WorkRequest,
+    Batch, ConnectOptions, CudaStream, PinnedMemory, QueuePair, QueuePairConfig, RemoteMemory, Stream,
+    WorkRequest,
 };
 use gpu_rig::{Rig, words};
 use std::sync::{Arc, mpsc};

@@ -6,12 +6,13 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::cuda::{CudaError, CudaStream};
+use gdsync::cuda::CudaError;
 use gdsync::cudarc::driver::{LaunchConfig, sys};
-use gdsync::{
-    Batch, Condition, FailureCause, HostAddr, MemOp, MemOpStream, PinnedMemory, PostFailure, Stream,
-    StreamError, Word32, WorkRequest,
-};
+use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
+use gdsync::memory::HostAddr;
+use gdsync::queue::FailureCause;
+use gdsync::stream::PostFailure;
+use gdsync::{Batch, CudaStream, PinnedMemory, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ fn operations_that_the_driver_refuses_are_not_lost() {
     let stream = rig.stream();
     let memory = PinnedMemory::allocate(64).unwrap();
     let addr = stream.translate(memory.addr(), 4).unwrap();
-    let odd = gdsync::StreamAddr::new(addr.get() + 2);
+    let odd = gdsync::memory::StreamAddr::new(addr.get() + 2);
     // SAFETY: the address is misaligned, which the driver refuses before it does anything.
     let error = unsafe { stream.submit(&[MemOp::Write32 { addr: odd, value: 1 }]) }.unwrap_err();
     assert!(

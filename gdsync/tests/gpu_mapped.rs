@@ -6,9 +6,10 @@ mod common;
 mod gpu_rig;
 
 use common::LONG;
-use gdsync::cuda::{CudaStream, GpuMemory, GpuWord32};
+use gdsync::cuda::GpuMemory;
 use gdsync::mapped::{self, LoadKernel, MappedMemory, MappingBackend, MappingError, StoreKernel};
-use gdsync::{Access, Batch, Condition, Stream, WorkRequest};
+use gdsync::memop::{Condition, GpuWord32};
+use gdsync::{Access, Batch, CudaStream, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 use std::io::Write;
 use std::time::Instant;
@@ -187,7 +188,7 @@ fn a_message_may_be_written_and_read_by_the_cpu() {
         let (source, target) = (memory(), memory());
         let region = |memory: &MappedMemory| {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            gdsync::cuda::GpuMemoryRegion::register(&rig.pair.pd, memory.gpu().clone(), access).unwrap()
+            gdsync::verbs::GpuMemoryRegion::register(&rig.pair.pd, memory.gpu().clone(), access).unwrap()
         };
         let (from, to) = (region(&source), region(&target));
         source.copy_to(0, &bytes(10_000, 2)).unwrap();

@@ -8,11 +8,12 @@ mod notify_rig;
 
 use common::LONG;
 use gdsync::bootstrap::Bootstrap;
-use gdsync::cuda::{self, CudaStream, GpuMemory};
+use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig};
-use gdsync::{Batch, DoorbellPath, PinnedMemory, QueuePairConfig, Stream};
+use gdsync::stream::DoorbellPath;
+use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gpu_rig::{Rig, is_sanitized, synchronize, words};
 use notify_rig::Job;
 use std::sync::atomic::Ordering;
@@ -274,7 +275,7 @@ fn kernels_write_to_each_other_and_notify() {
         }
         for rank in &made {
             // The CPU goes on where the kernels have stopped.
-            let queue = rank.queue.take_back(LONG).unwrap();
+            let queue = rank.queue.detach_device(LONG).unwrap();
             queue.notify(0, &rank.inbox, rank.team.rank(), 5).unwrap();
             queue.flush(LONG).unwrap();
         }

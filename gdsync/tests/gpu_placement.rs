@@ -9,11 +9,9 @@ use common::{
     Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
     synchronize as synchronize_soft,
 };
-use gdsync::cuda::CudaStream;
-use gdsync::{
-    Batch, ConnectOptions, Placement, Posted, QueuePairConfig, QueuePlacement, Stream, StreamOptions,
-    WorkRequest,
-};
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::stream::{Posted, StreamOptions};
+use gdsync::{Batch, ConnectOptions, CudaStream, QueuePairConfig, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 
 fn pair(placement: QueuePlacement) -> Pair {
@@ -51,8 +49,8 @@ fn every_layout_carries_messages_of_a_gpus_stream() {
     let Some(rig) = Rig::new("every_layout_carries_messages_of_a_gpus_stream") else { return };
     for placement in layouts(Placement::Gpu(0)) {
         let pair = pair(placement);
-        for lane in [Placement::Host, Placement::Gpu(0)] {
-            let options = StreamOptions::default().lane(lane);
+        for timeline in [Placement::Host, Placement::Gpu(0)] {
+            let options = StreamOptions::default().timeline(timeline);
             let stream = Stream::with_options(CudaStream::new(rig.raw_stream()).unwrap(), options).unwrap();
             laps(&pair, |batch| stream.post(batch).unwrap(), || synchronize(&stream));
         }

@@ -6,9 +6,10 @@ mod common;
 mod gpu_rig;
 
 use common::{poll, ring};
-use gdsync::cuda::{self, GpuMemory, GpuMemoryRegion, RegistrationPath};
+use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
-use gdsync::{Access, Provider, RegistrationCache, WorkRequest};
+use gdsync::verbs::{GpuMemoryRegion, Provider, RegistrationCache, RegistrationPath};
+use gdsync::{Access, WorkRequest};
 use gpu_rig::Rig;
 use std::os::fd::AsRawFd;
 

@@ -6,7 +6,8 @@
 mod common;
 
 use common::*;
-use gdsync::ibverbs::ffi;
+use gdsync::verbs::OpenError;
+use gdsync::verbs::ibverbs::ffi;
 use gdsync::{Access, ConnectOptions, Error, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
 use std::io::Write;
 
@@ -38,8 +39,8 @@ fn a_programs_own_context_and_domain_are_used_and_left_alone() {
     {
         // SAFETY: context and domain outlive everything in this block, which ends with no work in flight.
         let (device, pd) = unsafe {
-            let device = gdsync::ibverbs::device(context).unwrap();
-            let pd = gdsync::ibverbs::protection_domain(&device, raw_pd).unwrap();
+            let device = gdsync::verbs::ibverbs::device(context).unwrap();
+            let pd = gdsync::verbs::ibverbs::protection_domain(&device, raw_pd).unwrap();
             (device, pd)
         };
         assert!(!device.name().is_empty());
@@ -65,10 +66,11 @@ fn a_programs_own_context_and_domain_are_used_and_left_alone() {
 #[test]
 fn null_pointers_are_refused() {
     // SAFETY: null is allowed.
-    let error = unsafe { gdsync::ibverbs::device(std::ptr::null_mut()) }.unwrap_err();
-    assert!(matches!(error, Error::Null { what: "ibv_context" }), "{error}");
+    let error = unsafe { gdsync::verbs::ibverbs::device(std::ptr::null_mut()) }.unwrap_err();
+    assert!(matches!(error, Error::Open(OpenError::Null { what: "ibv_context" })), "{error}");
     let device = gdsync::Device::software().unwrap();
     // SAFETY: as above.
-    let error = unsafe { gdsync::ibverbs::protection_domain(&device, std::ptr::null_mut()) }.unwrap_err();
-    assert!(matches!(error, Error::Null { what: "ibv_pd" }), "{error}");
+    let error =
+        unsafe { gdsync::verbs::ibverbs::protection_domain(&device, std::ptr::null_mut()) }.unwrap_err();
+    assert!(matches!(error, Error::Open(OpenError::Null { what: "ibv_pd" })), "{error}");
 }

@@ -10,10 +10,13 @@
 mod common;
 
 use common::{LONG, soft, synchronize};
+use gdsync::memop::{Condition, Word32};
+use gdsync::persistent::{PersistentRecv, PersistentSend};
+use gdsync::queue::Status;
+use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{
-    Access, AddressHandle, Batch, CompletionQueue, Condition, ConnectOptions, Device, MemoryRegion,
-    PersistentRecv, PersistentSend, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory,
-    SoftStream, Status, Stream, Transport, Word32, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain,
+    QueuePair, QueuePairConfig, RemoteMemory, SoftStream, Stream, WorkRequest,
 };
 use std::any::Any;
 use std::io::Write;
@@ -118,7 +121,7 @@ impl Two {
         let (here, there) = (left.endpoint().unwrap(), right.endpoint().unwrap());
         let options = ConnectOptions::default();
         let address = if transport == Transport::Ud {
-            Some(AddressHandle::new(&left, &there, options).unwrap())
+            Some(left.address_handle(&there, options).unwrap())
         } else {
             left.connect(&there, options).unwrap();
             right.connect(&here, options).unwrap();

@@ -5,11 +5,13 @@
 mod common;
 
 use common::{LONG, Pair, content, cpu, device, poll, soft, synchronize};
+use gdsync::memop::{Condition, Word32};
+use gdsync::queue::QueueFull;
+use gdsync::stream::StreamOptions;
 use gdsync::{
-    Access, Batch, Condition, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, Word32, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
-use gdsync::{SoftStream, Stream, StreamOptions};
 use std::time::Instant;
 
 /// Sends of 8 bytes each to places of their own, and waits for them.
@@ -213,7 +215,9 @@ fn tickets_are_written_before_a_stream_waits_for_the_program() {
         loop {
             match pair.left.post_send(WorkRequest::send(&[])) {
                 Ok(()) => break,
-                Err(QueueError::WouldBlock(_)) if start.elapsed() < LONG => std::thread::yield_now(),
+                Err(QueueError::Full(QueueFull::Stream(_))) if start.elapsed() < LONG => {
+                    std::thread::yield_now()
+                }
                 Err(error) => panic!("{error}"),
             }
         }
@@ -306,5 +310,5 @@ fn a_stream_that_always_tells_says_so_in_each_batch() {
         (0..3).map(|_| stream.post(write()).unwrap().operations).collect::<Vec<_>>()
     };
     assert_eq!(told(StreamOptions::default()), [1, 1, 1]);
-    assert_eq!(told(StreamOptions::default().tells_always(true)), [2, 2, 2]);
+    assert_eq!(told(StreamOptions::default().always_signal(true)), [2, 2, 2]);
 }

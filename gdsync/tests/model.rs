@@ -5,9 +5,10 @@
 mod common;
 
 use common::{Pair, content, cpu, poll};
+use gdsync::stream::Cpu;
 use gdsync::{
-    Access, Batch, ConnectOptions, Cpu, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream,
-    Stream, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream, Stream,
+    WorkRequest,
 };
 use proptest::prelude::*;
 use std::cell::RefCell;

@@ -9,11 +9,13 @@ mod notify_rig;
 use common::LONG;
 use device_rig::{Ended, compile, run_sanitized};
 use gdsync::bootstrap::Bootstrap;
+use gdsync::device::DeviceQpError;
+use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
-use gdsync::{
-    ConnectOptions, Cpu, DeviceQpError, DoorbellPath, HostAddr, MemOp, MemOpCaps, MemOpStream,
-    ProtectionDomain, QueueError, QueuePairConfig, StreamAddr, StreamError,
-};
+use gdsync::queue::StateError;
+use gdsync::stream::{Cpu, DoorbellPath};
+use gdsync::{ConnectOptions, ProtectionDomain, QueueError, QueuePairConfig};
 use libloading::Library;
 use notify_rig::{Job, Rank};
 use std::io::Write;
@@ -223,7 +225,7 @@ fn every_rank_writes_to_every_rank() {
                 assert_eq!((progress.completed, progress.error), (progress.reserved, None));
                 assert!(progress.completed >= 3 * rounds);
             }
-            rank.queue.take_back(LONG).unwrap();
+            rank.queue.detach_device(LONG).unwrap();
             team.barrier().unwrap();
         });
     }
@@ -255,11 +257,13 @@ fn the_cpu_and_kernels_take_turns_and_talk_to_each_other() {
                 assert_eq!(kernels.waitsome(&job, 0..4, LONG), (Ended::Ok, 1));
                 assert_eq!(kernels.reset(&job, 1), (Ended::Ok, u32::MAX));
                 let error = queue.notify(other, &inbox, 0, 1).unwrap_err();
-                let is_lent =
-                    matches!(&error, NotifyError::Post { source: QueueError::HandedOver { .. }, .. });
+                let is_lent = matches!(
+                    &error,
+                    NotifyError::Post { source: QueueError::State(StateError::DeviceAttached { .. }), .. }
+                );
                 assert!(is_lent, "{error}");
-                rank.queue.take_back(LONG).unwrap().notify(other, &inbox, 0, round).unwrap();
-                rank.queue.take_back(LONG).unwrap();
+                rank.queue.detach_device(LONG).unwrap().notify(other, &inbox, 0, round).unwrap();
+                rank.queue.detach_device(LONG).unwrap();
                 let status = kernels.call("call_notify", &job, request);
                 assert_eq!(status, Ended::Failed, "the kernel's turn is over");
             } else {
@@ -345,7 +349,7 @@ fn what_cannot_be_is_refused_and_waits_end() {
         assert_eq!(kernels.waitsome(&job, 0..2, Duration::ZERO), (Ended::Ok, 0));
         assert_eq!((kernels.reset(&job, 0), kernels.reset(&job, 0)), ((Ended::Ok, 7), (Ended::Ok, 0)));
         assert_eq!((kernels.reset(&job, 1), kernels.error(&job, 0)), ((Ended::Ok, 9), 0));
-        rank.queue.take_back(LONG).unwrap();
+        rank.queue.detach_device(LONG).unwrap();
         assert!(matches!(rank.queue.queue_pair(1).unwrap_err(), NotifyError::Rank { rank: 1, size: 1 }));
     });
 }
@@ -356,11 +360,11 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         let (outbox, inbox) = segments(team, 8);
         let (queue, device) = (team.queue(0).unwrap(), Cpu::new());
         let prepared = queue.prepare_write(&outbox.slice(..).unwrap(), 1, &inbox, 0).unwrap();
-        let error = queue.hand_to_device(&device, &DeviceQueueOptions::default()).unwrap_err();
+        let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(matches!(error, NotifyError::Post { rank: 1, .. }), "{error}");
         drop(prepared);
-        let first = queue.hand_to_device(&device, &DeviceQueueOptions::default()).unwrap();
-        let error = queue.hand_to_device(&device, &DeviceQueueOptions::default()).unwrap_err();
+        let first = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap();
+        let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(error.to_string().contains("kernels"), "{error}");
         // Dropped with nothing in flight, it is back.
         drop(first);
@@ -368,11 +372,11 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         assert_eq!(inbox.notify_waitsome(0..1, LONG).unwrap(), Some(0));
         queue.flush(LONG).unwrap();
         // A queue pair of one rank that is lent already: those that were handed over before it go back.
-        let lent = queue.queue_pair(1).unwrap().hand_to_device(&device, &Default::default()).unwrap();
-        assert!(queue.hand_to_device(&device, &DeviceQueueOptions::default()).is_err());
+        let lent = queue.queue_pair(1).unwrap().attach_device(&device, &Default::default()).unwrap();
+        assert!(queue.attach_device(&device, &DeviceQueueOptions::default()).is_err());
         drop(lent);
-        let all = queue.hand_to_device(&device, &DeviceQueueOptions::default()).unwrap();
-        all.take_back(LONG).unwrap().flush(LONG).unwrap();
+        let all = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap();
+        all.detach_device(LONG).unwrap().flush(LONG).unwrap();
         team.barrier().unwrap();
     });
 }
@@ -400,10 +404,10 @@ fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
         assert_eq!((kernels.quiet(&job, 0, LONG), kernels.quiet(&job, 1, LONG)), (Ended::Ok, Ended::Failed));
         assert_eq!(kernels.call("call_write_notify", &job, request), Ended::Failed);
         assert_ne!(kernels.error(&job, 1), 0);
-        let queue = rank.queue.take_back(LONG).unwrap();
+        let queue = rank.queue.detach_device(LONG).unwrap();
         let error = queue.flush(LONG).unwrap_err();
         assert!(matches!(error, NotifyError::PeerDead { rank: 1 }), "{error}");
-        let error = queue.hand_to_device(&Cpu::new(), &DeviceQueueOptions::default()).unwrap_err();
+        let error = queue.attach_device(&Cpu::new(), &DeviceQueueOptions::default()).unwrap_err();
         assert!(matches!(error, NotifyError::PeerDead { rank: 1 }), "{error}");
         queue.flush_rank(0, LONG).unwrap();
         team.barrier().unwrap();
@@ -428,11 +432,11 @@ fn what_kernels_left_outstanding_is_waited_for_again() {
         let request = Request { bytes: 8, rank: 1, id: 0, value: 1, ..Request::default() };
         assert_eq!(kernels.call("call_write_notify", &job, request), Ended::Ok);
         assert_eq!(kernels.quiet(&job, 1, SHORT), Ended::TimedOut);
-        let error = rank.queue.take_back(SHORT).unwrap_err();
+        let error = rank.queue.detach_device(SHORT).unwrap_err();
         let is_outstanding =
             matches!(error, NotifyError::HandOver { rank: 1, source: DeviceQpError::Outstanding { .. } });
         assert!(is_outstanding, "{error}");
-        rank.queue.take_back(LONG).unwrap();
+        rank.queue.detach_device(LONG).unwrap();
         team.barrier().unwrap();
     });
 }

@@ -5,11 +5,11 @@
 mod common;
 
 use common::{LONG, Pair, content, cpu, fill, poll, synchronize};
-use gdsync::{
-    Batch, ConnectOptions, Cpu, DoorbellPath, Doorbells, HostAddr, MemOp, MemOpCaps, MemOpStream,
-    PostFailure, QueueError, QueuePairConfig, SoftStream, Stream, StreamAddr, StreamError, StreamOptions,
-    WorkRequest,
-};
+use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::queue::OrderError;
+use gdsync::stream::{Cpu, DoorbellPath, Doorbells, PostFailure, StreamOptions};
+use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ fn proxied() -> Stream<SoftStream> {
 }
 
 /// Lets a stream stand still until told.
-fn hold<B: MemOpStream>(stream: &Stream<B>, pair: &Pair) -> gdsync::Word32 {
+fn hold<B: MemOpStream>(stream: &Stream<B>, pair: &Pair) -> gdsync::memop::Word32 {
     let word = pair.region(8).word32(0).unwrap();
-    stream.post(Batch::new().wait_value32(&word, gdsync::Condition::Eq, 1)).unwrap();
+    stream.post(Batch::new().wait_value32(&word, gdsync::memop::Condition::Eq, 1)).unwrap();
     word
 }
 
@@ -105,7 +105,10 @@ fn another_stream_may_not_overtake_a_mailbox() {
     );
     stream.post(Batch::new().send(first)).unwrap();
     let refused = cpu().post(Batch::new().send(second)).unwrap_err();
-    assert!(matches!(refused.source, PostFailure::Queue(QueueError::OtherStream { .. })), "{refused}");
+    assert!(
+        matches!(refused.source, PostFailure::Queue(QueueError::Order(OrderError::OtherStream { .. }))),
+        "{refused}"
+    );
     word.store(1);
     synchronize(&stream);
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
@@ -132,7 +135,7 @@ fn a_backend_that_fails_leaves_no_doorbell_behind() {
     let stream = Stream::with_options(Cpu::with_timeout(Duration::from_millis(5)), options).unwrap();
     let never = pair.region(8).word32(0).unwrap();
     let send = pair.left.prepare(WorkRequest::send(&[])).unwrap();
-    let batch = Batch::new().wait_value32(&never, gdsync::Condition::Eq, 1).send(send);
+    let batch = Batch::new().wait_value32(&never, gdsync::memop::Condition::Eq, 1).send(send);
     let error = stream.post(batch).unwrap_err();
     assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
     assert!(pair.left.failure().is_some());

@@ -7,9 +7,9 @@ mod common;
 mod fake_gpu;
 
 use common::{poll, ring};
+use gdsync::verbs::RegistrationCache;
 use gdsync::{
-    Access, ConnectOptions, Device, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-    RegistrationCache, WorkRequest,
+    Access, ConnectOptions, Device, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
 };
 use softhca::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use std::ptr::NonNull;

@@ -5,10 +5,10 @@
 mod common;
 
 use common::{cpu, soft, synchronize};
-use gdsync::{
-    Batch, Condition, Cpu, MemOpStream, MemoryWrite, PinnedMemory, PostFailure, SoftStream, Stream,
-    StreamError, Word32, Word64,
-};
+use gdsync::batch::MemoryWrite;
+use gdsync::memop::{Condition, MemOpStream, StreamError, Word32, Word64};
+use gdsync::stream::{Cpu, PostFailure};
+use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,7 +1,7 @@
-//! What the models share: loom in the place of `gdsync/src/sync.rs`, and models that must fail.
+//! What the models share: loom in the place of `gdsync/src/util/sync.rs`, and models that must fail.
 
 pub mod sync {
-    //! As `gdsync/src/sync.rs`, on loom.
+    //! As `gdsync/src/util/sync.rs`, on loom.
 
     pub use loom::sync::Mutex;
     pub use loom::thread::yield_now;

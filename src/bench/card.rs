@@ -3,8 +3,9 @@
 use super::median;
 use crate::cli::BenchOptions;
 use crate::{Failure, text};
+use gdsync::stream::Cpu;
 use gdsync::{
-    Access, Batch, ConnectOptions, Cpu, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
     Stream, WorkRequest,
 };
 use serde::Serialize;

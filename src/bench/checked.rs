@@ -5,9 +5,10 @@ use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
+use gdsync::memop::MemOpStream;
 use gdsync::{
-    Access, Batch, ConnectOptions, Device, MemOpStream, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
+    SoftStream, Stream, WorkRequest,
 };
 use std::time::Instant;
 

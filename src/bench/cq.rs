@@ -2,12 +2,13 @@
 
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
-use crate::hca;
+use crate::{Failure, hca};
+use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::memop::Condition;
 use gdsync::{
-    Access, Batch, CompletionQueue, Condition, ConnectOptions, MemoryRegion, Placement, ProtectionDomain,
-    QueuePair, QueuePairConfig, QueuePlacement, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, WorkRequest,
 };
 use serde::Serialize;
 use std::sync::atomic::Ordering;

@@ -2,11 +2,11 @@
 
 use crate::Failure;
 use crate::hca::{self, Hca};
-use gdsync::cuda::{self, CudaStream};
 use gdsync::cudarc::driver::{CudaContext, sys};
+use gdsync::memop::{MemOpStream, Word32, Word64};
+use gdsync::memory::StreamAddr;
 use gdsync::{
-    ConnectOptions, MemOpStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream,
-    StreamAddr, Word32, Word64,
+    ConnectOptions, CudaStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream, cuda,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -79,7 +79,6 @@ impl Gpu {
 
 /// Operations as a program would write them by hand, for references.
 pub(super) mod by_hand {
-    use gdsync::StreamAddr;
     use gdsync::cudarc::driver::sys::{
         CUstreamBatchMemOpParams as Params,
         CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as Wait,
@@ -88,6 +87,7 @@ pub(super) mod by_hand {
         CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue,
         CUstreamBatchMemOpType as Type,
     };
+    use gdsync::memory::StreamAddr;
 
     pub(in crate::bench) fn write(addr: StreamAddr, value64: u64, wide: bool) -> Params {
         let kinds = [Type::CU_STREAM_MEM_OP_WRITE_VALUE_32, Type::CU_STREAM_MEM_OP_WRITE_VALUE_64];

@@ -5,8 +5,9 @@ use super::{Comparison, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
 use crate::hca::Hca;
-use gdsync::cuda::CudaGraph;
-use gdsync::{Access, Batch, BatchShape, MemoryRegion, WorkRequest};
+use gdsync::batch::BatchShape;
+use gdsync::graph::CudaGraph;
+use gdsync::{Access, Batch, MemoryRegion, WorkRequest};
 use serde::Serialize;
 use std::time::Instant;
 

@@ -5,7 +5,8 @@ use super::{median, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
 use gdsync::cuda::GpuMemory;
-use gdsync::{Condition, MemOp, MemOpStream, StreamAddr};
+use gdsync::memop::{Condition, MemOp, MemOpStream};
+use gdsync::memory::StreamAddr;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 

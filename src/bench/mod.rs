@@ -13,9 +13,8 @@ mod plan;
 mod post;
 mod turnaround;
 
-use crate::Failure;
 use crate::cli::{BenchOptions, Benchmark};
-use crate::text;
+use crate::{Failure, text};
 use serde::Serialize;
 use std::io::{self, Write};
 

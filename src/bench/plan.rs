@@ -3,7 +3,7 @@
 use super::{median, print, print_json};
 use crate::Failure;
 use crate::cli::BenchOptions;
-use gdsync::MemOpCaps;
+use gdsync::memop::MemOpCaps;
 use gdsync::outline::{Program, Sketch};
 use serde::Serialize;
 use std::hint::black_box;

@@ -3,8 +3,9 @@
 use super::source::Tree;
 use crate::Failure;
 use crate::devices::{self, Listing};
+use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
-use gdsync::{Error, provider};
+use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};
@@ -153,7 +154,9 @@ fn ask_verbs() -> Answer<Verbs> {
                 notes: listing.notes,
             })
         }
-        Err(error @ Error::Load(LoadError::Library { .. })) => Answer::Absent(error.to_string()),
+        Err(error @ Error::Open(OpenError::Load(LoadError::Library { .. }))) => {
+            Answer::Absent(error.to_string())
+        }
         Err(error) => Answer::Broken(error.to_string()),
     }
 }

@@ -2,11 +2,10 @@
 
 mod parse;
 
-use crate::Failure;
 use crate::cli::{Example, ExplainOptions};
-use crate::text;
+use crate::{Failure, text};
+use gdsync::memop::{Condition, MemOp, MemOpCaps};
 use gdsync::outline::{Program, Sketch, Target};
-use gdsync::{Condition, MemOp, MemOpCaps};
 use parse::Text;
 use serde::Serialize;
 use std::io::{self, Read, Write};

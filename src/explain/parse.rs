@@ -1,6 +1,6 @@
 //! A batch in text: one descriptor to a line.
 
-use gdsync::Condition;
+use gdsync::memop::Condition;
 use gdsync::outline::{MAX_NUMBER, Sketch};
 use std::fmt;
 

@@ -3,10 +3,10 @@
 use super::{Memory, Source, freed, pattern};
 use crate::Failure;
 use crate::cli::MappedOptions;
-use gdsync::cuda::{CudaStream, GpuWord32};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
-use gdsync::{Batch, Condition, Stream};
+use gdsync::memop::{Condition, GpuWord32};
+use gdsync::{Batch, CudaStream, Stream};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;

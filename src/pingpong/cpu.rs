@@ -5,10 +5,10 @@ use super::findings::Findings;
 use super::host::HostMessages;
 use crate::Failure;
 use crate::cli::PingpongOptions;
-use gdsync::{
-    Batch, Cpu, Doorbells, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream,
-    StreamError,
-};
+use gdsync::memop::StreamError;
+use gdsync::memory::OutOfBounds;
+use gdsync::stream::{Cpu, Doorbells, Posted};
+use gdsync::{Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
 
 pub(super) struct CpuDriver {
     stream: Stream<Cpu>,
@@ -28,11 +28,11 @@ impl CpuDriver {
 }
 
 impl Driver for CpuDriver {
-    fn source(&self) -> Result<Slice, QueueError> {
+    fn source(&self) -> Result<Slice, OutOfBounds> {
         self.messages.source.slice(..)
     }
 
-    fn target(&self) -> Result<Slice, QueueError> {
+    fn target(&self) -> Result<Slice, OutOfBounds> {
         self.messages.target.slice(..)
     }
 

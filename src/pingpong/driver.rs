@@ -6,10 +6,10 @@ use super::gpu::GpuDriver;
 use super::soft::SoftDriver;
 use crate::Failure;
 use crate::cli::{PingpongOptions, Trigger};
-use gdsync::{
-    Batch, Doorbells, MemOpStream, PostError, PostFailure, Posted, ProtectionDomain, QueueError, QueuePair,
-    RemoteMemory, Slice, Stream, StreamError, StreamOptions,
-};
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::memory::OutOfBounds;
+use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
 use std::time::Duration;
 
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
@@ -20,9 +20,9 @@ pub(super) const CHUNKS: u64 = 2;
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
 pub(super) trait Driver {
     /// The message that is sent, for a work request.
-    fn source(&self) -> Result<Slice, QueueError>;
+    fn source(&self) -> Result<Slice, OutOfBounds>;
     /// Where messages arrive, for a work request.
-    fn target(&self) -> Result<Slice, QueueError>;
+    fn target(&self) -> Result<Slice, OutOfBounds>;
     /// Where messages arrive, for the other side.
     fn remote(&self) -> RemoteMemory;
 

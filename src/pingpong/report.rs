@@ -100,7 +100,7 @@ impl Report {
         let checked = if self.verified { "every byte verified" } else { "NOT verified" };
         let heading = format!(
             "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
-            gdsync::Transport::from(self.transport),
+            gdsync::verbs::Transport::from(self.transport),
             self.op,
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,

@@ -9,13 +9,14 @@ use super::findings::{Findings, FirstError};
 use super::progress::Progress;
 use super::report::{Measured, Report, Setting};
 use super::timing::Usage;
-use crate::Failure;
 use crate::cli::{Operation, PingpongOptions};
-use crate::hca;
+use crate::{Failure, hca};
+use gdsync::memop::Condition;
+use gdsync::queue::{GRH_BYTES, QueueFull};
+use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
-    Access, AddressHandle, Batch, CompletionQueue, Condition, ConnectOptions, Endpoint, GRH_BYTES,
-    MemoryRegion, Mtu, PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory,
-    Slice, Transport, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ struct Datagrams {
 
 impl Datagrams {
     fn new(queue_pair: &QueuePair, pd: &ProtectionDomain, remote: &Endpoint) -> Result<Self, Failure> {
-        let to = AddressHandle::new(queue_pair, remote, ConnectOptions::default())?;
+        let to = queue_pair.address_handle(remote, ConnectOptions::default())?;
         let header = MemoryRegion::allocate(pd, GRH_BYTES, Access::LOCAL_WRITE)?;
         Ok(Datagrams { to, remote_qpn: remote.qpn, header })
     }
@@ -247,9 +248,9 @@ impl Side {
             match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(
-                    QueueError::SendQueueFull { .. }
-                    | QueueError::CompletionQueueFull { .. }
-                    | QueueError::WouldBlock(_),
+                    QueueError::Full(QueueFull::SendQueue { .. })
+                    | QueueError::Full(QueueFull::CompletionQueue { .. })
+                    | QueueError::Full(QueueFull::Stream(_)),
                 ) => {
                     self.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));

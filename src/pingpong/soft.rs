@@ -5,10 +5,10 @@ use super::findings::Findings;
 use super::host::HostMessages;
 use crate::Failure;
 use crate::cli::PingpongOptions;
-use gdsync::{
-    Batch, Doorbells, Event, Posted, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice,
-    SoftStream, Stream, StreamError,
-};
+use gdsync::memop::StreamError;
+use gdsync::memory::OutOfBounds;
+use gdsync::stream::{Doorbells, Event, Posted};
+use gdsync::{Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
 use std::collections::VecDeque;
 
 pub(super) struct SoftDriver {
@@ -34,11 +34,11 @@ impl SoftDriver {
 }
 
 impl Driver for SoftDriver {
-    fn source(&self) -> Result<Slice, QueueError> {
+    fn source(&self) -> Result<Slice, OutOfBounds> {
         self.messages.source.slice(..)
     }
 
-    fn target(&self) -> Result<Slice, QueueError> {
+    fn target(&self) -> Result<Slice, OutOfBounds> {
         self.messages.target.slice(..)
     }
 

@@ -12,7 +12,8 @@ use super::tally::Tally;
 use super::traffic::Traffic;
 use super::wire::{Queues, Wire};
 use crate::Failure;
-use gdsync::{Device, Endpoint, ProtectionDomain, Transport};
+use gdsync::verbs::Transport;
+use gdsync::{Device, Endpoint, ProtectionDomain};
 use std::fmt;
 use std::time::{Duration, Instant};
 

@@ -10,9 +10,11 @@ use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
 use crate::Failure;
+use gdsync::queue::WorkKind;
+use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{
-    Access, AddressHandle, Completion, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePairConfig, RemoteMemory, Transport, WorkKind, WorkRequest,
+    Access, Completion, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueuePairConfig,
+    RemoteMemory, WorkRequest,
 };
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -128,7 +130,7 @@ impl Traffic for Loose {
         self.remote = Some(offer.window.parse()?);
         self.seen = self.seen.max(offer.expected.min(self.next));
         if wire.transport() == Transport::Ud {
-            let handle = AddressHandle::new(&wire.queue_pair, there, ConnectOptions::default())?;
+            let handle = wire.queue_pair.address_handle(there, ConnectOptions::default())?;
             self.there = Some((handle, there.qpn));
         }
         Ok(())

@@ -17,8 +17,7 @@ mod wire;
 mod worker;
 
 use crate::cli::SoakOptions;
-use crate::fault_plan;
-use crate::{Failure, LOG_VARIABLE};
+use crate::{Failure, LOG_VARIABLE, fault_plan};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};

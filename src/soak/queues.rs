@@ -2,7 +2,8 @@
 
 use super::tally::Tally;
 use crate::Failure;
-use gdsync::{Completion, CompletionQueue, Status, WorkError, WorkKind};
+use gdsync::queue::{Status, WorkError, WorkKind};
+use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

@@ -11,9 +11,9 @@ use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
 use crate::Failure;
+use gdsync::queue::WorkKind;
 use gdsync::{
-    Access, Completion, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice, WorkKind,
-    WorkRequest,
+    Access, Completion, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice, WorkRequest,
 };
 use std::fmt;
 use std::sync::atomic::Ordering;

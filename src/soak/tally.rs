@@ -1,6 +1,6 @@
 //! What is counted.
 
-use gdsync::WorkError;
+use gdsync::queue::WorkError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -5,10 +5,12 @@ use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::Failure;
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
+use gdsync::stream::PostFailure;
+use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
-    Access, AsyncEventKind, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, GRH_BYTES,
-    MemoryRegion, PinnedMemory, PostFailure, PreparedSend, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, SoftStream, Stream, Transport, WorkRequest,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
+    PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,7 +38,7 @@ pub(super) enum Queues {
 pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'static>,
     queues: Queues,
     pub(super) queue_pair: QueuePair,
     send: SharedHub,
@@ -55,7 +57,7 @@ pub(super) struct Wire {
 fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     queues: &Queues,
 ) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
     let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
@@ -74,7 +76,7 @@ fn queue_pair(
     };
     let made = {
         let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
-        QueuePair::with_completion_queues(pd, config, &send, &recv)?
+        QueuePair::new(pd, config.completion_queues(&send, &recv))?
     };
     Ok((made, send, recv))
 }
@@ -205,7 +207,7 @@ impl Wire {
         }
         let wait = match hub.queue.prepare_wait() {
             Ok(wait) => wait,
-            Err(QueueError::NothingToWaitFor { .. }) => return Ok(()),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let index = wait.index();
@@ -275,7 +277,14 @@ impl Wire {
                 Ok(())
             }
             // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
-            Err(error) if matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.source,
+                    PostFailure::Queue(QueueError::State(StateError::Failed { .. }))
+                ) =>
+            {
+                Ok(())
+            }
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -371,10 +380,10 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::SendQueueFull { .. }
-            | QueueError::ReceiveQueueFull { .. }
-            | QueueError::CompletionQueueFull { .. }
-            | QueueError::WouldBlock(_)
-            | QueueError::Failed { .. }
+        QueueError::Full(QueueFull::SendQueue { .. })
+            | QueueError::Full(QueueFull::ReceiveQueue { .. })
+            | QueueError::Full(QueueFull::CompletionQueue { .. })
+            | QueueError::Full(QueueFull::Stream(_))
+            | QueueError::State(StateError::Failed { .. })
     )
 }

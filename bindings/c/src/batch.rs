@@ -4,8 +4,10 @@ use crate::fault::{Fault, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
-use gdsync::foreign::{DeviceRange, DeviceWord32};
-use gdsync::{Batch, Condition, MemoryWrite, QueueError};
+use gdsync::batch::MemoryWrite;
+use gdsync::memop::{Condition, WordError};
+use gdsync::raw::{DeviceRange, DeviceWord32};
+use gdsync::{Batch, QueueError};
 use libc::c_int;
 
 /// Where a batch is performed, as far as its making depends on that.
@@ -115,7 +117,9 @@ impl Builder {
         let condition = condition(wait.cond_flags)?;
         check_word(wait.ptr)?;
         if condition.satisfier32(wait.value).is_none() {
-            return Err(QueueError::NeverSatisfied { condition, value: wait.value.into() }.into());
+            return Err(
+                QueueError::Word(WordError::NeverSatisfied { condition, value: wait.value.into() }).into()
+            );
         }
         self.steps.push(Step::Wait(wait));
         Ok(())

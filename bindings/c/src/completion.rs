@@ -1,7 +1,8 @@
 //! Completions in the form of `struct ibv_wc`.
 
 use crate::fault::Fault;
-use gdsync::{Completion, CompletionQueue, QueueError, Syndrome, WorkKind};
+use gdsync::queue::{PollError, Syndrome, WorkKind};
+use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
 use libc::{c_int, c_uint};
 
@@ -82,15 +83,15 @@ pub(crate) fn poll(
 ) -> Result<usize, Fault> {
     let mut polled = 0;
     while polled < most {
-        match queue.poll_behind_streams() {
+        match queue.poll_unawaited() {
             Ok(Some(completion)) => out(translate(&completion)),
             Ok(None) => break,
             // The entry is skipped; what came before is told first.
-            Err(error @ QueueError::BadCompletion { .. }) if polled > 0 => {
+            Err(error @ PollError::BadCompletion { .. }) if polled > 0 => {
                 tracing::error!(%error, "polling");
                 break;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(QueueError::from(error).into()),
         }
         polled += 1;
     }

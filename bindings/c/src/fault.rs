@@ -1,8 +1,13 @@
 //! From errors, and panics, to errno values.
 
 use crate::log;
+use gdsync::batch::WriteError;
 use gdsync::cuda::CudaError;
-use gdsync::{Error, PostFailure, QueueError, StreamError};
+use gdsync::memop::{StreamError, WordError};
+use gdsync::queue::{OrderError, PollError, QueueFull, RequestError, StateError};
+use gdsync::stream::PostFailure;
+use gdsync::verbs::{OpenError, PortError, QueuePairError};
+use gdsync::{Error, QueueError};
 use libc::c_int;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -25,6 +30,10 @@ pub(crate) enum Fault {
     TimedOut { timeout_ms: u64, at: Option<String> },
     #[error(transparent)]
     Queue(#[from] QueueError),
+    #[error(transparent)]
+    Word(#[from] WordError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
     #[error(transparent)]
     Post(PostFailure),
     #[error(transparent)]
@@ -55,17 +64,14 @@ impl From<PostFailure> for Fault {
 
 fn of_queue(error: &QueueError) -> c_int {
     match error {
-        QueueError::SendQueueFull { .. }
-        | QueueError::ReceiveQueueFull { .. }
-        | QueueError::CompletionQueueFull { .. }
-        | QueueError::HeldByPreparedWait
-        | QueueError::NoLane { .. } => libc::ENOMEM,
-        QueueError::WouldBlock(_) => libc::EAGAIN,
-        QueueError::OtherStream { .. } => libc::EBUSY,
-        QueueError::Failed { .. }
-        | QueueError::CompletionQueueLost { .. }
-        | QueueError::BadCompletion { .. } => libc::EIO,
-        QueueError::NotOnTransport { .. } | QueueError::NotOnDevice { .. } => libc::EOPNOTSUPP,
+        QueueError::Full(QueueFull::Stream(_)) => libc::EAGAIN,
+        QueueError::Full(_) => libc::ENOMEM,
+        QueueError::Order(OrderError::OtherStream { .. }) => libc::EBUSY,
+        QueueError::State(StateError::Failed { .. } | StateError::CompletionQueueLost { .. })
+        | QueueError::Poll(PollError::BadCompletion { .. }) => libc::EIO,
+        QueueError::Request(RequestError::NotOnTransport { .. } | RequestError::NotOnDevice { .. }) => {
+            libc::EOPNOTSUPP
+        }
         _ => libc::EINVAL,
     }
 }
@@ -96,7 +102,11 @@ impl Fault {
     /// What the C function returns.
     fn errno(&self) -> c_int {
         match self {
-            Fault::Null { .. } | Fault::Bad { .. } | Fault::Stale { .. } => libc::EINVAL,
+            Fault::Null { .. }
+            | Fault::Bad { .. }
+            | Fault::Stale { .. }
+            | Fault::Word(_)
+            | Fault::Write(_) => libc::EINVAL,
             Fault::Unsupported { .. } => libc::EOPNOTSUPP,
             Fault::NoRoom { .. } => libc::ENOMEM,
             Fault::TimedOut { .. } => libc::ETIMEDOUT,
@@ -108,9 +118,15 @@ impl Fault {
                 source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
             }
             Fault::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
-            Fault::Gdsync(Error::NoDevice { .. } | Error::NotMlx5 { .. } | Error::Load(_)) => libc::ENODEV,
-            Fault::Gdsync(Error::NoTransport { .. }) => libc::EOPNOTSUPP,
-            Fault::Gdsync(Error::PortNotActive { .. } | Error::NoGid { .. }) => libc::ENETDOWN,
+            Fault::Gdsync(
+                Error::Open(OpenError::NoDevice { .. })
+                | Error::Open(OpenError::NotMlx5 { .. })
+                | Error::Open(OpenError::Load(_)),
+            ) => libc::ENODEV,
+            Fault::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
+            Fault::Gdsync(
+                Error::Port(PortError::NotActive { .. }) | Error::Port(PortError::NoGid { .. }),
+            ) => libc::ENETDOWN,
             Fault::Gdsync(Error::Cuda(error)) => of_cuda(error),
             Fault::Gdsync(_) => libc::EINVAL,
             Fault::Post(_) | Fault::Panic { .. } => libc::EIO,

@@ -3,7 +3,7 @@
 
 use crate::types::{CUstream, gds_qp};
 use crate::{objects, streams};
-use gdsync::foreign::RegisteredMemory;
+use gdsync::raw::RegisteredMemory;
 use gdsync::{QueuePair, SoftStream, Stream};
 use std::sync::Arc;
 

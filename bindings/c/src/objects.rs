@@ -3,11 +3,11 @@
 use crate::addresses::Addresses;
 use crate::fault::{Fault, non_null_mut};
 use crate::placement::{self, Wishes};
-use crate::requests;
-use crate::streams;
 use crate::types::{gds_cq, gds_qp};
-use gdsync::foreign::RegisteredMemory;
-use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig, provider};
+use crate::{requests, streams};
+use gdsync::raw::RegisteredMemory;
+use gdsync::verbs::provider;
+use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::verbs::{ibv_context, ibv_cq, ibv_pd, ibv_qp};
 use parking_lot::RwLock;
@@ -89,7 +89,7 @@ pub(crate) fn is_software(context: *mut ibv_context) -> bool {
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     wishes: Wishes,
     signal_all: bool,
 ) -> Result<*mut gds_qp, Fault> {
@@ -122,7 +122,7 @@ pub(crate) unsafe fn create(
         queue_pair,
         memory,
         signal_all,
-        is_datagram: config.transport == gdsync::Transport::Ud,
+        is_datagram: config.transport == gdsync::verbs::Transport::Ud,
         api,
         context: key,
     });
@@ -142,8 +142,9 @@ pub(crate) unsafe fn create(
 /// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one at once.
 fn first_active_port(device: &Device) -> Result<u8, Fault> {
     let ports = device.attributes()?.ports;
-    let active = |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::PortState::Active);
-    Ok((1..=ports).find(active).unwrap_or(gdsync::DEFAULT_PORT))
+    let active =
+        |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::verbs::PortState::Active);
+    Ok((1..=ports).find(active).unwrap_or(gdsync::verbs::DEFAULT_PORT))
 }
 
 /// Destroys a queue pair.

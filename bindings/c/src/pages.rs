@@ -1,6 +1,9 @@
 //! Host memory that descriptors name by address only. A GPU is told of it page by page, and keeps what it was told.
 
-use gdsync::{MemoryWrite, PinnedMemory, QueueError, Word32};
+use gdsync::PinnedMemory;
+use gdsync::batch::{MemoryWrite, WriteError};
+use gdsync::memop::{Word32, WordError};
+use gdsync::memory::OutOfBounds;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -32,8 +35,8 @@ unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
 ///
 /// # Safety
 /// As [`page`].
-pub(crate) unsafe fn word(address: usize) -> Result<Word32, QueueError> {
-    let bad = QueueError::BadWord { offset: address, size: size_of::<u32>(), len: usize::MAX };
+pub(crate) unsafe fn word(address: usize) -> Result<Word32, WordError> {
+    let bad = WordError::Outside { offset: address, size: size_of::<u32>(), len: usize::MAX };
     // SAFETY: the caller's.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     Word32::new(&memory, offset)
@@ -43,8 +46,8 @@ pub(crate) unsafe fn word(address: usize) -> Result<Word32, QueueError> {
 ///
 /// # Safety
 /// As [`page`].
-pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, QueueError> {
-    let bad = QueueError::BadWord { offset: address, size: bytes.len(), len: usize::MAX };
+pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, WriteError> {
+    let bad = OutOfBounds { start: address as u64, end: (address + bytes.len()) as u64, len: 0 };
     // SAFETY: the caller's.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     MemoryWrite::new(&memory, offset, bytes)

@@ -3,12 +3,11 @@
 use crate::addresses::Addresses;
 use crate::fault::Fault;
 use crate::types::CUstream;
-use gdsync::cuda::CudaStream;
 use gdsync::cudarc::driver::sys;
-use gdsync::{
-    Batch, MemOpStream, PostError, PostFailure, Posted, PreparedSend, QueueError, QueuePair, SoftStream,
-    Stream, StreamError, StreamOptions, WorkRequest,
-};
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::queue::{OrderError, QueueFull};
+use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -160,7 +159,7 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault>
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
     // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
-    let options = StreamOptions::default().tells_always(true);
+    let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
     drop(old);
@@ -312,12 +311,12 @@ impl StreamObject {
     }
 
     /// Its address of host memory.
-    pub(crate) fn translate(&self, addr: gdsync::HostAddr, len: usize) -> Result<u64, StreamError> {
+    pub(crate) fn translate(&self, addr: gdsync::memory::HostAddr, len: usize) -> Result<u64, StreamError> {
         match self {
             StreamObject::Soft(stream) => stream.translate(addr, len),
             StreamObject::Cuda(stream, _) => stream.translate(addr, len),
         }
-        .map(gdsync::StreamAddr::get)
+        .map(gdsync::memory::StreamAddr::get)
     }
 }
 
@@ -328,7 +327,10 @@ fn is_in_the_way(failure: &PostFailure) -> bool {
 
 /// The same, of a queue.
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
-    matches!(error, QueueError::OtherStream { .. } | QueueError::WouldBlock(_))
+    matches!(
+        error,
+        QueueError::Order(OrderError::OtherStream { .. }) | QueueError::Full(QueueFull::Stream(_))
+    )
 }
 
 /// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no

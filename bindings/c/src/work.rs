@@ -4,8 +4,10 @@ use crate::fault::{Fault, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
-use gdsync::foreign::Loan;
-use gdsync::{AddressHandle, PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
+use gdsync::queue::StateError;
+use gdsync::raw::BorrowedSlice;
+use gdsync::verbs::AddressHandle;
+use gdsync::{PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
 use std::ptr::NonNull;
@@ -59,7 +61,7 @@ unsafe fn with_slices<T>(
 ) -> Result<T, Fault> {
     match list {
         // SAFETY: the caller's.
-        [one] => call(unsafe { qp.memory.lend(one.addr, one.length as usize, one.lkey) }.slices()),
+        [one] => call(unsafe { qp.memory.borrow(one.addr, one.length as usize, one.lkey) }.slices()),
         // SAFETY: the caller's.
         several => unsafe { with_several(qp, several, call) },
     }
@@ -227,7 +229,7 @@ fn to_datagram<T>(
 #[inline(never)]
 fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
     match fault {
-        Fault::Queue(QueueError::NotConnected { .. }) => qp.queue_pair.adopt_state(),
+        Fault::Queue(QueueError::State(StateError::NotConnected { .. })) => qp.queue_pair.adopt_state(),
         Fault::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
         _ => return false,
     }
@@ -273,7 +275,7 @@ unsafe fn each<T>(
 /// compiler knows that much, posting takes half of the time.
 pub(crate) struct Plain<'a> {
     wr: &'a gds_send_wr,
-    loan: Loan<'a>,
+    borrowed: BorrowedSlice<'a>,
 }
 
 impl<'a> Plain<'a> {
@@ -289,11 +291,11 @@ impl<'a> Plain<'a> {
             return None;
         }
         // SAFETY: the caller's.
-        let loan = unsafe {
+        let borrowed = unsafe {
             let sge = wr.sg_list.as_ref()?;
-            qp.memory.lend(sge.addr, sge.length as usize, sge.lkey)
+            qp.memory.borrow(sge.addr, sge.length as usize, sge.lkey)
         };
-        Some(Plain { wr, loan })
+        Some(Plain { wr, borrowed })
     }
 
     /// The request. A value rather than the argument of a call: arguments of this size are copied, and a copy of what was just stored
@@ -301,8 +303,8 @@ impl<'a> Plain<'a> {
     #[inline(always)]
     pub(crate) fn request(&self) -> Option<WorkRequest<'_>> {
         let request = match self.wr.exp_opcode {
-            opcode::SEND => WorkRequest::send(self.loan.slices()),
-            opcode::RDMA_WRITE => WorkRequest::write(self.loan.slices(), remote(self.wr)),
+            opcode::SEND => WorkRequest::send(self.borrowed.slices()),
+            opcode::RDMA_WRITE => WorkRequest::write(self.borrowed.slices(), remote(self.wr)),
             _ => return None,
         };
         Some(request.wr_id(self.wr.wr_id))

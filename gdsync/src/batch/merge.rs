@@ -3,7 +3,7 @@
 //! `docs/merging.md` argues for each merge. Linear in the number of descriptors; what it needs is kept from batch to batch.
 
 use super::table::Table;
-use crate::stream::MemOpCaps;
+use crate::memop::MemOpCaps;
 
 /// What is to be known of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +38,11 @@ pub(crate) enum Fate {
 pub(crate) struct Chunk {
     /// How many: at least one.
     pub(crate) count: usize,
-    /// Tickets that their waits for completions take.
-    pub(crate) tickets: u32,
-    /// The last operation writes the last of these tickets.
+    /// Points that their waits for completions take.
+    pub(crate) points: u32,
+    /// The last operation writes the last of these points.
     pub(crate) closed: bool,
-    /// Memory operations, without the closing ticket where it is not closed.
+    /// Memory operations, without the closing point where it is not closed.
     pub(crate) operations: usize,
 }
 
@@ -60,13 +60,13 @@ enum Scope {
 struct Costs {
     send: usize,
     flush: usize,
-    ticket: usize,
+    point: usize,
 }
 
 impl Costs {
     fn of(caps: &MemOpCaps) -> Self {
         let fences = usize::from(!caps.writes_are_fenced);
-        Costs { send: 2 + 2 * fences, flush: usize::from(caps.flush_after_wait), ticket: 1 + fences }
+        Costs { send: 2 + 2 * fences, flush: usize::from(caps.flush_after_wait), point: 1 + fences }
     }
 }
 
@@ -84,7 +84,7 @@ impl Planner {
         &self.fates
     }
 
-    /// Plans as many descriptors as fit one submission, the closing ticket included. One always does.
+    /// Plans as many descriptors as fit one submission, the closing point included. One always does.
     pub(crate) fn plan(
         &mut self,
         items: impl ExactSizeIterator<Item = Item>,
@@ -95,7 +95,7 @@ impl Planner {
         self.fates.clear();
         self.fates.reserve(items.len());
         self.table.reserve(items.len());
-        let mut chunk = Chunk { count: 0, tickets: 0, closed: false, operations: 0 };
+        let mut chunk = Chunk { count: 0, points: 0, closed: false, operations: 0 };
         let mut scope = Scope::Nothing;
         for item in items {
             if item == Item::Copy {
@@ -111,7 +111,7 @@ impl Planner {
                 self.fates.push(Fate::Kept);
                 separate(item, chunk, &costs)
             };
-            let closing = if next.closed { 0 } else { costs.ticket };
+            let closing = if next.closed { 0 } else { costs.point };
             // What is covered, or covers another, costs nothing: a descriptor that does not fit has changed no other's fate.
             if chunk.count > 0 && next.operations.saturating_add(closing) > caps.max_ops {
                 self.fates.truncate(chunk.count);
@@ -126,7 +126,7 @@ impl Planner {
     fn merge(&mut self, item: Item, chunk: Chunk, scope: &mut Scope, costs: &Costs) -> Chunk {
         let position = self.fates.len() as u32;
         let mut fate = Fate::Kept;
-        let Chunk { mut operations, mut tickets, mut closed, .. } = chunk;
+        let Chunk { mut operations, mut points, mut closed, .. } = chunk;
         match item {
             Item::Send(queue) => {
                 self.enter(scope, Scope::Sends);
@@ -138,8 +138,8 @@ impl Planner {
             Item::WaitCq(..) | Item::WaitChecked => {
                 if self.enter(scope, Scope::Waits) {
                     // What is not written yet is written before the run.
-                    operations += costs.flush + costs.ticket;
-                    (tickets, closed) = (tickets + 1, true);
+                    operations += costs.flush + costs.point;
+                    (points, closed) = (points + 1, true);
                 }
                 match item {
                     Item::WaitCq(queue, index) => match self.table.replace(queue, position, index) {
@@ -170,7 +170,7 @@ impl Planner {
             }
         }
         self.fates.push(fate);
-        Chunk { operations, tickets, closed, ..chunk }
+        Chunk { operations, points, closed, ..chunk }
     }
 
     /// True where that is another scope than before.
@@ -185,7 +185,7 @@ impl Planner {
     }
 }
 
-/// Nothing is merged: a ticket after each wait for a completion.
+/// Nothing is merged: a point after each wait for a completion.
 fn separate(item: Item, chunk: Chunk, costs: &Costs) -> Chunk {
     let (cost, waits) = match item {
         Item::Send(_) => (costs.send, false),
@@ -195,7 +195,7 @@ fn separate(item: Item, chunk: Chunk, costs: &Costs) -> Chunk {
         Item::Fence | Item::Copy => (1, false),
     };
     let operations = chunk.operations.saturating_add(cost);
-    Chunk { operations, tickets: chunk.tickets + u32::from(waits), closed: waits, ..chunk }
+    Chunk { operations, points: chunk.points + u32::from(waits), closed: waits, ..chunk }
 }
 
 #[cfg(test)]

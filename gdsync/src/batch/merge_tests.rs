@@ -42,13 +42,13 @@ fn anything_else_ends_a_run_of_waits() {
 }
 
 #[test]
-fn operations_and_tickets_are_counted() {
+fn operations_and_points_are_counted() {
     let all = |count| vec![Kept; count];
     let cases: [(&[Item], _, _); 6] = [
         (&[Send(1), Send(1)], (2, 0, false), (4, 0, false)),
-        // Two doorbells; two waits and one ticket.
+        // Two doorbells; two waits and one point.
         (&[Send(1), Send(2), WaitCq(1, 0), WaitCq(2, 0)], (7, 1, true), (8, 2, true)),
-        // The ticket of the run is the batch's.
+        // The point of the run is the batch's.
         (&[WaitCq(1, 0), WaitCq(1, 1), Send(1)], (4, 1, true), (6, 2, false)),
         // Before the wait for a word there is one.
         (&[WaitCq(1, 0), Send(1), WaitWord], (5, 1, false), (5, 1, false)),
@@ -56,7 +56,7 @@ fn operations_and_tickets_are_counted() {
         (&[Writes(3), WaitWord], (4, 0, false), (4, 0, false)),
     ];
     for (items, merged, plain) in cases {
-        let figures = |chunk: Chunk| (chunk.operations, chunk.tickets, chunk.closed);
+        let figures = |chunk: Chunk| (chunk.operations, chunk.points, chunk.closed);
         assert_eq!(figures(plan(items, &MemOpCaps::FULL, true).0), merged, "{items:?}");
         let (chunk, fates) = plan(items, &MemOpCaps::FULL, false);
         assert_eq!((figures(chunk), fates), (plain, all(items.len())), "{items:?}");
@@ -66,7 +66,7 @@ fn operations_and_tickets_are_counted() {
 #[test]
 fn what_does_not_fit_begins_the_next_submission() {
     let caps = MemOpCaps { max_ops: 5, ..MemOpCaps::FULL };
-    // Two doorbells and the closing ticket.
+    // Two doorbells and the closing point.
     let (chunk, fates) = plan(&[Send(1), Send(2), Send(1), Send(3), Send(1)], &caps, true);
     assert_eq!((chunk.count, chunk.operations), (3, 4));
     assert_eq!(fates, [Covered, Kept, Kept], "the send of the next submission covers none of this one");
@@ -93,7 +93,7 @@ fn a_copy_is_by_itself_and_one_descriptor_always_goes() {
 fn backends_that_need_more_operations_have_them_counted() {
     let caps = MemOpCaps { writes_are_fenced: false, flush_after_wait: true, ..MemOpCaps::FULL };
     let items = [Send(1), WaitCq(1, 0), WaitCq(2, 0), WaitWord];
-    // Four; two waits, their flush and their ticket, which has a barrier; a wait and its flush.
+    // Four; two waits, their flush and their point, which has a barrier; a wait and its flush.
     assert_eq!(plan(&items, &caps, true).0.operations, 4 + 2 + 1 + 2 + 2);
     assert_eq!(plan(&items, &caps, false).0.operations, 4 + 3 + 3 + 2);
 }

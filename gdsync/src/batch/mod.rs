@@ -6,6 +6,7 @@
 mod bytes;
 mod merge;
 mod order;
+pub mod outline;
 mod plan;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod proof;
@@ -13,8 +14,9 @@ mod shape;
 mod stream_wait;
 mod table;
 
+use crate::memop::WordError;
 pub(crate) use bytes::Bytes;
-pub use bytes::MemoryWrite;
+pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use merge::{Chunk, Fate, Item, Planner};
 pub(crate) use order::Cursor;
 pub(crate) use plan::{Lowering, Owner, Step};
@@ -22,12 +24,11 @@ pub use shape::BatchShape;
 pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;
 
-use crate::error::QueueError;
-use crate::memory::{Place, StreamWord};
-use crate::prepared::PreparedSend;
+use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
 use crate::qp::QueuePairInner;
-use crate::queue::wait::PreparedWait;
-use crate::stream::{Condition, MemOpCaps};
+use crate::qp::checked::CheckedWait;
+use crate::qp::prepared::PreparedSend;
+use crate::qp::wait::PreparedWait;
 use std::fmt;
 use std::sync::Arc;
 
@@ -92,6 +93,12 @@ impl Batch {
         self
     }
 
+    /// Adds: wait for a completion, and know whether it is a good one.
+    pub fn wait_checked(mut self, wait: CheckedWait) -> Self {
+        self.push(Descriptor::WaitCq(wait.into_wait()));
+        self
+    }
+
     /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream never goes on.
     pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
         self.push(Descriptor::Wait32(word.place(), condition, value));
@@ -149,7 +156,7 @@ impl Batch {
     /// accord where it is needed; this is for words that something else than a card writes, after it has seen what a card wrote.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
-    /// ([`crate::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
+    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self
@@ -216,7 +223,7 @@ impl Descriptor {
 
     /// Refuses waits that no value of the word satisfies.
     #[inline]
-    pub(crate) fn check_satisfiable(&self) -> Result<(), QueueError> {
+    pub(crate) fn check_satisfiable(&self) -> Result<(), WordError> {
         let (satisfier, condition, value) = match *self {
             Descriptor::Wait32(_, condition, value) => {
                 (condition.satisfier32(value).map(u64::from), condition, value.into())
@@ -224,7 +231,7 @@ impl Descriptor {
             Descriptor::Wait64(_, condition, value) => (condition.satisfier64(value), condition, value),
             _ => return Ok(()),
         };
-        if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
+        if satisfier.is_none() { Err(WordError::NeverSatisfied { condition, value }) } else { Ok(()) }
     }
 }
 

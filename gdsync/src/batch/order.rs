@@ -1,51 +1,51 @@
-//! Where tickets and flushes stand among the operations of a batch.
+//! Where points and flushes stand among the operations of a batch.
 
 use super::plan::{Lowering, Owner, Step};
-use crate::lane::Ticket;
+use crate::memop::{MemOp, StreamError};
+use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
-use crate::peer::PeerOp;
-use crate::stream::{MemOp, StreamError};
+use crate::queue::doorbell::PeerOp;
 
 /// How far the lowering of a batch has come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
     merged: bool,
-    /// The last ticket that was taken.
-    ticket: Ticket,
+    /// The last point that was taken.
+    point: TimelinePoint,
     /// The last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
-    /// The last ticket is not written yet (merged batches only).
+    /// The last point is not written yet (merged batches only).
     unwritten: bool,
 }
 
 impl Cursor {
-    /// Before the first descriptor; `before` is the last ticket of the batch before.
-    pub(crate) fn new(merged: bool, before: Ticket) -> Self {
-        Cursor { merged, ticket: before, in_run: false, unwritten: false }
+    /// Before the first descriptor; `before` is the last point of the batch before.
+    pub(crate) fn new(merged: bool, before: TimelinePoint) -> Self {
+        Cursor { merged, point: before, in_run: false, unwritten: false }
     }
 
-    /// The last ticket that was taken.
-    pub(crate) fn ticket(&self) -> Ticket {
-        self.ticket
+    /// The last point that was taken.
+    pub(crate) fn point(&self) -> TimelinePoint {
+        self.point
     }
 }
 
 impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<'_, T> {
-    /// Before a wait for a completion. Returns its ticket, which all waits of a run share.
+    /// Before a wait for a completion. Returns its point, which all waits of a run share.
     #[inline]
     pub(crate) fn before_completion(
         &self,
         cursor: &mut Cursor,
         ops: &mut Vec<MemOp>,
-    ) -> Result<Ticket, StreamError> {
+    ) -> Result<TimelinePoint, StreamError> {
         if !cursor.in_run {
-            // A wait may depend on what the CPU does once it has seen an earlier ticket.
+            // A wait may depend on what the CPU does once it has seen an earlier point.
             self.catch_up(cursor, ops)?;
-            cursor.ticket = cursor.ticket.next();
+            cursor.point = cursor.point.next();
             cursor.in_run = cursor.merged;
             cursor.unwritten = cursor.merged;
         }
-        Ok(cursor.ticket)
+        Ok(cursor.point)
     }
 
     /// A wait for a completion; none where another does for it, or the completion has come.
@@ -57,9 +57,9 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         ops: &mut Vec<MemOp>,
     ) -> Result<(), StreamError> {
         match op {
-            Some(op) if !cursor.merged => self.lower(Step::WaitCq(op, cursor.ticket), ops),
+            Some(op) if !cursor.merged => self.lower(Step::WaitCq(op, cursor.point), ops),
             Some(op) => self.peer_op(op, ops),
-            None if !cursor.merged => self.lower(Step::Progress(cursor.ticket), ops),
+            None if !cursor.merged => self.lower(Step::Progress(cursor.point), ops),
             None => Ok(()),
         }
     }
@@ -79,7 +79,7 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
         self.before_other(cursor, ops);
         if cursor.unwritten {
             cursor.unwritten = false;
-            self.lower(Step::Progress(cursor.ticket), ops)?;
+            self.lower(Step::Progress(cursor.point), ops)?;
         }
         Ok(())
     }

@@ -1,15 +1,15 @@
 //! From steps to memory operations, one to one. Pure: no I/O, no locks, no FFI.
 
-use crate::lane::Ticket;
-use crate::memory::{HostAddr, Site, StreamAddr};
-use crate::peer::{Doorbell, PeerOp};
-use crate::stream::{Condition, MemOp, MemOpCaps, StreamError};
+use crate::memop::{Condition, MemOp, MemOpCaps, Site, StreamError};
+use crate::memory::timeline::TimelinePoint;
+use crate::memory::{HostAddr, StreamAddr};
+use crate::queue::doorbell::{Doorbell, PeerOp};
 
 /// A descriptor, other than a send, with everything resolved that its lowering needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Wait for a completion entry, then tell the CPU that the stream has seen it.
-    WaitCq(PeerOp, Ticket),
+    WaitCq(PeerOp, TimelinePoint),
     /// Wait for a word.
     Wait32(Site, Condition, u32),
     /// Wait for a word.
@@ -23,13 +23,13 @@ pub(crate) enum Step {
     /// Make visible what cards wrote before the last wait was satisfied.
     Flush,
     /// Tell the CPU how far the stream has come.
-    Progress(Ticket),
+    Progress(TimelinePoint),
 }
 
 /// Whose memory an operation names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The library's: rings, records, registers, lanes. Nothing else shares their pages.
+    /// The library's: rings, records, registers, timelines. Nothing else shares their pages.
     Library,
     /// The program's: words.
     Program,
@@ -38,8 +38,8 @@ pub(crate) enum Owner {
 /// Lowers steps for one backend.
 pub(crate) struct Lowering<'a, T> {
     pub(crate) caps: &'a MemOpCaps,
-    /// The lane's progress word.
-    pub(crate) lane: HostAddr,
+    /// The timeline's progress word.
+    pub(crate) timeline: HostAddr,
     /// From host to stream addresses: address, length in bytes, whose.
     pub(crate) translate: T,
 }
@@ -49,10 +49,10 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
     #[inline]
     pub(crate) fn lower(&self, step: Step, ops: &mut Vec<MemOp>) -> Result<(), StreamError> {
         match step {
-            Step::WaitCq(op, ticket) => {
+            Step::WaitCq(op, point) => {
                 self.peer_op(op, ops)?;
                 self.flush(ops);
-                self.write32(self.library(self.lane, 4)?, ticket.0, ops);
+                self.write32(self.library(self.timeline, 4)?, point.0, ops);
             }
             Step::Wait32(site, condition, value) => {
                 self.wait32(self.program(site, 4)?, condition, value, ops)?;
@@ -70,10 +70,10 @@ impl<T: Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> Lowering<
             Step::Barrier => ops.push(MemOp::Barrier),
             Step::Flush if self.caps.flush_remote => ops.push(MemOp::FlushRemote),
             Step::Flush => return Err(StreamError::Unsupported { what: "flushing what cards wrote" }),
-            Step::Progress(ticket) => {
+            Step::Progress(point) => {
                 // Whoever sees it takes everything before for done.
                 self.peer_op(PeerOp::Fence, ops)?;
-                self.write32(self.library(self.lane, 4)?, ticket.0, ops);
+                self.write32(self.library(self.timeline, 4)?, point.0, ops);
             }
         }
         Ok(())
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     const HERE: Site = Site::Host(HostAddr(0));
-    const LANE: HostAddr = HostAddr(0x100);
+    const TIMELINE: HostAddr = HostAddr(0x100);
     const SEND: Doorbell =
         Doorbell { record_at: HostAddr(0x200), record: 1, register: HostAddr(0x800), value: 2 };
 
@@ -193,12 +193,12 @@ mod tests {
 
     fn send(caps: MemOpCaps) -> Result<Vec<MemOp>, StreamError> {
         let mut ops = Vec::new();
-        Lowering { caps: &caps, lane: LANE, translate }.send(SEND, &mut ops)?;
+        Lowering { caps: &caps, timeline: TIMELINE, translate }.send(SEND, &mut ops)?;
         Ok(ops)
     }
 
     fn lower(caps: MemOpCaps, steps: &[Step]) -> Result<Vec<MemOp>, StreamError> {
-        let lowering = Lowering { caps: &caps, lane: LANE, translate };
+        let lowering = Lowering { caps: &caps, timeline: TIMELINE, translate };
         let mut ops = Vec::new();
         for step in steps {
             lowering.lower(*step, &mut ops)?;
@@ -226,9 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_followed_by_its_ticket() {
+    fn a_wait_is_followed_by_its_point() {
         let wait = PeerOp::PollNor { addr: HostAddr(0x300), value: 5 };
-        let ops = lower(MemOpCaps::FULL, &[Step::WaitCq(wait, Ticket(9))]).unwrap();
+        let ops = lower(MemOpCaps::FULL, &[Step::WaitCq(wait, TimelinePoint(9))]).unwrap();
         let expected = [
             MemOp::Wait32 { addr: StreamAddr::new(0x1300), condition: Condition::Nor, value: 5 },
             MemOp::Write32 { addr: StreamAddr::new(0x1100), value: 9 },
@@ -242,7 +242,7 @@ mod tests {
         let poll = PeerOp::PollAnd { addr: HostAddr(0x300), value: 5 };
         let word = Site::Host(HostAddr(0x308));
         let steps = [
-            Step::WaitCq(poll, Ticket(9)),
+            Step::WaitCq(poll, TimelinePoint(9)),
             Step::Wait32(word, Condition::Eq, 1),
             Step::Wait64(word, Condition::Eq, 1),
         ];

@@ -4,8 +4,8 @@
 //! streams have passed. It runs merged and plain, each with an order of steps of its own. `docs/merging.md` says what is compared, and
 //! on which premises.
 
-use crate::outline::{Program, Sketch, Target};
-use crate::stream::{Condition, MemOp, MemOpCaps};
+use crate::batch::outline::{Program, Sketch, Target};
+use crate::memop::{Condition, MemOp, MemOpCaps};
 use gdsync_sys::prm::doorbell;
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// Where the CPU comes in: once it knows from the lane that a stream has passed a wait, it writes a word.
+/// Where the CPU comes in: once it knows from the timeline that a stream has passed a wait, it writes a word.
 #[derive(Clone, Debug)]
 struct Reaction {
     stream: usize,
@@ -179,8 +179,8 @@ struct Running {
     ops: Vec<MemOp>,
     /// Position of the descriptor of each operation.
     of: Vec<usize>,
-    /// The ticket of each descriptor that is a wait for a completion.
-    tickets: Vec<Option<u32>>,
+    /// The point of each descriptor that is a wait for a completion.
+    points: Vec<Option<u32>>,
     next: usize,
     /// What it has done: doorbells by queue pair, words.
     rung: HashMap<u32, u32>,
@@ -291,7 +291,7 @@ impl<'a> System<'a> {
     fn react(&mut self) -> bool {
         let due = self.case.reactions.iter().find(|reaction| {
             let stream = &self.streams[reaction.stream];
-            let passed = stream.tickets[reaction.after].is_some_and(|ticket| stream.progress >= ticket);
+            let passed = stream.points[reaction.after].is_some_and(|point| stream.progress >= point);
             passed && !self.words.contains_key(&reaction.word)
         });
         let Some(word) = due.map(|reaction| reaction.word) else { return false };
@@ -352,22 +352,22 @@ impl<'a> System<'a> {
         Ok(())
     }
 
-    /// The stream writes a ticket: whatever it stands for must have passed.
+    /// The stream writes a point: whatever it stands for must have passed.
     fn tell(&mut self, stream: usize, value: u32) -> Result<(), String> {
         let running = &mut self.streams[stream];
         if value <= running.progress {
-            return Err(format!("ticket {value} is written after {}", running.progress));
+            return Err(format!("point {value} is written after {}", running.progress));
         }
         running.progress = value;
         let sketches = &self.case.streams[stream];
         for (sketch, _) in
-            sketches.iter().zip(&running.tickets).filter(|(_, ticket)| ticket.is_some_and(|own| own <= value))
+            sketches.iter().zip(&running.points).filter(|(_, point)| point.is_some_and(|own| own <= value))
         {
             let (Sketch::Wait { queue, index } | Sketch::WaitChecked { queue, index }) = *sketch else {
                 continue;
             };
             if self.written[queue as usize] <= index {
-                return Err(format!("ticket {value} is written before completion {index} of queue {queue}"));
+                return Err(format!("point {value} is written before completion {index} of queue {queue}"));
             }
         }
         Ok(())
@@ -379,10 +379,10 @@ impl<'a> System<'a> {
         let at = running.of[running.next];
         self.compare(stream, running.run_start[at])?;
         let is_word = !is_completion(&self.case.streams[stream][at]);
-        let due = running.tickets[..at].iter().flatten().max();
+        let due = running.points[..at].iter().flatten().max();
         if is_word && due.is_some_and(|due| running.progress < *due) {
             return Err(format!(
-                "stream {stream} waits for a word at {at}, and ticket {due:?} is not written"
+                "stream {stream} waits for a word at {at}, and point {due:?} is not written"
             ));
         }
         Ok(())
@@ -424,7 +424,7 @@ impl<'a> System<'a> {
 impl Running {
     fn new(case: &Case, stream: usize, merged: bool) -> Result<Self, String> {
         let sketches = &case.streams[stream];
-        let mut running = Running { tickets: vec![None; sketches.len()], ..Running::default() };
+        let mut running = Running { points: vec![None; sketches.len()], ..Running::default() };
         for (i, sketch) in sketches.iter().enumerate() {
             let goes_on = i > 0 && is_completion(sketch) && is_completion(&sketches[i - 1]);
             running.run_start.push(if goes_on { running.run_start[i - 1] } else { i });
@@ -444,28 +444,28 @@ impl Running {
         Ok(running)
     }
 
-    /// Appends a batch, and finds out which ticket each of its waits has: the first that is written after it.
+    /// Appends a batch, and finds out which point each of its waits has: the first that is written after it.
     fn take(&mut self, program: &Program, start: usize) {
         let first = self.ops.len();
         self.ops.extend(program.operations());
         self.of.extend(program.descriptors().iter().map(|descriptor| start + *descriptor as usize));
-        let mut ticket = None;
+        let mut point = None;
         for i in (first..self.ops.len()).rev() {
             match (self.ops[i], Target::of(&self.ops[i])) {
-                (MemOp::Write32 { value, .. }, Some(Target::Progress)) => ticket = Some(value),
+                (MemOp::Write32 { value, .. }, Some(Target::Progress)) => point = Some(value),
                 (_, Some(Target::Entry(..) | Target::Status(..))) => {
-                    self.tickets[self.of[i]] = ticket;
+                    self.points[self.of[i]] = point;
                 }
                 _ => {}
             }
         }
         // Waits that are covered have their run's.
-        let known: Vec<_> = self.tickets[start..].to_vec();
+        let known: Vec<_> = self.points[start..].to_vec();
         for (position, covered) in program.covered().iter().enumerate().filter(|(_, covered)| **covered) {
             debug_assert!(covered);
             let run = self.run_start[start + position];
             let others = (start..start + known.len()).filter(|other| self.run_start[*other] == run);
-            self.tickets[start + position] = others.filter_map(|other| known[other - start]).max();
+            self.points[start + position] = others.filter_map(|other| known[other - start]).max();
         }
     }
 }

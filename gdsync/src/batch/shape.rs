@@ -94,7 +94,7 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// The last descriptor is a wait for a completion, after which the stream's ticket is written anyway.
+    /// The last descriptor is a wait for a completion, after which the stream's point is written anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         self.kinds.last() == Some(&Kind::WaitCq)
     }
@@ -140,8 +140,8 @@ impl fmt::Display for BatchShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{PinnedMemory, Word32, Word64};
-    use crate::stream::Condition;
+    use crate::memop::{Condition, Word32, Word64};
+    use crate::memory::PinnedMemory;
 
     #[test]
     fn a_batch_has_the_shape_that_names_its_parts() {

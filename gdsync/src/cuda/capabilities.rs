@@ -1,7 +1,6 @@
 //! What a GPU can do for gdsync.
 
 use super::error::{CudaError, check};
-use crate::stream::MemOpCaps;
 use cudarc::driver::sys;
 
 /// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
@@ -81,19 +80,6 @@ impl GpuCapabilities {
             WritesOrdering::Owner | WritesOrdering::AllDevices => Consistency::Ordered,
         }
     }
-
-    pub(crate) fn mem_ops(&self) -> MemOpCaps {
-        MemOpCaps {
-            ops_64_bit: self.ops_64_bit,
-            wait_nor: self.wait_nor,
-            // Every write of the v2 entry points carries a system fence (HARDWARE: they refuse the flag that would drop it).
-            writes_are_fenced: true,
-            flush_after_wait: self.consistency() == Consistency::Flushed,
-            flush_remote: self.flush_remote_writes,
-            host_atomics: self.host_atomics,
-            ..MemOpCaps::FULL
-        }
-    }
 }
 
 #[cfg(test)]
@@ -117,8 +103,5 @@ mod tests {
         assert_eq!(caps(true, WritesOrdering::None).consistency(), Consistency::Flushed);
         assert_eq!(caps(true, WritesOrdering::Owner).consistency(), Consistency::Flushed);
         assert_eq!(caps(false, WritesOrdering::None).consistency(), Consistency::Impossible);
-        assert!(caps(true, WritesOrdering::None).mem_ops().flush_after_wait);
-        assert!(!caps(false, WritesOrdering::Owner).mem_ops().flush_after_wait);
-        assert!(!caps(false, WritesOrdering::Owner).mem_ops().host_atomics);
     }
 }

@@ -4,11 +4,10 @@ use super::capabilities::GpuCapabilities;
 use super::copier::Copier;
 use super::error::{CudaError, check};
 use super::gate::{Busy, Gate, Submitting};
+use super::handle::StreamHandle;
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
-use crate::memory::{HostAddr, StreamAddr};
-use crate::stream::cuda::StreamHandle;
-use crate::stream::flight;
+use crate::memory::{HostAddr, StreamAddr, left_behind};
 use cudarc::driver::{CudaContext, sys};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,7 +71,7 @@ impl Registrar for Pages {
                 .ok_or_else(other);
         }
         let _entered = enter(self.raw).map_err(|error| error.to_string())?;
-        let _relaxed = Relaxed::enter();
+        let _mode = CaptureModeGuard::relaxed();
         let registers = matches!(kind, Kind::Registers { .. });
         let mut known = lock(&REGISTERED);
         let owned = known.contains_key(&base)
@@ -115,7 +114,7 @@ impl Registrar for Pages {
         }
         known.remove(&base);
         let result = enter(self.raw).and_then(|_entered| {
-            let _relaxed = Relaxed::enter();
+            let _mode = CaptureModeGuard::relaxed();
             // SAFETY: registered by us, once.
             check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
         });
@@ -146,18 +145,18 @@ fn register_pages(base: u64, len: u64, mmio: bool) -> Result<bool, CudaError> {
 }
 
 /// Lets the calling thread make calls that a capture elsewhere in the program would forbid it.
-pub(crate) struct Relaxed(sys::CUstreamCaptureMode);
+pub(crate) struct CaptureModeGuard(sys::CUstreamCaptureMode);
 
-impl Relaxed {
-    pub(crate) fn enter() -> Self {
+impl CaptureModeGuard {
+    pub(crate) fn relaxed() -> Self {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: `mode` is a valid place, which receives the mode before.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-        Relaxed(mode)
+        CaptureModeGuard(mode)
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for CaptureModeGuard {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
@@ -274,7 +273,7 @@ impl GpuContext {
         })
     }
 
-    /// See [`crate::MemOpStream::epoch`].
+    /// See [`crate::memop::MemOpStream::epoch`].
     pub(crate) fn epoch(&self) -> u64 {
         self.map.epoch()
     }
@@ -297,7 +296,7 @@ impl GpuContext {
         copy: impl FnOnce(&mut Copier) -> Result<T, CudaError>,
     ) -> Result<T, CudaError> {
         let _entered = self.enter()?;
-        let _relaxed = Relaxed::enter();
+        let _mode = CaptureModeGuard::relaxed();
         let mut place = lock(&self.copier);
         let mut copier = match place.take() {
             Some(copier) => copier,
@@ -326,7 +325,7 @@ impl GpuContext {
         let streams = lock(&self.streams);
         let idle =
             streams.iter().filter_map(Weak::upgrade).all(|stream| !stream.busy.is_set() && stream.is_idle());
-        idle && !flight::any_left_behind(self.id)
+        idle && !left_behind::any(self.id)
     }
 
     /// Gives back what GPUs need not know any more, where that does not have to wait: while all streams of gdsync are idle, on
@@ -345,7 +344,7 @@ impl GpuContext {
         }
         for context in &contexts {
             let Ok(_entered) = context.enter() else { continue };
-            let _relaxed = Relaxed::enter();
+            let _mode = CaptureModeGuard::relaxed();
             let deferred = std::mem::take(&mut *lock(&context.deferred));
             deferred.into_iter().for_each(|call| call());
             context.map.collect();

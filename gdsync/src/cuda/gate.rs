@@ -9,8 +9,8 @@
 //! store and the thread steps back; if it falls after it, it falls after the store of `busy`, too, which the closing thread then
 //! sees. Both cannot miss each other. Without the system call, both sides fence themselves.
 
-use crate::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
-use crate::sync::yield_now;
+use crate::util::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+use crate::util::sync::yield_now;
 use std::sync::LazyLock;
 
 /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration (`linux/membarrier.h`).

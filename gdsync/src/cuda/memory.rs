@@ -3,9 +3,9 @@
 use super::context::GpuContext;
 use super::error::{CudaError, check};
 use super::exportable::{self, Exportable, Exported};
-use crate::memory::life::Life;
 use crate::memory::mapped::Mapping;
 use crate::memory::page_size;
+use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, sys};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 #[derive(Clone)]
 pub struct GpuMemory {
     // Before the memory: whoever keeps that for its users is told first.
-    life: Arc<Life>,
+    use_count: Arc<UseCount>,
     inner: Arc<Inner>,
 }
 
@@ -59,7 +59,7 @@ impl GpuMemory {
         // What was dropped before may be free now.
         context.collect();
         let entered = context.enter()?;
-        let _relaxed = super::Relaxed::enter();
+        let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
@@ -77,7 +77,7 @@ impl GpuMemory {
         context.collect();
         let memory = {
             let _entered = context.enter()?;
-            let _relaxed = super::Relaxed::enter();
+            let _mode = super::CaptureModeGuard::relaxed();
             Exportable::allocate(context, len)?
         };
         let (address, size) = (memory.address(), memory.size());
@@ -90,7 +90,7 @@ impl GpuMemory {
     /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may be held.
     pub(crate) fn holding(context: &Arc<GpuContext>, bytes: &[u8]) -> Result<Self, CudaError> {
         let entered = context.enter()?;
-        let _relaxed = super::Relaxed::enter();
+        let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(1)) })?;
@@ -130,7 +130,7 @@ impl GpuMemory {
 
     fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
         #[cfg(feature = "software-card")]
-        super::region::tell_software_cards();
+        super::peer_memory::register_client();
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::new(Inner { address, number, len, context, mapping: Mutex::default(), owner });
@@ -139,7 +139,7 @@ impl GpuMemory {
     }
 
     fn of(inner: Arc<Inner>) -> Self {
-        GpuMemory { life: Arc::new(Life::new()), inner }
+        GpuMemory { use_count: Arc::new(UseCount::new()), inner }
     }
 
     /// A handle that keeps the memory without counting as a user of it.
@@ -147,8 +147,8 @@ impl GpuMemory {
         Self::of(self.inner.clone())
     }
 
-    pub(crate) fn life(&self) -> &Life {
-        &self.life
+    pub(crate) fn use_count(&self) -> &UseCount {
+        &self.use_count
     }
 
     /// Wraps memory that the program owns, of a context that is known.

@@ -21,8 +21,11 @@
 //!
 //! # Example
 //! ```no_run
-//! use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion};
-//! use gdsync::{Access, Batch, BatchShape, ConnectOptions, Device, ProtectionDomain, QueuePair, QueuePairConfig};
+//! use gdsync::CudaStream;
+//! use gdsync::cuda::{GpuMemory, self};
+//! use gdsync::verbs::GpuMemoryRegion;
+//! use gdsync::{Access, Batch, ConnectOptions, Device, ProtectionDomain, QueuePair, QueuePairConfig};
+//! use gdsync::batch::BatchShape;
 //! use gdsync::{Stream, WorkRequest};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,21 +64,22 @@ mod description;
 mod error;
 mod exportable;
 pub(crate) mod gate;
+mod handle;
 mod memory;
-mod region;
-mod word;
+#[cfg(feature = "software-card")]
+mod peer_memory;
+mod placement;
 
-pub use crate::stream::cuda::CudaStream;
-pub use crate::stream::graph::{Capture, CudaGraph, GraphBuilder, GraphError, LaunchError};
 pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
 pub use memory::GpuMemory;
-pub use region::{GpuMemoryRegion, RegistrationPath};
-pub use word::{GpuWord32, GpuWord64};
+pub use placement::{Placement, PlacementError, QueuePlacement};
+pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
-pub(crate) use context::{GpuContext, Relaxed, collect_all};
+pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};
 pub(crate) use error::check;
+pub(crate) use handle::StreamHandle;
 pub(crate) use memory::buffer_id;
 
 use crate::memory::{HostAddr, PinnedMemory};

@@ -1,15 +1,14 @@
-//! The pinned arena: where queue rings, doorbell records and lane words live, so that a stream's address space needs to
+//! The pinned arena: where queue rings, doorbell records and timeline words live, so that a stream's address space needs to
 //! learn of a few large ranges instead of many small ones. An arena may also cut up memory of a GPU that the CPU has mapped.
 
 use super::{HostAddr, PinnedMemory};
-use crate::sync::Mutex;
+use crate::util::sync::Mutex;
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, LazyLock};
+use std::{fmt, io};
 
 /// Smallest chunk that an arena asks for, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -138,7 +137,7 @@ impl Arena {
     }
 }
 
-/// Where words live that belong to no device: lanes, and mailboxes of doorbells.
+/// Where words live that belong to no device: timelines, and mailboxes of doorbells.
 static SHARED: LazyLock<Arena> = LazyLock::new(Arena::default);
 
 /// A zeroed cache line: words that streams write and the CPU reads. Given back when dropped.

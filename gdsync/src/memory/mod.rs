@@ -1,22 +1,17 @@
-//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and words in them.
+//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how far streams have come.
 
 pub(crate) mod arena;
-pub(crate) mod life;
+pub(crate) mod left_behind;
 pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
-mod place;
-mod placement;
 pub(crate) mod spans;
-mod word;
+pub(crate) mod timeline;
+pub(crate) mod use_count;
 
 pub use pinned::PinnedMemory;
 pub(crate) use pinned::page_size;
-pub use place::{MemoryKind, StreamMemory, StreamWord};
-pub(crate) use place::{Named, Place, Site};
-pub use placement::{Placement, QueuePlacement};
-pub(crate) use placement::{Rooms, arena_of, gpu};
-pub use word::{Word32, Word64};
+pub use timeline::{Blocked, TimelinePoint};
 
 use std::fmt;
 
@@ -27,6 +22,18 @@ pub struct HostAddr(pub(crate) u64);
 /// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamAddr(u64);
+
+/// A range that lies outside its memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {start}..{end} lie outside the {len} bytes of the memory region")]
+pub struct OutOfBounds {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// Length of the region.
+    pub len: u64,
+}
 
 impl HostAddr {
     /// The address as a number.

@@ -4,9 +4,8 @@
 //! unregister them may have to wait until the device is idle, so they are *retired* first, with what keeps their memory
 //! mapped. What a device answers is kept, refusals too: asking it costs a system call.
 
-use super::page_size;
 use super::spans::{Gone, Kind, Span, Watcher};
-use super::{HostAddr, StreamAddr};
+use super::{HostAddr, StreamAddr, page_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! Page-aligned memory that stays where it is, shared between the CPU, a card and a stream.
 
 use super::HostAddr;
-use super::life::Life;
 use super::spans::{Kind, Release, Span};
+use super::use_count::UseCount;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -23,7 +23,7 @@ pub struct PinnedMemory {
 #[derive(Debug)]
 struct Handle {
     // Before the pages: whoever keeps these for their users is told first.
-    life: Life,
+    use_count: UseCount,
     pages: Arc<Pages>,
 }
 
@@ -98,7 +98,7 @@ impl PinnedMemory {
     }
 
     fn of(pages: Arc<Pages>) -> Self {
-        PinnedMemory { handle: Arc::new(Handle { life: Life::new(), pages }) }
+        PinnedMemory { handle: Arc::new(Handle { use_count: UseCount::new(), pages }) }
     }
 
     /// A handle that keeps the memory without counting as a user of it.
@@ -106,8 +106,8 @@ impl PinnedMemory {
         Self::of(self.handle.pages.clone())
     }
 
-    pub(crate) fn life(&self) -> &Life {
-        &self.handle.life
+    pub(crate) fn use_count(&self) -> &UseCount {
+        &self.handle.use_count
     }
 
     /// Length in bytes, as asked for.

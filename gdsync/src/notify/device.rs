@@ -3,9 +3,10 @@
 use super::segment::{RemoteSegment, Segment, SegmentMemory};
 use super::{NotifyError, Queue};
 use crate::cuda::{GpuContext, GpuMemory, WritesOrdering};
-use crate::device_qp::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
+use crate::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
+use crate::memop::MemOpStream;
 use crate::memory::PinnedMemory;
-use crate::stream::{DoorbellPath, MemOpStream};
+use crate::stream::DoorbellPath;
 use cudarc::driver::CudaContext;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,7 +67,7 @@ pub struct DeviceSegmentData {
     /// Version of the layout.
     pub version: u32,
     /// 1 where the own notifications are in host memory, in which atomic operations of the device are one step for its own threads alone
-    /// ([`crate::MemOpCaps::host_atomics`]), else 0.
+    /// ([`crate::memop::MemOpCaps::host_atomics`]), else 0.
     pub flags: u32,
     /// Zeroes.
     pub reserved: u32,
@@ -158,8 +159,8 @@ impl Table {
 
 /// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
 ///
-/// While this lives, writes of the CPU and of streams through the queue are refused ([`crate::QueueError::HandedOver`]); the other queues
-/// of the team are nobody's concern. [`DeviceQueue::take_back`] ends that. Dropped instead, each queue pair of it is treated as
+/// While this lives, writes of the CPU and of streams through the queue are refused ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)); the other queues
+/// of the team are nobody's concern. [`DeviceQueue::detach_device`] ends that. Dropped instead, each queue pair of it is treated as
 /// [`DeviceQp`] says.
 ///
 /// # Kernels
@@ -175,14 +176,14 @@ pub struct DeviceQueue {
 
 impl Queue {
     /// Hands the queue pairs to all ranks to kernels of a device: of the GPU of a CUDA stream, or to threads of this process
-    /// ([`crate::Cpu`]). Flushes first, for as long as [`super::TeamConfig::timeout`] says.
+    /// ([`crate::stream::Cpu`]). Flushes first, for as long as [`super::TeamConfig::timeout`] says.
     ///
     /// Each rank does so by itself, when it likes: what the others write here needs nothing of this queue.
     ///
     /// # Errors
     /// As [`Queue::flush`]; [`NotifyError::HandOver`] says what is in the way; [`NotifyError::Unreachable`], [`NotifyError::Memory`],
     /// [`NotifyError::Cuda`]. Nothing is handed over then.
-    pub fn hand_to_device(
+    pub fn attach_device(
         &self,
         device: &impl MemOpStream,
         options: &DeviceQueueOptions,
@@ -194,7 +195,7 @@ impl Queue {
             if let Some(context) = &options.tables {
                 of_one = of_one.state(&GpuMemory::allocate(context, STATE_BYTES)?);
             }
-            let handed = self.queue_pair(rank)?.hand_to_device(device, &of_one);
+            let handed = self.queue_pair(rank)?.attach_device(device, &of_one);
             handed.map_err(|source| NotifyError::HandOver { rank, source })
         };
         // Where one fails, those before it go back: nothing was posted.
@@ -234,11 +235,11 @@ impl DeviceQueue {
     ///
     /// # Errors
     /// [`NotifyError::HandOver`], of the first rank that cannot be taken back. The others are, and it can be tried again.
-    pub fn take_back(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
+    pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
         for (rank, queue_pair) in (0..).zip(&self.queue_pairs) {
-            let taken = queue_pair.take_back(timeout.saturating_sub(started.elapsed()));
+            let taken = queue_pair.detach_device(timeout.saturating_sub(started.elapsed()));
             if let Err(source) = taken {
                 result = result.and(Err(NotifyError::HandOver { rank, source }));
             }
@@ -268,7 +269,7 @@ impl DeviceSegment {
 }
 
 impl Segment {
-    /// Describes the segment to kernels of a device: of the GPU of a CUDA stream, or to threads of this process ([`crate::Cpu`]). What
+    /// Describes the segment to kernels of a device: of the GPU of a CUDA stream, or to threads of this process ([`crate::stream::Cpu`]). What
     /// kernels look up of the other ranks is put into the memory of the GPU `tables`, else into pinned memory, which they reach over PCIe.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! A [`Team`] is the connection table: a queue pair from every rank to every rank, to itself, too, made over a
 //! [`crate::bootstrap::Bootstrap`]. A [`Segment`] is memory that every rank has a part of, of the host's or a GPU's, with notifications:
 //! words of 32 bits, numbered from 0 on, 0 where there is none. A [`Queue`] writes and notifies, from the CPU or by batches of a
-//! stream; handed over ([`Queue::hand_to_device`]), from inside kernels. `docs/notify.md` has more.
+//! stream; handed over ([`Queue::attach_device`]), from inside kernels. `docs/notify.md` has more.
 //!
 //! ```
 //! use gdsync::bootstrap::Bootstrap;

@@ -4,11 +4,11 @@ use super::NotifyError;
 use super::peer::Peer;
 use super::segment::Segment;
 use super::team::Inner;
-use crate::mr::{RemoteMemory, Slice};
-use crate::prepared::PreparedSend;
 use crate::qp::QueuePair;
-use crate::queue::wait::PreparedWait;
-use crate::request::WorkRequest;
+use crate::qp::prepared::PreparedSend;
+use crate::qp::wait::PreparedWait;
+use crate::queue::request::WorkRequest;
+use crate::verbs::mr::{RemoteMemory, Slice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 ///
 /// What goes to one rank through one queue arrives in order; between queues, and between ranks, there is no order. Several threads may use a
 /// queue, but CPU and streams in turn only: while a stream has still to come to what it was given of a queue, posting there by the CPU or
-/// another stream is refused ([`crate::QueueError::OtherStream`]), so a stream that sends best has a queue of its own.
+/// another stream is refused ([`OrderError::OtherStream`](crate::queue::OrderError::OtherStream)), so a stream that sends best has a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
     team: Arc<Inner>,

@@ -1,9 +1,9 @@
 //! Notifications as streams see them, and how one in GPU memory is taken.
 
 use crate::batch::Batch;
-use crate::cuda::{self, CudaError, GpuMemory, GpuWord32};
-use crate::memory::{Named, PinnedMemory, Place, StreamWord, Word32};
-use crate::stream::Condition;
+use crate::cuda::{self, CudaError, GpuMemory};
+use crate::memop::{Condition, GpuWord32, Named, Place, StreamWord, Word32};
+use crate::memory::PinnedMemory;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use parking_lot::Mutex;

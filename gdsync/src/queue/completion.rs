@@ -3,15 +3,15 @@
 mod device;
 mod outcome;
 
-pub(crate) use device::{LentCompletions, Unread};
+pub(crate) use device::{BorrowedCompletions, Unread};
 pub use outcome::{Completion, WorkError, WorkKind};
-pub(crate) use outcome::{bytes_of, requester_kind};
+pub(crate) use outcome::{bytes_of, outcome, requester_kind};
 
 use super::{ENTRY_WORDS, Ring};
-use crate::error::QueueError;
-use crate::lane::{Lane, Ticket};
 use crate::memory::HostAddr;
-use crate::peer::PeerOp;
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::doorbell::PeerOp;
+use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ enum Slot {
     /// A wait that is prepared and not posted.
     Prepared,
     /// A wait posted on a stream.
-    Posted(Arc<Lane>, Ticket),
+    Posted(Arc<Timeline>, TimelinePoint),
 }
 
 /// The state of one completion queue, under its lock.
@@ -59,9 +59,9 @@ pub(crate) struct CompletionState {
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
-    lent: Option<u32>,
+    attached: Option<u32>,
     /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
-    pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
+    pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
 
 impl CompletionState {
@@ -83,7 +83,7 @@ impl CompletionState {
             reserved: 0,
             left_behind: VecDeque::new(),
             lost_from: None,
-            lent: None,
+            attached: None,
             set_aside: VecDeque::new(),
         }
     }
@@ -106,24 +106,28 @@ impl CompletionState {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
-        self.check_not_lent()?;
+        self.check_not_attached()?;
         self.recycle();
         if self.taken() < self.entries() {
             return Ok(());
         }
         Err(match self.slots.front() {
-            Some(Slot::Posted(lane, ticket)) if self.held() > 0 => {
-                QueueError::WouldBlock(lane.blocked_on(*ticket))
+            Some(Slot::Posted(timeline, point)) if self.held() > 0 => {
+                QueueError::Full(QueueFull::Stream(timeline.blocked_on(*point)))
             }
-            Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
-            _ => QueueError::CompletionQueueFull { entries: self.entries() },
+            Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
+            _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
     }
 
-    /// The CPU reads the queue.
+    /// The queue pair that kernels drive with this queue, if they do.
     #[inline]
-    pub(crate) fn check_not_lent(&self) -> Result<(), QueueError> {
-        self.lent.map_or(Ok(()), |qpn| Err(QueueError::HandedOver { qpn }))
+    pub(crate) fn attached_to(&self) -> Option<u32> {
+        self.attached
+    }
+
+    fn check_not_attached(&self) -> Result<(), StateError> {
+        self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }
 
     /// Gives a booked entry back: its work request retired, or was never given to the card.
@@ -240,9 +244,9 @@ impl CompletionState {
 
     /// Takes the next entry that nobody waits for yet.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
-        self.check_not_lent()?;
+        self.check_not_attached()?;
         if self.waits_ahead() >= self.expected {
-            return Err(QueueError::NothingToWaitFor { waits: self.waits_ahead() });
+            return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();
         while self.recycled.wrapping_add(self.slots.len() as u32) != index {
@@ -263,8 +267,8 @@ impl CompletionState {
     }
 
     /// The wait for `index` was posted on a stream.
-    pub(crate) fn post_wait(&mut self, index: u32, lane: &Arc<Lane>, ticket: Ticket) {
-        self.set_slot(index, Slot::Posted(lane.clone(), ticket));
+    pub(crate) fn post_wait(&mut self, index: u32, timeline: &Arc<Timeline>, point: TimelinePoint) {
+        self.set_slot(index, Slot::Posted(timeline.clone(), point));
         if self.is_lost() {
             self.wake_lost(index);
         }
@@ -288,7 +292,9 @@ impl CompletionState {
 
     /// Waits posted on streams that have not passed them.
     pub(crate) fn has_posted_waits(&self) -> bool {
-        self.slots.iter().any(|slot| matches!(slot, Slot::Posted(lane, ticket) if !lane.has_passed(*ticket)))
+        self.slots
+            .iter()
+            .any(|slot| matches!(slot, Slot::Posted(timeline, point) if !timeline.has_passed(*point)))
     }
 
     /// What a stream has to watch to see entry `index` complete.
@@ -350,7 +356,7 @@ impl CompletionState {
 
     /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
     pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
-        if self.lent.is_some() {
+        if self.attached.is_some() {
             // The kernel's, who tells of it.
             return None;
         }
@@ -375,7 +381,7 @@ impl CompletionState {
     pub(crate) fn is_awaited(&self) -> bool {
         match self.slots.get(self.held() as usize) {
             Some(Slot::Prepared) => true,
-            Some(Slot::Posted(lane, ticket)) => !lane.has_passed(*ticket),
+            Some(Slot::Posted(timeline, point)) => !timeline.has_passed(*point),
             _ => false,
         }
     }
@@ -398,7 +404,7 @@ impl CompletionState {
         while self.recycled != self.polled {
             match self.slots.front() {
                 Some(Slot::Prepared) => break,
-                Some(Slot::Posted(lane, ticket)) if !lane.has_passed(*ticket) => break,
+                Some(Slot::Posted(timeline, point)) if !timeline.has_passed(*point) => break,
                 _ => {
                     self.slots.pop_front();
                     self.recycled = self.recycled.wrapping_add(1);

@@ -1,4 +1,5 @@
 use super::*;
+use crate::queue::error::OrderError;
 use crate::queue::test_ring;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::Opcode;
@@ -40,8 +41,8 @@ fn a_wait_is_satisfied_by_its_own_lap_only() {
         assert!(state.peek().is_none());
         card_writes(&mut state, index);
         assert!(satisfied(wait, &state, index), "entry {index} after it is written");
-        let lane = Lane::new(0).unwrap();
-        state.post_wait(index, &lane, Ticket(1));
+        let timeline = Timeline::new(0).unwrap();
+        state.post_wait(index, &timeline, TimelinePoint(1));
         assert_eq!(state.peek().unwrap().index, index);
         state.advance();
         assert_eq!(
@@ -49,7 +50,7 @@ fn a_wait_is_satisfied_by_its_own_lap_only() {
             index,
             "the stream has to see it"
         );
-        lane.declare_passed(Ticket(1));
+        timeline.declare_passed(TimelinePoint(1));
         state.unreserve(true);
         state.recycle();
         assert_eq!(doorbell::ci_value(state.ring.record().load(Ordering::Relaxed)), index + 1);
@@ -94,11 +95,11 @@ proptest! {
     /// The card is never given an entry that a wait still needs, never overruns, and every completion is polled once.
     #[test]
     fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
-        let (mut state, lane) = (queue(), Lane::new(0).unwrap());
+        let (mut state, timeline) = (queue(), Timeline::new(0).unwrap());
         let (mut outstanding, mut written, mut polled) = (0u32, 0u32, 0u32);
         let mut prepared: Vec<u32> = Vec::new();
-        let mut posted: VecDeque<(u32, Ticket)> = VecDeque::new();
-        let mut tickets = 0;
+        let mut posted: VecDeque<(u32, TimelinePoint)> = VecDeque::new();
+        let mut points = 0;
         for action in actions {
             match action {
                 Action::Reserve => outstanding += u32::from(state.reserve(true).is_ok()),
@@ -116,9 +117,9 @@ proptest! {
                 }
                 Action::PostWait(which) if !prepared.is_empty() => {
                     let index = prepared.swap_remove(which.index(prepared.len()));
-                    tickets += 1;
-                    state.post_wait(index, &lane, Ticket(tickets));
-                    posted.push_back((index, Ticket(tickets)));
+                    points += 1;
+                    state.post_wait(index, &timeline, TimelinePoint(points));
+                    posted.push_back((index, TimelinePoint(points)));
                 }
                 Action::CancelWait(which) if !prepared.is_empty() => {
                     let index = prepared.swap_remove(which.index(prepared.len()));
@@ -126,9 +127,9 @@ proptest! {
                 }
                 // In stream order, and only where the entry is there.
                 Action::StreamPasses if posted.front().is_some_and(|(index, _)| *index < written) => {
-                    let (index, ticket) = posted.pop_front().unwrap();
+                    let (index, point) = posted.pop_front().unwrap();
                     prop_assert!(satisfied(state.wait_op(index), &state, index), "the stream missed entry {}", index);
-                    lane.declare_passed(ticket);
+                    timeline.declare_passed(point);
                 }
                 Action::Poll => match state.peek() {
                     Some(raw) => {
@@ -177,5 +178,8 @@ fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
     }
     state.unreserve(true);
     assert_eq!((state.reserved, state.expected), (0, 0));
-    assert!(matches!(state.prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 0 })));
+    assert!(matches!(
+        state.prepare_wait(),
+        Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }))
+    ));
 }

@@ -1,8 +1,8 @@
 //! Where a datagram came from: what its completion and the header before it say.
 
-use crate::endpoint::Endpoint;
-use crate::error::Error;
-use crate::gid::{Gid, LinkLayer};
+use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::{Error, ParseError};
+use crate::verbs::gid::{Gid, LinkLayer};
 use gdsync_sys::prm::cqe::{Cqe64, L3_IPV4, L3_IPV6};
 
 /// Bytes at the start of every receive of a UD queue pair: the network header, or nothing meaningful where there was none. The
@@ -53,9 +53,9 @@ impl DatagramSource {
     /// the receive. Its packet sequence number is not known, and of no concern to datagrams.
     ///
     /// # Errors
-    /// [`Error::Parse`] where the header is shorter than [`GRH_BYTES`], or is missing where only it names the sender.
+    /// [`ParseError`](crate::verbs::ParseError) where the header is shorter than [`GRH_BYTES`], or is missing where only it names the sender.
     pub fn endpoint(&self, own: &Endpoint, receive: &[u8]) -> Result<Endpoint, Error> {
-        let bad = |reason: String| Error::Parse { what: "network header of a datagram", reason };
+        let bad = |reason: String| Error::Parse(ParseError { what: "network header of a datagram", reason });
         let header: Option<&[u8; GRH_BYTES]> = receive.first_chunk();
         let gid = match (self.header, header) {
             (Some(_), None) => {
@@ -91,8 +91,8 @@ fn ipv4_source(header: &[u8; GRH_BYTES]) -> Gid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Mtu;
-    use crate::gid::GidKind;
+    use crate::verbs::device::Mtu;
+    use crate::verbs::gid::GidKind;
     use gdsync_sys::prm::cqe::{CqeOpcode, PathFields};
 
     fn source(link: LinkLayer, level_or_l3_type: u8, has_grh: bool) -> DatagramSource {

@@ -1,11 +1,24 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
 
+pub(crate) mod claim;
 pub(crate) mod completion;
 pub(crate) mod datagram;
+pub(crate) mod doorbell;
+pub(crate) mod error;
+pub(crate) mod failure;
 pub(crate) mod recv;
 pub(crate) mod regions;
+pub(crate) mod request;
 pub(crate) mod send;
-pub(crate) mod wait;
+pub(crate) mod status;
+
+pub use completion::{Completion, WorkError, WorkKind};
+pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
+pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
+pub use failure::{FailureCause, ResetBlocker};
+pub use gdsync_sys::prm::cqe::Syndrome;
+pub use request::WorkRequest;
+pub use status::Status;
 
 use crate::memory::mapped::load_combined;
 use gdsync_sys::barrier;

@@ -1,9 +1,9 @@
 //! The state of a receive queue.
 
 use super::Ring;
-use crate::error::QueueError;
-use crate::mr::MemoryRegionInner;
-use crate::persistent_claim::{Claim, Claims};
+use crate::queue::claim::{Claim, Claims};
+use crate::queue::error::{QueueError, QueueFull};
+use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ impl RecvState {
     pub(crate) fn check_room(&self) -> Result<(), QueueError> {
         let capacity = self.ring.entries();
         if self.entries.len() as u32 >= capacity {
-            Err(QueueError::ReceiveQueueFull { capacity })
+            Err(QueueError::Full(QueueFull::ReceiveQueue { capacity }))
         } else {
             Ok(())
         }
@@ -135,7 +135,7 @@ mod tests {
         for wr_id in 0..2 {
             queue.post(&[DataSeg::new(8, 1, 0x1000)], wr_id, Vec::new());
         }
-        assert!(matches!(queue.check_room(), Err(QueueError::ReceiveQueueFull { capacity: 2 })));
+        assert!(matches!(queue.check_room(), Err(QueueError::Full(QueueFull::ReceiveQueue { capacity: 2 }))));
         assert_eq!(u32::from_be(queue.ring.word(1, 20).load(Ordering::Relaxed)), 0x100, "the invalid lkey");
         assert_eq!(queue.retire(1), Some((1, 2)));
     }

@@ -6,17 +6,17 @@
 mod device;
 mod order;
 
-pub(crate) use device::LentSends;
+pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, Replaced};
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
-use crate::error::{Obstacle, QueueError};
 use crate::memory::HostAddr;
-use crate::peer::Doorbell;
-use crate::persistent_claim::{Claim, Claims};
-use crate::request::{Rules, WorkRequest};
-use crate::stream::cpu;
+use crate::queue::claim::{Claim, Claims};
+use crate::queue::doorbell::{Doorbell, ring};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
+use crate::queue::failure::ResetBlocker;
+use crate::queue::request::{Rules, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -131,7 +131,7 @@ pub(crate) struct SendState {
     /// The card has been told of everything, after the queue pair failed.
     flushed: bool,
     /// A kernel drives the queue.
-    lent: bool,
+    attached: bool,
 }
 
 impl SendState {
@@ -149,7 +149,7 @@ impl SendState {
             last_post: None,
             proxied: 0,
             flushed: false,
-            lent: false,
+            attached: false,
         }
     }
 
@@ -182,7 +182,7 @@ impl SendState {
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
-            return Err(QueueError::SendQueueFull { needed: blocks, free, capacity });
+            return Err(QueueError::Full(QueueFull::SendQueue { needed: blocks, free, capacity }));
         }
         Ok(())
     }
@@ -217,10 +217,14 @@ impl SendState {
     ) -> Result<(), QueueError> {
         let (qpn, serial) = (self.qpn, self.next_serial());
         if self.next_to_post != serial {
-            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+            return Err(QueueError::Order(OrderError::OutOfOrder {
+                qpn,
+                serial,
+                expected: self.next_to_post,
+            }));
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
-            if !last.lane.has_passed(last.ticket) || self.proxied > 0 {
+            if !last.timeline.has_passed(last.point) || self.proxied > 0 {
                 return Err(last.in_the_way(qpn));
             }
             last.settled = true;
@@ -229,7 +233,7 @@ impl SendState {
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
-        unsafe { cpu::ring(&self.ring, record, self.register, doorbell) };
+        unsafe { ring(&self.ring, record, self.register, doorbell) };
         Ok(())
     }
 
@@ -377,7 +381,7 @@ impl SendState {
         }
         let newest = self.doorbell_of(self.entries.back()?);
         // A stream that failed may not have rung what it was given.
-        let perhaps_not_rung = self.unsettled().is_some_and(|last| last.lane.is_dead());
+        let perhaps_not_rung = self.unsettled().is_some_and(|last| last.timeline.is_dead());
         let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
@@ -403,20 +407,20 @@ impl SendState {
     ///
     /// `failed`: the card takes no more work, and completes whatever it has. Then it is no use to wait for what asked for no
     /// completion, if that is all there is: it was done before the failure.
-    pub(crate) fn obstacle(&self, failed: bool) -> Option<Obstacle> {
-        if self.lent {
-            return Some(Obstacle::Kernel);
+    pub(crate) fn blocker(&self, failed: bool) -> Option<ResetBlocker> {
+        if self.attached {
+            return Some(ResetBlocker::Kernel);
         }
         match self.unsettled() {
-            Some(last) if !last.lane.has_passed(last.ticket) => {
-                return Some(Obstacle::Stream(last.lane.blocked_on(last.ticket)));
+            Some(last) if !last.timeline.has_passed(last.point) => {
+                return Some(ResetBlocker::Stream(last.timeline.blocked_on(last.point)));
             }
-            _ if self.proxied > 0 => return Some(Obstacle::Doorbells(self.proxied)),
+            _ if self.proxied > 0 => return Some(ResetBlocker::Doorbells(self.proxied)),
             _ => {}
         }
         let is_silent = |entry: &Entry| failed && !entry.signaled && entry.state != State::Prepared;
         let is_drained = self.entries.iter().all(is_silent);
-        (!is_drained).then_some(Obstacle::Sends(self.entries.len() as u32))
+        (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
     }
 
     /// Starts anew after the card has forgotten the queue: block 0 is next. Serial numbers go on, so that a send prepared before is
@@ -431,7 +435,7 @@ impl SendState {
     }
 
     fn has_unpassed_posts(&self) -> bool {
-        self.unsettled().is_some_and(|last| !last.lane.has_passed(last.ticket))
+        self.unsettled().is_some_and(|last| !last.timeline.has_passed(last.point))
     }
 
     fn unsettled(&self) -> Option<&LastPost> {
@@ -446,7 +450,7 @@ impl SendState {
 
     /// Work that the card, a stream or a kernel may still touch.
     pub(crate) fn in_flight(&self) -> bool {
-        self.has_posted() || self.lent
+        self.has_posted() || self.attached
     }
 
     /// Sends are posted in order, so the oldest that was not dropped tells.

@@ -1,7 +1,8 @@
 use super::*;
-use crate::lane::{Lane, Ticket};
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::error::{OrderError, QueueFull};
+use crate::queue::request::Limits;
 use crate::queue::test_ring;
-use crate::request::Limits;
 use gdsync_sys::prm::wqe::CtrlSeg;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
@@ -12,7 +13,7 @@ fn queue(blocks: u32) -> SendState {
     SendState::new(test_ring(blocks, BASIC_BLOCK), 0x42, REGISTER)
 }
 
-const LIMITS: Limits = Limits { inline: 960, ..crate::request::tests::LIMITS };
+const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
 /// A send of so many inline bytes.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
@@ -80,7 +81,7 @@ fn a_full_queue_names_what_is_free() {
     queue.prepare_bytes(100, 0);
     assert!(queue.check_room(2).is_ok());
     let error = queue.check_room(3).unwrap_err();
-    assert!(matches!(error, QueueError::SendQueueFull { needed: 3, free: 2, capacity: 4 }));
+    assert!(matches!(error, QueueError::Full(QueueFull::SendQueue { needed: 3, free: 2, capacity: 4 })));
 }
 
 #[test]
@@ -114,37 +115,37 @@ fn an_awaited_send_stays_as_a_nop() {
 
 #[test]
 fn sends_are_posted_in_the_order_of_preparation() {
-    let lane = Lane::new(0).unwrap();
+    let timeline = Timeline::new(0).unwrap();
     let mut queue = queue(8);
     let serials: Vec<u64> = (0..3).map(|i| queue.prepare_bytes(0, i)).collect();
-    let error = queue.post(serials[1], &lane, Ticket(1)).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 }));
+    let error = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap_err();
+    assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 })));
     queue.cancel(serials[0], |_| false);
-    let before = queue.post(serials[1], &lane, Ticket(1)).unwrap();
+    let before = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap();
     assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
-    let other = Lane::new(0).unwrap();
-    let error = queue.post(serials[2], &other, Ticket(1)).unwrap_err();
-    assert!(matches!(error, QueueError::OtherStream { .. }));
-    lane.declare_passed(Ticket(1));
-    let before = queue.post(serials[2], &other, Ticket(1)).unwrap();
+    let other = Timeline::new(0).unwrap();
+    let error = queue.post(serials[2], &other, TimelinePoint(1)).unwrap_err();
+    assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })));
+    timeline.declare_passed(TimelinePoint(1));
+    let before = queue.post(serials[2], &other, TimelinePoint(1)).unwrap();
     queue.undo_post(serials[2], before);
-    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().lane, &lane));
-    let before = queue.post(serials[2], &lane, Ticket(7)).unwrap();
-    assert!(matches!(before, Before::SameLane(Replaced { ticket: Ticket(1), settled: false })));
+    assert!(Arc::ptr_eq(&queue.last_post.as_ref().unwrap().timeline, &timeline));
+    let before = queue.post(serials[2], &timeline, TimelinePoint(7)).unwrap();
+    assert!(matches!(before, Before::SameLane(Replaced { point: TimelinePoint(1), settled: false })));
     queue.undo_post(serials[2], before);
-    assert_eq!(queue.unsettled().unwrap().ticket, Ticket(1));
-    assert!(queue.post(serials[2], &other, Ticket(1)).is_ok());
+    assert_eq!(queue.unsettled().unwrap().point, TimelinePoint(1));
+    assert!(queue.post(serials[2], &other, TimelinePoint(1)).is_ok());
 }
 
 #[test]
 fn unsignaled_requests_retire_with_the_next_signaled_one() {
-    let lane = Lane::new(0).unwrap();
+    let timeline = Timeline::new(0).unwrap();
     let mut queue = queue(8);
     for wr_id in 0..4 {
         let request = WorkRequest::send(&[]).wr_id(wr_id);
         let request = if wr_id == 3 { request } else { request.unsignaled() };
         let serial = queue.prepare(&request, &LIMITS, |_| Ok(())).unwrap().0;
-        queue.post(serial, &lane, Ticket(1)).unwrap();
+        queue.post(serial, &timeline, TimelinePoint(1)).unwrap();
     }
     assert!(queue.in_flight() && queue.unsettled().is_some());
     let retired = queue.retire(3).unwrap();
@@ -155,13 +156,13 @@ fn unsignaled_requests_retire_with_the_next_signaled_one() {
 
 #[test]
 fn a_failed_queue_hands_over_what_is_unposted_once_streams_have_passed() {
-    let lane = Lane::new(0).unwrap();
+    let timeline = Timeline::new(0).unwrap();
     let mut queue = queue(8);
     let first = queue.prepare_bytes(0, 0);
-    queue.post(first, &lane, Ticket(1)).unwrap();
+    queue.post(first, &timeline, TimelinePoint(1)).unwrap();
     queue.prepare_bytes(100, 1);
     assert!(queue.flush().is_none(), "a stream has still to post the first");
-    lane.declare_passed(Ticket(1));
+    timeline.declare_passed(TimelinePoint(1));
     let bell = queue.flush().unwrap();
     assert_eq!((bell.record, bell.value), (doorbell::record(3), control(&queue, 1).doorbell()));
     assert!(queue.flush().is_none(), "nothing is left");
@@ -201,26 +202,29 @@ fn a_send_posted_at_once_rings_the_card() {
 
 #[test]
 fn a_send_is_posted_at_once_only_when_its_turn_has_come() {
-    let lane = Lane::new(0).unwrap();
+    let timeline = Timeline::new(0).unwrap();
     let mut queue = ringing(8);
     let serial = queue.prepare_bytes(0, 1);
     let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfOrder { serial: 1, expected: 0, .. }), "{error}");
-    queue.post(serial, &lane, Ticket(1)).unwrap();
+    assert!(
+        matches!(error, QueueError::Order(OrderError::OutOfOrder { serial: 1, expected: 0, .. })),
+        "{error}"
+    );
+    queue.post(serial, &timeline, TimelinePoint(1)).unwrap();
     let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
-    assert!(matches!(error, QueueError::OtherStream { .. }), "{error}");
-    lane.declare_passed(Ticket(1));
+    assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })), "{error}");
+    timeline.declare_passed(TimelinePoint(1));
     queue.count_proxied(true);
     assert!(post_now(&mut queue, |_| Ok(())).is_err(), "the proxy has not rung it yet");
     queue.count_proxied(false);
-    let full = |_| Err(QueueError::CompletionQueueFull { entries: 1 });
-    assert!(matches!(post_now(&mut queue, full), Err(QueueError::CompletionQueueFull { .. })));
+    let full = |_| Err(QueueError::Full(QueueFull::CompletionQueue { entries: 1 }));
+    assert!(matches!(post_now(&mut queue, full), Err(QueueError::Full(QueueFull::CompletionQueue { .. }))));
     assert_eq!((queue.head, queue.entries.len()), (1, 1), "nothing has changed");
     post_now(&mut queue, |_| Ok(())).unwrap();
     // A stream may go on where the CPU has stopped, and the other way round.
     let serial = queue.prepare_bytes(0, 2);
-    queue.post(serial, &lane, Ticket(2)).unwrap();
-    lane.declare_passed(Ticket(2));
+    queue.post(serial, &timeline, TimelinePoint(2)).unwrap();
+    timeline.declare_passed(TimelinePoint(2));
     post_now(&mut queue, |_| Ok(())).unwrap();
     let serial = queue.prepare_bytes(0, 2);
     queue.cancel(serial, |_| false);

@@ -1,6 +1,6 @@
 //! How a stream's doorbells reach the card.
 
-use crate::memory::Placement;
+use crate::cuda::Placement;
 use std::fmt;
 
 /// How doorbells are to reach the card.
@@ -54,11 +54,11 @@ pub struct StreamOptions {
     /// How doorbells are to reach the card.
     pub doorbells: DoorbellPath,
     /// Whose memory the word lies in by which the stream tells how far it has come. The CPU looks at it often.
-    pub lane: Placement,
+    pub timeline: Placement,
     /// Every batch says when the stream has passed it, instead of one in many. That is a memory operation more for each that does not
     /// end with waits; but what the stream has passed is known without asking the driver, whatever has become of the stream since.
     /// (Copies of bytes excepted, of which the next batch tells.)
-    pub tells_always: bool,
+    pub always_signal: bool,
 }
 
 impl StreamOptions {
@@ -69,14 +69,14 @@ impl StreamOptions {
     }
 
     /// Sets whose memory the stream's progress word lies in.
-    pub fn lane(mut self, placement: Placement) -> Self {
-        self.lane = placement;
+    pub fn timeline(mut self, placement: Placement) -> Self {
+        self.timeline = placement;
         self
     }
 
-    /// Sets [`StreamOptions::tells_always`](#structfield.tells_always).
-    pub fn tells_always(mut self, tells_always: bool) -> Self {
-        self.tells_always = tells_always;
+    /// Sets [`StreamOptions::always_signal`](#structfield.always_signal).
+    pub fn always_signal(mut self, always_signal: bool) -> Self {
+        self.always_signal = always_signal;
         self
     }
 }

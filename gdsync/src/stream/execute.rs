@@ -1,6 +1,6 @@
 //! Performing memory operations on a CPU thread, for the backends that do.
 
-use super::{Condition, MemOp};
+use crate::memop::{Condition, MemOp};
 use crate::memory::StreamAddr;
 use gdsync_sys::barrier;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};

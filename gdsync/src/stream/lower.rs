@@ -4,13 +4,14 @@ use super::doorbells::{DoorbellPath, Doorbells};
 use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
-use super::{MemOp, MemOpStream, StreamError};
 use crate::batch::{Cursor, Descriptor, Fate, Lowering, Owner, Step};
-use crate::lane::Ticket;
+use crate::memop::{MemOp, MemOpStream, StreamError};
+use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
-use crate::peer::Doorbell;
-use crate::prepared::PreparedSend;
 use crate::qp::QueuePair;
+use crate::qp::prepared::PreparedSend;
+use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
 
 impl<B: MemOpStream> Stream<B> {
     /// How the doorbells of a queue pair reach its card. Decides it, where that is still open.
@@ -33,23 +34,23 @@ impl<B: MemOpStream> Stream<B> {
     }
 
     /// Marks descriptors as posted and appends their memory operations, those that are due at the end excepted. `end` is the last
-    /// ticket of the submission.
+    /// point of the submission.
     pub(super) fn lower<'a>(
         &self,
         state: &State,
         descriptors: impl Iterator<Item = (&'a mut Descriptor, Fate)>,
-        end: Ticket,
+        end: TimelinePoint,
         cursor: &mut Cursor,
         ops: &mut Vec<MemOp>,
         rings: &mut Vec<Ring>,
     ) -> Result<(), PostFailure> {
         let lowering = self.lowering(state);
         for (descriptor, fate) in descriptors {
-            descriptor.check_satisfiable()?;
+            descriptor.check_satisfiable().map_err(QueueError::from)?;
             let step = match descriptor {
                 Descriptor::Send(send) => {
                     lowering.before_other(cursor, ops);
-                    if let Some(doorbell) = send.commit(&self.lane, end)?
+                    if let Some(doorbell) = send.commit(&self.timeline, end)?
                         && fate == Fate::Kept
                     {
                         self.lower_send(state, send, doorbell, ops, rings)?;
@@ -57,13 +58,13 @@ impl<B: MemOpStream> Stream<B> {
                     continue;
                 }
                 Descriptor::WaitCq(wait) => {
-                    let ticket = lowering.before_completion(cursor, ops)?;
+                    let point = lowering.before_completion(cursor, ops)?;
                     match fate {
                         Fate::Kept => {
-                            let op = wait.commit(&self.lane, ticket);
+                            let op = wait.commit(&self.timeline, point);
                             lowering.completion(cursor, op, ops)?;
                         }
-                        Fate::Covered => wait.commit_covered(ticket),
+                        Fate::Covered => wait.commit_covered(point),
                     }
                     continue;
                 }
@@ -113,7 +114,7 @@ impl<B: MemOpStream> Stream<B> {
             Owner::Library => state.translations.translate(&self.backend, addr, len),
             Owner::Program => self.backend.translate(addr, len),
         };
-        Lowering { caps: &self.caps, lane: self.lane.word(), translate }
+        Lowering { caps: &self.caps, timeline: self.timeline.word(), translate }
     }
 
     /// A doorbell: to the card's register, or through the proxy.
@@ -153,7 +154,7 @@ impl<B: MemOpStream> Stream<B> {
         rings: &mut Vec<Ring>,
     ) -> Result<(), StreamError> {
         proxy::start()?;
-        let ring = Ring::new(send.queue_pair(), &self.lane)?;
+        let ring = Ring::new(send.queue_pair(), &self.timeline)?;
         // Its mailbox may be where something else was.
         state.translations.refresh(&self.backend);
         self.lowering(state).send(ring.to_mailbox(doorbell), ops)?;
@@ -161,16 +162,16 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Has the stream write a ticket.
+    /// Has the stream write a point.
     #[inline(never)]
-    pub(super) fn write_ticket(
+    pub(super) fn write_point(
         &self,
         state: &State,
-        ticket: Ticket,
+        point: TimelinePoint,
         ops: &mut Vec<MemOp>,
     ) -> Result<(), StreamError> {
         let lowering = self.lowering(state);
-        lowering.lower(Step::Progress(ticket), ops)
+        lowering.lower(Step::Progress(point), ops)
     }
 
     /// Submits, with the proxy ready to ring: a backend may perform what it is given before it returns.

@@ -1,16 +1,16 @@
 //! Posting batches on a backend, and knowing how far it has come.
 
 use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
-use super::flight::{self, Held, InFlight, Past, Spare};
-use super::pause::Pause;
+use super::in_flight::{self, Held, InFlight, Past, Spare};
 use super::post_error::{PostError, PostFailure, Posted};
 use super::proxy::{self, Ring};
 use super::translations::Translations;
-use super::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::batch::{Batch, Chunk, Cursor, Descriptor, Fate, Planner};
-use crate::error::Error;
-use crate::lane::{Lane, Ticket};
-use crate::memory::arena_of;
+use crate::cuda::arena_of;
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::util::pause::Pause;
+use crate::verbs::error::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,15 +32,15 @@ pub struct Stream<B: MemOpStream> {
     pub(crate) backend: B,
     pub(super) caps: MemOpCaps,
     pub(super) path: DoorbellPath,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) timeline: Arc<Timeline>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// The last ticket handed out.
-    pub(super) issued: Ticket,
-    /// Submissions since the last one whose end ticket the stream writes.
+    /// The last point handed out.
+    pub(super) issued: TimelinePoint,
+    /// Submissions since the last one whose end point the stream writes.
     pub(super) unwritten: u32,
     /// How many there may be.
     progress_every: u32,
@@ -61,13 +61,13 @@ pub(super) struct State {
     pub(super) spare: Arc<Spare>,
 }
 
-/// Tickets of a submission.
+/// Points of a submission.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tickets {
+pub(super) struct Points {
     /// The last one before.
-    pub(super) before: Ticket,
+    pub(super) before: TimelinePoint,
     /// Its own last one.
-    pub(super) end: Ticket,
+    pub(super) end: TimelinePoint,
     /// The stream must be told to write it: none of its operations does.
     pub(super) open: bool,
 }
@@ -76,7 +76,7 @@ impl<B: MemOpStream> Stream<B> {
     /// A stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] where its lane cannot be had; [`Error::Placement`].
+    /// [`Error::Memory`] where its timeline cannot be had; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
@@ -86,15 +86,15 @@ impl<B: MemOpStream> Stream<B> {
     /// # Errors
     /// As [`Self::new`].
     pub fn with_options(backend: B, options: StreamOptions) -> Result<Self, Error> {
-        let lane = match arena_of(options.lane)? {
-            Some(arena) => Lane::of(backend.device(), &arena),
-            None => Lane::new(backend.device()),
+        let timeline = match arena_of(options.timeline)? {
+            Some(arena) => Timeline::of(backend.device(), &arena),
+            None => Timeline::new(backend.device()),
         };
-        let lane = lane.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
+        let timeline = timeline.map_err(|source| Error::Memory { len: size_of::<u32>(), source })?;
         let state = State {
-            issued: Ticket::default(),
+            issued: TimelinePoint::default(),
             unwritten: 0,
-            progress_every: if options.tells_always { 1 } else { PROGRESS_EVERY },
+            progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
             in_flight: VecDeque::new(),
             weight: 0,
             plain: Cell::new(0),
@@ -105,11 +105,17 @@ impl<B: MemOpStream> Stream<B> {
             planner: Planner::default(),
             spare: Arc::default(),
         };
-        if options.tells_always {
-            let lane = lane.clone();
-            backend.tells_by(Arc::new(move || lane.is_quiet()));
+        if options.always_signal {
+            let timeline = timeline.clone();
+            backend.idle_probe(Arc::new(move || timeline.is_quiet()));
         }
-        Ok(Stream { caps: backend.caps(), backend, path: options.doorbells, lane, state: Mutex::new(state) })
+        Ok(Stream {
+            caps: backend.caps(),
+            backend,
+            path: options.doorbells,
+            timeline,
+            state: Mutex::new(state),
+        })
     }
 
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that (unless the backend is
@@ -173,8 +179,8 @@ impl<B: MemOpStream> Stream<B> {
             let result = self.post_chunk(&mut state, &mut chunk, &planner, plan, !plain);
             state.planner = planner;
             match result {
-                Ok((tickets, operations)) => {
-                    state.accept(tickets, Held::Many(chunk), 1, &self.caps);
+                Ok((points, operations)) => {
+                    state.accept(points, Held::Many(chunk), 1, &self.caps);
                     posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -187,7 +193,7 @@ impl<B: MemOpStream> Stream<B> {
         }
         // Copies of bytes cannot tell that they are through; all other submissions have.
         if state.progress_every == 1
-            && let Err(error) = self.write_closing_ticket(&mut state)
+            && let Err(error) = self.write_closing_point(&mut state)
         {
             tracing::debug!(%error, "a stream has not been told to say when it is through with a copy");
         }
@@ -205,7 +211,7 @@ impl<B: MemOpStream> Stream<B> {
     ) -> PostError {
         if matches!(source, PostFailure::Stream(StreamError::Failed { .. })) {
             self.abandon(state);
-            flight::abort(batch.descriptors.iter().flat_map(Descriptor::queue_pairs));
+            in_flight::abort(batch.descriptors.iter().flat_map(Descriptor::queue_pairs));
         }
         PostError { batch, posted, source }
     }
@@ -214,7 +220,7 @@ impl<B: MemOpStream> Stream<B> {
         self.state.lock()
     }
 
-    /// Submits descriptors as planned. Returns their tickets, and the number of operations.
+    /// Submits descriptors as planned. Returns their points, and the number of operations.
     fn post_chunk(
         &self,
         state: &mut State,
@@ -222,17 +228,17 @@ impl<B: MemOpStream> Stream<B> {
         planner: &Planner,
         plan: Chunk,
         merged: bool,
-    ) -> Result<(Tickets, usize), PostFailure> {
+    ) -> Result<(Points, usize), PostFailure> {
         if let [Descriptor::Bytes(bytes)] = chunk
             && bytes.is_copied(&self.caps)
         {
-            return self.post_bytes(state, bytes).map(|tickets| (tickets, 0));
+            return self.post_bytes(state, bytes).map(|points| (points, 0));
         }
-        let tickets = state.planned(plan);
-        let mut cursor = Cursor::new(merged, tickets.before);
-        let lowered = self.submit_lowered(state, tickets, |state, ops, rings| {
+        let points = state.planned(plan);
+        let mut cursor = Cursor::new(merged, points.before);
+        let lowered = self.submit_lowered(state, points, |state, ops, rings| {
             let planned = chunk.iter_mut().zip(planner.fates().iter().copied());
-            self.lower(state, planned, tickets.end, &mut cursor, ops, rings)?;
+            self.lower(state, planned, points.end, &mut cursor, ops, rings)?;
             self.finish(state, &mut cursor, ops)?;
             Ok(())
         });
@@ -242,13 +248,13 @@ impl<B: MemOpStream> Stream<B> {
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Submits what `lower` appends, and the closing ticket where it is due. Returns the tickets, and the number of operations.
+    /// Submits what `lower` appends, and the closing point where it is due. Returns the points, and the number of operations.
     pub(super) fn submit_lowered(
         &self,
         state: &mut State,
-        mut tickets: Tickets,
+        mut points: Points,
         lower: impl FnOnce(&State, &mut Vec<MemOp>, &mut Vec<Ring>) -> Result<(), PostFailure>,
-    ) -> Result<(Tickets, usize), PostFailure> {
+    ) -> Result<(Points, usize), PostFailure> {
         self.check_room(state, 1)?;
         state.translations.refresh(&self.backend);
         let mut ops = std::mem::take(&mut state.ops);
@@ -257,26 +263,26 @@ impl<B: MemOpStream> Stream<B> {
         let mut result = lower(state, &mut ops, &mut rings);
         // The last submission that there is room for always writes it, so that a full stream needs no other to be through.
         let last = state.weight + 1 >= self.caps.max_outstanding;
-        if tickets.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
-            result = self.write_ticket(state, tickets.end, &mut ops).map_err(PostFailure::from);
-            tickets.open = false;
+        if points.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
+            result = self.write_point(state, points.end, &mut ops).map_err(PostFailure::from);
+            points.open = false;
         }
         if result.is_ok() {
-            self.lane.expect(tickets.end);
+            self.timeline.expect(points.end);
             // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
-            // submission in flight holds until the lane has passed `end`, which the backend writes (or is declared to have
+            // submission in flight holds until the timeline has passed `end`, which the backend writes (or is declared to have
             // written once it is idle) only after these operations; words belong to memory that it holds likewise; the
-            // lane's own word goes with the lane, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
+            // timeline's own word goes with the timeline, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
             // they were written. The library computes aligned addresses. The lock on the state keeps others from submitting.
             result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
                 .map_err(PostFailure::from);
             if result.is_err() {
-                self.lane.expect(tickets.before);
+                self.timeline.expect(points.before);
             }
         }
         let count = ops.len();
         state.ops = ops;
-        result.map(|()| (tickets, count))
+        result.map(|()| (points, count))
     }
 
     /// Whether there is room for a submission that counts for `weight`.
@@ -291,25 +297,25 @@ impl<B: MemOpStream> Stream<B> {
 
     #[cold]
     #[inline(never)]
-    fn would_block(&self, outstanding: usize, oldest: Ticket) -> PostFailure {
-        let (limit, blocked) = (self.caps.max_outstanding, self.lane.blocked_on(oldest));
+    fn would_block(&self, outstanding: usize, oldest: TimelinePoint) -> PostFailure {
+        let (limit, blocked) = (self.caps.max_outstanding, self.timeline.blocked_on(oldest));
         PostFailure::WouldBlock { outstanding, limit, blocked }
     }
 }
 
 impl State {
-    /// Tickets of a submission with so many waits for completions, the last of which is the last ticket to be written or not.
+    /// Points of a submission with so many waits for completions, the last of which is the last point to be written or not.
     #[inline]
-    pub(super) fn planned(&self, plan: Chunk) -> Tickets {
-        let last = Ticket(self.issued.0.wrapping_add(plan.tickets));
-        // Whatever comes after the last ticket that is written needs another.
+    pub(super) fn planned(&self, plan: Chunk) -> Points {
+        let last = TimelinePoint(self.issued.0.wrapping_add(plan.points));
+        // Whatever comes after the last point that is written needs another.
         let end = if plan.closed { last } else { last.next() };
-        Tickets { before: self.issued, end, open: !plan.closed }
+        Points { before: self.issued, end, open: !plan.closed }
     }
 
-    /// The ticket of a submission without waits for completions.
-    pub(super) fn next_ticket(&self) -> Tickets {
-        Tickets { before: self.issued, end: self.issued.next(), open: true }
+    /// The point of a submission without waits for completions.
+    pub(super) fn next_point(&self) -> Points {
+        Points { before: self.issued, end: self.issued.next(), open: true }
     }
 
     /// It is time to look which submissions are past.
@@ -319,17 +325,17 @@ impl State {
     }
 
     /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, tickets: Tickets, held: Held, weight: usize, caps: &MemOpCaps) {
-        self.issued = tickets.end;
-        self.unwritten = if tickets.open { self.unwritten + 1 } else { 0 };
+    pub(super) fn accept(&mut self, points: Points, held: Held, weight: usize, caps: &MemOpCaps) {
+        self.issued = points.end;
+        self.unwritten = if points.open { self.unwritten + 1 } else { 0 };
         self.weight += weight;
-        self.in_flight.push_back(InFlight { end: tickets.end, weight: weight as u32, held });
+        self.in_flight.push_back(InFlight { end: points.end, weight: weight as u32, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let plain = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
         let plain = plain.min(self.progress_every.saturating_sub(self.unwritten + 1));
         self.plain.set(if self.rings_itself() && caps.writes_are_fenced { plain } else { 0 });
         if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_posted(tickets.end);
+            trace_posted(points.end);
         }
     }
 }
@@ -348,8 +354,8 @@ fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {
 
 #[cold]
 #[inline(never)]
-fn trace_posted(ticket: Ticket) {
-    tracing::trace!(ticket = ticket.0, "posted");
+fn trace_posted(point: TimelinePoint) {
+    tracing::trace!(point = point.0, "posted");
 }
 
 impl<B: MemOpStream> Deref for Stream<B> {
@@ -365,7 +371,7 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
         let state = self.lock();
         f.debug_struct("Stream")
             .field("issued", &state.issued.0)
-            .field("progress", &self.lane.progress().0)
+            .field("progress", &self.timeline.progress().0)
             .field("in_flight", &state.in_flight.len())
             .field("doorbells", &*state.doorbells.borrow())
             .field("proxied", &state.proxied)

@@ -5,12 +5,12 @@
 //! it on the card, so that the doorbells of a stream are rung in its order. The thread sleeps while no stream has any
 //! outstanding.
 
-use super::StreamError;
-use super::pause::{Pause, use_fine_timers};
-use crate::lane::Lane;
+use crate::memop::StreamError;
 use crate::memory::arena::Line;
-use crate::peer::Doorbell;
+use crate::memory::timeline::Timeline;
 use crate::qp::QueuePairInner;
+use crate::queue::doorbell::Doorbell;
+use crate::util::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,14 +24,17 @@ pub(super) struct Ring {
     /// never 0 then, as it names a queue pair.
     mailbox: Line,
     queue_pair: Arc<QueuePairInner>,
-    lane: Arc<Lane>,
+    timeline: Arc<Timeline>,
 }
 
 impl Ring {
-    pub(super) fn new(queue_pair: &Arc<QueuePairInner>, lane: &Arc<Lane>) -> Result<Self, StreamError> {
+    pub(super) fn new(
+        queue_pair: &Arc<QueuePairInner>,
+        timeline: &Arc<Timeline>,
+    ) -> Result<Self, StreamError> {
         let mailbox = Line::new().map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
         queue_pair.send().count_proxied(true);
-        Ok(Ring { mailbox, queue_pair: queue_pair.clone(), lane: lane.clone() })
+        Ok(Ring { mailbox, queue_pair: queue_pair.clone(), timeline: timeline.clone() })
     }
 
     /// A doorbell, with the mailbox in the place of record and register.
@@ -44,7 +47,7 @@ impl Ring {
         // Acquire: the stream wrote the record before.
         let doorbell = self.mailbox.word64().load(Ordering::Acquire);
         if doorbell == 0 {
-            return self.lane.is_dead();
+            return self.timeline.is_dead();
         }
         self.queue_pair.ring_proxied(self.mailbox.word32().load(Ordering::Relaxed), doorbell);
         true

@@ -1,8 +1,9 @@
 //! A stream in software: a worker thread that performs memory operations and host closures in order.
 
-use super::pause::{Pause, use_fine_timers};
-use super::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError, execute};
-use crate::memory::{HostAddr, MemoryKind, StreamAddr};
+use super::execute;
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
+use crate::memory::{HostAddr, StreamAddr};
+use crate::util::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::memory::{PinnedMemory, Word32};
-use crate::stream::Condition;
+use crate::memop::{Condition, Word32};
+use crate::memory::PinnedMemory;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const SOON: Duration = Duration::from_secs(20);

@@ -3,7 +3,7 @@
 //! Only of the library's own pages. A page that several pieces of the program's memory share is held by each of them that was
 //! named, so a backend has to be asked for each.
 
-use super::{MemOpStream, StreamError};
+use crate::memop::{MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use std::cell::Cell;
 
@@ -71,7 +71,7 @@ impl Translations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{MemOp, MemOpCaps};
+    use crate::memop::{MemOp, MemOpCaps};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 

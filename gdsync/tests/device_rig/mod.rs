@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
-use gdsync::DeviceQpData;
+use gdsync::device::DeviceQpData;
 use libloading::Library;
 use std::ffi::c_void;
 use std::io::Write;

@@ -2,10 +2,12 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
-use gdsync::cuda::{self, CudaStream, GpuMemory, GpuMemoryRegion};
+use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
-use gdsync::{Access, DoorbellPath, Stream, StreamOptions};
+use gdsync::stream::{DoorbellPath, StreamOptions};
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, CudaStream, Stream};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -3,10 +3,11 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
 use gdsync::cudarc::driver::CudaContext;
+use gdsync::memop::MemOpStream;
 use gdsync::notify::{
     DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData, Segment, Team,
 };
-use gdsync::{DoorbellPath, MemOpStream};
+use gdsync::stream::DoorbellPath;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ impl Rank {
         if let Some(context) = tables {
             options = options.tables(context);
         }
-        let queue = team.queue(0).unwrap().hand_to_device(device, &options).unwrap();
+        let queue = team.queue(0).unwrap().attach_device(device, &options).unwrap();
         let [out_described, in_described] =
             [&outbox, &inbox].map(|segment| segment.describe_to_device(device, tables).unwrap());
         // Nobody writes before all guards stand.

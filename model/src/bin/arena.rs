@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "the library uses more of its files than the models do")]
 
-pub(crate) use gdsync_model::sync;
+pub(crate) mod util {
+    pub(crate) use gdsync_model::sync;
+}
 
 #[path = "."]
 mod memory {

@@ -6,7 +6,9 @@
 
 #[path = "../../../gdsync/src/cuda/gate.rs"]
 mod gate;
-pub(crate) use gdsync_model::sync;
+pub(crate) mod util {
+    pub(crate) use gdsync_model::sync;
+}
 
 use gate::{Busy, Gate};
 use gdsync_model::{breaks, holds};

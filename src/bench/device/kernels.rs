@@ -2,9 +2,10 @@
 
 use super::super::gpu::Gpu;
 use crate::Failure;
+use gdsync::PinnedMemory;
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
-use gdsync::{DeviceQpData, PinnedMemory};
+use gdsync::device::DeviceQpData;
 
 /// What `scripts/gpu/ptx` made of `kernels.cu` and the device header. The GPU's driver compiles it for its GPU.
 const PTX: &str = include_str!("kernels.ptx");

@@ -1,6 +1,6 @@
 //! Where queues, and the indices that threads share, lie.
 
-use gdsync::{Placement, QueuePlacement};
+use gdsync::cuda::{Placement, QueuePlacement};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {

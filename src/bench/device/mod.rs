@@ -5,13 +5,12 @@ mod layout;
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
-use crate::hca;
+use crate::{Failure, hca};
 use gdsync::cuda::{self, GpuMemory};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::{
-    Access, ConnectOptions, DeviceQp, DeviceQpData, DeviceQpOptions, MemoryRegion, PinnedMemory,
-    ProtectionDomain, QueuePair, QueuePairConfig,
+    Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
 };
 use kernels::{Kernels, Places};
 use layout::Layout;
@@ -184,7 +183,7 @@ impl<'a> Bench<'a> {
         if self.layout.indices_in_gpu {
             options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE)?);
         }
-        Ok(left.hand_to_device(&*self.gpu.stream, &options)?)
+        Ok(left.attach_device(&*self.gpu.stream, &options)?)
     }
 
     /// Memory for a kernel, and what keeps it.
@@ -244,7 +243,7 @@ impl<'a> Bench<'a> {
             posting.push((what, median(cycles.collect())));
         }
         let doorbells = device_qp.doorbells().to_string();
-        device_qp.take_back(LONG)?;
+        device_qp.detach_device(LONG)?;
         // Queues of blocks, threads of blocks that share one, and blocks.
         let shapes = [
             ("1 thread, 1 queue pair", 1, 1, 1),
@@ -287,7 +286,7 @@ impl<'a> Bench<'a> {
         unsafe { self.kernels.rate(self.gpu, address, shape, each, wait_each, places)? };
         self.finish()?;
         for device_qp in device_qps {
-            device_qp.take_back(LONG)?;
+            device_qp.detach_device(LONG)?;
         }
         Ok((self.result(FIRST_RESULT + 1) - self.result(FIRST_RESULT)) as f64)
     }

@@ -2,10 +2,8 @@
 
 use crate::Failure;
 use crate::hca::{self, Hca};
-use gdsync::{
-    ConnectOptions, Device, Endpoint, GidEntry, LinkLayer, MemoryRegion, ProtectionDomain, QueuePair,
-    RemoteMemory,
-};
+use gdsync::verbs::{GidEntry, LinkLayer};
+use gdsync::{ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::mlx5dv::{mlx5dv_cq_init_attr, mlx5dv_qp_init_attr};
 use gdsync_sys::verbs::*;

@@ -6,7 +6,8 @@ use crate::streams;
 use crate::types::{
     self, CUstream, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t,
 };
-use gdsync::{Cpu, Stream};
+use gdsync::Stream;
+use gdsync::stream::Cpu;
 use libc::{c_int, size_t};
 
 /// `gds_prepare_wait_value32`.

@@ -5,7 +5,7 @@ use crate::fault::{self, Fault, non_null, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
-use gdsync::provider;
+use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
@@ -51,11 +51,11 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
                 Ok(context)
             }
             Some(_) => Err(Fault::Verbs { call: "ibv_open_device", source: std::io::Error::last_os_error() }),
-            None => Err(gdsync::Error::NoDevice {
+            None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
                 provider: "software",
                 present: gdsync::Device::names(api)?,
-            }
+            })
             .into()),
         }
     })

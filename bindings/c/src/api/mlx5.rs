@@ -10,8 +10,10 @@ use crate::types::{
     self, gds_mlx5_dword_wait_info_t, gds_mlx5_send_info_t, gds_mlx5_wait_info_t, gds_send_request_t,
     gds_wait_request_t,
 };
-use gdsync::foreign::KernelSend;
-use gdsync::{Condition, HostAddr, PreparedSend};
+use gdsync::PreparedSend;
+use gdsync::memop::Condition;
+use gdsync::memory::HostAddr;
+use gdsync::raw::KernelSend;
 use libc::c_int;
 use std::sync::Arc;
 

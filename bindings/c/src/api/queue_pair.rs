@@ -1,11 +1,11 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
-use crate::completion;
 use crate::fault::{self, Fault, non_null_mut};
 use crate::placement::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
-use crate::{log, objects, work};
-use gdsync::{QueuePairConfig, Transport};
+use crate::{completion, log, objects, work};
+use gdsync::QueuePairConfig;
+use gdsync::verbs::Transport;
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
 use libc::c_int;
 

@@ -6,7 +6,7 @@ use gdsync_sys::prm::doorbell;
 
 /// Where a completion queue is in memory, and how far it was read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LentCompletions {
+pub(crate) struct BorrowedCompletions {
     pub(crate) ring: HostAddr,
     pub(crate) entries: u32,
     pub(crate) record: HostAddr,
@@ -14,7 +14,7 @@ pub(crate) struct LentCompletions {
     pub(crate) next: u32,
 }
 
-/// What keeps a completion queue from being lent.
+/// What keeps a completion queue from being attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unread {
     /// Completions that are to come, or were not polled.
@@ -26,7 +26,7 @@ pub(crate) enum Unread {
 impl CompletionState {
     /// Lends the queue to a kernel that posts to queue pair `qpn`: until [`Self::give_back`] nobody else takes entries out of it,
     /// and nothing else can complete here.
-    pub(crate) fn lend(&mut self, qpn: u32) -> Result<LentCompletions, Unread> {
+    pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
         self.recycle();
         if self.reserved > 0 {
             return Err(Unread::Completions(self.reserved));
@@ -34,11 +34,11 @@ impl CompletionState {
         if self.held() > 0 || !self.slots.is_empty() {
             return Err(Unread::Waits(self.slots.len() as u32));
         }
-        self.lent = Some(qpn);
+        self.attached = Some(qpn);
         // All places are taken: who wants one is told why.
         self.reserved = self.entries();
         self.ring.drain();
-        Ok(LentCompletions {
+        Ok(BorrowedCompletions {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
             entries: self.entries(),
             record: HostAddr(self.ring.record().as_ptr() as u64),
@@ -46,18 +46,18 @@ impl CompletionState {
         })
     }
 
-    /// The entry `index` of a queue that is lent, where the card has written it.
-    pub(crate) fn read_lent(&self, index: u32) -> Option<RawCompletion> {
+    /// The entry `index` of a queue that is attached, where the card has written it.
+    pub(crate) fn read_attached(&self, index: u32) -> Option<RawCompletion> {
         if self.is_beyond(index) { None } else { self.read(index) }
     }
 
     /// Entries before `index` were read.
-    pub(crate) fn recycle_lent(&self, index: u32) {
+    pub(crate) fn recycle_attached(&self, index: u32) {
         self.ring.publish(doorbell::ci_record(index));
     }
 
     /// The kernel is done: entry `next` is the first that was not read.
     pub(crate) fn give_back(&mut self, next: u32) {
-        (self.polled, self.recycled, self.reserved, self.lent) = (next, next, 0, None);
+        (self.polled, self.recycled, self.reserved, self.attached) = (next, next, 0, None);
     }
 }

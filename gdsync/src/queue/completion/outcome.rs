@@ -1,7 +1,7 @@
 //! What a program is told of completed work.
 
 use crate::queue::datagram::DatagramSource;
-use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 use gdsync_sys::prm::wqe::Opcode;
 use std::fmt;
 
@@ -40,7 +40,7 @@ pub struct Completion {
     pub qp_num: u32,
     /// What it was.
     pub kind: WorkKind,
-    /// Bytes received (of a datagram, with the [`crate::GRH_BYTES`] before it), read, or fetched; 0 for other sends and on error.
+    /// Bytes received (of a datagram, with the [`crate::queue::GRH_BYTES`] before it), read, or fetched; 0 for other sends and on error.
     pub byte_len: u32,
     /// Immediate data, in host order, where the sender gave some.
     pub immediate: Option<u32>,
@@ -127,5 +127,15 @@ pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
         Ok(Opcode::AtomicCs) => Ok(WorkKind::CompareSwap),
         Ok(Opcode::AtomicFa) => Ok(WorkKind::FetchAdd),
         _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),
+    }
+}
+
+/// How the work of a completion entry ended.
+pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
+    match cqe.opcode() {
+        Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError) | Err(_) => {
+            Err(WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() })
+        }
+        Ok(_) => Ok(()),
     }
 }

@@ -2,12 +2,12 @@
 
 use super::SendState;
 use crate::memory::HostAddr;
-use crate::peer::Doorbell;
+use crate::queue::doorbell::Doorbell;
 use gdsync_sys::prm::doorbell;
 
 /// Where a send queue is in memory, and how far it is filled.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LentSends {
+pub(crate) struct BorrowedSends {
     pub(crate) ring: HostAddr,
     /// 64-byte blocks of the ring.
     pub(crate) blocks: u32,
@@ -22,15 +22,15 @@ impl SendState {
     ///
     /// # Errors
     /// How many sends are prepared or have not completed.
-    pub(crate) fn lend(&mut self) -> Result<LentSends, u32> {
+    pub(crate) fn attach(&mut self) -> Result<BorrowedSends, u32> {
         // Where all have completed, everything that rings for them has rung.
         if !self.entries.is_empty() {
             return Err(self.entries.len() as u32);
         }
-        self.lent = true;
+        self.attached = true;
         // What was written and taken back is not to arrive after what the kernel writes.
         self.ring.drain();
-        Ok(LentSends {
+        Ok(BorrowedSends {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
             blocks: self.ring.entries(),
             record: HostAddr(self.ring.record().as_ptr() as u64),
@@ -41,13 +41,13 @@ impl SendState {
 
     /// The kernel is done, and the card with all that it has posted: block `head` is next.
     pub(crate) fn give_back(&mut self, head: u32) {
-        (self.head, self.tail, self.lent) = (head, head, false);
+        (self.head, self.tail, self.attached) = (head, head, false);
     }
 
     /// The doorbell for the blocks before `end` that a kernel has written, each of them a request of its own; none, where the
-    /// queue is not lent.
+    /// queue is not attached.
     pub(crate) fn lent_doorbell(&self, end: u32) -> Option<Doorbell> {
         let value = self.ring.first_bytes(end.wrapping_sub(1));
-        self.lent.then(|| self.doorbell(doorbell::record(end), value))
+        self.attached.then(|| self.doorbell(doorbell::record(end), value))
     }
 }

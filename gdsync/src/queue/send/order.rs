@@ -1,73 +1,73 @@
 //! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream at a time.
 
 use super::{SendState, State};
-use crate::error::QueueError;
-use crate::lane::{Lane, Ticket};
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::error::{OrderError, QueueError};
 use std::sync::Arc;
 
 /// Where the newest posted sends of a queue are.
 #[derive(Debug)]
 pub(crate) struct LastPost {
-    pub(super) lane: Arc<Lane>,
-    pub(super) ticket: Ticket,
+    pub(super) timeline: Arc<Timeline>,
+    pub(super) point: TimelinePoint,
     /// The stream is known to have passed it, because the card has completed all that was posted, or the CPU has posted since.
     pub(super) settled: bool,
 }
 
 impl LastPost {
     #[inline]
-    fn replace(&mut self, ticket: Ticket) -> Replaced {
-        let replaced = Replaced { ticket: self.ticket, settled: self.settled };
-        (self.ticket, self.settled) = (ticket, false);
+    fn replace(&mut self, point: TimelinePoint) -> Replaced {
+        let replaced = Replaced { point: self.point, settled: self.settled };
+        (self.point, self.settled) = (point, false);
         replaced
     }
 
     #[cold]
     #[inline(never)]
     pub(super) fn in_the_way(&self, qpn: u32) -> QueueError {
-        QueueError::OtherStream { qpn, blocked: self.lane.blocked_on(self.ticket) }
+        QueueError::Order(OrderError::OtherStream { qpn, blocked: self.timeline.blocked_on(self.point) })
     }
 }
 
-/// An earlier ticket of a lane, and whether it was settled.
+/// An earlier point of a timeline, and whether it was settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replaced {
-    pub(super) ticket: Ticket,
+    pub(super) point: TimelinePoint,
     pub(super) settled: bool,
 }
 
 /// What posting a send has replaced, to undo it.
 #[derive(Debug)]
 pub(crate) enum Before {
-    /// An earlier ticket of the same lane.
+    /// An earlier point of the same timeline.
     SameLane(Replaced),
-    /// Another lane, or none.
+    /// Another timeline, or none.
     Other(Option<LastPost>),
 }
 
 impl SendState {
-    /// Marks a send as handed to a stream at `ticket`, after checking that its turn has come.
+    /// Marks a send as handed to a stream at `point`, after checking that its turn has come.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
     #[inline]
     pub(crate) fn post(
         &mut self,
         serial: u64,
-        lane: &Arc<Lane>,
-        ticket: Ticket,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
     ) -> Result<Before, QueueError> {
         let (qpn, expected) = (self.qpn, self.next_to_post);
         if serial != expected {
             if serial > expected {
-                return Err(QueueError::OutOfOrder { qpn, serial, expected });
+                return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
             }
             if serial < self.first_serial {
-                return Err(QueueError::Stale { qpn, serial });
+                return Err(QueueError::Order(OrderError::Stale { qpn, serial }));
             }
         }
-        let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.lane, lane));
+        let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.timeline, timeline));
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
-            && (!last.lane.has_passed(last.ticket) || self.proxied > 0)
+            && (!last.timeline.has_passed(last.point) || self.proxied > 0)
         {
             return Err(last.in_the_way(qpn));
         }
@@ -76,23 +76,30 @@ impl SendState {
             self.skip_unprepared();
         }
         Ok(match &mut self.last_post {
-            Some(last) if same => Before::SameLane(last.replace(ticket)),
-            other => Before::Other(other.replace(LastPost { lane: lane.clone(), ticket, settled: false })),
+            Some(last) if same => Before::SameLane(last.replace(point)),
+            other => {
+                Before::Other(other.replace(LastPost { timeline: timeline.clone(), point, settled: false }))
+            }
         })
     }
 
-    /// As [`Self::post`], where nothing but the common case has to be thought of: the next send, on the lane of the last one.
+    /// As [`Self::post`], where nothing but the common case has to be thought of: the next send, on the timeline of the last one.
     /// Otherwise changes nothing.
     #[inline]
-    pub(crate) fn post_next(&mut self, serial: u64, lane: &Arc<Lane>, ticket: Ticket) -> Option<Replaced> {
+    pub(crate) fn post_next(
+        &mut self,
+        serial: u64,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Option<Replaced> {
         let position = serial.wrapping_sub(self.first_serial) as usize;
-        let last = self.last_post.as_mut().filter(|last| Arc::ptr_eq(&last.lane, lane))?;
+        let last = self.last_post.as_mut().filter(|last| Arc::ptr_eq(&last.timeline, timeline))?;
         if serial != self.next_to_post || self.flushed {
             return None;
         }
         let entry = self.entries.get_mut(position)?;
         entry.state = State::Posted;
-        let replaced = last.replace(ticket);
+        let replaced = last.replace(point);
         self.next_to_post = serial + 1;
         if position + 1 < self.entries.len() {
             self.skip_unprepared();
@@ -119,8 +126,8 @@ impl SendState {
             self.next_to_post = self.next_to_post.min(serial);
         }
         match (before, &mut self.last_post) {
-            (Before::SameLane(Replaced { ticket, settled }), Some(last)) => {
-                (last.ticket, last.settled) = (ticket, settled)
+            (Before::SameLane(Replaced { point, settled }), Some(last)) => {
+                (last.point, last.settled) = (point, settled)
             }
             (Before::SameLane(_), None) => {}
             (Before::Other(before), now) => *now = before,

@@ -1,0 +1,99 @@
+//! A CUDA stream's handle: the calls that gdsync makes on it besides submitting.
+
+use super::context::CaptureModeGuard;
+use super::error::{CudaError, check};
+use super::gate::Busy;
+use cudarc::driver::{CudaStream as CudarcStream, sys};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, ThreadId};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+/// The stream itself.
+#[derive(Debug)]
+pub(crate) struct StreamHandle {
+    pub(crate) raw: sys::CUstream,
+    /// The per-thread default stream is another stream in every thread.
+    thread: Option<ThreadId>,
+    pub(crate) owner: Option<Arc<CudarcStream>>,
+    /// Set while a thread submits.
+    pub(crate) busy: Busy,
+    /// Tells whether everything posted has been performed, where the driver cannot be asked.
+    idle_probe: OnceLock<IdleProbe>,
+}
+
+struct IdleProbe(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for IdleProbe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IdleProbe({})", (self.0)())
+    }
+}
+
+// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
+unsafe impl Send for StreamHandle {}
+// SAFETY: as above.
+unsafe impl Sync for StreamHandle {}
+
+impl StreamHandle {
+    pub(crate) fn new(raw: sys::CUstream, owner: Option<Arc<CudarcStream>>) -> Arc<Self> {
+        let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
+        Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default(), idle_probe: OnceLock::new() })
+    }
+
+    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the first probe stays.
+    pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+        let _ = self.idle_probe.set(IdleProbe(probe));
+    }
+
+    /// Null, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.
+    pub(crate) fn is_default(&self) -> bool {
+        self.raw as usize <= PER_THREAD
+    }
+
+    #[inline]
+    pub(crate) fn check_thread(&self) -> Result<(), CudaError> {
+        match self.thread {
+            Some(thread) if thread != thread::current().id() => Err(CudaError::OtherThread),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a stream that is being captured: what would be recorded then is not what is meant.
+    #[inline]
+    pub(crate) fn check_not_capturing(&self) -> Result<(), CudaError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive (`CudaStream`'s promise), `status` a valid place.
+        match unsafe { sys::cuStreamIsCapturing(self.raw, &mut status) } {
+            // The legacy stream, while another of the context is captured.
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Err(CudaError::Capturing),
+            result => {
+                check("cuStreamIsCapturing", result)?;
+                let capturing = status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                if capturing { Err(CudaError::Capturing) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Whether everything enqueued is done. With the stream's context current.
+    pub(crate) fn query(&self) -> Result<bool, CudaError> {
+        self.check_thread()?;
+        let _mode = CaptureModeGuard::relaxed();
+        self.check_not_capturing()?;
+        // SAFETY: the stream is alive (`CudaStream`'s promise).
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuStreamQuery", result).map(|()| true),
+        }
+    }
+
+    /// True where nothing is enqueued that the GPU has not done yet.
+    pub(crate) fn is_idle(&self) -> bool {
+        if let Some(probe) = self.idle_probe.get() {
+            return (probe.0)();
+        }
+        self.query().unwrap_or_else(|error| error.is_fatal())
+    }
+}

@@ -1,0 +1,203 @@
+//! Whose memory a queue's rings, doorbell records and progress words lie in.
+
+use crate::memory::arena::Arena;
+use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::{fmt, io};
+
+/// Whose memory something that a card and a stream share lies in.
+///
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes (docs/gpu-results.md), but a CPU needs
+/// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
+/// the CPU polls does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Placement {
+    /// Pinned memory of the host.
+    #[default]
+    Host,
+    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that GPU only can reach it.
+    Gpu(u32),
+    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs: for tests where there is no GPU.
+    StandIn,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Placement::Host => f.write_str("host"),
+            Placement::Gpu(ordinal) => write!(f, "gpu {ordinal}"),
+            Placement::StandIn => f.write_str("stand-in"),
+        }
+    }
+}
+
+/// A queue's memory cannot lie where it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a queue cannot have memory of the {placement}: {reason}")]
+pub struct PlacementError {
+    /// Where.
+    pub placement: Placement,
+    /// Why.
+    pub reason: String,
+}
+
+/// Where the parts of a queue lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct QueuePlacement {
+    /// The work queues of a queue pair: receives and sends.
+    pub work: Placement,
+    /// The ring of a completion queue.
+    pub completions: Placement,
+    /// Doorbell records, of both.
+    pub records: Placement,
+}
+
+impl QueuePlacement {
+    /// Everything in the host's memory.
+    pub const HOST: QueuePlacement =
+        QueuePlacement { work: Placement::Host, completions: Placement::Host, records: Placement::Host };
+
+    /// Sets [`Self::work`](#structfield.work).
+    pub fn work(mut self, work: Placement) -> Self {
+        self.work = work;
+        self
+    }
+
+    /// Sets [`Self::completions`](#structfield.completions).
+    pub fn completions(mut self, completions: Placement) -> Self {
+        self.completions = completions;
+        self
+    }
+
+    /// Sets [`Self::records`](#structfield.records).
+    pub fn records(mut self, records: Placement) -> Self {
+        self.records = records;
+        self
+    }
+
+    /// Something is to lie in a GPU's memory.
+    pub(crate) fn wants_gpu(&self) -> bool {
+        [self.work, self.completions, self.records].iter().any(|part| matches!(part, Placement::Gpu(_)))
+    }
+
+    /// Stores to a work queue, or to its record, are write-combined.
+    pub(crate) fn work_is_combined(&self) -> bool {
+        self.work != Placement::Host || self.records != Placement::Host
+    }
+
+    /// Stores to a completion queue, or to its record, are write-combined.
+    pub(crate) fn completions_are_combined(&self) -> bool {
+        self.completions != Placement::Host || self.records != Placement::Host
+    }
+}
+
+/// The arenas that the parts of a queue come from.
+#[derive(Debug)]
+pub(crate) struct QueueArenas {
+    work: Arc<Arena>,
+    completions: Arc<Arena>,
+    records: Arc<Arena>,
+}
+
+impl QueueArenas {
+    /// `host`: the arena of the host's memory.
+    ///
+    /// # Errors
+    /// [`PlacementError`](crate::cuda::PlacementError) where a GPU's memory cannot be had.
+    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
+        let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
+        Ok(QueueArenas {
+            work: arena(placement.work)?,
+            completions: arena(placement.completions)?,
+            records: arena(placement.records)?,
+        })
+    }
+
+    /// The arena for a provider's `resource_type` (`MLX5DV_RES_TYPE_*`).
+    fn of(&self, resource_type: u64) -> &Arena {
+        match resource_type {
+            MLX5DV_RES_TYPE_CQ => &self.completions,
+            MLX5DV_RES_TYPE_DBR => &self.records,
+            _ => &self.work,
+        }
+    }
+
+    /// Memory for a part of a queue.
+    pub(crate) fn allocate(&self, size: usize, alignment: usize, resource_type: u64) -> io::Result<*mut u8> {
+        self.of(resource_type).allocate(size, alignment)
+    }
+
+    /// Counterpart. False where it is not memory of these arenas.
+    pub(crate) fn release(&self, block: *mut u8, resource_type: u64) -> bool {
+        self.of(resource_type).release(block)
+    }
+}
+
+/// The arena of a placement in a GPU's memory; `None` for the host's.
+///
+/// # Errors
+/// [`PlacementError`](crate::cuda::PlacementError).
+pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
+    match placement {
+        Placement::Host | Placement::StandIn => Ok(None),
+        Placement::Gpu(ordinal) => {
+            gpu::arena(ordinal).map(Some).map_err(|reason| PlacementError { placement, reason })
+        }
+    }
+}
+
+/// Memory of GPUs for queues.
+pub(crate) mod gpu {
+    use super::*;
+    use crate::cuda::GpuMemory;
+    use crate::memory::arena::ChunkMemory;
+    use crate::memory::mapped::{MappedMemory, MappingError};
+    use crate::memory::spans::{Kind, Span};
+    use cudarc::driver::CudaContext;
+
+    /// Bytes that GPUs give mapped memory in: less takes as much.
+    const PIECE: usize = 2 << 20;
+
+    /// The arena of each GPU, as long as something lies in it.
+    static ARENAS: Mutex<BTreeMap<u32, Weak<Arena>>> = Mutex::new(BTreeMap::new());
+
+    pub(super) fn arena(ordinal: u32) -> Result<Arc<Arena>, String> {
+        let mut arenas = ARENAS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = arenas.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
+        let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
+        // Here and now: a provider that asks for memory can only be told that there is none.
+        let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
+        let made = Arc::new(Arena::of(move |len| {
+            let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            first.filter(|chunk| chunk.len() >= len).map_or_else(|| more(len), Ok)
+        }));
+        arenas.insert(ordinal, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// A piece of a GPU's memory that an arena cuts up.
+    #[derive(Debug)]
+    pub(crate) struct Chunk {
+        pub(crate) base: u64,
+        pub(crate) memory: GpuMemory,
+        /// Tells streams of it, and keeps the mapping.
+        _span: Arc<Span>,
+    }
+
+    /// Memory of the GPU, mapped for the CPU and known to streams.
+    fn chunk(context: &Arc<CudaContext>, ordinal: u32, len: usize) -> Result<ChunkMemory, MappingError> {
+        let memory = MappedMemory::allocate(context, len.next_multiple_of(PIECE))?;
+        let (base, len, address) = (memory.as_ptr(), memory.len(), memory.gpu().address());
+        let kind = Kind::Gpu { ordinal: ordinal.cast_signed(), address };
+        let gpu = memory.gpu().clone();
+        let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
+        let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
+        // SAFETY: mapped until the memory is dropped, which the span holds until it goes itself; made for this chunk alone.
+        Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
+    }
+}

@@ -1,0 +1,126 @@
+//! The end of a kernel's turn.
+
+use super::error::DeviceQpError;
+use super::layout::{ERROR_RETURNED, Progress};
+use super::{DeviceQp, work_error};
+use crate::qp::QpState;
+use crate::queue::completion::{WorkError, outcome};
+use crate::queue::failure::FailureCause;
+use crate::util::pause::Pause;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl DeviceQp {
+    /// Takes the queue pair back from kernels, all of which have ended: rings for what they have posted and not rung, waits until
+    /// everything has completed, and lets the CPU and streams go on where the kernels have stopped. A failure that kernels met
+    /// is the queue pair's from then on ([`crate::QueuePair::failure`]); this is no error of taking it back.
+    ///
+    /// Kernels that use [`DeviceQp::data`] afterwards are refused (`status::failed`), as long as this lives. Calling it again does nothing.
+    ///
+    /// # Errors
+    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]: nothing is lost, and it can be tried again.
+    pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        if *returned {
+            return Ok(());
+        }
+        let mut progress = self.state.read()?;
+        let (inner, qpn) = (&self.queue_pair, self.qp_num());
+        if progress.error != 0 && work_error(progress.error).is_none() {
+            // A thread stood still, or an entry makes no sense: what is in the queue does not end by itself.
+            if let Err(error) = inner.abort() {
+                tracing::error!(%error, qpn, "a queue pair that kernels have given up could not be aborted");
+            }
+        }
+        if progress.reserved != progress.ready && inner.failure().is_none() && progress.error == 0 {
+            let unpublished = progress.reserved.wrapping_sub(progress.ready);
+            return Err(DeviceQpError::KernelActive { qpn, unpublished });
+        }
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.forward();
+        }
+        if progress.posted != progress.ready {
+            inner.ring_attached(progress.ready as u32);
+            progress.posted = progress.ready;
+        }
+        let failure = self.drain(&mut progress, timeout)?;
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
+        let failure = work_error(progress.error).or(failure);
+        self.state.write(&Progress { error: progress.error | ERROR_RETURNED, ..progress })?;
+        *returned = true;
+        self.give_back(&progress, failure);
+        Ok(())
+    }
+
+    /// Reads completions until there is one of everything. Returns the first failure among them.
+    fn drain(&self, progress: &mut Progress, timeout: Duration) -> Result<Option<WorkError>, DeviceQpError> {
+        let (inner, qpn) = (&self.queue_pair, self.qp_num());
+        let mut failure = None;
+        let mut pause = Pause::new();
+        loop {
+            let completions = inner.send_cq().lock();
+            while let Some(raw) = completions.read_attached(progress.consumed as u32) {
+                failure = failure.or(outcome(&raw.cqe).err());
+                let retired = raw.cqe.wqe_counter().wrapping_add(1).wrapping_sub(progress.completed as u16);
+                // An entry that makes no sense retires nothing; the queue pair is aborted already, or will be given up.
+                if u64::from(retired) <= progress.posted - progress.completed {
+                    progress.completed += u64::from(retired);
+                }
+                progress.consumed += 1;
+                completions.recycle_attached(progress.consumed as u32);
+            }
+            let is_lost = completions.is_lost();
+            drop(completions);
+            if progress.completed >= progress.posted || is_lost {
+                return Ok(failure);
+            }
+            if pause.elapsed() > timeout {
+                if progress.error == 0
+                    && let Some(WorkError { syndrome, vendor }) = failure
+                {
+                    progress.error = super::ERROR_WORK | u64::from(vendor) << 8 | u64::from(syndrome);
+                }
+                self.state.write(progress)?;
+                let outstanding = progress.posted - progress.completed;
+                return Err(DeviceQpError::Outstanding { qpn, outstanding, waited: pause.elapsed() });
+            }
+            pause.pause();
+        }
+    }
+
+    fn give_back(&self, progress: &Progress, failure: Option<WorkError>) {
+        let inner = &self.queue_pair;
+        let mut completions = inner.send_cq().lock();
+        let mut send = inner.send();
+        completions.give_back(progress.consumed as u32);
+        send.give_back(progress.posted as u32);
+        if let Some(error) = failure {
+            inner.fail(FailureCause::Work(error));
+        }
+        let status = inner.status();
+        if matches!(*status, QpState::Connected) {
+            inner.connected.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for DeviceQp {
+    fn drop(&mut self) {
+        if self.detach_device(Duration::ZERO).is_ok() {
+            return;
+        }
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
+        tracing::warn!(
+            qpn = self.qp_num(),
+            "a queue pair was dropped while kernels had work in flight on it: it is aborted"
+        );
+        if let Err(error) = self.queue_pair.abort() {
+            tracing::error!(%error, qpn = self.qp_num(), "it could not be aborted");
+        }
+    }
+}

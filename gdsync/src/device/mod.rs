@@ -1,0 +1,284 @@
+//! Queue pairs that kernels drive: handed over as plain data, and taken back.
+
+mod detach;
+mod error;
+mod layout;
+mod mailbox;
+pub mod raw;
+mod state;
+
+pub use error::DeviceQpError;
+pub use layout::DeviceQpData;
+pub(crate) use layout::STATE_BYTES;
+
+use crate::memop::{MemOpStream, StreamError};
+use crate::memory::HostAddr;
+use crate::qp::{QueuePair, QueuePairInner};
+use crate::queue::completion::{BorrowedCompletions, Unread, WorkError};
+use crate::queue::send::BorrowedSends;
+use crate::stream::{DoorbellPath, Doorbells};
+use crate::verbs::transport::Transport;
+use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
+use mailbox::Mailbox;
+use state::State;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How a queue pair is handed over.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceQpOptions {
+    /// How kernels ring the card.
+    pub doorbells: DoorbellPath,
+    /// How long a thread of a kernel waits for another one that is in the middle of a call, before the queue pair counts as failed.
+    pub stall: Duration,
+    /// GPU memory for the indices that the threads of kernels share, at least 320 bytes, for this queue pair alone. Without it they are
+    /// in pinned memory, which every device reaches, and each of a kernel's atomic operations crosses PCIe.
+    pub state: Option<crate::cuda::GpuMemory>,
+}
+
+impl Default for DeviceQpOptions {
+    /// The register where kernels reach it, else a mailbox; a second; pinned memory.
+    fn default() -> Self {
+        DeviceQpOptions { doorbells: DoorbellPath::Auto, stall: Duration::from_secs(1), state: None }
+    }
+}
+
+impl DeviceQpOptions {
+    /// Sets [`DeviceQpOptions::doorbells`](#structfield.doorbells).
+    pub fn doorbells(mut self, path: DoorbellPath) -> Self {
+        self.doorbells = path;
+        self
+    }
+
+    /// Sets [`DeviceQpOptions::stall`](#structfield.stall).
+    pub fn stall(mut self, stall: Duration) -> Self {
+        self.stall = stall;
+        self
+    }
+
+    /// Sets [`DeviceQpOptions::state`](#structfield.state).
+    pub fn state(mut self, memory: &crate::cuda::GpuMemory) -> Self {
+        self.state = Some(memory.clone());
+        self
+    }
+}
+
+/// How far kernels have come, counted in 64-byte blocks, of which each request has one (`put_signal` makes two requests).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceQpProgress {
+    /// Promised to callers.
+    pub reserved: u64,
+    /// Told to the card.
+    pub posted: u64,
+    /// Completed, as far as a kernel has looked.
+    pub completed: u64,
+    /// The first failure that the card has reported, as far as a kernel has looked.
+    pub error: Option<WorkError>,
+}
+
+/// A queue pair whose send queue, and the completion queue of that, kernels drive: through `gdsync/device_verbs.cuh`.
+///
+/// Receives stay with the CPU and with streams. The memory that kernels name is up to the program: it has to keep the memory regions
+/// alive until what names them has completed.
+///
+/// While this lives, posting by the CPU or a stream is refused ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)), and so is polling.
+/// [`DeviceQp::detach_device`] ends that. Dropped instead, it takes the queue pair back if nothing is outstanding; else it aborts the
+/// queue pair, which then is good for being dropped only.
+///
+/// # Kernels
+/// [`DeviceQp::data`] is for kernels of the device that the queue pair was handed to. Who launches them (which is `unsafe`) promises
+/// that they have ended before this is dropped.
+#[derive(Debug)]
+pub struct DeviceQp {
+    queue_pair: Arc<QueuePairInner>,
+    data: DeviceQpData,
+    doorbells: Doorbells,
+    mailbox: Option<Arc<Mailbox>>,
+    state: State,
+    /// Taken back.
+    returned: Mutex<bool>,
+}
+
+impl QueuePair {
+    /// Hands the queue pair to kernels of a device: of the GPU of a CUDA stream, or to threads of this process ([`crate::stream::Cpu`]), which
+    /// can use the same header.
+    ///
+    /// It has to be quiet: connected, with nothing prepared or in flight, all completions polled, and its send completion queue its
+    /// own.
+    ///
+    /// # Errors
+    /// [`DeviceQpError`] says what is in the way. Nothing has changed then.
+    pub fn attach_device(
+        &self,
+        device: &impl MemOpStream,
+        options: &DeviceQpOptions,
+    ) -> Result<DeviceQp, DeviceQpError> {
+        DeviceQp::new(&self.inner, device, options)
+    }
+}
+
+impl DeviceQp {
+    fn new(
+        queue_pair: &Arc<QueuePairInner>,
+        device: &impl MemOpStream,
+        options: &DeviceQpOptions,
+    ) -> Result<Self, DeviceQpError> {
+        let qpn = queue_pair.number();
+        if queue_pair.config.transport != Transport::Rc {
+            return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
+        }
+        let state = State::new(options.state.as_ref())?;
+        let (sends, completions) = queue_pair.attach()?;
+        // From here on dropping it gives the queues back, whatever fails.
+        let mut device_qp = DeviceQp {
+            queue_pair: queue_pair.clone(),
+            data: data(qpn, &sends, &completions, options.stall),
+            doorbells: Doorbells::Direct,
+            mailbox: None,
+            state,
+            returned: Mutex::new(false),
+        };
+        let head = u64::from(sends.head);
+        let indices = Progress {
+            reserved: head,
+            ready: head,
+            posted: head,
+            completed: head,
+            consumed: completions.next.into(),
+            error: 0,
+        };
+        device_qp.state.start(&indices)?;
+        device_qp.translate(&sends, &completions, device, options.doorbells)?;
+        Ok(device_qp)
+    }
+
+    /// Puts the device's addresses in the place of the host's.
+    fn translate(
+        &mut self,
+        sends: &BorrowedSends,
+        completions: &BorrowedCompletions,
+        device: &impl MemOpStream,
+        path: DoorbellPath,
+    ) -> Result<(), DeviceQpError> {
+        let address = |at: HostAddr, len: usize| device.translate(at, len).map(|found| found.get());
+        self.data.send_ring = address(sends.ring, sends.blocks as usize * 64)?;
+        self.data.send_record = address(sends.record, 4)?;
+        self.data.completion_ring = address(completions.ring, completions.entries as usize * 64)?;
+        self.data.completion_record = address(completions.record, 4)?;
+        self.data.state = self.state.address(device)?;
+        let reason = match path {
+            DoorbellPath::Proxy => "asked for".to_owned(),
+            DoorbellPath::Auto | DoorbellPath::Direct => match address(sends.register, 8) {
+                Ok(register) => {
+                    self.data.doorbell = register;
+                    return Ok(());
+                }
+                Err(StreamError::Unreachable { reason, .. }) if path == DoorbellPath::Auto => reason,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let mailbox = Mailbox::open(&self.queue_pair, sends.head.into())?;
+        let at = mailbox.addr();
+        self.mailbox = Some(mailbox);
+        self.data.doorbell = address(at, 8)?;
+        self.data.flags |= MAILBOX;
+        self.doorbells = Doorbells::Proxy { reason };
+        Ok(())
+    }
+
+    /// What kernels are given.
+    pub fn data(&self) -> DeviceQpData {
+        self.data
+    }
+
+    /// How kernels ring the card, and why.
+    pub fn doorbells(&self) -> &Doorbells {
+        &self.doorbells
+    }
+
+    /// Number of the queue pair.
+    pub fn qp_num(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    /// How far kernels have come. While they run, the numbers are of slightly different times.
+    ///
+    /// # Errors
+    /// [`DeviceQpError::Cuda`] where they are in GPU memory and cannot be read.
+    pub fn progress(&self) -> Result<DeviceQpProgress, DeviceQpError> {
+        let Progress { reserved, posted, completed, error, .. } = self.state.read()?;
+        Ok(DeviceQpProgress { reserved, posted, completed, error: work_error(error) })
+    }
+}
+
+/// The failure that the card reported, from the word that kernels keep of it.
+fn work_error(error: u64) -> Option<WorkError> {
+    let [syndrome, vendor, ..] = error.to_le_bytes();
+    (error & ERROR_WORK != 0).then_some(WorkError { syndrome, vendor })
+}
+
+/// All but the addresses.
+fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stall: Duration) -> DeviceQpData {
+    DeviceQpData {
+        send_ring: 0,
+        send_record: 0,
+        doorbell: 0,
+        completion_ring: 0,
+        completion_record: 0,
+        state: 0,
+        send_mask: sends.blocks - 1,
+        completion_mask: completions.entries - 1,
+        qpn,
+        // Every request may have an entry: those that asked for none do when the queue pair fails.
+        limit: sends.blocks.min(completions.entries),
+        flags: 0,
+        version: VERSION,
+        stall_ns: u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX),
+        reserved: [0; 6],
+    }
+}
+
+impl QueuePairInner {
+    /// Lends both queues, or neither.
+    fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
+        let qpn = self.number();
+        let alone = self.send_cq().attached().is_some_and(|attached| {
+            matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
+                && !Arc::ptr_eq(self.send_cq(), self.recv_cq())
+        });
+        let mut completions = self.send_cq().lock();
+        let mut send = self.send();
+        self.check_connected().map_err(DeviceQpError::NotReady)?;
+        if !alone {
+            return Err(DeviceQpError::SharedCompletionQueue { qpn });
+        }
+        if completions.is_lost() {
+            return Err(DeviceQpError::CompletionQueueLost { qpn });
+        }
+        let sends = send.attach().map_err(|sends| DeviceQpError::Sends { qpn, sends })?;
+        let attached = completions.attach(qpn).map_err(|unread| {
+            send.give_back(sends.head);
+            match unread {
+                Unread::Completions(completions) => DeviceQpError::Completions { qpn, completions },
+                Unread::Waits(waits) => DeviceQpError::Waits { qpn, waits },
+            }
+        })?;
+        let status = self.status();
+        // Where it has failed meanwhile, the kernel finds that out from the card.
+        self.connected.store(false, Ordering::Release);
+        drop(status);
+        Ok((sends, attached))
+    }
+
+    /// Rings the card for blocks that a kernel has written.
+    fn ring_attached(&self, end: u32) {
+        let send = self.send();
+        if let Some(doorbell) = send.lent_doorbell(end) {
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+            unsafe { doorbell.ring() };
+        }
+    }
+}

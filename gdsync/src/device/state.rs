@@ -1,0 +1,76 @@
+//! The memory of the kernels' indices.
+
+use super::error::DeviceQpError;
+use super::layout::{Progress, STATE_BYTES};
+use crate::cuda::GpuMemory;
+use crate::memop::MemOpStream;
+use crate::memory::PinnedMemory;
+use std::sync::atomic::Ordering;
+
+/// Where threads of a kernel keep what they agree upon.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Wherever kernels run.
+    Pinned(PinnedMemory),
+    /// Near the kernels: atomics do not cross PCIe.
+    Gpu(GpuMemory),
+}
+
+impl State {
+    pub(super) fn new(memory: Option<&GpuMemory>) -> Result<Self, DeviceQpError> {
+        match memory {
+            None => Ok(State::Pinned(PinnedMemory::allocate(STATE_BYTES).map_err(DeviceQpError::Memory)?)),
+            Some(memory) if memory.len() < STATE_BYTES => {
+                Err(DeviceQpError::StateTooShort { needed: STATE_BYTES, given: memory.len() })
+            }
+            Some(memory) => Ok(State::Gpu(memory.clone())),
+        }
+    }
+
+    /// Its address for kernels.
+    pub(super) fn address(&self, device: &impl MemOpStream) -> Result<u64, DeviceQpError> {
+        match self {
+            State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
+            State::Gpu(memory) => {
+                device.reaches(memory)?;
+                Ok(memory.address())
+            }
+        }
+    }
+
+    /// All of it zeroes, but for the indices.
+    pub(super) fn start(&self, progress: &Progress) -> Result<(), DeviceQpError> {
+        let zeroes = [0u8; STATE_BYTES];
+        match self {
+            State::Pinned(memory) => drop(memory.write(0, &zeroes)),
+            State::Gpu(memory) => memory.write(0, &zeroes)?,
+        }
+        self.write(progress)
+    }
+
+    pub(super) fn write(&self, progress: &Progress) -> Result<(), DeviceQpError> {
+        for (at, value) in progress.words() {
+            match self {
+                // Release: a thread that a program starts without any other order finds the indices.
+                State::Pinned(memory) => memory.words64()[at].store(value, Ordering::Release),
+                State::Gpu(memory) => memory.write(at * 8, &value.to_ne_bytes())?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self) -> Result<Progress, DeviceQpError> {
+        match self {
+            // Acquire: the blocks that the indices speak of are seen.
+            State::Pinned(memory) => {
+                Ok(Progress::from_words(|at| memory.words64()[at].load(Ordering::Acquire)))
+            }
+            State::Gpu(memory) => {
+                let mut bytes = [0u8; STATE_BYTES];
+                memory.read(0, &mut bytes)?;
+                let word = |at: usize| bytes.chunks_exact(8).nth(at).and_then(|word| word.try_into().ok());
+                Ok(Progress::from_words(|at| word(at).map_or(0, u64::from_ne_bytes)))
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Memory operations: what a stream can do, what it can name, and the trait of what performs them.
+
+mod error;
+mod gpu_word;
+mod place;
+mod word;
+
+pub use error::{StreamError, WordError};
+pub use gpu_word::{GpuWord32, GpuWord64};
+pub use place::{MemoryKind, StreamMemory, StreamWord};
+pub(crate) use place::{Named, Place, Site};
+pub use word::{Word32, Word64};
+
+use crate::cuda::GpuMemory;
+use crate::memory::{HostAddr, StreamAddr};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// When a wait is satisfied, as CUDA defines it (`CUstreamWaitValue_flags`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// Cyclic "greater or equal": the signed difference `word - value` is not negative.
+    Geq,
+    /// `word == value`.
+    Eq,
+    /// `word & value != 0`.
+    And,
+    /// `!(word | value) != 0`.
+    Nor,
+}
+
+impl Condition {
+    /// A value of the word that meets the condition; `None` where no value does.
+    pub fn satisfier32(self, value: u32) -> Option<u32> {
+        match self {
+            Condition::Geq | Condition::Eq => Some(value),
+            Condition::And => (value != 0).then_some(value),
+            Condition::Nor => (value != u32::MAX).then_some(0),
+        }
+    }
+
+    /// As [`Self::satisfier32`], for 64-bit words.
+    pub fn satisfier64(self, value: u64) -> Option<u64> {
+        match self {
+            Condition::Geq | Condition::Eq => Some(value),
+            Condition::And => (value != 0).then_some(value),
+            Condition::Nor => (value != u64::MAX).then_some(0),
+        }
+    }
+}
+
+/// One operation of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemOp {
+    /// Writes 32 bits.
+    Write32 {
+        /// Where, aligned to 4 bytes.
+        addr: StreamAddr,
+        /// What.
+        value: u32,
+    },
+    /// Writes 64 bits, in one piece.
+    Write64 {
+        /// Where, aligned to 8 bytes.
+        addr: StreamAddr,
+        /// What.
+        value: u64,
+    },
+    /// Waits for a 32-bit word.
+    Wait32 {
+        /// Where, aligned to 4 bytes.
+        addr: StreamAddr,
+        /// When it is satisfied.
+        condition: Condition,
+        /// The value compared with.
+        value: u32,
+    },
+    /// Waits for a 64-bit word.
+    Wait64 {
+        /// Where, aligned to 8 bytes.
+        addr: StreamAddr,
+        /// When it is satisfied.
+        condition: Condition,
+        /// The value compared with.
+        value: u64,
+    },
+    /// Everything before is visible to everybody before anything after.
+    Barrier,
+    /// What cards wrote before the last wait was satisfied is visible to whatever comes after.
+    FlushRemote,
+}
+
+impl MemOp {
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self, MemOp::Wait32 { .. } | MemOp::Wait64 { .. })
+    }
+}
+
+/// What a backend can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemOpCaps {
+    /// Most operations of one submission.
+    pub max_ops: usize,
+    /// Most submissions that may be outstanding: one more could block the submitting thread.
+    pub max_outstanding: usize,
+    /// 64-bit writes and waits.
+    pub ops_64_bit: bool,
+    /// [`Condition::Nor`].
+    pub wait_nor: bool,
+    /// Every write is visible no earlier than everything before it, without a barrier.
+    pub writes_are_fenced: bool,
+    /// Waits need [`MemOp::FlushRemote`] after them, and the backend has it.
+    pub flush_after_wait: bool,
+    /// [`MemOp::FlushRemote`], asked for by [`crate::Batch::flush`].
+    pub flush_remote: bool,
+    /// Atomic operations of kernels beside it, on host memory, are one step for the CPU and for cards, too.
+    pub host_atomics: bool,
+}
+
+impl MemOpCaps {
+    /// Everything, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked submissions), so that a
+    /// program that runs on a software stream runs on a GPU.
+    pub const FULL: MemOpCaps = MemOpCaps {
+        max_ops: 255,
+        max_outstanding: 1021,
+        ops_64_bit: true,
+        wait_nor: true,
+        writes_are_fenced: true,
+        flush_after_wait: false,
+        flush_remote: true,
+        host_atomics: true,
+    };
+}
+
+/// What a backend keeps bytes in until it has copied them; nothing, where it needs nothing.
+pub type Staged = Option<Box<dyn Any + Send + Sync>>;
+
+/// A backend: something that performs memory operations in the order of submission.
+pub trait MemOpStream: Send + Sync {
+    /// What it can do. Constant for one backend.
+    fn caps(&self) -> MemOpCaps;
+
+    /// The stream's address of host memory, `len` bytes from `addr` on.
+    ///
+    /// # Errors
+    /// [`StreamError::Unregistered`] where the stream cannot reach it.
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+
+    /// A number that has changed whenever a translation given earlier may not hold any more, so that who remembers
+    /// translations can tell. Constant for a backend that reaches everything always.
+    fn epoch(&self) -> u64 {
+        0
+    }
+
+    /// Every submission tells that it is through ([`StreamOptions::always_signal`]): `quiet` says whether all of them are. A backend
+    /// that does not own its stream asks this in the stream's place, as the program may have destroyed it.
+    fn idle_probe(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
+        let _ = quiet;
+    }
+
+    /// Number of the device context that performs, 0 for the CPU.
+    fn device(&self) -> u64 {
+        0
+    }
+
+    /// Submits operations, at most [`MemOpCaps::max_ops`].
+    ///
+    /// # Errors
+    /// After [`StreamError::Failed`] the backend touches no memory any more, and it is not known which of the operations it
+    /// performed. After any other error it has performed, and will perform, none of them.
+    ///
+    /// # Safety
+    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation, and stays valid until
+    /// the operation has been performed or the backend has failed. Nobody else submits to this backend meanwhile.
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
+
+    /// Whether the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`] says.
+    ///
+    /// # Errors
+    /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where on another GPU.
+    fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        let _ = memory;
+        Err(StreamError::Unsupported { what: "GPU memory: only streams of that GPU do" })
+    }
+
+    /// Writes bytes in stream order: a submission of its own, after all that was submitted before. Takes a copy of the bytes
+    /// before it returns. `to..to + bytes.len()` is of the given kind and lies, where that is the host's, within one page.
+    ///
+    /// Returns what has to stay alive until it has been performed: where the stream finds the copy.
+    ///
+    /// # Errors
+    /// As [`Self::submit`]; [`StreamError::Unsupported`] for a backend that cannot.
+    ///
+    /// # Safety
+    /// As [`Self::submit`], but for the alignment; and the returned value stays alive as long as the addresses stay valid.
+    unsafe fn write_bytes(
+        &self,
+        to: StreamAddr,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<Staged, StreamError> {
+        let _ = (to, kind, bytes);
+        Err(StreamError::Unsupported { what: "copying bytes" })
+    }
+
+    /// Waits until everything submitted has been performed; false where that took longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError>;
+}

@@ -1,0 +1,97 @@
+//! Handles to single words of pinned memory, for streams to wait on and to write.
+
+use super::WordError;
+use super::place::{Named, Place, StreamWord};
+use crate::memory::{HostAddr, PinnedMemory};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident, $value:ty, $atomic:ty, $words:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            memory: PinnedMemory,
+            index: usize,
+        }
+
+        impl $name {
+            /// The word at a byte offset of some pinned memory.
+            ///
+            /// # Errors
+            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not aligned to the word's size or lies outside.
+            pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
+                let size = size_of::<$value>();
+                if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
+                    return Err(WordError::Outside { offset, size, len: memory.len() });
+                }
+                Ok($name { memory: memory.clone(), index: offset / size })
+            }
+
+            /// Its value now, with acquire ordering: what was written before the word was is visible after.
+            pub fn load(&self) -> $value {
+                self.atomic().load(Ordering::Acquire)
+            }
+
+            /// Sets its value, with release ordering: what was written before is visible to whoever sees the value.
+            pub fn store(&self, value: $value) {
+                self.atomic().store(value, Ordering::Release);
+            }
+
+            /// Sets its value, and returns what it was, as one step; with the orderings of both.
+            pub fn swap(&self, value: $value) -> $value {
+                self.atomic().swap(value, Ordering::AcqRel)
+            }
+
+            /// Its address.
+            pub fn addr(&self) -> HostAddr {
+                HostAddr(self.memory.addr().get() + (self.index * size_of::<$value>()) as u64)
+            }
+
+            fn atomic(&self) -> &$atomic {
+                &self.memory.$words()[self.index]
+            }
+        }
+
+        impl Named for $name {
+            #[inline]
+            fn place(&self) -> Place {
+                Place::host(&self.memory, self.index * size_of::<$value>())
+            }
+        }
+
+        impl StreamWord<$value> for $name {}
+
+        impl From<$name> for Place {
+            fn from(word: $name) -> Self {
+                word.place()
+            }
+        }
+    };
+}
+
+word! {
+    /// A 32-bit word of pinned memory. Clones name the same word and keep its memory alive.
+    Word32, u32, AtomicU32, words32
+}
+word! {
+    /// A 64-bit word of pinned memory. Clones name the same word and keep its memory alive.
+    Word64, u64, AtomicU64, words64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_bounds_and_alignment_checked() {
+        let memory = PinnedMemory::allocate(16).unwrap();
+        Word32::new(&memory, 12).unwrap().store(5);
+        assert_eq!(memory.words32()[3].load(Ordering::Relaxed), 5);
+        assert!(matches!(Word32::new(&memory, 16), Err(WordError::Outside { offset: 16, size: 4, len: 16 })));
+        assert!(Word32::new(&memory, 2).is_err());
+        assert!(Word64::new(&memory, 12).is_err());
+        let word = Word64::new(&memory, 8).unwrap();
+        assert_eq!(word.addr().get(), memory.addr().get() + 8);
+        assert_eq!(word.load(), 5 << 32);
+    }
+}

@@ -1,0 +1,55 @@
+//! When memory has no user left: how caches of registrations learn of it.
+
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Somebody who keeps something of memory that goes with its users.
+pub(crate) trait Watcher: Send + Sync {
+    /// Memory of that number has no user left. Called with any lock held.
+    fn gone(&self, memory: u64);
+}
+
+/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of its own.
+pub(crate) struct UseCount {
+    id: u64,
+    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+}
+
+impl UseCount {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        UseCount { id: NEXT.fetch_add(1, Ordering::Relaxed), watchers: Mutex::default() }
+    }
+
+    /// Number of the memory, unique in the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Tells `watcher`, too, when there is no user left.
+    pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
+        let mut watchers = self.watchers.lock();
+        watchers.retain(|known| known.strong_count() > 0);
+        if !watchers.iter().any(|known| known.ptr_eq(&watcher)) {
+            watchers.push(watcher);
+        }
+    }
+}
+
+impl Drop for UseCount {
+    fn drop(&mut self) {
+        for watcher in self.watchers.get_mut().drain(..) {
+            if let Some(watcher) = watcher.upgrade() {
+                watcher.gone(self.id);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for UseCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UseCount({})", self.id)
+    }
+}

@@ -1,0 +1,247 @@
+//! The beginning and the end of a queue pair: its attributes, what its maker says of its memory, and what goes with it.
+
+use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
+use crate::qp::cq::CompletionQueueInner;
+use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{QueuePairInner, devx};
+use crate::queue::Ring;
+use crate::verbs::call;
+use crate::verbs::device::DeviceInner;
+use crate::verbs::devx::DevxError;
+use crate::verbs::error::{Error, QueuePairError};
+use crate::verbs::transport::Transport;
+use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
+use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
+use std::cmp::Ordering;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A queue pair as who made it knows it. Destroyed when dropped, if not before.
+#[derive(Debug)]
+pub(crate) enum QpObject {
+    Verbs(VerbsQp),
+    Devx(devx::Qp),
+}
+
+/// A queue pair of verbs; null once it is destroyed.
+#[derive(Debug)]
+pub(crate) struct VerbsQp {
+    raw: *mut ibv_qp,
+    device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a queue pair to be modified and destroyed from any thread.
+unsafe impl Send for VerbsQp {}
+// SAFETY: as above.
+unsafe impl Sync for VerbsQp {}
+
+/// A queue pair, and what it is driven by. The rings must not be used longer than the object.
+pub(crate) struct Made {
+    pub(crate) object: QpObject,
+    pub(crate) number: u32,
+    pub(crate) sq: Ring,
+    pub(crate) rq: Ring,
+    /// The doorbell register.
+    pub(crate) register: HostAddr,
+    /// Slices of a send, inline bytes of one, and slices of a receive.
+    pub(crate) send_segments: u32,
+    pub(crate) inline: u32,
+    pub(crate) recv_segments: u32,
+}
+
+impl QpObject {
+    /// The queue pair as verbs know it, if they do.
+    pub(crate) fn verbs(&self) -> Option<NonNull<ibv_qp>> {
+        match self {
+            QpObject::Verbs(qp) => NonNull::new(qp.raw),
+            QpObject::Devx(_) => None,
+        }
+    }
+
+    fn destroy(&mut self) {
+        match self {
+            QpObject::Verbs(qp) => qp.destroy(),
+            QpObject::Devx(qp) => qp.destroy(),
+        }
+    }
+}
+
+impl VerbsQp {
+    pub(crate) fn raw(&self) -> *mut ibv_qp {
+        self.raw
+    }
+
+    fn destroy(&mut self) {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        if !raw.is_null() {
+            // SAFETY: created by us, and destroyed once.
+            call::on_drop("ibv_destroy_qp", unsafe { (self.device.api.destroy_qp)(raw) });
+        }
+    }
+}
+
+impl Drop for VerbsQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// Makes a queue pair, in the state RESET.
+pub(crate) fn make(
+    domain: &QueueDomain,
+    config: &QueuePairConfig<'_>,
+    send_cq: &CompletionQueueInner,
+    recv_cq: &CompletionQueueInner,
+) -> Result<Made, Error> {
+    match &domain.maker {
+        Maker::Verbs(parent) => {
+            let known = |queue: &CompletionQueueInner| {
+                queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })
+            };
+            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
+        }
+        Maker::Devx(devx) => {
+            let made = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
+            Ok(Made {
+                number: made.qp.number(),
+                object: QpObject::Devx(made.qp),
+                sq: made.sq,
+                rq: made.rq,
+                register: made.register,
+                send_segments: config.send_segments,
+                inline: made.inline,
+                recv_segments: made.recv_segments,
+            })
+        }
+    }
+}
+
+fn make_by_verbs(
+    domain: &QueueDomain,
+    parent: &ParentDomain,
+    config: &QueuePairConfig<'_>,
+    queues: [NonNull<ibv_cq>; 2],
+) -> Result<Made, Error> {
+    let device = &domain.pd.device;
+    let mut attr = init_attr(config, parent, queues);
+    let mut mlx5_attr = mlx5dv_qp_init_attr {
+        comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+        create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+        ..Default::default()
+    };
+    // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
+    let raw = unsafe { (device.api.mlx5dv_create_qp)(device.context(), &mut attr, &mut mlx5_attr) };
+    let raw = call::pointer("mlx5dv_create_qp", raw, || format!("{config:?}"))
+        .map_err(|error| refusal(error, domain, config.transport))?;
+    let object = QpObject::Verbs(VerbsQp { raw: raw.as_ptr(), device: device.clone() });
+    let layout = describe(raw, domain)?;
+    // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
+    let number = unsafe { (*raw.as_ptr()).qp_num };
+    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which the object
+    // does when it is dropped; counts were checked in `describe`.
+    let (sq, rq) = unsafe {
+        (
+            Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
+            Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
+        )
+    };
+    Ok(Made {
+        object,
+        number,
+        sq,
+        rq,
+        register: HostAddr(layout.bf.reg as u64),
+        send_segments: attr.cap.max_send_sge,
+        inline: attr.cap.max_inline_data,
+        recv_segments: attr.cap.max_recv_sge,
+    })
+}
+
+fn init_attr(
+    config: &QueuePairConfig<'_>,
+    parent: &ParentDomain,
+    [send_cq, recv_cq]: [NonNull<ibv_cq>; 2],
+) -> ibv_qp_init_attr_ex {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+    attr.send_cq = send_cq.as_ptr();
+    attr.recv_cq = recv_cq.as_ptr();
+    attr.cap = ibv_qp_cap {
+        max_send_wr: config.send_depth.max(1),
+        max_recv_wr: config.recv_depth.max(1),
+        max_send_sge: config.send_segments.max(1),
+        max_recv_sge: config.recv_segments.max(1),
+        max_inline_data: config.inline,
+    };
+    attr.qp_type = config.transport.code();
+    attr.comp_mask = verbs::IBV_QP_INIT_ATTR_PD;
+    attr.pd = parent.raw();
+    attr
+}
+
+/// The provider's refusal of a queue pair: of a transport that it does not have, by name.
+fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
+    match &error {
+        Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Error::QueuePair(QueuePairError::NoTransport {
+                device: domain.pd.device.name().to_owned(),
+                transport,
+            })
+        }
+        _ => error,
+    }
+}
+
+/// Asks the provider for the queue pair's rings, and checks that gdsync can drive them.
+pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx5dv_qp, Error> {
+    // SAFETY: all-zero bytes are a valid value of this plain C struct.
+    let mut out: mlx5dv_qp = unsafe { std::mem::zeroed() };
+    let mut obj = mlx5dv_obj::default();
+    obj.qp.r#in = raw.as_ptr();
+    obj.qp.out = &mut out;
+    // SAFETY: the queue pair is alive, and `out` is a valid place.
+    let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
+    call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
+    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
+    if out.sq.stride as usize != BASIC_BLOCK {
+        return bad("send queue stride", out.sq.stride);
+    }
+    if !out.sq.wqe_cnt.is_power_of_two() {
+        return bad("send queue blocks", out.sq.wqe_cnt);
+    }
+    if !out.rq.wqe_cnt.is_power_of_two() {
+        return bad("receive queue entries", out.rq.wqe_cnt);
+    }
+    if out.rq.stride == 0 || !out.rq.stride.is_multiple_of(16) {
+        return bad("receive queue stride", out.rq.stride);
+    }
+    Ok(out)
+}
+
+impl Drop for QueuePairInner {
+    fn drop(&mut self) {
+        // Locked before the number may come again: nobody takes this queue pair's entries for another's. Of two queues, in the
+        // order of their addresses, as another queue pair may have them the other way round.
+        let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
+            Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
+            Ordering::Equal => (&self.send_cq, None),
+            Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
+        };
+        let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
+        // rings nor the memory that work requests name; fields drop afterwards.
+        self.object.destroy();
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().outstanding());
+        for (queue, state) in states.iter_mut().flatten() {
+            if Arc::ptr_eq(queue, &self.send_cq) {
+                (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));
+            }
+            if Arc::ptr_eq(queue, &self.recv_cq) {
+                (0..receives).for_each(|_| state.unreserve(true));
+            }
+            queue.detach(state, self.number());
+        }
+    }
+}

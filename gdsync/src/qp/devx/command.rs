@@ -1,0 +1,194 @@
+//! Giving commands to the device, and the objects that they make.
+
+use crate::verbs::call;
+use crate::verbs::device::DeviceInner;
+use crate::verbs::devx::{DevxError, DevxStatus};
+use crate::verbs::error::Error;
+use gdsync_sys::api::DevxApi;
+use gdsync_sys::mlx5dv::mlx5dv_devx_obj;
+use gdsync_sys::prm::command::encode::{self, ANSWER, CAPABILITIES, Command, Transition};
+use gdsync_sys::prm::command::{cap, header, qpc};
+use libc::c_int;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The entry points, where the provider has them.
+pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
+    device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
+        device: device.name().to_owned(),
+        reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
+    })
+}
+
+/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a status is the device's,
+/// whichever number the kernel makes of it.
+fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
+    let status = header::STATUS.get8(answer);
+    if status == 0 {
+        return Error::Verbs { call: command, detail, source };
+    }
+    let syndrome = header::SYNDROME.get32(answer);
+    DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
+}
+
+/// An object of the device, made by a command. Destroyed when dropped, if not before.
+#[derive(Debug)]
+pub(super) struct Object {
+    raw: Option<NonNull<mlx5dv_devx_obj>>,
+    number: u32,
+    api: &'static DevxApi,
+    /// Keeps the context open.
+    _device: Arc<DeviceInner>,
+}
+
+// SAFETY: libmlx5 lets an object be changed and destroyed from any thread: it is a handle, and the kernel does the rest.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl Sync for Object {}
+
+impl Object {
+    /// `command` is its name, `detail` what is asked for.
+    pub(super) fn create(
+        device: &Arc<DeviceInner>,
+        command: &'static str,
+        input: &Command,
+        detail: impl FnOnce() -> String,
+    ) -> Result<Self, Error> {
+        let api = api_of(device)?;
+        let mut answer = [0u8; ANSWER];
+        // SAFETY: the context is open; both buffers have the lengths that are given.
+        let raw = unsafe {
+            (api.obj_create)(
+                device.context(),
+                input.as_ptr().cast(),
+                input.len(),
+                answer.as_mut_ptr().cast(),
+                ANSWER,
+            )
+        };
+        let Some(raw) = NonNull::new(raw) else {
+            let source = io::Error::last_os_error();
+            return Err(failure(command, detail(), &answer, source));
+        };
+        let number = header::NUMBER.get32(&answer);
+        Ok(Object { raw: Some(raw), number, api, _device: device.clone() })
+    }
+
+    /// Its number: of a queue pair, of a completion queue.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Moves a queue pair to another state.
+    pub(super) fn modify(&self, transition: &Transition) -> Result<(), Error> {
+        // Gone already: what is destroyed has no state that could matter.
+        let Some(raw) = self.raw else { return Ok(()) };
+        let input = transition.encode(self.number);
+        let mut answer = [0u8; ANSWER];
+        // SAFETY: the object was made by `create` and not destroyed; both buffers have the lengths that are given.
+        let rc = unsafe {
+            (self.api.obj_modify)(
+                raw.as_ptr(),
+                input.as_ptr().cast(),
+                input.len(),
+                answer.as_mut_ptr().cast(),
+                ANSWER,
+            )
+        };
+        let detail = || format!("queue pair {:#x}", self.number);
+        check(transition.name(), rc, &answer, detail)
+    }
+
+    /// After this, the device touches nothing of what the object was made of.
+    pub(super) fn destroy(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            // SAFETY: made by `create`, and destroyed once.
+            call::on_drop("mlx5dv_devx_obj_destroy", unsafe { (self.api.obj_destroy)(raw.as_ptr()) });
+        }
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+fn check(command: &'static str, rc: c_int, answer: &[u8], detail: impl Fn() -> String) -> Result<(), Error> {
+    match call::status(command, rc, &detail) {
+        Err(Error::Verbs { source, .. }) => Err(failure(command, detail(), answer, source)),
+        other => other,
+    }
+}
+
+/// The event queue that a completion queue names, though it is never armed.
+pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
+    let mut number = 0;
+    // SAFETY: the context is open, and the place is valid.
+    let rc = unsafe { (api_of(device)?.query_eqn)(device.context(), 0, &mut number) };
+    call::status("mlx5dv_devx_query_eqn", rc, || "completion vector 0".to_owned())?;
+    Ok(number)
+}
+
+/// The format of time stamps that a queue pair must ask for: a device that has other than free-running ones may be set to
+/// them, and then refuses the rest.
+pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
+    let general = capabilities(device, cap::TYPE_GENERAL)?;
+    let formats = if cap::ROCE.is_set(&general) {
+        cap::QP_TS_FORMAT.get(&capabilities(device, cap::TYPE_ROCE)?)
+    } else {
+        cap::SQ_TS_FORMAT.get(&general)
+    };
+    Ok(if formats == 0 { qpc::TS_FREE_RUNNING } else { qpc::TS_DEFAULT })
+}
+
+fn capabilities(device: &DeviceInner, kind: u64) -> Result<Vec<u8>, Error> {
+    let input = encode::query_capabilities(kind);
+    let mut answer = vec![0u8; CAPABILITIES];
+    // SAFETY: the context is open; both buffers have the lengths that are given.
+    let rc = unsafe {
+        (api_of(device)?.general_cmd)(
+            device.context(),
+            input.as_ptr().cast(),
+            input.len(),
+            answer.as_mut_ptr().cast(),
+            answer.len(),
+        )
+    };
+    check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind}"))?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(answer: &[u8], errno: i32) -> Error {
+        failure("CREATE_CQ", "8 entries".to_owned(), answer, io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn an_answer_with_a_status_is_the_devices_whatever_the_kernel_says() {
+        let mut answer = [0; ANSWER];
+        header::STATUS.put(&mut answer, 3u8);
+        header::SYNDROME.put(&mut answer, 0x1234_5678u32);
+        // EREMOTEIO of newer kernels, others of older ones.
+        for errno in [libc::EREMOTEIO, libc::EINVAL] {
+            let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
+                refused(&answer, errno)
+            else {
+                panic!("{errno}")
+            };
+            assert_eq!((detail.as_str(), status, syndrome), ("8 entries", DevxStatus(3), 0x1234_5678));
+        }
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_to_the_device_has_the_errno() {
+        let error = refused(&[0; ANSWER], libc::ENOMEM);
+        let Error::Verbs { call: "CREATE_CQ", source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
+        assert!(error.to_string().starts_with("CREATE_CQ failed (8 entries): "), "{error}");
+    }
+}

@@ -1,0 +1,242 @@
+//! The memory of a queue, and its registration with the device.
+
+use super::command::api_of;
+use super::sizes::RECORD;
+use crate::cuda::{Placement, arena_of, gpu};
+use crate::memory::arena::Arena;
+use crate::memory::page_size;
+use crate::verbs::call;
+use crate::verbs::device::DeviceInner;
+use crate::verbs::error::Error;
+use gdsync_sys::api::DevxApi;
+use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
+use gdsync_sys::prm::command::encode::UmemPlace;
+use gdsync_sys::verbs::IBV_ACCESS_LOCAL_WRITE;
+use std::any::Any;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::{fmt, io};
+
+/// A zeroed block of memory for a queue: its rings, and its doorbell record.
+pub(crate) struct QueueMemory {
+    /// Where the CPU reaches it: aligned to a page, valid as long as `keep`.
+    cpu: NonNull<u8>,
+    len: usize,
+    source: UmemSource,
+    keep: Keep,
+}
+
+/// Whatever keeps a block of memory mapped. Dropped when the device has let go of the memory.
+pub(crate) type Keep = Box<dyn Any + Send + Sync>;
+
+/// How the device is told of the memory.
+#[derive(Debug)]
+pub(crate) enum UmemSource {
+    /// By the CPU's address, whose pages the kernel pins.
+    Host,
+    /// As a part of a dma-buf, which may be a GPU's memory. The device keeps the buffer, so that the descriptor is closed once it
+    /// is registered.
+    DmaBuf { fd: OwnedFd, offset: u64 },
+}
+
+impl QueueMemory {
+    /// # Safety
+    /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until `keep` is dropped, and
+    /// belongs to nobody else; the source names the same memory. Streams know of it (a `Span`).
+    pub(crate) unsafe fn new(cpu: NonNull<u8>, len: usize, source: UmemSource, keep: Keep) -> Self {
+        QueueMemory { cpu, len, source, keep }
+    }
+}
+
+/// Where the memory of queues comes from.
+pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
+    /// At least so many bytes.
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
+}
+
+/// Host memory, from the arena of the device.
+#[derive(Debug)]
+struct ArenaSource(Arc<DeviceInner>);
+
+impl MemorySource for ArenaSource {
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
+        let memory = |source| Error::Memory { len, source };
+        let block = self.0.arena.allocate(len, page_size()).map_err(memory)?;
+        let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
+        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.0.arena.clone() });
+        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does, and part of a span.
+        Ok(unsafe { QueueMemory::new(cpu, len, UmemSource::Host, keep) })
+    }
+}
+
+/// A block of an arena, given back when dropped.
+struct ArenaBlock {
+    address: usize,
+    arena: Arc<Arena>,
+}
+
+impl Drop for ArenaBlock {
+    fn drop(&mut self) {
+        self.arena.release(self.address as *mut u8);
+    }
+}
+
+/// Memory of a GPU, from an arena of what the CPU has mapped of it.
+#[derive(Debug)]
+struct GpuSource(Arc<Arena>);
+
+impl MemorySource for GpuSource {
+    fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
+        let memory = |source| Error::Memory { len, source };
+        // Devices are told of whole pages, which nobody else must have a part of.
+        let len = len.next_multiple_of(page_size());
+        let block = self.0.allocate(len, page_size()).map_err(memory)?;
+        let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
+        let keep = Box::new(ArenaBlock { address: block as usize, arena: self.0.clone() });
+        let unknown = || memory(io::Error::other("its arena does not know whose it is"));
+        let chunk = self.0.keeper(block).and_then(|keeper| keeper.downcast::<gpu::Chunk>().ok());
+        let chunk = chunk.ok_or_else(unknown)?;
+        let (fd, offset) = chunk.memory.dma_buf().map_err(|error| memory(io::Error::other(error)))?;
+        let source = UmemSource::DmaBuf { fd, offset: offset + (block as u64 - chunk.base) };
+        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does, and part of a span; the dma-buf
+        // is of the chunk that the block lies in.
+        Ok(unsafe { QueueMemory::new(cpu, len, source, keep) })
+    }
+}
+
+/// Where the memory of a placement comes from.
+///
+/// # Errors
+/// [`PlacementError`](crate::cuda::PlacementError).
+pub(super) fn source_of(
+    placement: Placement,
+    device: &Arc<DeviceInner>,
+) -> Result<Arc<dyn MemorySource>, Error> {
+    Ok(match arena_of(placement)? {
+        None => Arc::new(ArenaSource(device.clone())),
+        Some(arena) => Arc::new(GpuSource(arena)),
+    })
+}
+
+/// Registered memory of one queue, or of the two of a queue pair: rings, and a doorbell record.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    rings: Umem,
+    /// Where the record does not lie behind the rings.
+    apart: Option<Umem>,
+    record_at: usize,
+}
+
+impl Blocks {
+    /// `len`: bytes of the rings, a multiple of 64.
+    pub(super) fn register(
+        device: &Arc<DeviceInner>,
+        len: usize,
+        rings: &Arc<dyn MemorySource>,
+        records: &Arc<dyn MemorySource>,
+    ) -> Result<Self, Error> {
+        let register = |source: &Arc<dyn MemorySource>, len| Umem::register(device, source.allocate(len)?);
+        if Arc::ptr_eq(rings, records) {
+            return Ok(Blocks { rings: register(rings, len + RECORD)?, apart: None, record_at: len });
+        }
+        Ok(Blocks { rings: register(rings, len)?, apart: Some(register(records, RECORD)?), record_at: 0 })
+    }
+
+    /// Where the CPU finds a place in the rings, which must be inside.
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        self.rings.at(offset)
+    }
+
+    /// Where the rings begin, for a command.
+    pub(super) fn place(&self) -> UmemPlace {
+        self.rings.place(0)
+    }
+
+    /// A word of the doorbell record.
+    pub(super) fn record(&self, word: usize) -> *mut u32 {
+        self.apart.as_ref().unwrap_or(&self.rings).at(self.record_at + word * size_of::<u32>()).cast()
+    }
+
+    /// Where the doorbell record is, for a command.
+    pub(super) fn record_place(&self) -> UmemPlace {
+        self.apart.as_ref().unwrap_or(&self.rings).place(self.record_at)
+    }
+}
+
+/// Queue memory that the device knows.
+pub(super) struct Umem {
+    raw: NonNull<mlx5dv_devx_umem>,
+    id: u32,
+    cpu: NonNull<u8>,
+    api: &'static DevxApi,
+    /// Dropped after the registration has ended.
+    _keep: Keep,
+    _device: Arc<DeviceInner>,
+}
+
+// SAFETY: libmlx5 lets a registration be ended from any thread; the memory is reached by atomics and under locks.
+unsafe impl Send for Umem {}
+// SAFETY: as above.
+unsafe impl Sync for Umem {}
+
+impl fmt::Debug for Umem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Umem({:#x} at {:p})", self.id, self.cpu)
+    }
+}
+
+impl Umem {
+    pub(super) fn register(device: &Arc<DeviceInner>, memory: QueueMemory) -> Result<Self, Error> {
+        let api = api_of(device)?;
+        let QueueMemory { cpu, len, source, keep } = memory;
+        let access = IBV_ACCESS_LOCAL_WRITE;
+        let raw = match source {
+            UmemSource::Host => {
+                // SAFETY: the context is open; the memory is mapped until `keep` is dropped (`QueueMemory::new`).
+                let raw = unsafe { (api.umem_reg)(device.context(), cpu.as_ptr().cast(), len, access) };
+                call::pointer("mlx5dv_devx_umem_reg", raw, || format!("{len} bytes"))?
+            }
+            UmemSource::DmaBuf { fd, offset } => {
+                let detail = || format!("{len} bytes at {offset} of a dma-buf");
+                let Some(umem_reg_ex) = api.umem_reg_ex else {
+                    let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+                    let detail = format!("{}: libmlx5 has it from rdma-core 35 on", detail());
+                    return Err(Error::Verbs { call: "mlx5dv_devx_umem_reg_ex", detail, source });
+                };
+                let mut asked = mlx5dv_devx_umem_in {
+                    addr: offset as *mut _,
+                    size: len,
+                    access,
+                    // Whatever size its pages have.
+                    pgsz_bitmap: !(page_size() as u64 - 1),
+                    comp_mask: mlx5dv::MLX5DV_UMEM_MASK_DMABUF,
+                    dmabuf_fd: fd.as_raw_fd(),
+                };
+                // SAFETY: as above; the descriptor is open.
+                let raw = unsafe { umem_reg_ex(device.context(), &mut asked) };
+                call::pointer("mlx5dv_devx_umem_reg_ex", raw, detail)?
+            }
+        };
+        // SAFETY: a registration that was just made; its number never changes.
+        let id = unsafe { (*raw.as_ptr()).umem_id };
+        Ok(Umem { raw, id, cpu, api, _keep: keep, _device: device.clone() })
+    }
+
+    /// A place in it, for a command.
+    pub(super) fn place(&self, offset: usize) -> UmemPlace {
+        UmemPlace { id: self.id, offset: offset as u64 }
+    }
+
+    /// The CPU's address of a place. It is inside the memory where `offset` is less than its length.
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        self.cpu.as_ptr().wrapping_add(offset)
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: registered by us; the object that lay in it was destroyed before, as who owns both says by its fields' order.
+        call::on_drop("mlx5dv_devx_umem_dereg", unsafe { (self.api.umem_dereg)(self.raw.as_ptr()) });
+    }
+}

@@ -1,0 +1,188 @@
+//! Queue pairs made by `CREATE_QP`, and moved by the commands of their transitions.
+
+use super::command::Object;
+use super::domain::Domain;
+use super::memory::Blocks;
+use super::sizes::Sizes;
+use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
+use crate::queue::Ring;
+use crate::verbs::ah;
+use crate::verbs::error::Error;
+use crate::verbs::gid::LinkLayer;
+use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::transport::Transport;
+use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
+use gdsync_sys::prm::doorbell::{DBR_RECV, DBR_SEND};
+use gdsync_sys::prm::wqe::BASIC_BLOCK;
+use gdsync_sys::verbs::{self, ibv_qp_attr};
+use std::sync::Arc;
+
+/// Beside a queue pair's number, completion entries carry this, which nothing here reads (`MLX5_IB_DEFAULT_UIDX`).
+const NO_INDEX: u32 = 0xff_ffff;
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    // In this order: the device lets go of the memory before that goes.
+    object: Object,
+    _memory: Blocks,
+}
+
+/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
+pub(crate) struct Made {
+    pub(crate) qp: Qp,
+    pub(crate) sq: Ring,
+    pub(crate) rq: Ring,
+    pub(crate) register: HostAddr,
+    /// Inline bytes of a send.
+    pub(crate) inline: u32,
+    /// Slices of a receive.
+    pub(crate) recv_segments: u32,
+}
+
+fn service(transport: Transport) -> Service {
+    match transport {
+        Transport::Rc => Service::Rc,
+        Transport::Uc => Service::Uc,
+        Transport::Ud => Service::Ud,
+    }
+}
+
+impl Qp {
+    /// Makes a queue pair that completes in the queues of these numbers.
+    pub(crate) fn make(
+        domain: &Domain,
+        config: &QueuePairConfig<'_>,
+        (send_cq, recv_cq): (u32, u32),
+    ) -> Result<Made, Error> {
+        let sizes = Sizes::new(config, &domain.device.attributes()?)?;
+        let memory = domain.work_memory(sizes.ring_bytes())?;
+        // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are powers of
+        // two. Nobody but the card is told of it.
+        let (sq, rq) = unsafe {
+            (
+                Ring::new(
+                    memory.at(sizes.send_offset()),
+                    sizes.sq_blocks,
+                    BASIC_BLOCK,
+                    memory.record(DBR_SEND),
+                ),
+                Ring::new(memory.at(0), sizes.rq_entries, sizes.rq_stride as usize, memory.record(DBR_RECV)),
+            )
+        };
+        let command = CreateQp {
+            service: service(config.transport),
+            pd: domain.pd,
+            rings: memory.place(),
+            record: memory.record_place(),
+            log_rq_entries: sizes.rq_entries.trailing_zeros(),
+            log_rq_stride: (sizes.rq_stride / 16).trailing_zeros(),
+            log_sq_blocks: sizes.sq_blocks.trailing_zeros(),
+            uar_page: domain.uar.page,
+            send_cq,
+            recv_cq,
+            user_index: NO_INDEX,
+            ts_format: domain.ts_format,
+        };
+        let object =
+            Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
+        Ok(Made {
+            qp: Qp { object, _memory: memory },
+            sq,
+            rq,
+            register: domain.uar.register,
+            inline: sizes.inline,
+            recv_segments: sizes.recv_segments,
+        })
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.object.number()
+    }
+
+    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.
+    ///
+    /// `link`: of its port.
+    pub(crate) fn modify(
+        &self,
+        pd: &Arc<ProtectionDomainInner>,
+        config: &QueuePairConfig<'_>,
+        link: LinkLayer,
+        attr: &ibv_qp_attr,
+    ) -> Result<(), Error> {
+        self.object.modify(&transition(pd, config, link, attr)?)
+    }
+
+    /// After this, the device touches neither the rings nor what work requests name.
+    pub(crate) fn destroy(&mut self) {
+        self.object.destroy();
+    }
+}
+
+fn transition(
+    pd: &Arc<ProtectionDomainInner>,
+    config: &QueuePairConfig<'_>,
+    link: LinkLayer,
+    attr: &ibv_qp_attr,
+) -> Result<Transition, Error> {
+    Ok(match attr.qp_state {
+        verbs::IBV_QPS_INIT => {
+            let allows = |right: u32| config.transport != Transport::Ud && attr.qp_access_flags & right != 0;
+            Transition::ResetToInit {
+                port: attr.port_num,
+                pkey_index: attr.pkey_index,
+                qkey: attr.qkey,
+                rights: RemoteRights {
+                    read: allows(verbs::IBV_ACCESS_REMOTE_READ),
+                    write: allows(verbs::IBV_ACCESS_REMOTE_WRITE),
+                    atomic: allows(verbs::IBV_ACCESS_REMOTE_ATOMIC),
+                },
+            }
+        }
+        verbs::IBV_QPS_RTR => Transition::InitToReady {
+            port: config.port,
+            peer: match config.transport {
+                Transport::Ud => None,
+                Transport::Rc | Transport::Uc => Some(Peer {
+                    // The kernel knows the remote port's Ethernet address; a command has to say it.
+                    route: Route {
+                        vector: ah::resolve(pd, &attr.ah_attr)?,
+                        ethernet: link == LinkLayer::Ethernet,
+                    },
+                    mtu: attr.path_mtu as u8,
+                    qpn: attr.dest_qp_num,
+                    psn: attr.rq_psn,
+                    log_reads: log_of(attr.max_dest_rd_atomic),
+                    min_rnr_timer: attr.min_rnr_timer,
+                }),
+            },
+        },
+        verbs::IBV_QPS_RTS => Transition::ReadyToSend {
+            psn: attr.sq_psn,
+            retries: Retries {
+                timeout: attr.timeout,
+                count: attr.retry_cnt,
+                rnr: attr.rnr_retry,
+                log_reads: log_of(attr.max_rd_atomic),
+            },
+        },
+        verbs::IBV_QPS_RESET => Transition::ToReset,
+        _ => Transition::ToError,
+    })
+}
+
+/// Devices know powers of two only: the next one, as the kernel takes it.
+fn log_of(count: u8) -> u32 {
+    u32::from(count).next_power_of_two().trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_in_flight_are_powers_of_two() {
+        assert_eq!([0, 1, 2, 3, 4, 15, 16, 255].map(log_of), [0, 0, 1, 2, 2, 4, 4, 8]);
+    }
+}

@@ -1,0 +1,166 @@
+//! What queues are made in: doorbell registers of their own, and where their memory comes from.
+
+use crate::cuda::{QueueArenas, QueuePlacement};
+use crate::qp::devx;
+use crate::verbs::call;
+use crate::verbs::config::QueueApi;
+use crate::verbs::error::Error;
+use crate::verbs::pd::ProtectionDomainInner;
+use gdsync_sys::api::Provider;
+use gdsync_sys::verbs::{self, ibv_pd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// What the queues of one queue pair, or one shared completion queue, are made in.
+#[derive(Debug)]
+pub(crate) struct QueueDomain {
+    pub(crate) maker: Maker,
+    pub(crate) placement: QueuePlacement,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
+}
+
+/// Who makes them.
+#[derive(Debug)]
+pub(crate) enum Maker {
+    Verbs(ParentDomain),
+    Devx(devx::Domain),
+}
+
+impl QueueDomain {
+    /// With a doorbell register for a queue pair.
+    pub(crate) fn new(
+        pd: &Arc<ProtectionDomainInner>,
+        maker: QueueApi,
+        placement: QueuePlacement,
+    ) -> Result<Arc<Self>, Error> {
+        let maker = match who(pd, maker, placement) {
+            QueueApi::Verbs => Maker::Verbs(ParentDomain::new(pd, placement)?),
+            QueueApi::Devx => Maker::Devx(devx::Domain::new(pd, placement)?),
+        };
+        Ok(Arc::new(QueueDomain { maker, placement, pd: pd.clone() }))
+    }
+
+    /// For a completion queue only.
+    pub(crate) fn of_completions(
+        pd: &Arc<ProtectionDomainInner>,
+        maker: QueueApi,
+        placement: QueuePlacement,
+    ) -> Result<Arc<Self>, Error> {
+        match who(pd, maker, placement) {
+            QueueApi::Verbs => {
+                let maker = Maker::Verbs(ParentDomain::with_register(pd, placement, None)?);
+                Ok(Arc::new(QueueDomain { maker, placement, pd: pd.clone() }))
+            }
+            // Commands name a page of registers for a completion queue, too.
+            QueueApi::Devx => Self::new(pd, maker, placement),
+        }
+    }
+}
+
+/// Who makes queues: for queues of verbs, a kernel pins pages of the host, and takes no others.
+fn who(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacement) -> QueueApi {
+    let has_kernel = pd.device.api.provider != Provider::Software;
+    if has_kernel && placement.wants_gpu() { QueueApi::Devx } else { asked }
+}
+
+/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own, which a GPU can be given
+/// without a CPU sharing it, and its rings a place in the pinned arena. A shared completion queue needs the latter only.
+#[derive(Debug)]
+pub(crate) struct ParentDomain {
+    raw: NonNull<ibv_pd>,
+    td: Option<NonNull<verbs::ibv_td>>,
+    /// Boxed: the provider knows the address.
+    _rooms: Box<QueueArenas>,
+    pd: Arc<ProtectionDomainInner>,
+}
+
+// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise (one thread at a time
+// posts) is kept because gdsync posts under the queue's lock.
+unsafe impl Send for ParentDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ParentDomain {}
+
+impl ParentDomain {
+    fn new(pd: &Arc<ProtectionDomainInner>, placement: QueuePlacement) -> Result<Self, Error> {
+        let (api, context) = (pd.device.api, pd.device.context());
+        let mut td_attr = verbs::ibv_td_init_attr::default();
+        // SAFETY: the context is open as long as `pd` lives.
+        let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
+        let td = call::pointer("ibv_alloc_td", td, String::new)?;
+        Self::with_register(pd, placement, Some(td)).inspect_err(|_| {
+            // SAFETY: allocated above, used by nobody.
+            call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
+        })
+    }
+
+    fn with_register(
+        pd: &Arc<ProtectionDomainInner>,
+        placement: QueuePlacement,
+        td: Option<NonNull<verbs::ibv_td>>,
+    ) -> Result<Self, Error> {
+        let arenas = Box::new(QueueArenas::new(placement, &pd.device.arena)?);
+        let (api, context) = (pd.device.api, pd.device.context());
+        let mut attr = verbs::ibv_parent_domain_init_attr {
+            pd: pd.raw(),
+            td: td.map_or(ptr::null_mut(), NonNull::as_ptr),
+            comp_mask: verbs::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+                | verbs::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+            alloc: Some(allocate_queue_memory),
+            free: Some(free_queue_memory),
+            pd_context: (&raw const *arenas).cast_mut().cast(),
+        };
+        // SAFETY: as above; the arenas stay where they are as long as the domain, which outlives everything that may still free.
+        let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
+        let raw = call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
+        Ok(ParentDomain { raw, td, _rooms: arenas, pd: pd.clone() })
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ParentDomain {
+    fn drop(&mut self) {
+        let api = self.pd.device.api;
+        // SAFETY: allocated by us; queues made in it hold an `Arc` of the `QueueDomain` around this, so they are gone.
+        call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
+        if let Some(td) = self.td {
+            // SAFETY: as above; the parent domain that named it is gone.
+            call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
+        }
+    }
+}
+
+/// Called by the verbs provider for the memory of queues: the domain's arenas, given as `pd_context`.
+unsafe extern "C" fn allocate_queue_memory(
+    _pd: *mut ibv_pd,
+    pd_context: *mut libc::c_void,
+    size: libc::size_t,
+    alignment: libc::size_t,
+    resource_type: u64,
+) -> *mut libc::c_void {
+    // SAFETY: `ParentDomain::with_register` gave the address of the domain's arenas, which outlive the provider's use of it.
+    let arenas = unsafe { &*pd_context.cast::<QueueArenas>() };
+    match arenas.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {
+        Ok(block) => block.cast(),
+        Err(error) => {
+            tracing::debug!(%error, size, "no memory for a queue");
+            ptr::null_mut()
+        }
+    }
+}
+
+/// Counterpart of [`allocate_queue_memory`].
+unsafe extern "C" fn free_queue_memory(
+    _pd: *mut ibv_pd,
+    pd_context: *mut libc::c_void,
+    block: *mut libc::c_void,
+    resource_type: u64,
+) {
+    // SAFETY: as in `allocate_queue_memory`.
+    let arenas = unsafe { &*pd_context.cast::<QueueArenas>() };
+    if !arenas.release(block.cast(), resource_type) {
+        tracing::error!(?block, "the verbs provider freed queue memory that it was not given");
+    }
+}

@@ -1,0 +1,41 @@
+//! What an asynchronous event of the card does to a queue pair.
+
+use crate::qp::QueuePairInner;
+use crate::qp::cq::CompletionQueueInner;
+use crate::queue::failure::FailureCause;
+use crate::verbs::events::{AsyncEventKind, Element, EventSink};
+
+/// Whether an event names a completion queue. It never names one that verbs do not know.
+fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
+    queue.verbs().is_some_and(|known| known.as_ptr() as usize == raw)
+}
+
+impl EventSink for QueuePairInner {
+    fn number(&self) -> u32 {
+        QueuePairInner::number(self)
+    }
+
+    fn is_concerned(&self, element: Element) -> bool {
+        match element {
+            Element::Qp(raw) => self.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
+            Element::Cq(raw) => [self.send_cq(), self.recv_cq()].iter().any(|queue| is_named(queue, raw)),
+            Element::Port(port) => self.config.port == port,
+            Element::Device => true,
+        }
+    }
+
+    fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
+        self.fail(FailureCause::Event(kind));
+        if let Err(error) = self.to_error() {
+            tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");
+        }
+        self.flush_unposted();
+        for queue in [self.send_cq(), self.recv_cq()] {
+            // A card that is lost writes nothing any more, either.
+            let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
+            if is_meant || kind == AsyncEventKind::DeviceFatal {
+                queue.lock().lose();
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The end of a queue pair's good days: the cause that it remembers, and what the card is told so that nothing waits for ever.
+
+use crate::qp::{QpState, QueuePair, QueuePairInner};
+use crate::queue::completion::{WorkError, outcome};
+use crate::queue::failure::FailureCause;
+use crate::verbs::error::Error;
+use gdsync_sys::prm::cqe::Cqe64;
+use std::sync::atomic::Ordering;
+
+impl QueuePair {
+    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream that waits for it
+    /// wakes. What completes from now on completes with an error; preparing and posting is refused.
+    ///
+    /// May be called from any thread, and more than once.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn abort(&self) -> Result<(), Error> {
+        self.inner.abort()
+    }
+
+    /// The first error of the queue pair, if it has failed.
+    ///
+    /// A flush is named only while nothing better is known: work was flushed, and neither of its completion queues, nor an
+    /// event, has told of what came before.
+    pub fn failure(&self) -> Option<FailureCause> {
+        self.inner.failure()
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if self.inner.in_flight()
+            && let Err(error) = self.inner.abort()
+        {
+            tracing::error!(%error, qpn = self.inner.number(), "a queue pair in flight could not be aborted");
+        }
+    }
+}
+
+impl QueuePairInner {
+    pub(crate) fn failure(&self) -> Option<FailureCause> {
+        if self.connected.load(Ordering::Acquire) {
+            return None;
+        }
+        match *self.status() {
+            QpState::Failed(cause) => Some(cause),
+            _ => None,
+        }
+    }
+
+    /// Remembers the first error. A flush is none: it gives way to whatever the card tells later.
+    pub(crate) fn fail(&self, cause: FailureCause) {
+        self.fail_status(&mut self.status(), cause);
+    }
+
+    fn fail_status(&self, status: &mut QpState, cause: FailureCause) {
+        let is_news = match *status {
+            QpState::Failed(known) => known.is_flush() && !cause.is_flush() && cause != FailureCause::Aborted,
+            _ => true,
+        };
+        if !is_news {
+            return;
+        }
+        match cause {
+            FailureCause::Work(_) | FailureCause::Event(_) => {
+                tracing::warn!(qpn = self.number(), %cause, "queue pair failed")
+            }
+            FailureCause::Aborted => tracing::debug!(qpn = self.number(), "queue pair aborted"),
+        }
+        *status = QpState::Failed(cause);
+        self.connected.store(false, Ordering::Release);
+    }
+
+    /// Remembers the error of a completion; in the place of a flush, the error before it, which the card has written perhaps
+    /// where nobody has looked yet. No completion queue's lock is held.
+    ///
+    /// Nothing, where it has begun anew since: `psn` is the one that it had when the entry was seen.
+    pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
+        let cause = FailureCause::Work(self.first_cause(error));
+        let mut status = self.status();
+        if self.psn.load(Ordering::Relaxed) == psn {
+            self.fail_status(&mut status, cause);
+        }
+    }
+
+    /// The flush that an entry tells of, where nothing is known of what came before it.
+    pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
+        let error = outcome(cqe).err().filter(|error| error.is_flush())?;
+        self.failure().is_none().then_some(error)
+    }
+
+    fn first_cause(&self, error: WorkError) -> WorkError {
+        if !error.is_flush() {
+            return error;
+        }
+        // One lock at a time: others may take them in the other order.
+        let queues = [self.send_cq(), self.recv_cq()];
+        let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(self.number()));
+        cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
+    }
+
+    pub(crate) fn abort(&self) -> Result<(), Error> {
+        self.fail(FailureCause::Aborted);
+        self.to_error()?;
+        self.flush_unposted();
+        Ok(())
+    }
+
+    /// In the error state the card flushes what it has been told of. What is only prepared it must be told of, for the
+    /// sake of waits; but not before streams have posted what they still have to post, so this is tried again by whoever
+    /// polls, synchronizes or posts.
+    pub(crate) fn flush_unposted(&self) {
+        let mut send = self.send();
+        // It may have begun anew since its failure was seen, for which this lock is held.
+        if self.failure().is_none() {
+            return;
+        }
+        if let Some(doorbell) = send.flush() {
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+            unsafe { doorbell.ring() };
+        }
+    }
+
+    fn in_flight(&self) -> bool {
+        // One lock at a time: both may be the same queue's.
+        let sends = self.send_cq.lock().has_posted_waits();
+        let receives = self.recv_cq.lock().has_posted_waits();
+        // Starts before receives: one becomes the other.
+        let starts = self.starts.load(Ordering::Acquire) > 0;
+        sends || receives || starts || self.send().in_flight() || !self.recv().is_empty()
+    }
+}

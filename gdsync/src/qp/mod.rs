@@ -1,0 +1,477 @@
+//! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
+
+pub(crate) mod checked;
+pub(crate) mod config;
+pub(crate) mod connect;
+pub(crate) mod cq;
+pub(crate) mod create;
+pub(crate) mod devx;
+pub(crate) mod domain;
+mod events;
+mod fail;
+pub(crate) mod prepared;
+mod reset;
+#[cfg(test)]
+mod spoilt_tests;
+pub(crate) mod wait;
+
+use crate::queue::{RequestError, StateError};
+use crate::verbs::QueuePairError;
+pub use checked::CheckedWait;
+pub use config::{CompletionQueueConfig, QueuePairConfig};
+pub use cq::CompletionQueue;
+pub use prepared::PreparedSend;
+pub use reset::ResetError;
+pub use wait::PreparedWait;
+
+use self::create::{Made, QpObject};
+use crate::memory::spans::{Kind, Span};
+use crate::qp::cq::CompletionQueueInner;
+use crate::qp::domain::{Maker, QueueDomain};
+use crate::queue::claim::Claim;
+use crate::queue::completion::{
+    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
+};
+use crate::queue::datagram::DatagramSource;
+use crate::queue::error::QueueError;
+use crate::queue::failure::FailureCause;
+use crate::queue::recv::RecvState;
+use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
+use crate::queue::send::SendState;
+use crate::verbs::ah::AddressHandle;
+use crate::verbs::config::ConnectOptions;
+use crate::verbs::device::Mtu;
+use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::Error;
+use crate::verbs::events::EventSink;
+use crate::verbs::gid::GidEntry;
+use crate::verbs::mr::Slice;
+use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::transport::Transport;
+use gdsync_sys::api::Provider;
+use gdsync_sys::prm::cqe::CqeOpcode;
+use gdsync_sys::prm::doorbell::UAR_PAGE;
+use parking_lot::{Mutex, MutexGuard};
+use spin::mutex::{SpinMutex, SpinMutexGuard};
+use spin::relax::Yield;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// A queue pair with a doorbell register of its own, and with completion queues of its own unless it was given some.
+///
+/// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
+///
+/// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
+/// released when the last of them has passed.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub(crate) inner: Arc<QueuePairInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueuePairInner {
+    pub(crate) object: QpObject,
+    number: u32,
+    /// Its address: an entry of the port's table.
+    pub(crate) gid: GidEntry,
+    /// First sequence number of what it sends: another one after each reset.
+    pub(crate) psn: AtomicU32,
+    pub(crate) config: QueuePairConfig<'static>,
+    limits: Limits,
+    recv_segments: u32,
+    /// `IBV_QPS_*`, and the first error with it.
+    status: Mutex<QpState>,
+    /// The same in short, to be read without the lock: connected, not failed, and not handed over to kernels.
+    pub(crate) connected: AtomicBool,
+    pub(crate) send: SpinMutex<SendState, Yield>,
+    pub(crate) recv: Mutex<RecvState>,
+    pub(crate) send_cq: Arc<CompletionQueueInner>,
+    pub(crate) recv_cq: Arc<CompletionQueueInner>,
+    /// Receives that will be posted when a stream has come to the start of a persistent request.
+    pub(crate) starts: AtomicU32,
+    /// Tells streams of the page of doorbell registers.
+    _registers: Arc<Span>,
+    pub(crate) domain: Arc<QueueDomain>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum QpState {
+    Initialised,
+    Connected,
+    Failed(FailureCause),
+}
+
+/// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
+/// again soon.
+static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn next_psn() -> u32 {
+    NEXT_PSN.fetch_add(0x1_0001, Ordering::Relaxed) & 0xff_ffff
+}
+
+impl QueuePair {
+    /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
+    ///
+    /// # Errors
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
+    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
+        Self::in_reset(pd, config).and_then(Self::started)
+    }
+
+    /// The same, left in the state RESET.
+    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
+        let device = &pd.inner.device;
+        let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
+        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        }
+        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
+    }
+
+    /// Makes a queue pair in a domain; left in the state RESET.
+    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
+        if let Maker::Devx(devx) = &domain.maker {
+            devx.check(&config)?;
+        }
+        // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
+        // look at come on top.
+        let own = |depth: u32| CompletionQueueInner::new(&domain, depth.max(1).saturating_mul(2));
+        let queue = |shared: Option<&CompletionQueue>, depth| match shared {
+            Some(queue) => Ok(queue.inner.clone()),
+            None => own(depth),
+        };
+        let send_cq = queue(config.send_cq, config.send_depth)?;
+        let recv_cq = queue(config.recv_cq, config.recv_depth)?;
+        Self::complete_to(domain, config.to_static(), send_cq, recv_cq)
+    }
+
+    /// In the state in which the provider makes it: RESET.
+    fn complete_to(
+        domain: Arc<QueueDomain>,
+        config: QueuePairConfig<'static>,
+        send_cq: Arc<CompletionQueueInner>,
+        recv_cq: Arc<CompletionQueueInner>,
+    ) -> Result<Self, Error> {
+        let device = domain.pd.device.clone();
+        let port = device.active_port(config.port)?;
+        let gid = device.choose_gid(config.port, config.gid_index)?;
+        let abilities = device.attributes()?;
+        let made = create::make(&domain, &config, &send_cq, &recv_cq)?;
+        let Made { object, number, sq, rq, register, .. } = made;
+        let combined = domain.placement.work_is_combined();
+        let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
+        let page = register.get() & !(UAR_PAGE as u64 - 1);
+        // The page stays as long as the domain, which goes when no stream's device knows the page any more.
+        let keep = domain.clone();
+        let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
+        let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
+        let inner = Arc::new(QueuePairInner {
+            object,
+            number,
+            gid,
+            psn: AtomicU32::new(next_psn()),
+            config,
+            limits: Limits {
+                segments: made.send_segments,
+                inline: made.inline,
+                message: match config.transport {
+                    Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
+                    Transport::Rc | Transport::Uc => port.max_message.into(),
+                },
+                transport: config.transport,
+                atomics: abilities.atomics,
+                invalidation: abilities.send_invalidate,
+            },
+            recv_segments: made.recv_segments,
+            status: Mutex::new(QpState::Initialised),
+            connected: AtomicBool::new(false),
+            send: SpinMutex::new(SendState::new(sq, number, register)),
+            recv: Mutex::new(RecvState::new(rq)),
+            send_cq,
+            recv_cq,
+            starts: AtomicU32::new(0),
+            _registers: registers,
+            domain,
+        });
+        inner.send_cq.attach(&inner);
+        inner.recv_cq.attach(&inner);
+        // The list holds it weakly.
+        let sink: Arc<dyn EventSink> = inner.clone();
+        device.queue_pairs.add(Arc::downgrade(&sink));
+        Ok(QueuePair { inner })
+    }
+
+    /// Ready to take receives and to be connected; of UD, ready for everything.
+    pub(crate) fn started(self) -> Result<Self, Error> {
+        self.inner.to_init()?;
+        if self.transport() == Transport::Ud {
+            self.inner.to_ready()?;
+        }
+        Ok(self)
+    }
+
+    /// Its transport.
+    pub fn transport(&self) -> Transport {
+        self.inner.config.transport
+    }
+
+    /// Bytes that a request can carry inline: those asked for, or more.
+    pub fn max_inline(&self) -> u32 {
+        self.inner.limits.inline
+    }
+
+    /// Bytes of the longest message: of a datagram, the port's MTU.
+    pub fn max_message(&self) -> u64 {
+        self.inner.limits.message
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.number
+    }
+
+    /// Its address, for the remote side.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the port cannot be asked.
+    pub fn endpoint(&self) -> Result<Endpoint, Error> {
+        self.inner.endpoint()
+    }
+
+    /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
+    ///
+    /// # Errors
+    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
+    pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
+        self.inner.connect(remote, options)
+    }
+
+    /// Puts a request into the send queue without telling the card.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
+    pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
+        PreparedSend::new(self.inner.clone(), request)
+    }
+
+    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have no stream to order
+    /// it by; [`QueuePair::prepare`] and a stream do the rest.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
+    /// not posted, or still outstanding on a stream. Nothing was posted then.
+    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the instructions.
+    #[inline(always)]
+    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
+        self.inner.post_send(&request)
+    }
+
+    /// Posts a receive: the next send of the remote side fills the slices, one after the other.
+    ///
+    /// # Errors
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
+    pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
+        self.inner.post_recv(slices, wr_id, None)
+    }
+
+    /// Where its sends complete.
+    pub fn send_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.send_cq.clone() }
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> CompletionQueue {
+        CompletionQueue { inner: self.inner.recv_cq.clone() }
+    }
+}
+
+impl QueuePairInner {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
+        &self.send_cq
+    }
+
+    /// The send queue. Lock order: completion queue first.
+    ///
+    /// A lock that is released by a store: another read-modify-write is a good part of what posting costs. Who finds it taken
+    /// yields, as nobody holds it for long but who resets the queue pair.
+    #[inline(always)]
+    pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
+        self.send.lock()
+    }
+
+    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
+        &self.recv_cq
+    }
+
+    pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
+        self.recv.lock()
+    }
+
+    pub(crate) fn status(&self) -> MutexGuard<'_, QpState> {
+        self.status.lock()
+    }
+
+    /// Sends may be prepared: connected, not failed, and not handed over to kernels.
+    #[inline(always)]
+    pub(crate) fn check_connected(&self) -> Result<(), QueueError> {
+        if self.connected.load(Ordering::Acquire) { Ok(()) } else { self.why_not_connected() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn why_not_connected(&self) -> Result<(), QueueError> {
+        let qpn = self.number;
+        match *self.status() {
+            // Only that keeps a queue pair that is connected from being ready.
+            QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
+            QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
+            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
+        }
+    }
+
+    #[inline(always)]
+    fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
+        let mut completions = self.send_cq.lock();
+        let mut send = self.send();
+        // Under the lock: whoever flushes the queue has failed the queue pair before.
+        self.check_connected()?;
+        // SAFETY: the register belongs to this queue pair, which is alive.
+        unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
+    }
+
+    /// Whether slices could be posted as a receive.
+    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+        slices.iter().try_for_each(|slice| self.check(slice, true))?;
+        data_segments(slices, self.recv_segments).map(drop)
+    }
+
+    pub(crate) fn post_recv(
+        &self,
+        slices: &[Slice],
+        wr_id: u64,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(), QueueError> {
+        if let QpState::Failed(cause) = *self.status() {
+            return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
+        }
+        for slice in slices {
+            self.check(slice, true)?;
+        }
+        let segments = data_segments(slices, self.recv_segments)?;
+        let regions = slices.iter().map(|slice| slice.region().clone()).collect();
+        let mut completions = self.recv_cq.lock();
+        let mut recv = self.recv();
+        recv.check_room()?;
+        completions.reserve(true)?;
+        recv.post(&segments, wr_id, regions);
+        if let Some(claim) = claim {
+            recv.claim_newest(claim);
+        }
+        Ok(())
+    }
+
+    /// Matches an entry of a completion queue (whose state is locked) with its work request.
+    ///
+    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
+    pub(crate) fn complete(
+        &self,
+        state: &mut CompletionState,
+        raw: &RawCompletion,
+    ) -> Result<Option<Completion>, String> {
+        let cqe = &raw.cqe;
+        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
+        let status = match opcode {
+            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+                self.fail(FailureCause::Work(error));
+                Err(error)
+            }
+            _ => Ok(()),
+        };
+        let counter = cqe.wqe_counter();
+        let unknown =
+            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
+        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let (wr_id, kind, claim) = if is_send {
+            let retired = self.send().retire(counter).ok_or_else(unknown)?;
+            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
+            if retired.cancelled {
+                return Ok(None);
+            }
+            (retired.wr_id, requester_kind(cqe)?, retired.claim)
+        } else {
+            let mut recv = self.recv();
+            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+            let claim = recv.take_claim();
+            (0..retired).for_each(|_| state.unreserve(true));
+            let write = opcode == CqeOpcode::RespWriteImm;
+            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
+        };
+        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
+        let number = u32::from_be_bytes(cqe.imm());
+        let completion = Completion {
+            wr_id,
+            index: Some(raw.index),
+            qp_num: self.number,
+            kind,
+            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
+            immediate: has_immediate.then_some(number),
+            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
+            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
+            status,
+        };
+        match claim {
+            Some(claim) => {
+                claim.finish(completion);
+                Ok(None)
+            }
+            None => Ok(Some(completion)),
+        }
+    }
+
+    /// Rings the card as a stream asked the proxy to.
+    pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
+        let send = self.send();
+        if let Some(doorbell) = send.proxied(record, value) {
+            // SAFETY: as in `flush_unposted`.
+            unsafe { doorbell.ring() };
+        }
+    }
+}
+
+impl Rules for QueuePairInner {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        let region = slice.region();
+        let lkey = slice.lkey();
+        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
+        }
+        if card_writes && !region.is_writable() {
+            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
+        }
+        Ok(())
+    }
+
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
+        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
+            Ok(())
+        } else {
+            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! A prepared send: a work request in the send queue that the card has not been told of.
+
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::QueuePairInner;
+use crate::queue::claim::Claim;
+use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
+use crate::queue::request::WorkRequest;
+use crate::queue::send::{Before, Replaced};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
+///
+/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
+/// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+#[derive(Debug)]
+#[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
+pub struct PreparedSend {
+    queue_pair: Arc<QueuePairInner>,
+    serial: u64,
+    doorbell: Doorbell,
+    /// Set while posted: where the queue pair's sends were before.
+    posted: Option<Before>,
+}
+
+impl PreparedSend {
+    pub(crate) fn new(queue_pair: Arc<QueuePairInner>, request: WorkRequest<'_>) -> Result<Self, QueueError> {
+        Self::prepare(queue_pair, request, None)
+    }
+
+    /// A send whose completion goes to `claim`.
+    pub(crate) fn claimed(
+        queue_pair: Arc<QueuePairInner>,
+        request: WorkRequest<'_>,
+        claim: Arc<Claim>,
+    ) -> Result<Self, QueueError> {
+        Self::prepare(queue_pair, request, Some(claim))
+    }
+
+    fn prepare(
+        queue_pair: Arc<QueuePairInner>,
+        request: WorkRequest<'_>,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<Self, QueueError> {
+        let (serial, doorbell) = queue_pair.prepare_send(&request, claim)?;
+        Ok(Self::assemble(queue_pair, serial, doorbell))
+    }
+
+    /// What [`QueuePairInner::prepare_send`] has prepared.
+    #[inline]
+    pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, doorbell: Doorbell) -> Self {
+        PreparedSend { queue_pair, serial, doorbell, posted: None }
+    }
+
+    /// The number of the queue pair.
+    pub fn qp_num(&self) -> u32 {
+        self.queue_pair.number()
+    }
+
+    pub(crate) fn queue_pair(&self) -> &Arc<QueuePairInner> {
+        &self.queue_pair
+    }
+
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card was told of it because its
+    /// queue pair failed meanwhile.
+    #[inline]
+    pub(crate) fn commit(
+        &mut self,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Result<Option<Doorbell>, QueueError> {
+        self.queue_pair.check_connected()?;
+        let mut send = self.queue_pair.send();
+        self.posted = Some(send.post(self.serial, timeline, point)?);
+        Ok((!send.is_flushed()).then_some(self.doorbell))
+    }
+
+    /// Which one of its queue pair's sends it is, and what hands it to the card, unless that was told of it because the queue pair
+    /// failed.
+    #[inline]
+    pub(crate) fn place(&self) -> (u64, Doorbell) {
+        (self.serial, self.doorbell)
+    }
+
+    /// Once posted: what has to live until the stream has passed it.
+    #[inline]
+    pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
+        let mut send = ManuallyDrop::new(self);
+        drop(send.posted.take());
+        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to be.
+        unsafe { std::ptr::read(&send.queue_pair) }
+    }
+
+    pub(crate) fn undo(&mut self) {
+        if let Some(before) = self.posted.take() {
+            self.queue_pair.send().undo_post(self.serial, before);
+        }
+    }
+}
+
+impl QueuePairInner {
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion goes to
+    /// the claim, if there is one.
+    #[inline]
+    pub(crate) fn prepare_send(
+        &self,
+        request: &WorkRequest<'_>,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(u64, Doorbell), QueueError> {
+        let mut completions = self.send_cq().lock();
+        let mut send = self.send();
+        // Under the locks: it may be handed over to kernels meanwhile.
+        self.check_connected()?;
+        let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
+        if let Some(claim) = claim {
+            send.claims.add(prepared.0, claim);
+        }
+        Ok(prepared)
+    }
+
+    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has posted before it. Returns what that
+    /// has replaced, for [`Self::undo_next`]; none where [`PreparedSend::commit`] has to look, and nothing has changed.
+    #[inline]
+    pub(crate) fn commit_next(
+        &self,
+        serial: u64,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Option<Replaced> {
+        if !self.connected.load(Ordering::Acquire) {
+            return None;
+        }
+        self.send().post_next(serial, timeline, point)
+    }
+
+    #[cold]
+    pub(crate) fn undo_next(&self, serial: u64, replaced: Replaced) {
+        self.send().undo_post(serial, Before::SameLane(replaced));
+    }
+}
+
+impl Drop for PreparedSend {
+    fn drop(&mut self) {
+        if self.posted.is_some() {
+            return;
+        }
+        if self.queue_pair.failure().is_some() {
+            // A wait for its completion may be posted already: let the card flush it.
+            self.queue_pair.flush_unposted();
+            return;
+        }
+        let mut completions = self.queue_pair.send_cq().lock();
+        let removed =
+            self.queue_pair.send().cancel(self.serial, |removed| completions.newest_is_awaited(removed));
+        for i in 0..removed.entries {
+            completions.unreserve(i < removed.signaled);
+        }
+    }
+}

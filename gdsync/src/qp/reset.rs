@@ -1,0 +1,107 @@
+//! From the error state to a new connection, with the same object.
+
+use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
+use crate::queue::failure::ResetBlocker;
+use crate::verbs::config::ConnectOptions;
+use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::Error;
+use crate::verbs::transport::Transport;
+use std::sync::atomic::Ordering;
+
+/// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetError {
+    /// Something of the queue pair's last connection is outstanding.
+    #[error("queue pair {qpn:#x} cannot be reset: {blocker}")]
+    Blocked {
+        /// Its number.
+        qpn: u32,
+        /// What is in the way.
+        blocker: ResetBlocker,
+    },
+    /// The provider refused a change of the queue pair's state, or the new connection cannot be.
+    #[error(transparent)]
+    Verbs(#[from] Error),
+}
+
+impl QueuePair {
+    /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and to be connected, with no
+    /// failure, empty queues, and another first sequence number. Its number, its completion queues and whatever else was made
+    /// from it stay.
+    ///
+    /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`], let the streams pass what
+    /// they were given, and poll both completion queues until every work request has completed. Those at the end that asked for no
+    /// completion need none: done before the failure, they have none. Prepared sends that were kept are refused from then on
+    /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
+    ///
+    /// Give the remote side the new [`QueuePair::endpoint`]; it has to start anew, too.
+    ///
+    /// # Errors
+    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
+    /// refuses; the queue pair has failed then.
+    pub fn reset(&self) -> Result<(), ResetError> {
+        self.inner.reset()
+    }
+
+    /// Resets the queue pair, unless it is ready to be connected already, and connects it.
+    ///
+    /// The remote endpoint is that of after the remote side's own reset: where both start anew, both call
+    /// [`QueuePair::reset`] first, then exchange endpoints, then call this.
+    ///
+    /// # Errors
+    /// As [`QueuePair::reset`] and [`QueuePair::connect`].
+    pub fn reconnect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), ResetError> {
+        if !matches!(*self.inner.status(), QpState::Initialised) {
+            self.inner.reset()?;
+        }
+        Ok(self.inner.connect(remote, options)?)
+    }
+}
+
+impl QueuePairInner {
+    fn reset(&self) -> Result<(), ResetError> {
+        if self.failure().is_some() {
+            // What was only prepared completes, too.
+            self.flush_unposted();
+        }
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number(), blocker });
+        for queue in [self.send_cq(), self.recv_cq()] {
+            if queue.lock().is_lost() {
+                return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
+            }
+        }
+        // Held to the end: nobody puts work into queues that are about to be forgotten.
+        let mut completions = self.send_cq().lock();
+        let mut send = self.send();
+        let mut recv = self.recv();
+        if let Some(blocker) = send.blocker(self.failure().is_some()) {
+            return refuse(blocker);
+        }
+        if !recv.is_empty() {
+            return refuse(ResetBlocker::Receives(recv.len()));
+        }
+        let mut status = self.status();
+        self.connected.store(false, Ordering::Release);
+        // Every completion was polled, but perhaps of sends that asked for none; so none of the old queues comes under the new ones'
+        // numbers. (libmlx5 would look for some, but leaves completion queues alone whose ring it has given away.)
+        self.to_reset()?;
+        let silent = send.outstanding();
+        if silent.entries > 0 {
+            completions.leave_behind(self.number());
+            (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
+        }
+        drop(completions);
+        send.reset();
+        recv.reset();
+        self.psn.store(next_psn(), Ordering::Relaxed);
+        self.to_init()?;
+        *status = QpState::Initialised;
+        drop(status);
+        if self.config.transport == Transport::Ud {
+            self.to_ready()?;
+        }
+        tracing::debug!(qpn = self.number(), "queue pair reset");
+        Ok(())
+    }
+}

@@ -1,0 +1,456 @@
+//! Work requests: what a user asks a queue pair to do, and its encoding.
+
+use crate::memory::OutOfBounds;
+use crate::queue::Segments;
+use crate::queue::error::{QueueError, RequestError};
+use crate::queue::regions::Regions;
+use crate::verbs::ah::AddressHandle;
+use crate::verbs::mr::{RemoteMemory, Slice};
+use crate::verbs::transport::Transport;
+use gdsync_sys::prm::wqe::{
+    AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
+};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
+///
+/// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+#[derive(Clone, Debug)]
+#[must_use = "a work request does nothing until it is prepared"]
+pub struct WorkRequest<'a> {
+    opcode: Opcode,
+    payload: Payload<'a>,
+    remote: Option<RemoteMemory>,
+    /// What an atomic operation swaps in or adds, and compares.
+    operands: Option<AtomicSeg>,
+    to: Option<Destination<'a>>,
+    /// Or the key that the remote side is to invalidate.
+    immediate: u32,
+    flags: CtrlFlags,
+    wr_id: u64,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+struct Destination<'a> {
+    handle: &'a AddressHandle,
+    qpn: u32,
+    qkey: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Payload<'a> {
+    Slices(&'a [Slice]),
+    Inline(&'a [u8]),
+}
+
+/// Limits that a request is encoded within.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) segments: u32,
+    pub(crate) inline: u32,
+    pub(crate) message: u64,
+    pub(crate) transport: Transport,
+    /// The device has atomic operations.
+    pub(crate) atomics: bool,
+    /// The device has sends that invalidate a remote key.
+    pub(crate) invalidation: bool,
+}
+
+/// Segments of a datagram's address.
+const ADDRESS_SEGMENTS: usize = size_of::<AddressVector>() / SEGMENT;
+/// Bytes of an atomic operation.
+const ATOMIC_BYTES: usize = 8;
+
+impl<'a> WorkRequest<'a> {
+    #[inline]
+    fn new(opcode: Opcode, payload: Payload<'a>, remote: Option<RemoteMemory>) -> Self {
+        let flags = CtrlFlags::CQ_UPDATE;
+        WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
+    }
+
+    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty message.
+    #[inline]
+    pub fn send(slices: &'a [Slice]) -> Self {
+        Self::new(Opcode::Send, Payload::Slices(slices), None)
+    }
+
+    /// Sends bytes that are copied into the work request now.
+    #[inline]
+    pub fn send_inline(bytes: &'a [u8]) -> Self {
+        Self::new(Opcode::Send, Payload::Inline(bytes), None)
+    }
+
+    /// Writes the slices to remote memory, from its first address on. The remote CPU is not told.
+    #[inline]
+    pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
+        Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
+    }
+
+    /// Writes bytes that are copied into the work request now.
+    #[inline]
+    pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
+        Self::new(Opcode::RdmaWrite, Payload::Inline(bytes), Some(remote))
+    }
+
+    /// Reads remote memory into the slices.
+    #[inline]
+    pub fn read(slices: &'a [Slice], remote: RemoteMemory) -> Self {
+        Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
+    }
+
+    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory window, or of a region whose owner
+    /// registered it for that, as kernel drivers do. A card refuses to invalidate the key of an ordinary region, such as
+    /// [`crate::MemoryRegion`]: both queue pairs fail. gdsync makes neither windows nor such regions, and the software card has none,
+    /// so there this is refused ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
+    #[inline]
+    pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
+        WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
+    }
+
+    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are equal, as one step. What they were
+    /// comes into `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
+    ///
+    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`], which the remote queue pair must
+    /// allow, too. It is one step among the operations of that card; whether for its CPU, too, is not promised.
+    #[inline]
+    pub fn compare_swap(result: &'a Slice, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+        Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
+    }
+
+    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`. The rest is as with
+    /// [`Self::compare_swap`].
+    #[inline]
+    pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
+        Self::atomic(Opcode::AtomicFa, result, remote, AtomicSeg::new(add, 0))
+    }
+
+    #[inline]
+    fn atomic(opcode: Opcode, result: &'a Slice, remote: RemoteMemory, operands: AtomicSeg) -> Self {
+        let payload = Payload::Slices(std::slice::from_ref(result));
+        WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
+    }
+
+    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`], after reads and atomics, too.
+    #[inline]
+    pub fn nop() -> Self {
+        Self::new(Opcode::Nop, Payload::Slices(&[]), None)
+    }
+
+    /// Where a datagram goes: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
+    /// others have it. A receiver with another Q_Key drops the datagram, and nobody is told.
+    ///
+    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
+    #[inline]
+    pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
+        self.to = Some(Destination { handle, qpn: remote_qpn, qkey: remote_qkey });
+        self
+    }
+
+    /// Adds immediate data, which the receiver finds in its completion. A write with immediate consumes a receive of the
+    /// remote side. Ignored for requests that carry none.
+    #[inline]
+    pub fn immediate(mut self, value: u32) -> Self {
+        self.opcode = match self.opcode {
+            Opcode::Send | Opcode::SendImm => Opcode::SendImm,
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm => Opcode::RdmaWriteImm,
+            _ => return self,
+        };
+        self.immediate = value;
+        self
+    }
+
+    /// The number that the completion will carry.
+    #[inline]
+    pub fn wr_id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
+
+    /// No completion on success. Its place in the send queue is freed by the next signaled request's completion, so
+    /// every queue needs a signaled request now and then.
+    #[inline]
+    pub fn unsignaled(mut self) -> Self {
+        self.flags.remove(CtrlFlags::CQ_UPDATE);
+        self
+    }
+
+    /// Asks the receiver's card to raise an event, where the receiver asked for solicited ones.
+    #[inline]
+    pub fn solicited(mut self) -> Self {
+        self.flags.insert(CtrlFlags::SOLICITED);
+        self
+    }
+
+    /// Starts only after every RDMA read and atomic operation posted before has finished.
+    #[inline]
+    pub fn fence(mut self) -> Self {
+        self.flags.insert(CtrlFlags::FENCE);
+        self
+    }
+
+    /// The number that the completion will carry.
+    pub(crate) fn number(&self) -> u64 {
+        self.wr_id
+    }
+
+    pub(crate) fn is_signaled(&self) -> bool {
+        self.flags.contains(CtrlFlags::CQ_UPDATE)
+    }
+
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of so many segments.
+    #[inline(always)]
+    pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
+        CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
+    }
+
+    /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
+    #[inline(always)]
+    pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
+        let limits = rules.limits();
+        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
+        if limits.transport == Transport::Rc && plain && self.to.is_none() {
+            return Ok(());
+        }
+        self.check_special(limits)?;
+        self.to.map_or(Ok(()), |to| rules.check_address(to.handle))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_special(&self, limits: Limits) -> Result<(), QueueError> {
+        let transport = limits.transport;
+        transport
+            .check(self.opcode)
+            .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
+        let goes_somewhere = limits.transport == Transport::Ud && self.opcode != Opcode::Nop;
+        match &self.to {
+            None if goes_somewhere => return Err(QueueError::Request(RequestError::NoDestination)),
+            Some(_) if !goes_somewhere => {
+                return Err(QueueError::Request(RequestError::NotOnTransport {
+                    operation: "an address of its own",
+                    transport: limits.transport,
+                }));
+            }
+            Some(to) if to.qpn > MAX_QPN => {
+                return Err(QueueError::Request(RequestError::BadDestination { qpn: to.qpn }));
+            }
+            _ => {}
+        }
+        if self.opcode == Opcode::SendInval && !limits.invalidation {
+            return Err(QueueError::Request(RequestError::NotOnDevice {
+                operation: "sends that invalidate a remote key",
+            }));
+        }
+        if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
+    }
+
+    fn check_atomic(&self, limits: Limits) -> Result<(), QueueError> {
+        if !limits.atomics {
+            return Err(QueueError::Request(RequestError::NotOnDevice { operation: "atomic operations" }));
+        }
+        match &self.payload {
+            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => {}
+            Payload::Slices(slices) => {
+                return Err(QueueError::Request(RequestError::AtomicResult {
+                    given: slices.iter().map(Slice::len).sum(),
+                }));
+            }
+            Payload::Inline(bytes) => {
+                return Err(QueueError::Request(RequestError::AtomicResult { given: bytes.len() }));
+            }
+        }
+        match &self.remote {
+            Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
+                Err(QueueError::Request(RequestError::AtomicTarget { addr: remote.addr }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The card writes into the slices.
+    #[inline(always)]
+    fn card_writes(&self) -> bool {
+        self.opcode == Opcode::RdmaRead || self.operands.is_some()
+    }
+
+    /// Segments that it takes at most, with the control segment; fewer where slices are empty.
+    #[inline(always)]
+    pub(crate) fn most_units(&self, limits: Limits) -> Result<u32, QueueError> {
+        let address = if self.to.is_some() { ADDRESS_SEGMENTS } else { 0 };
+        let fixed = 1 + address + usize::from(self.remote.is_some()) + usize::from(self.operands.is_some());
+        let data = match self.payload {
+            Payload::Slices(slices) if slices.len() <= limits.segments as usize => slices.len(),
+            Payload::Slices(slices) => count_segments(slices, limits.segments)?,
+            Payload::Inline(bytes) if bytes.len() > limits.inline as usize => {
+                return Err(QueueError::Request(RequestError::InlineTooLong {
+                    given: bytes.len(),
+                    limit: limits.inline,
+                }));
+            }
+            Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len()).div_ceil(SEGMENT),
+        };
+        if fixed + data > usize::from(MAX_DS) { Err(self.too_long(fixed)) } else { Ok((fixed + data) as u32) }
+    }
+
+    /// It takes more segments than a WQE can have, of which `fixed` are not the payload's.
+    #[cold]
+    fn too_long(&self, fixed: usize) -> QueueError {
+        let room = usize::from(MAX_DS) - fixed;
+        match self.payload {
+            Payload::Slices(slices) => {
+                QueueError::Request(RequestError::TooManySegments { given: slices.len(), limit: room as u32 })
+            }
+            Payload::Inline(bytes) => QueueError::Request(RequestError::InlineTooLong {
+                given: bytes.len(),
+                limit: (room * SEGMENT) as u32,
+            }),
+        }
+    }
+
+    /// The regions that the card will reach, and the address; `several`, as [`Self::encode`] says.
+    #[inline(always)]
+    pub(crate) fn regions(&self, several: bool) -> Regions {
+        let regions = match self.payload {
+            Payload::Slices(slices) => Regions::of(slices, several),
+            Payload::Inline(_) => Regions::None,
+        };
+        match self.to {
+            None => regions,
+            Some(to) => regions.with_address(to.handle.clone()),
+        }
+    }
+
+    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says. Where it fails, some were given
+    /// out.
+    ///
+    /// Returns whether the slices are of several regions.
+    #[inline(always)]
+    pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
+        if let Some(to) = &self.to {
+            let vector = to.handle.vector().with_destination(to.qpn, to.qkey);
+            let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(vector);
+            segments.into_iter().for_each(|segment| out.put(segment));
+        }
+        if let Some(remote) = &self.remote {
+            out.put(zerocopy::transmute!(RemoteAddrSeg::new(remote.addr, remote.rkey)));
+        }
+        if let Some(operands) = self.operands {
+            out.put(zerocopy::transmute!(operands));
+        }
+        let (length, several) = match self.payload {
+            Payload::Inline(bytes) => {
+                encode_inline(bytes, out);
+                (bytes.len() as u64, false)
+            }
+            Payload::Slices(slices) => self.encode_slices(slices, rules, out)?,
+        };
+        let limit = rules.limits().message;
+        if length > limit {
+            return Err(QueueError::Request(RequestError::MessageTooLong { given: length, limit }));
+        }
+        match &self.remote {
+            Some(remote) if length > remote.len => {
+                Err(QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote.len }))
+            }
+            _ => Ok(several),
+        }
+    }
+
+    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at once.
+    #[inline(always)]
+    fn encode_slices(
+        &self,
+        slices: &[Slice],
+        rules: &impl Rules,
+        out: &mut impl Segments,
+    ) -> Result<(u64, bool), QueueError> {
+        let Some(first) = slices.first() else { return Ok((0, false)) };
+        let mut region = first.region();
+        rules.check(first, self.card_writes())?;
+        let (mut length, mut all, mut several) = (0u64, 0, false);
+        for slice in slices {
+            if !Arc::ptr_eq(region, slice.region()) {
+                rules.check(slice, self.card_writes())?;
+                region = slice.region();
+                several = true;
+            }
+            let len = slice.len() as u64;
+            length += len;
+            all |= len;
+            if len != 0 {
+                out.put(zerocopy::transmute!(DataSeg::new(len as u32, slice.lkey(), slice.addr())));
+            }
+        }
+        if all > u64::from(MAX_COUNT) {
+            return Err(QueueError::Request(RequestError::MessageTooLong {
+                given: length,
+                limit: MAX_COUNT.into(),
+            }));
+        }
+        Ok((length, several))
+    }
+}
+
+/// Most bytes of one data segment: 31 bits.
+const MAX_COUNT: u32 = (1 << 31) - 1;
+/// Queue pair numbers have 24 bits.
+const MAX_QPN: u32 = (1 << 24) - 1;
+
+/// What a queue pair asks of the requests that it takes.
+pub(crate) trait Rules {
+    fn limits(&self) -> Limits;
+    /// Whether the card may use the slice; `card_writes` to it.
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError>;
+    /// Whether a datagram may go to that address.
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError>;
+}
+
+/// Bytes behind a count of them, in as many segments as that takes.
+#[inline(always)]
+fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
+    let mut segment = [0; SEGMENT];
+    let (header, rest) = segment.split_at_mut(size_of::<InlineSeg>());
+    header.copy_from_slice(InlineSeg::new(bytes.len() as u32).as_bytes());
+    let (first, bytes) = bytes.split_at(bytes.len().min(rest.len()));
+    rest[..first.len()].copy_from_slice(first);
+    out.put(segment);
+    for chunk in bytes.chunks(SEGMENT) {
+        let mut segment = [0; SEGMENT];
+        segment[..chunk.len()].copy_from_slice(chunk);
+        out.put(segment);
+    }
+}
+
+/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so empty ones are left out, as
+/// libmlx5 does.
+fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
+    let given = slices.iter().filter(|slice| !slice.is_empty()).count();
+    if given > limit as usize {
+        Err(QueueError::Request(RequestError::TooManySegments { given, limit }))
+    } else {
+        Ok(given)
+    }
+}
+
+/// The data segment of a slice that is not empty.
+fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
+    match u32::try_from(slice.len()) {
+        Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),
+        _ => Err(QueueError::Request(RequestError::MessageTooLong {
+            given: slice.len() as u64,
+            limit: MAX_COUNT.into(),
+        })),
+    }
+}
+
+/// Data segments of the non-empty slices, for a receive.
+pub(crate) fn data_segments(slices: &[Slice], limit: u32) -> Result<Vec<DataSeg>, QueueError> {
+    count_segments(slices, limit)?;
+    slices.iter().filter(|slice| !slice.is_empty()).map(data_segment).collect()
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+pub(crate) mod tests;

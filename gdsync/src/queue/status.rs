@@ -1,0 +1,112 @@
+//! Status words: how a piece of work ended, where a stream can wait for it.
+
+use crate::memop::Word32;
+use crate::memory::PinnedMemory;
+use crate::queue::completion::WorkError;
+use crate::queue::doorbell::PeerOp;
+use crate::verbs::error::Error;
+use parking_lot::Mutex;
+
+/// Bytes of pinned memory that status words are taken from, and from one word to the next.
+const CHUNK: usize = 64 << 10;
+const STRIDE: usize = 16;
+
+/// What became of the work that a stream waits for: a 32-bit word of pinned memory, written once.
+///
+/// | value | meaning |
+/// |---|---|
+/// | 0 ([`Self::PENDING`]) | not completed |
+/// | 1 ([`Self::OK`]) | completed |
+/// | [`Self::FAILED`] + syndrome + (vendor syndrome << 16) | failed |
+///
+/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none of the card's: the library
+/// could not hand the work to the card.
+#[derive(Clone, Debug)]
+pub struct Status {
+    word: Word32,
+}
+
+impl Status {
+    /// Not completed.
+    pub const PENDING: u32 = 0;
+    /// Completed.
+    pub const OK: u32 = 1;
+    /// The bit of every failure; the lowest 8 bits are the card's syndrome.
+    pub const FAILED: u32 = 0x100;
+
+    /// A new word, which says [`Self::PENDING`].
+    pub(crate) fn new() -> Result<Self, Error> {
+        static CURRENT: Mutex<Option<(PinnedMemory, usize)>> = Mutex::new(None);
+        let mut current = CURRENT.lock();
+        let (memory, offset) = match current.take() {
+            Some((memory, next)) if next + STRIDE <= CHUNK => (memory, next),
+            _ => {
+                let memory =
+                    PinnedMemory::allocate(CHUNK).map_err(|source| Error::Memory { len: CHUNK, source })?;
+                (memory, 0)
+            }
+        };
+        let word = Word32::new(&memory, offset)
+            .map_err(|error| Error::Memory { len: CHUNK, source: std::io::Error::other(error) })?;
+        *current = Some((memory, offset + STRIDE));
+        Ok(Status { word })
+    }
+
+    /// The word itself, for descriptors of later batches; [`Self::address_on`] is for kernels.
+    pub fn word(&self) -> &Word32 {
+        &self.word
+    }
+
+    /// What it says now: `None` while the work has not completed.
+    pub fn get(&self) -> Option<Result<(), WorkError>> {
+        match self.word.load() {
+            Self::PENDING => None,
+            Self::OK => Some(Ok(())),
+            value => Some(Err(WorkError { syndrome: value as u8, vendor: (value >> 16) as u8 })),
+        }
+    }
+
+    /// Says what became of the work. Whoever waits for the word goes on.
+    pub(crate) fn set(&self, outcome: Result<(), WorkError>) {
+        self.word.store(match outcome {
+            Ok(()) => Self::OK,
+            Err(error) => Self::FAILED | u32::from(error.syndrome) | u32::from(error.vendor) << 16,
+        });
+    }
+
+    /// What a stream waits for.
+    pub(crate) fn wait_op(&self) -> PeerOp {
+        PeerOp::PollAnd { addr: self.word.addr(), value: Self::OK | Self::FAILED }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_tells_each_outcome() {
+        let status = Status::new().unwrap();
+        assert_eq!(status.get(), None);
+        for outcome in [
+            Ok(()),
+            Err(WorkError { syndrome: 1, vendor: 0 }),
+            Err(WorkError { syndrome: 0x13, vendor: 0x88 }),
+        ] {
+            status.set(outcome);
+            assert_eq!(status.get(), Some(outcome));
+            let PeerOp::PollAnd { value, .. } = status.wait_op() else { panic!("another condition") };
+            assert_ne!(status.word().load() & value, 0, "a stream goes on");
+            assert_eq!(status.word().load() & Status::FAILED != 0, outcome.is_err());
+        }
+    }
+
+    #[test]
+    fn every_status_has_a_word_of_its_own() {
+        let mut words: Vec<_> = (0..CHUNK / STRIDE * 2 + 1).map(|_| Status::new().unwrap()).collect();
+        assert!(words.iter().all(|status| status.get().is_none()));
+        words.sort_by_key(|status| status.word().addr());
+        words.dedup_by_key(|status| status.word().addr());
+        assert_eq!(words.len(), CHUNK / STRIDE * 2 + 1);
+    }
+}

@@ -1,0 +1,333 @@
+//! Batches in CUDA graphs: built once, launched again and again, each time with fresh sends and waits.
+//!
+//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch node is recorded with
+//! operations that do nothing, and the only way to launch the graph is [`Stream::launch`], which takes a fresh batch for each
+//! of them and puts it in place.
+
+pub use super::record::{Capture, GraphBuilder};
+
+use super::{CudaStream, with_params};
+use crate::batch::{Batch, BatchShape, Chunk, Cursor, Descriptor, Fate};
+use crate::cuda::{CudaError, GpuContext, check};
+use crate::memop::{MemOp, StreamError};
+use crate::stream::Stream;
+use crate::stream::in_flight::{self, Held, Past};
+use crate::stream::post::{Points, State};
+use crate::stream::post_error::{PostFailure, Posted};
+use crate::stream::proxy::Ring;
+use cudarc::driver::sys;
+use std::fmt;
+use std::sync::Arc;
+
+/// An executable graph with batch nodes.
+///
+/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. Drop it when it likes: what is in flight goes on.
+pub struct CudaGraph {
+    pub(super) raw: RawGraph,
+    pub(super) nodes: Vec<BatchNode>,
+    pub(super) context: Arc<GpuContext>,
+}
+
+pub(super) struct RawGraph {
+    pub(super) graph: sys::CUgraph,
+    pub(super) exec: sys::CUgraphExec,
+}
+
+// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by `&mut`.
+unsafe impl Send for RawGraph {}
+// SAFETY: as above; nothing is done with a shared reference.
+unsafe impl Sync for RawGraph {}
+
+pub(super) struct BatchNode {
+    pub(super) node: Node,
+    pub(super) shape: BatchShape,
+    pub(super) operations: usize,
+}
+
+/// A node's handle, which goes with its graph.
+#[derive(Clone, Copy)]
+pub(super) struct Node(pub(super) sys::CUgraphNode);
+
+// SAFETY: a handle, used only with its graph.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
+/// Errors of graphs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The CUDA driver refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// A send or wait cannot be posted now.
+    #[error(transparent)]
+    Post(#[from] PostFailure),
+    /// A batch node needs a batch of its own for each launch: with the old one, it would ring old doorbells.
+    #[error(
+        "the graph has {nodes} batch nodes and was given {given} batches: each launch needs a fresh batch for each"
+    )]
+    Stale {
+        /// Batch nodes of the graph.
+        nodes: usize,
+        /// Batches given.
+        given: usize,
+    },
+    /// A batch is not of the node's shape.
+    #[error(
+        "batch {node} is {found}, but its node was recorded as {expected}: a graph's operations keep their kinds"
+    )]
+    Shape {
+        /// Which batch node.
+        node: usize,
+        /// Shape of the node.
+        expected: BatchShape,
+        /// Shape of the batch.
+        found: BatchShape,
+    },
+    /// A shape that cannot be recorded.
+    #[error("a batch node of {operations} operations cannot be recorded: it takes 1 to {limit}")]
+    Size {
+        /// Operations of the shape.
+        operations: usize,
+        /// Most that a node takes.
+        limit: usize,
+    },
+    /// A write of bytes, which a batch node cannot hold.
+    #[error("write_memory cannot be a part of a batch node: add a memory-copy node, or write words")]
+    Copy,
+    /// The graph belongs to another GPU context than the stream.
+    #[error("the graph was recorded on GPU {graph}, in another context than the stream's")]
+    OtherContext {
+        /// The GPU of the graph.
+        graph: i32,
+    },
+    /// The closure that records failed.
+    #[error("recording failed: {0}")]
+    Record(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<StreamError> for GraphError {
+    fn from(error: StreamError) -> Self {
+        GraphError::Post(error.into())
+    }
+}
+
+/// A graph that was not launched, with its batches: nothing is lost.
+#[derive(Debug, thiserror::Error)]
+#[error("the graph was not launched: {source}")]
+pub struct LaunchError {
+    /// The batches, in order.
+    pub batches: Vec<Batch>,
+    /// Why not.
+    pub source: GraphError,
+}
+
+pub(super) fn destroy(graph: sys::CUgraph) {
+    // SAFETY: made by us, destroyed once; executable graphs do not need it.
+    if let Err(error) = check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) }) {
+        tracing::debug!(%error, "a graph was not destroyed");
+    }
+}
+
+impl Stream<CudaStream> {
+    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order of their recording.
+    ///
+    /// # Errors
+    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch node would be left with what
+    /// an earlier launch put there.
+    pub fn launch(
+        &self,
+        graph: &mut CudaGraph,
+        batches: impl IntoIterator<Item = Batch>,
+    ) -> Result<Posted, LaunchError> {
+        let batches: Vec<Batch> = batches.into_iter().collect();
+        if let Err(source) = graph.check(&batches, &self.context) {
+            return Err(LaunchError { batches, source });
+        }
+        let _span = tracing::trace_span!("launch", batches = batches.len()).entered();
+        let counts: Vec<(usize, bool)> = batches.iter().map(|batch| (batch.len(), batch.plain)).collect();
+        let mut descriptors: Vec<Descriptor> =
+            batches.into_iter().flat_map(|batch| batch.descriptors).collect();
+        match self.launch_all(graph, &mut descriptors, &counts) {
+            Ok(posted) => Ok(posted),
+            Err(source) => {
+                let split =
+                    |(count, plain)| Batch { descriptors: descriptors.drain(..count).collect(), plain };
+                Err(LaunchError { batches: counts.into_iter().map(split).collect(), source })
+            }
+        }
+    }
+
+    fn launch_all(
+        &self,
+        graph: &CudaGraph,
+        descriptors: &mut Vec<Descriptor>,
+        counts: &[(usize, bool)],
+    ) -> Result<Posted, GraphError> {
+        // Dropped after the lock: anything may hang on it.
+        let mut past = Past::default();
+        let mut state = self.lock();
+        past.extend(self.reap(&mut state));
+        if graph.nodes.is_empty() {
+            self.launch_exec(graph)?;
+            return Ok(Posted { operations: 0, submissions: 1 });
+        }
+        self.check_room(&mut state, graph.nodes.len())?;
+        // A node's operations keep their kinds, whichever queues they name: nothing is merged.
+        let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
+        let closed = matches!(descriptors.last(), Some(Descriptor::WaitCq(_)));
+        let plan = Chunk { count: descriptors.len(), points: waits.count() as u32, closed, operations: 0 };
+        let mut points = state.planned(plan);
+        let mut rings = Vec::new();
+        let mut operations = 0;
+        let result = self.fill_in(graph, &state, descriptors, counts, points, &mut rings).and_then(|count| {
+            operations = count;
+            Self::with_proxy(&state, std::mem::take(&mut rings), || self.launch_exec(graph))
+        });
+        // Every node that ends with no wait writes its point.
+        points.open = false;
+        match result {
+            Ok(()) => {
+                state.accept(points, Held::Many(std::mem::take(descriptors)), graph.nodes.len(), &self.caps);
+                Ok(Posted { operations, submissions: 1 })
+            }
+            Err(error) => {
+                descriptors.iter_mut().rev().for_each(Descriptor::undo);
+                if fatal(&error) {
+                    self.abandon(state);
+                    in_flight::abort(descriptors.iter().flat_map(Descriptor::queue_pairs));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts fresh operations into every batch node. Returns how many.
+    fn fill_in(
+        &self,
+        graph: &CudaGraph,
+        state: &State,
+        descriptors: &mut [Descriptor],
+        counts: &[(usize, bool)],
+        points: Points,
+        rings: &mut Vec<Ring>,
+    ) -> Result<usize, GraphError> {
+        state.translations.refresh(&**self);
+        let mut cursor = Cursor::new(false, points.before);
+        let (mut first, mut ops, mut operations) = (0, Vec::new(), 0);
+        for (i, (node, (count, _))) in graph.nodes.iter().zip(counts).enumerate() {
+            ops.clear();
+            let part =
+                descriptors[first..first + count].iter_mut().map(|descriptor| (descriptor, Fate::Kept));
+            self.lower(state, part, points.end, &mut cursor, &mut ops, rings)?;
+            first += count;
+            if !node.shape.ends_with_wait() {
+                // In the last node, everything; in others, the stream says how far it has come.
+                let end = if i + 1 == counts.len() { points.end } else { cursor.point() };
+                self.write_point(state, end, &mut ops)?;
+            }
+            graph.set(node, &ops)?;
+            operations += ops.len();
+        }
+        Ok(operations)
+    }
+
+    fn launch_exec(&self, graph: &CudaGraph) -> Result<(), GraphError> {
+        self.handle.check_thread()?;
+        let _entered = self.context.enter()?;
+        self.handle.check_not_capturing()?;
+        let _submitting = self.context.submitting(&self.handle.busy);
+        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and what they name is kept
+        // as for any submission.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })
+            .map_err(as_stream_error)
+    }
+}
+
+/// An error of the driver in its role as a backend's: one that ends the context ends the stream.
+fn as_stream_error(error: CudaError) -> GraphError {
+    GraphError::from(StreamError::from(error))
+}
+
+/// True where the backend has failed for good.
+fn fatal(error: &GraphError) -> bool {
+    matches!(error, GraphError::Post(PostFailure::Stream(StreamError::Failed { .. })))
+}
+
+impl CudaGraph {
+    /// Its batch nodes.
+    pub fn batches(&self) -> usize {
+        self.nodes.len()
+    }
+
+    fn check(&self, batches: &[Batch], context: &Arc<GpuContext>) -> Result<(), GraphError> {
+        if !Arc::ptr_eq(context, &self.context) {
+            return Err(GraphError::OtherContext { graph: self.context.ordinal() });
+        }
+        let (nodes, given) = (self.nodes.len(), batches.len());
+        if nodes != given {
+            return Err(GraphError::Stale { nodes, given });
+        }
+        for (i, (node, batch)) in self.nodes.iter().zip(batches).enumerate() {
+            let found = BatchShape::of(batch);
+            if node.shape != found {
+                return Err(GraphError::Shape { node: i, expected: node.shape.clone(), found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts operations in a node's place, for the launches to come.
+    fn set(&self, node: &BatchNode, ops: &[MemOp]) -> Result<(), GraphError> {
+        if ops.len() != node.operations {
+            // A queue pair failed meanwhile: its doorbells are not rung any more.
+            let (operations, limit) = (ops.len(), node.operations);
+            return Err(GraphError::Size { operations, limit });
+        }
+        let _entered = self.context.enter()?;
+        with_params(ops, |params| {
+            let params = node_params(&self.context, params);
+            // SAFETY: graph and node are alive; the driver copies the array.
+            check("cuGraphExecBatchMemOpNodeSetParams", unsafe {
+                sys::cuGraphExecBatchMemOpNodeSetParams(self.raw.exec, node.node.0, &params)
+            })
+        })
+        .map_err(as_stream_error)
+    }
+}
+
+pub(super) fn node_params(
+    context: &GpuContext,
+    params: &mut [sys::CUstreamBatchMemOpParams],
+) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
+        ctx: context.raw(),
+        count: params.len() as u32,
+        paramArray: params.as_mut_ptr(),
+        flags: 0,
+    }
+}
+
+impl fmt::Debug for CudaGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shapes: Vec<_> = self.nodes.iter().map(|node| node.shape.to_string()).collect();
+        f.debug_struct("CudaGraph").field("batches", &shapes).finish()
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        let raw = RawGraph { graph: self.raw.graph, exec: self.raw.exec };
+        // Launches may be in flight.
+        self.context.defer(move || {
+            let raw = raw;
+            // SAFETY: made by us, destroyed once, and idle.
+            if let Err(error) = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(raw.exec) }) {
+                tracing::debug!(%error, "an executable graph was not destroyed");
+            }
+            destroy(raw.graph);
+        });
+        self.context.collect();
+    }
+}

@@ -1,0 +1,415 @@
+//! A CUDA stream as a backend.
+
+pub(crate) mod graph;
+mod record;
+
+use crate::cuda::{Consistency, CudaError, GpuCapabilities, GpuContext, GpuMemory, StreamHandle, check};
+use crate::memop::{Condition, MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
+use crate::memory::arena::Block;
+use crate::memory::peer_map::MapError;
+use crate::memory::{HostAddr, StreamAddr};
+use crate::util::pause::Pause;
+
+use cudarc::driver::sys;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Memory operations that are put together on the stack.
+const FEW: usize = 4;
+
+/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end between kernels.
+///
+/// What is posted is ordered with everything else that the program enqueues on the stream. See [`crate::cuda`] for the calls
+/// of the driver that hang while a stream waits.
+#[derive(Debug)]
+pub struct CudaStream {
+    pub(super) handle: Arc<StreamHandle>,
+    pub(super) context: Arc<GpuContext>,
+}
+
+impl CudaStream {
+    /// A stream of cudarc, which is kept alive.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
+        let context = GpuContext::of(stream.context())?;
+        Ok(Self::made(context, stream.cu_stream(), Some(stream)))
+    }
+
+    /// A raw stream, for example that of another library; `CU_STREAM_LEGACY` (or null) and `CU_STREAM_PER_THREAD`, too, for
+    /// the context that is current. The per-thread default stream can be posted to only by the thread that wraps it.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    ///
+    /// # Safety
+    /// The stream is alive, and stays so until the returned value is dropped (work that was posted may still be
+    /// outstanding then). Its context stays alive as long as the process uses memory that this library has told it of: pinned
+    /// memory, queues, GPU memory. A primary context does, as it is retained.
+    pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
+        crate::cuda::driver()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream is alive (the caller's), `context` a valid place.
+        check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
+        // SAFETY: the caller's.
+        let context = unsafe { GpuContext::of_raw(context) }?;
+        Ok(Self::made(context, stream, None))
+    }
+
+    fn made(
+        context: Arc<GpuContext>,
+        raw: sys::CUstream,
+        owner: Option<Arc<cudarc::driver::CudaStream>>,
+    ) -> Self {
+        let handle = StreamHandle::new(raw, owner);
+        context.add_stream(&handle);
+        context.collect();
+        CudaStream { handle, context }
+    }
+
+    /// The stream of cudarc that it was made of, if it was.
+    pub fn cudarc(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
+        self.handle.owner.as_ref()
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> sys::CUstream {
+        self.handle.raw
+    }
+
+    /// True where the GPU has done everything that was enqueued on the stream, by anybody.
+    ///
+    /// # Errors
+    /// [`CudaError`], for example where the GPU has failed.
+    pub fn query(&self) -> Result<bool, CudaError> {
+        let _entered = self.context.enter()?;
+        self.handle.query()
+    }
+
+    /// What the stream's GPU can do.
+    pub fn capabilities(&self) -> GpuCapabilities {
+        self.context.capabilities()
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        self.context.remove_stream(&self.handle);
+        self.context.collect();
+    }
+}
+
+/// What streams of a GPU can do.
+fn mem_ops(gpu: &GpuCapabilities) -> MemOpCaps {
+    MemOpCaps {
+        ops_64_bit: gpu.ops_64_bit,
+        wait_nor: gpu.wait_nor,
+        // Every write of the v2 entry points carries a system fence: they refuse the flag that would drop it.
+        writes_are_fenced: true,
+        flush_after_wait: gpu.consistency() == Consistency::Flushed,
+        flush_remote: gpu.flush_remote_writes,
+        host_atomics: gpu.host_atomics,
+        ..MemOpCaps::FULL
+    }
+}
+
+impl From<CudaError> for StreamError {
+    fn from(error: CudaError) -> Self {
+        if error.is_fatal() {
+            StreamError::Failed { reason: error.to_string() }
+        } else {
+            StreamError::Cuda(error)
+        }
+    }
+}
+
+impl MemOpStream for CudaStream {
+    fn caps(&self) -> MemOpCaps {
+        mem_ops(&self.context.capabilities())
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.context.look_up(addr, len).map_err(|error| match error {
+            MapError::Unknown => StreamError::Unregistered { addr, len },
+            MapError::Refused(reason) => StreamError::Unreachable { addr, reason },
+        })
+    }
+
+    #[inline]
+    fn epoch(&self) -> u64 {
+        self.context.epoch()
+    }
+
+    fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+        self.handle.set_idle_probe(probe);
+    }
+
+    fn device(&self) -> u64 {
+        self.context.id()
+    }
+
+    // Inlined: where the operations are known, so is what the driver is given.
+    #[inline]
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        self.handle.check_thread()?;
+        // A default stream is that of the current context; for any other the driver does not ask which is current.
+        let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
+        self.handle.check_not_capturing()?;
+        let _submitting = self.context.submitting(&self.handle.busy);
+        with_params(ops, |params| {
+            let (count, params) = (params.len() as u32, params.as_mut_ptr());
+            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries, and the driver copies it.
+            // The addresses are the caller's promise.
+            check("cuStreamBatchMemOp", unsafe {
+                sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
+            })
+        })?;
+        Ok(())
+    }
+
+    fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        if Arc::ptr_eq(memory.context(), &self.context) {
+            return Ok(());
+        }
+        Err(StreamError::OtherGpu { stream: self.context.ordinal(), memory: memory.context().ordinal() })
+    }
+
+    /// `cuMemcpyAsync`, which the stream's order covers as it does kernels: it starts after the batches before it, and the batches
+    /// after it start when its bytes are written.
+    ///
+    /// Into GPU memory it copies from pinned memory. Into host memory it copies from GPU memory: from host to host, the driver
+    /// performs "asynchronous" copies on the calling thread, which then waits for the stream (measured on an H200, driver 580).
+    unsafe fn write_bytes(
+        &self,
+        to: StreamAddr,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<Staged, StreamError> {
+        self.handle.check_thread()?;
+        let _entered = self.context.enter()?;
+        self.handle.check_not_capturing()?;
+        let (from, staged) = self.stage(kind, bytes)?;
+        let _submitting = self.context.submitting(&self.handle.busy);
+        // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the source holds so many bytes, and the
+        // caller keeps it.
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.get(), from, bytes.len(), self.handle.raw) })?;
+        Ok(Some(staged))
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let entered = self.context.enter()?;
+        let mut pause = Pause::new();
+        while !self.handle.query()? {
+            if pause.elapsed() >= timeout {
+                return Ok(false);
+            }
+            pause.pause();
+        }
+        drop(entered);
+        self.context.collect();
+        Ok(true)
+    }
+}
+
+impl CudaStream {
+    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps them.
+    fn stage(
+        &self,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<(u64, Box<dyn Any + Send + Sync>), StreamError> {
+        match kind {
+            MemoryKind::Gpu => {
+                let block = Block::holding(bytes)
+                    .map_err(|error| StreamError::NoMemory { reason: error.to_string() })?;
+                Ok((self.translate(block.addr(), bytes.len())?.get(), Box::new(block)))
+            }
+            MemoryKind::Host => {
+                let memory = GpuMemory::holding(&self.context, bytes)?;
+                Ok((memory.address(), Box::new(memory)))
+            }
+        }
+    }
+}
+
+/// Calls with the operations as CUDA wants them. Nothing for no operations.
+#[inline]
+pub(super) fn with_params(
+    ops: &[MemOp],
+    call: impl FnOnce(&mut [sys::CUstreamBatchMemOpParams]) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    let empty = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    if ops.len() <= FEW {
+        let mut few = [empty; FEW];
+        let count = fill(ops, &mut few);
+        return if count == 0 { Ok(()) } else { call(&mut few[..count]) };
+    }
+    let mut many = vec![empty; ops.len()];
+    let count = fill(ops, &mut many);
+    call(&mut many[..count])
+}
+
+/// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of that wait.
+#[inline]
+fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
+    let mut places = params.iter_mut();
+    let mut count = 0;
+    let mut unflushed: Option<&mut sys::CUstreamBatchMemOpParams> = None;
+    for op in ops {
+        if let (MemOp::FlushRemote, Some(wait)) = (op, unflushed.take()) {
+            // SAFETY: it was made a wait just before.
+            unsafe {
+                wait.waitValue.flags |= sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_FLUSH as u32
+            };
+            continue;
+        }
+        let Some(place) = places.next() else { break };
+        *place = param(op);
+        count += 1;
+        unflushed = op.is_wait().then_some(place);
+    }
+    count
+}
+
+/// One operation (`CUstreamBatchMemOpParams`, CUDA driver API).
+#[inline]
+fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
+    use sys::CUstreamBatchMemOpType as Type;
+    // Every bit is defined, also of the longer members of the union: the driver reads the one that `operation` names.
+    let mut params = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+    match *op {
+        MemOp::Write32 { addr, value } => {
+            params.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: Type::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+                address: addr.get(),
+                __bindgen_anon_1: WriteValue { value64: value.into() },
+                flags: 0,
+                alias: 0,
+            };
+        }
+        MemOp::Write64 { addr, value } => {
+            params.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: Type::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address: addr.get(),
+                __bindgen_anon_1: WriteValue { value64: value },
+                flags: 0,
+                alias: 0,
+            };
+        }
+        MemOp::Wait32 { addr, condition, value } => {
+            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_32, addr, condition, value.into());
+        }
+        MemOp::Wait64 { addr, condition, value } => {
+            params.waitValue = wait(Type::CU_STREAM_MEM_OP_WAIT_VALUE_64, addr, condition, value);
+        }
+        MemOp::Barrier => {
+            params.memoryBarrier = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpMemoryBarrierParams_st {
+                operation: Type::CU_STREAM_MEM_OP_BARRIER,
+                flags: sys::CUstreamMemoryBarrier_flags::CU_STREAM_MEMORY_BARRIER_TYPE_SYS as u32,
+            };
+        }
+        MemOp::FlushRemote => {
+            params.flushRemoteWrites =
+                sys::CUstreamBatchMemOpParams_union_CUstreamMemOpFlushRemoteWritesParams_st {
+                    operation: Type::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES,
+                    flags: 0,
+                };
+        }
+    }
+    params
+}
+
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams;
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue;
+use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue;
+
+/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and the GPU's hosts are little
+/// endian.
+fn wait(
+    operation: sys::CUstreamBatchMemOpType,
+    addr: StreamAddr,
+    condition: Condition,
+    value: u64,
+) -> WaitParams {
+    use sys::CUstreamWaitValue_flags as Flags;
+    let condition = match condition {
+        Condition::Geq => Flags::CU_STREAM_WAIT_VALUE_GEQ,
+        Condition::Eq => Flags::CU_STREAM_WAIT_VALUE_EQ,
+        Condition::And => Flags::CU_STREAM_WAIT_VALUE_AND,
+        Condition::Nor => Flags::CU_STREAM_WAIT_VALUE_NOR,
+    };
+    WaitParams {
+        operation,
+        address: addr.get(),
+        __bindgen_anon_1: WaitValue { value64: value },
+        flags: condition as u32,
+        alias: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::WritesOrdering;
+
+    /// Bytes of an entry, as `cuda.h` lays them out: operation, padding, address, value, flags, padding, alias.
+    fn bytes(params: &sys::CUstreamBatchMemOpParams) -> Vec<u64> {
+        // SAFETY: all bits of the entry are defined.
+        unsafe { params.pad }.to_vec()
+    }
+
+    #[test]
+    fn operations_are_laid_out_as_cuda_h_says() {
+        let addr = StreamAddr::new(0x7000);
+        let low = |word: u64| word & 0xffff_ffff;
+        let entries = |ops: &[MemOp]| {
+            let mut params = vec![sys::CUstreamBatchMemOpParams { pad: [u64::MAX; 6] }; ops.len()];
+            let count = fill(ops, &mut params);
+            params[..count].iter().map(bytes).collect::<Vec<_>>()
+        };
+        let wait = MemOp::Wait32 { addr, condition: Condition::Nor, value: 0xfeff_ffff };
+        let found =
+            entries(&[MemOp::Write32 { addr, value: 5 }, MemOp::Write64 { addr, value: 1 << 40 }, wait]);
+        // CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2, WRITE_VALUE_64 = 5, WAIT_VALUE_32 = 1; NOR = 3.
+        assert_eq!((low(found[0][0]), found[0][1], low(found[0][2]), low(found[0][3])), (2, 0x7000, 5, 0));
+        assert_eq!((low(found[1][0]), found[1][2]), (5, 1 << 40));
+        assert_eq!((low(found[2][0]), low(found[2][2]), low(found[2][3])), (1, 0xfeff_ffff, 3));
+        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit 30 of its flags.
+        let wait = MemOp::Wait64 { addr, condition: Condition::And, value: 9 };
+        let found =
+            entries(&[MemOp::FlushRemote, MemOp::Barrier, wait, MemOp::FlushRemote, MemOp::FlushRemote]);
+        assert_eq!(found.iter().map(|entry| low(entry[0])).collect::<Vec<_>>(), [3, 6, 4, 3]);
+        assert_eq!(low(found[2][3]), 2 | 1 << 30);
+    }
+
+    #[test]
+    fn waits_are_flushed_where_the_gpu_needs_that() {
+        let mut gpu = GpuCapabilities {
+            ops_64_bit: true,
+            wait_nor: true,
+            flush_remote_writes: true,
+            writes_ordering: WritesOrdering::None,
+            dma_buf: true,
+            host_atomics: false,
+        };
+        assert!(mem_ops(&gpu).flush_after_wait);
+        // An H200: no flush, ordered for its owner.
+        (gpu.flush_remote_writes, gpu.writes_ordering) = (false, WritesOrdering::Owner);
+        assert!(!mem_ops(&gpu).flush_after_wait && !mem_ops(&gpu).host_atomics);
+    }
+
+    #[test]
+    fn no_operations_are_no_call_and_many_are_one() {
+        with_params(&[], |_| Err(CudaError::NoDriver)).unwrap();
+        let ops = vec![MemOp::Barrier; 255];
+        let mut seen = 0;
+        with_params(&ops, |params| {
+            seen = params.len();
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, 255);
+    }
+}

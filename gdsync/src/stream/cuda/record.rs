@@ -1,0 +1,283 @@
+//! Graphs in the making: what a stream records, and what is added node by node.
+
+use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, node_params};
+use super::{CudaStream, with_params};
+use crate::batch::{BatchShape, Kind};
+use crate::cuda::{CudaError, check};
+use crate::memop::{Condition, MemOp, MemOpStream, StreamError};
+use crate::memory::{HostAddr, PinnedMemory};
+use crate::stream::Stream;
+use cudarc::driver::sys;
+use std::marker::PhantomData;
+use std::sync::Mutex;
+
+/// A stream that is being captured. What the program enqueues on it becomes nodes of the graph, too.
+pub struct Capture<'a> {
+    stream: &'a Stream<CudaStream>,
+    recorder: Recorder,
+}
+
+/// A graph that is built node by node.
+pub struct GraphBuilder<'a> {
+    graph: sys::CUgraph,
+    recorder: Recorder,
+    stream: &'a Stream<CudaStream>,
+    /// Like the graph it makes, it may be used by one thread at a time.
+    _not_sync: PhantomData<*mut ()>,
+}
+
+/// Batch nodes of a graph in the making.
+#[derive(Default)]
+struct Recorder {
+    nodes: Vec<BatchNode>,
+}
+
+/// Where operations of nodes go that were never given a batch. Kept for ever: the program may keep a graph that it ended
+/// itself.
+static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
+
+fn sink() -> Result<HostAddr, CudaError> {
+    let mut sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let memory = match sink.take() {
+        Some(memory) => memory,
+        None => PinnedMemory::allocate_whole(16)
+            .map_err(|error| CudaError::NoHostMemory { len: 16, reason: error.to_string() })?,
+    };
+    Ok(sink.insert(memory).addr())
+}
+
+impl Recorder {
+    /// Operations of the shape that do nothing: they write zeroes where zeroes are, and wait for nothing.
+    fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
+        let word = sink()?;
+        let low = stream.translate(word, 4)?;
+        let high = stream.translate(HostAddr(word.get() + 8), 8)?;
+        let caps = stream.caps();
+        let (write32, write64) =
+            (MemOp::Write32 { addr: low, value: 0 }, MemOp::Write64 { addr: high, value: 0 });
+        let wait32 = MemOp::Wait32 { addr: low, condition: Condition::Geq, value: 0 };
+        let wait64 = MemOp::Wait64 { addr: high, condition: Condition::Geq, value: 0 };
+        let mut ops = Vec::new();
+        for descriptor in shape.descriptors() {
+            let before = ops.len();
+            match descriptor {
+                Kind::Send => ops.extend([write32, write64]),
+                Kind::WaitCq => ops.extend([wait32, write32]),
+                Kind::Wait32 => ops.push(wait32),
+                Kind::Wait64 => ops.push(wait64),
+                Kind::Write32 => ops.push(write32),
+                Kind::Write64 => ops.push(write64),
+                Kind::Barrier => ops.push(MemOp::Barrier),
+                Kind::Flush if caps.flush_remote => ops.push(MemOp::FlushRemote),
+                Kind::Flush => {
+                    return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
+                }
+                Kind::Bytes => return Err(GraphError::Copy),
+            }
+            if caps.flush_after_wait && ops[before].is_wait() {
+                ops.insert(before + 1, MemOp::FlushRemote);
+            }
+        }
+        if !shape.ends_with_wait() {
+            ops.push(write32);
+        }
+        if shape.is_empty() || ops.len() > caps.max_ops {
+            return Err(GraphError::Size { operations: ops.len(), limit: caps.max_ops });
+        }
+        Ok(ops)
+    }
+
+    fn add(&mut self, node: sys::CUgraphNode, shape: &BatchShape, operations: usize) {
+        self.nodes.push(BatchNode { node: Node(node), shape: shape.clone(), operations });
+    }
+
+    fn instantiate(self, graph: sys::CUgraph, stream: &Stream<CudaStream>) -> Result<CudaGraph, GraphError> {
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: `exec` is a valid place, the graph is alive.
+        let result =
+            check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) });
+        if let Err(error) = result {
+            destroy(graph);
+            return Err(error.into());
+        }
+        let raw = RawGraph { graph, exec };
+        Ok(CudaGraph { raw, nodes: self.nodes, context: stream.context.clone() })
+    }
+}
+
+impl Stream<CudaStream> {
+    /// Records what `record` enqueues on the stream, batches among it, as a graph. Nothing of it is performed.
+    ///
+    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once) before.
+    ///
+    /// # Errors
+    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`] where `record` fails.
+    pub fn capture(
+        &self,
+        record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Result<CudaGraph, GraphError> {
+        let mut capture = Capture { stream: self, recorder: Recorder::default() };
+        self.handle.check_thread()?;
+        let _entered = self.context.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Nobody posts on the stream meanwhile; from now on, posting finds that it is captured.
+        let state = self.lock();
+        // SAFETY: the stream is alive (`CudaStream`'s promise).
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
+        drop(state);
+        let ending = EndCapture(self.raw());
+        let recorded = record(&mut capture);
+        let graph = ending.end()?;
+        if let Err(error) = recorded {
+            destroy(graph);
+            return Err(match error.downcast::<GraphError>() {
+                Ok(own) => *own,
+                Err(other) => GraphError::Record(other),
+            });
+        }
+        capture.recorder.instantiate(graph, self)
+    }
+
+    /// Starts a graph that is built node by node.
+    ///
+    /// # Errors
+    /// [`GraphError::Cuda`].
+    pub fn graph_builder(&self) -> Result<GraphBuilder<'_>, GraphError> {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: `graph` is a valid place.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
+        Ok(GraphBuilder { graph, recorder: Recorder::default(), stream: self, _not_sync: PhantomData })
+    }
+}
+
+impl Capture<'_> {
+    /// The stream: kernels that are launched on it become nodes.
+    pub fn stream(&self) -> &CudaStream {
+        self.stream
+    }
+
+    /// Records a batch node. Each launch of the graph will need a batch of this shape.
+    ///
+    /// # Errors
+    /// [`GraphError::Size`], [`GraphError::Cuda`].
+    pub fn batch(&mut self, shape: &BatchShape) -> Result<(), GraphError> {
+        let ops = Recorder::idle_ops(self.stream, shape)?;
+        let raw = self.stream.raw();
+        with_params(&ops, |params| {
+            // SAFETY: the stream is alive; while it is captured, this only records. The sink lives as long as the graph.
+            check("cuStreamBatchMemOp", unsafe {
+                sys::cuStreamBatchMemOp_v2(raw, params.len() as u32, params.as_mut_ptr(), 0)
+            })
+        })?;
+        let node = last_node(raw)?;
+        self.recorder.add(node, shape, ops.len());
+        Ok(())
+    }
+}
+
+/// The node that was captured last.
+fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, mut graph) = (0, std::ptr::null_mut());
+    let (mut nodes, mut count) = (std::ptr::null(), 0usize);
+    // SAFETY: all are valid places; the stream is alive.
+    check("cuStreamGetCaptureInfo", unsafe {
+        sys::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
+    })?;
+    if count == 1 && !nodes.is_null() {
+        // SAFETY: the driver says that there is one, valid until something else is captured.
+        return Ok(unsafe { *nodes });
+    }
+    Err(CudaError::Capturing)
+}
+
+/// Ends a capture, whatever happens meanwhile.
+struct EndCapture(sys::CUstream);
+
+impl EndCapture {
+    fn end(self) -> Result<sys::CUgraph, CudaError> {
+        let stream = self.0;
+        std::mem::forget(self);
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: `graph` is a valid place; the stream is alive.
+        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut graph) })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for EndCapture {
+    fn drop(&mut self) {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: as above.
+        let result = unsafe { sys::cuStreamEndCapture(self.0, &mut graph) };
+        if result == sys::CUresult::CUDA_SUCCESS && !graph.is_null() {
+            destroy(graph);
+        }
+    }
+}
+
+impl GraphBuilder<'_> {
+    /// The driver's handle, to add kernels and other nodes to, and dependencies.
+    pub fn raw(&self) -> sys::CUgraph {
+        self.graph
+    }
+
+    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a batch of this shape.
+    ///
+    /// Returns the driver's handle, for dependencies.
+    ///
+    /// # Errors
+    /// [`GraphError::Size`], [`GraphError::Cuda`].
+    pub fn batch(&mut self, shape: &BatchShape) -> Result<sys::CUgraphNode, GraphError> {
+        // SAFETY: no dependencies but ours.
+        unsafe { self.batch_after(shape, &[]) }
+    }
+
+    /// As [`Self::batch`], after other nodes, too.
+    ///
+    /// # Errors
+    /// As [`Self::batch`].
+    ///
+    /// # Safety
+    /// `after` are nodes of this graph.
+    pub unsafe fn batch_after(
+        &mut self,
+        shape: &BatchShape,
+        after: &[sys::CUgraphNode],
+    ) -> Result<sys::CUgraphNode, GraphError> {
+        let ops = Recorder::idle_ops(self.stream, shape)?;
+        // Progress is told in the order of batches, so that must be the graph's.
+        let before = self.recorder.nodes.last().map(|batch| batch.node.0);
+        let dependencies: Vec<_> = after.iter().copied().chain(before).collect();
+        let _entered = self.stream.context.enter()?;
+        let mut node = std::ptr::null_mut();
+        with_params(&ops, |params| {
+            let params = node_params(&self.stream.context, params);
+            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the driver copies the array.
+            check("cuGraphAddBatchMemOpNode", unsafe {
+                let (list, count) = (dependencies.as_ptr(), dependencies.len());
+                sys::cuGraphAddBatchMemOpNode(&mut node, self.graph, list, count, &params)
+            })
+        })?;
+        self.recorder.add(node, shape, ops.len());
+        Ok(node)
+    }
+
+    /// Makes it executable.
+    ///
+    /// # Errors
+    /// [`GraphError::Cuda`].
+    pub fn instantiate(mut self) -> Result<CudaGraph, GraphError> {
+        let _entered = self.stream.context.enter()?;
+        let graph = std::mem::replace(&mut self.graph, std::ptr::null_mut());
+        std::mem::take(&mut self.recorder).instantiate(graph, self.stream)
+    }
+}
+
+impl Drop for GraphBuilder<'_> {
+    fn drop(&mut self) {
+        if !self.graph.is_null() {
+            destroy(self.graph);
+        }
+    }
+}

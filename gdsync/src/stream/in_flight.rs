@@ -1,0 +1,161 @@
+//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed it.
+
+use crate::batch::Descriptor;
+use crate::memory::left_behind;
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::QueuePairInner;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One submission.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) end: TimelinePoint,
+    /// How many of the submissions that a stream takes it counts for.
+    pub(super) weight: u32,
+    pub(super) held: Held,
+}
+
+/// What a submission names, and keeps alive.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// The queue pair of one send.
+    Send(Arc<QueuePairInner>),
+    /// Descriptors, which hold queue pairs, completion queues, memory of words.
+    Many(Vec<Descriptor>),
+}
+
+/// Submissions that are past, taken out of a stream to be dropped without its lock. The room that they took is used again.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    submissions: Vec<InFlight>,
+    spare: Option<Arc<Spare>>,
+}
+
+/// Room for submissions that are past, where it is not in use.
+pub(super) type Spare = Mutex<Vec<InFlight>>;
+
+impl Past {
+    /// Nothing yet, with the room that a stream has kept.
+    pub(super) fn new(spare: &Arc<Spare>) -> Self {
+        let room = spare.lock().map_or_else(|_| Vec::new(), |mut room| std::mem::take(&mut *room));
+        Past { submissions: room, spare: Some(spare.clone()) }
+    }
+
+    /// It has no room of a stream's.
+    pub(super) fn is_unused(&self) -> bool {
+        self.spare.is_none()
+    }
+
+    pub(super) fn push(&mut self, submission: InFlight) {
+        self.submissions.push(submission);
+    }
+
+    pub(super) fn extend(&mut self, mut more: Past) {
+        if self.is_unused() {
+            *self = more;
+        } else {
+            self.submissions.append(&mut more.submissions);
+        }
+    }
+}
+
+impl Drop for Past {
+    fn drop(&mut self) {
+        let Some(spare) = &self.spare else { return };
+        self.submissions.clear();
+        if let Ok(mut room) = spare.lock()
+            && room.capacity() < self.submissions.capacity()
+        {
+            std::mem::swap(&mut *room, &mut self.submissions);
+        }
+    }
+}
+
+/// Submissions of streams that were dropped before they had passed them.
+static ORPHANS: Mutex<Vec<(Arc<Timeline>, InFlight)>> = Mutex::new(Vec::new());
+
+impl InFlight {
+    fn descriptors(&self) -> &[Descriptor] {
+        match &self.held {
+            Held::Send(_) => &[],
+            Held::Many(descriptors) => descriptors,
+        }
+    }
+
+    fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
+        let sent = match &self.held {
+            Held::Send(queue_pair) => Some(queue_pair),
+            Held::Many(_) => None,
+        };
+        sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
+    }
+
+    /// Looks after queue pairs that have failed meanwhile.
+    pub(super) fn flush_failed(&self) {
+        for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
+            queue_pair.flush_unposted();
+        }
+    }
+
+    /// The backend has failed: nobody knows what it rang.
+    pub(super) fn abort(&self) {
+        abort(self.queue_pairs());
+    }
+
+    /// The first wait that the stream has not passed and that is not satisfied now, with its position. Of words in GPU memory
+    /// nobody knows, and they count as not satisfied.
+    pub(super) fn oldest_wait(&self, timeline: &Timeline) -> Option<(usize, &Descriptor)> {
+        let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
+        let mut open = waits.filter(|(_, descriptor)| match descriptor {
+            Descriptor::WaitCq(wait) => !wait.is_passed(timeline) && !wait.is_satisfied(),
+            Descriptor::Wait32(word, condition, value) => {
+                word.load32().is_none_or(|now| !condition.holds32(now, *value))
+            }
+            Descriptor::Wait64(word, condition, value) => {
+                word.load64().is_none_or(|now| !condition.holds64(now, *value))
+            }
+            _ => true,
+        });
+        open.next()
+    }
+}
+
+/// Moves queue pairs to the error state.
+pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
+    for queue_pair in queue_pairs {
+        if let Err(error) = queue_pair.abort() {
+            tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
+        }
+    }
+}
+
+/// Keeps submissions of a stream that is gone until its timeline has passed them.
+pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
+    if let Some(last) = in_flight.back() {
+        left_behind::add(timeline, last.end);
+    }
+    let orphans = in_flight.into_iter().map(|submission| (timeline.clone(), submission));
+    ORPHANS.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(orphans);
+    reap_orphans();
+}
+
+/// Drops what streams that are gone have passed meanwhile.
+pub(super) fn reap_orphans() {
+    let Ok(mut orphans) = ORPHANS.try_lock() else { return };
+    let past = take_past(&mut orphans);
+    drop(orphans);
+    // Outside the lock: dropping may take other locks.
+    drop(past);
+}
+
+fn take_past(orphans: &mut MutexGuard<'_, Vec<(Arc<Timeline>, InFlight)>>) -> Vec<(Arc<Timeline>, InFlight)> {
+    if orphans.is_empty() {
+        return Vec::new();
+    }
+    let (past, kept) =
+        orphans.drain(..).partition(|(timeline, submission)| timeline.has_passed(submission.end));
+    **orphans = kept;
+    orphans.iter().for_each(|(_, submission)| submission.flush_failed());
+    past
+}

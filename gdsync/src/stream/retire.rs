@@ -1,0 +1,191 @@
+//! What becomes of submissions: waiting for them, letting go of what they named, and a stream's end.
+
+use super::in_flight::{self, Held, InFlight, Past};
+use super::post::{Points, State, Stream};
+use super::watchdog::StalledWait;
+use crate::batch::Descriptor;
+use crate::memop::{MemOpStream, StreamError};
+use crate::memory::timeline::TimelinePoint;
+use parking_lot::MutexGuard;
+use std::time::{Duration, Instant};
+
+/// How often a waiting host thread looks after queue pairs that failed meanwhile.
+const LOOK_AFTER: Duration = Duration::from_millis(20);
+/// How often a waiting host thread names the wait that a stream hangs at.
+const STALL: Duration = Duration::from_secs(10);
+
+impl<B: MemOpStream> Stream<B> {
+    /// Waits until the stream has performed everything.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`].
+    pub fn synchronize(&self) -> Result<(), StreamError> {
+        while !self.synchronize_timeout(STALL)? {
+            if let Some(wait) = self.oldest_wait() {
+                tracing::warn!(%wait, "a stream has not come further than this wait for {STALL:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream has performed everything; false where that took longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
+            let mut state = self.lock();
+            // Asked again under the lock: nothing of ours can be posted meanwhile.
+            match idle.and_then(|idle| if idle { self.backend.wait_idle(Duration::ZERO) } else { Ok(false) })
+            {
+                Ok(idle) => {
+                    if idle {
+                        self.timeline.declare_passed(state.issued);
+                        state.unwritten = 0;
+                    }
+                    let past = self.reap(&mut state);
+                    drop(state);
+                    drop(past);
+                    if idle {
+                        return Ok(true);
+                    }
+                }
+                Err(error) => {
+                    if matches!(error, StreamError::Failed { .. }) {
+                        self.abandon(state);
+                    }
+                    return Err(error);
+                }
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Submissions that the stream is not known to have passed. A graph counts for as many as it has batch nodes.
+    pub fn outstanding(&self) -> usize {
+        let mut state = self.lock();
+        self.settle_if_idle(&mut state);
+        let past = self.reap(&mut state);
+        let outstanding = state.weight;
+        drop(state);
+        drop(past);
+        outstanding
+    }
+
+    /// The oldest wait that the stream is not known to have passed and that is not satisfied, in words: what it hangs at, if it
+    /// hangs.
+    pub fn oldest_wait(&self) -> Option<String> {
+        let state = self.lock();
+        let oldest = state.in_flight.iter().find_map(|submission| submission.oldest_wait(&self.timeline));
+        oldest.map(|(_, wait)| wait.to_string())
+    }
+
+    /// The same, unless the stream is idle or has failed, and where it stands in the stream's order.
+    pub(crate) fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)> {
+        if !matches!(self.backend.wait_idle(Duration::ZERO), Ok(false)) {
+            return None;
+        }
+        let state = self.lock();
+        state.in_flight.iter().find_map(|submission| {
+            let (position, descriptor) = submission.oldest_wait(&self.timeline)?;
+            let wait = match descriptor {
+                Descriptor::WaitCq(wait) => Some(wait),
+                _ => None,
+            };
+            let stalled = StalledWait {
+                description: descriptor.to_string(),
+                completion_queue: wait.map(|wait| wait.cq_num()),
+                index: wait.map(|wait| wait.index()),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number()).collect(),
+            };
+            Some(((submission.end, position), stalled))
+        })
+    }
+
+    /// Where the stream was not told to say that it is through, and is: says so in its place. Nothing of ours can be posted
+    /// meanwhile, and an idle backend performs nothing that could write the timeline's word.
+    fn settle_if_idle(&self, state: &mut State) {
+        let idle = || matches!(self.backend.wait_idle(Duration::ZERO), Ok(true));
+        if state.unwritten > 0 && !state.in_flight.is_empty() && idle() {
+            self.timeline.declare_passed(state.issued);
+            state.unwritten = 0;
+        }
+    }
+
+    /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
+    /// have failed. Then does the same for streams that are gone.
+    #[inline(never)]
+    pub(super) fn reap(&self, state: &mut State) -> Past {
+        let mut past = Past::default();
+        while let Some(oldest) = state.in_flight.front() {
+            if !self.timeline.has_passed(oldest.end) {
+                break;
+            }
+            if let Some(passed) = state.in_flight.pop_front() {
+                state.weight -= passed.weight as usize;
+                if past.is_unused() {
+                    past = Past::new(&state.spare);
+                }
+                past.push(passed);
+            }
+        }
+        if let Some(oldest) = state.in_flight.front() {
+            oldest.flush_failed();
+        }
+        in_flight::reap_orphans();
+        past
+    }
+
+    /// The backend has failed: it will touch nothing any more, and nobody knows what it rang.
+    pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
+        self.timeline.kill();
+        let lost = std::mem::take(&mut state.in_flight);
+        state.weight = 0;
+        drop(state);
+        lost.iter().for_each(InFlight::abort);
+    }
+
+    /// Has the stream say when it is through, unless its last submission does.
+    pub(super) fn write_closing_point(&self, state: &mut State) -> Result<(), StreamError> {
+        if state.unwritten == 0 {
+            return Ok(());
+        }
+        // A point of its own: the timeline must stay until this very write is past.
+        let end = state.issued.next();
+        let mut ops = Vec::with_capacity(1);
+        state.translations.refresh(&self.backend);
+        self.write_point(state, end, &mut ops)?;
+        self.timeline.expect(end);
+        // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which `ORPHANS` keeps until it says `end`. The
+        // lock on the state keeps others from submitting.
+        unsafe { self.backend.submit(&ops) }?;
+        state.accept(Points { before: end, end, open: false }, Held::Many(Vec::new()), 1, &self.caps);
+        Ok(())
+    }
+}
+
+impl<B: MemOpStream> Drop for Stream<B> {
+    fn drop(&mut self) {
+        let mut state = self.lock();
+        let past = self.reap(&mut state);
+        if state.in_flight.is_empty() {
+            return drop((state, past));
+        }
+        let closed =
+            self.backend.wait_idle(Duration::ZERO).and_then(|_| self.write_closing_point(&mut state));
+        if let Err(StreamError::Failed { .. }) = closed {
+            return self.abandon(state);
+        }
+        let in_flight = std::mem::take(&mut state.in_flight);
+        drop((state, past));
+        if let Err(error) = closed {
+            tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
+        }
+        in_flight::leave_behind(&self.timeline, in_flight);
+    }
+}

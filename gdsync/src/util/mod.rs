@@ -1,0 +1,5 @@
+//! What every layer may use: locks and atomics, and ways to wait for memory that something else writes.
+
+pub(crate) mod pause;
+pub(crate) mod poller;
+pub(crate) mod sync;

@@ -1,0 +1,408 @@
+//! Devices and their ports.
+
+use crate::memory::arena::Arena;
+use crate::verbs::call;
+use crate::verbs::error::{Error, OpenError, PortError};
+use crate::verbs::events::EventSinks;
+use crate::verbs::gid::{GidEntry, LinkLayer};
+use gdsync_sys::VerbsApi;
+use gdsync_sys::api::Provider;
+use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
+use parking_lot::Mutex;
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Port of a device that is used unless told otherwise. Ports are counted from 1.
+pub const DEFAULT_PORT: u8 = 1;
+
+/// An open card.
+///
+/// A cheap handle; clones name the same device, which closes with the last object made on it.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(crate) inner: Arc<DeviceInner>,
+}
+
+pub(crate) struct DeviceInner {
+    raw: NonNull<ibv_context>,
+    pub(crate) api: &'static VerbsApi,
+    name: String,
+    /// The context is somebody else's, who closes it.
+    borrowed: bool,
+    /// Where the rings of this device's queues live.
+    pub(crate) arena: Arc<Arena>,
+    /// Whom asynchronous events concern.
+    pub(crate) queue_pairs: EventSinks,
+    /// Held by who reads an event.
+    pub(crate) reader: Mutex<()>,
+}
+
+// SAFETY: libibverbs allows a context to be used from any thread.
+unsafe impl Send for DeviceInner {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceInner {}
+
+impl DeviceInner {
+    /// A port that carries traffic.
+    pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
+        let port = self.port(number)?;
+        if port.state == PortState::Active {
+            return Ok(port);
+        }
+        let device = self.name().to_owned();
+        Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
+    }
+}
+
+impl fmt::Debug for DeviceInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).field("provider", &self.api.provider).finish()
+    }
+}
+
+/// Name of a provider, for messages.
+pub(crate) fn provider_name(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Software => "software",
+        Provider::System => "system",
+        _ => "unknown",
+    }
+}
+
+/// The device list of a provider, freed when dropped.
+struct DeviceList {
+    api: &'static VerbsApi,
+    list: *mut *mut ibv_device,
+    len: usize,
+}
+
+impl DeviceList {
+    fn get(api: &'static VerbsApi) -> Result<Self, Error> {
+        let mut num = 0;
+        // SAFETY: `num` is a valid place for the count.
+        let list = unsafe { (api.get_device_list)(&mut num) };
+        let list = match call::pointer("ibv_get_device_list", list, String::new) {
+            Ok(list) => list.as_ptr(),
+            // The manual page's word for it.
+            Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
+                return Err(Error::Open(OpenError::NoKernelSupport));
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(DeviceList { api, list, len: usize::try_from(num).unwrap_or(0) })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = (*mut ibv_device, String)> {
+        (0..self.len).map(|i| {
+            // SAFETY: the list has `len` entries, valid until it is freed in `drop`.
+            let device = unsafe { *self.list.add(i) };
+            // SAFETY: the device is valid as long as the list, and so is its zero-terminated name.
+            let name = unsafe { CStr::from_ptr((self.api.get_device_name)(device)) };
+            (device, name.to_string_lossy().into_owned())
+        })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: returned by `get_device_list`, freed once.
+        unsafe { (self.api.free_device_list)(self.list) };
+    }
+}
+
+impl Device {
+    /// Names of a provider's devices.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider cannot list them.
+    pub fn names(api: &'static VerbsApi) -> Result<Vec<String>, Error> {
+        Ok(DeviceList::get(api)?.devices().map(|(_, name)| name).collect())
+    }
+
+    /// Opens a provider's device: the one named, or the first that is driven by mlx5.
+    ///
+    /// # Errors
+    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice), [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it cannot be opened.
+    pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
+        let list = DeviceList::get(api)?;
+        let candidates: Vec<_> =
+            list.devices().filter(|(_, found)| name.is_none_or(|name| name == found)).collect();
+        // SAFETY: the device is valid until the list is freed.
+        let supported = |device| unsafe { (api.mlx5dv_is_supported)(device) };
+        let Some((device, found)) = candidates.iter().find(|(device, _)| supported(*device)) else {
+            return Err(match candidates.first() {
+                Some((_, found)) => Error::Open(OpenError::NotMlx5 { name: found.clone() }),
+                None => Error::Open(OpenError::NoDevice {
+                    name: name.map(str::to_owned),
+                    provider: provider_name(api.provider),
+                    present: list.devices().map(|(_, name)| name).collect(),
+                }),
+            });
+        };
+        // SAFETY: as above.
+        let raw = unsafe { (api.open_device)(*device) };
+        let raw = call::pointer("ibv_open_device", raw, || found.clone())?;
+        let inner = DeviceInner {
+            raw,
+            api,
+            name: found.clone(),
+            borrowed: false,
+            arena: Arc::default(),
+            queue_pairs: EventSinks::default(),
+            reader: Mutex::default(),
+        };
+        Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
+    ///
+    /// # Errors
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
+    ///
+    /// # Safety
+    /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
+    /// clones and everything made on them are dropped; streams must have passed what they were given by then, too.
+    pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
+        // SAFETY: an open context, as the caller promises, names its device.
+        let device = unsafe { (*context.as_ptr()).device };
+        // SAFETY: the device of an open context is valid, and so is its zero-terminated name.
+        let (name, supported) =
+            unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
+        let name = name.to_string_lossy().into_owned();
+        if !supported {
+            return Err(Error::Open(OpenError::NotMlx5 { name }));
+        }
+        let inner = DeviceInner {
+            raw: context,
+            api,
+            name,
+            borrowed: true,
+            arena: Arc::default(),
+            queue_pairs: EventSinks::default(),
+            reader: Mutex::default(),
+        };
+        Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// Opens the first software card of this process.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    #[cfg(feature = "software-card")]
+    pub fn software() -> Result<Self, Error> {
+        Self::open(crate::verbs::provider::software(), None)
+    }
+
+    /// Its name, such as `mlx5_0`.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Who drives it.
+    pub fn provider(&self) -> Provider {
+        self.inner.api.provider
+    }
+
+    /// Firmware version and limits.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn attributes(&self) -> Result<DeviceAttributes, Error> {
+        self.inner.attributes()
+    }
+
+    /// State and address of a port.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], for example where there is no such port.
+    pub fn port(&self, port: u8) -> Result<PortAttributes, Error> {
+        self.inner.port(port)
+    }
+
+    /// The global identifiers of a port: the valid entries of its table.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], for example where there is no such port.
+    pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
+        self.inner.gids(port)
+    }
+
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On InfiniBand the first; on
+    /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
+    ///
+    /// # Errors
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
+    pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
+        self.inner.choose_gid(port, index)
+    }
+}
+
+impl DeviceInner {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {
+        let attr = self.port_attr(port)?;
+        Ok(PortAttributes {
+            port,
+            state: PortState::from_raw(attr.state),
+            link: LinkLayer::from_raw(attr.link_layer)?,
+            lid: attr.lid,
+            mtu: Mtu::from_raw(attr.active_mtu),
+            max_message: attr.max_msg_sz,
+        })
+    }
+
+    pub(crate) fn attributes(&self) -> Result<DeviceAttributes, Error> {
+        let mut attr = std::mem::MaybeUninit::<ibv_device_attr>::zeroed();
+        // SAFETY: the context is open; the place is valid for the struct.
+        let rc = unsafe { (self.api.query_device)(self.context(), attr.as_mut_ptr()) };
+        call::status("ibv_query_device", rc, String::new)?;
+        // SAFETY: all-zero bytes are a valid value of this plain C struct, and the call filled it.
+        let attr = unsafe { attr.assume_init() };
+        let firmware = attr.fw_ver.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+        Ok(DeviceAttributes {
+            firmware,
+            node_guid: u64::from_be(attr.node_guid),
+            ports: attr.phys_port_cnt,
+            max_queue_pairs: attr.max_qp.try_into().unwrap_or(0),
+            max_work_requests: attr.max_qp_wr.try_into().unwrap_or(0),
+            max_segments: attr.max_sge.try_into().unwrap_or(0),
+            max_completions: attr.max_cqe.try_into().unwrap_or(0),
+            max_reads: attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).try_into().unwrap_or(0),
+            atomics: attr.atomic_cap != verbs::IBV_ATOMIC_NONE,
+            send_invalidate: attr.device_cap_flags & verbs::IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+        })
+    }
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
+        // SAFETY: opened by us; every object made on it holds an `Arc` of this, so none is left.
+        call::on_drop("ibv_close_device", unsafe { (self.api.close_device)(self.raw.as_ptr()) });
+    }
+}
+
+/// Firmware version and limits of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// Firmware version.
+    pub firmware: String,
+    /// Node GUID.
+    pub node_guid: u64,
+    /// Physical ports.
+    pub ports: u8,
+    /// Queue pairs.
+    pub max_queue_pairs: u32,
+    /// Work requests of one queue.
+    pub max_work_requests: u32,
+    /// Scatter/gather elements of one work request.
+    pub max_segments: u32,
+    /// Entries of one completion queue.
+    pub max_completions: u32,
+    /// RDMA reads and atomics in flight of one queue pair, in the direction that allows fewer.
+    pub max_reads: u32,
+    /// Compare-and-swap and fetch-and-add of 8 bytes.
+    pub atomics: bool,
+    /// Sends that invalidate a remote key.
+    pub send_invalidate: bool,
+}
+
+/// State and address of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortAttributes {
+    /// Its number, from 1 on.
+    pub port: u8,
+    /// Logical state.
+    pub state: PortState,
+    /// What its link speaks.
+    pub link: LinkLayer,
+    /// Local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Path MTU in use, where its code is known.
+    pub mtu: Option<Mtu>,
+    /// Longest message in bytes.
+    pub max_message: u32,
+}
+
+/// Logical state of a port (`enum ibv_port_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PortState {
+    /// No link.
+    Down,
+    /// Link, not configured.
+    Init,
+    /// Configured, not in use.
+    Armed,
+    /// In use.
+    Active,
+    /// Some other code.
+    Other(i32),
+}
+
+impl PortState {
+    fn from_raw(raw: i32) -> Self {
+        match raw {
+            verbs::IBV_PORT_DOWN => PortState::Down,
+            verbs::IBV_PORT_INIT => PortState::Init,
+            verbs::IBV_PORT_ARMED => PortState::Armed,
+            verbs::IBV_PORT_ACTIVE => PortState::Active,
+            other => PortState::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortState::Down => f.pad("DOWN"),
+            PortState::Init => f.pad("INIT"),
+            PortState::Armed => f.pad("ARMED"),
+            PortState::Active => f.pad("ACTIVE"),
+            PortState::Other(code) => f.pad(&format!("state {code}")),
+        }
+    }
+}
+
+/// A path MTU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(i32)]
+#[allow(missing_docs, reason = "the names say it: bytes")]
+pub enum Mtu {
+    Bytes256 = verbs::IBV_MTU_256,
+    Bytes512 = verbs::IBV_MTU_512,
+    Bytes1024 = verbs::IBV_MTU_1024,
+    Bytes2048 = verbs::IBV_MTU_2048,
+    Bytes4096 = verbs::IBV_MTU_4096,
+}
+
+impl Mtu {
+    /// In bytes.
+    pub fn bytes(self) -> u32 {
+        128 << self as u32
+    }
+
+    /// The MTU of so many bytes, if there is one.
+    pub fn from_bytes(bytes: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+
+    const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
+
+    pub(crate) fn from_raw(raw: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| *mtu as i32 == raw)
+    }
+}

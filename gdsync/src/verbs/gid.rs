@@ -1,0 +1,288 @@
+//! Global identifiers: which a port has, and which one a connection uses.
+
+use crate::verbs::call;
+use crate::verbs::device::DeviceInner;
+use crate::verbs::error::{Error, PortError, QueuePairError};
+use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
+use std::ffi::CStr;
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+use std::{fmt, io};
+
+/// A global identifier; printed like the IPv6 address that it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&std::net::Ipv6Addr::from(self.0).to_string())
+    }
+}
+
+impl Gid {
+    /// Whether it is an IPv4 address in IPv6's clothes, `::ffff:a.b.c.d`.
+    fn is_ipv4(self) -> bool {
+        Ipv6Addr::from(self.0).to_ipv4_mapped().is_some()
+    }
+
+    fn is_link_local(self) -> bool {
+        Ipv6Addr::from(self.0).is_unicast_link_local()
+    }
+
+    /// The first half: its subnet.
+    pub(crate) fn subnet_prefix(self) -> [u8; 8] {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GidKind {
+    /// InfiniBand.
+    InfiniBand,
+    /// RoCE version 1: Ethernet frames of their own type, which no router forwards.
+    RoceV1,
+    /// RoCE version 2: UDP.
+    RoceV2,
+}
+
+impl GidKind {
+    /// Every kind.
+    pub(crate) const ALL: [GidKind; 3] = [GidKind::InfiniBand, GidKind::RoceV1, GidKind::RoceV2];
+
+    fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            verbs::IBV_GID_TYPE_IB => Some(GidKind::InfiniBand),
+            verbs::IBV_GID_TYPE_ROCE_V1 => Some(GidKind::RoceV1),
+            verbs::IBV_GID_TYPE_ROCE_V2 => Some(GidKind::RoceV2),
+            _ => None,
+        }
+    }
+
+    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`, `ib_cache_gid_type_str`): version 1 shares its
+    /// name with InfiniBand.
+    fn from_sysfs(text: &str, link: LinkLayer) -> Option<Self> {
+        match (text.trim(), link) {
+            ("IB/RoCE v1", LinkLayer::InfiniBand) => Some(GidKind::InfiniBand),
+            ("IB/RoCE v1", LinkLayer::Ethernet) => Some(GidKind::RoceV1),
+            ("RoCE v2", _) => Some(GidKind::RoceV2),
+            _ => None,
+        }
+    }
+
+    /// The link layer that such packets travel on.
+    pub fn link(self) -> LinkLayer {
+        match self {
+            GidKind::InfiniBand => LinkLayer::InfiniBand,
+            GidKind::RoceV1 | GidKind::RoceV2 => LinkLayer::Ethernet,
+        }
+    }
+
+    /// Its name in an endpoint's text form.
+    pub(crate) fn short(self) -> &'static str {
+        match self {
+            GidKind::InfiniBand => "ib",
+            GidKind::RoceV1 => "roce1",
+            GidKind::RoceV2 => "roce2",
+        }
+    }
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            GidKind::InfiniBand => "InfiniBand",
+            GidKind::RoceV1 => "RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
+        })
+    }
+}
+
+/// What a port's link speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand: a subnet manager gives ports local identifiers (LIDs), which address them.
+    InfiniBand,
+    /// Ethernet (RoCE): GIDs address ports.
+    Ethernet,
+}
+
+impl LinkLayer {
+    /// # Errors
+    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not known.
+    pub(crate) fn from_raw(raw: u8) -> Result<Self, Error> {
+        match raw {
+            // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
+            verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
+            verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
+            other => {
+                Err(Error::QueuePair(QueuePairError::Layout { what: "port link layer", value: other.into() }))
+            }
+        }
+    }
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            LinkLayer::InfiniBand => "InfiniBand",
+            LinkLayer::Ethernet => "Ethernet",
+        })
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// Its index in the table, for [`crate::QueuePairConfig::gid_index`].
+    pub index: u32,
+    /// The identifier.
+    pub gid: Gid,
+    /// What packets with it look like.
+    pub kind: GidKind,
+}
+
+/// The entry that a connection uses: the one asked for, or
+/// - on InfiniBand the first;
+/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a version an IPv4 address before
+///   a global IPv6 address, and that before a link-local one.
+pub(crate) fn choose(
+    table: &[GidEntry],
+    device: &str,
+    port: u8,
+    asked: Option<u32>,
+) -> Result<GidEntry, Error> {
+    let found = match asked {
+        Some(index) => table.iter().find(|entry| entry.index == index),
+        None => table.iter().min_by_key(|entry| (preference(entry), entry.index)),
+    };
+    found.copied().ok_or_else(|| {
+        Error::Port(PortError::NoGid {
+            device: device.to_owned(),
+            port,
+            index: asked,
+            present: table.iter().map(|entry| entry.index).collect(),
+        })
+    })
+}
+
+/// Smaller is better.
+fn preference(entry: &GidEntry) -> (u8, u8) {
+    let version = match entry.kind {
+        GidKind::InfiniBand => return (0, 0),
+        GidKind::RoceV2 => 0,
+        GidKind::RoceV1 => 1,
+    };
+    let reach = match entry.gid {
+        gid if gid.is_ipv4() => 0,
+        gid if gid.is_link_local() => 2,
+        _ => 1,
+    };
+    (version, reach)
+}
+
+impl DeviceInner {
+    /// The valid entries of a port's table.
+    pub(crate) fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
+        let attr = self.port_attr(port)?;
+        let len = u32::try_from(attr.gid_tbl_len).unwrap_or(0);
+        match self.api.query_gid_table {
+            Some(_) => match self.gids_by_table(port) {
+                Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                answer => return answer,
+            },
+            None => tracing::debug!("libibverbs has no GID table query (rdma-core 32): reading sysfs"),
+        }
+        let link = LinkLayer::from_raw(attr.link_layer)?;
+        (0..len).filter_map(|index| self.gid_by_sysfs(port, index, link).transpose()).collect()
+    }
+
+    pub(crate) fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
+        choose(&self.gids(port)?, self.name(), port, index)
+    }
+
+    fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
+        let Some(query) = self.api.query_gid_table else { return Ok(Vec::new()) };
+        // The answer is about all ports.
+        let mut room = 0;
+        for port in 1..=self.attributes()?.ports {
+            room += usize::try_from(self.port_attr(port)?.gid_tbl_len).unwrap_or(0);
+        }
+        let mut entries = vec![ibv_gid_entry::default(); room];
+        // SAFETY: the context is open; there is room for `room` entries of that size.
+        let rc = unsafe { query(self.context(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
+        let written = usize::try_from(rc).map_err(|_| Error::Verbs {
+            call: "ibv_query_gid_table",
+            detail: format!("{room} entries"),
+            source: io::Error::from_raw_os_error(i32::try_from(-rc).unwrap_or(libc::EIO)),
+        })?;
+        entries.truncate(written);
+        Ok(entries
+            .into_iter()
+            .filter(|entry| entry.port_num == u32::from(port))
+            // Of a kind that came after this was written: not usable, and no reason to fail.
+            .filter_map(|entry| {
+                let (kind, gid) = (GidKind::from_raw(entry.gid_type)?, Gid(entry.gid.raw));
+                Some(GidEntry { index: entry.gid_index, gid, kind })
+            })
+            .collect())
+    }
+
+    /// One entry as kernel and libibverbs told it before they had the query: `None` where it is empty.
+    fn gid_by_sysfs(&self, port: u8, index: u32, link: LinkLayer) -> Result<Option<GidEntry>, Error> {
+        let file = self.sysfs_folder().join(format!("ports/{port}/gid_attrs/types/{index}"));
+        let kind = match std::fs::read_to_string(&file) {
+            Ok(text) => GidKind::from_sysfs(&text, link),
+            // The kernel says EINVAL of an empty entry.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+            // Kernels before 4.5 have no such files, and RoCE v1 only.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(match link {
+                LinkLayer::InfiniBand => GidKind::InfiniBand,
+                LinkLayer::Ethernet => GidKind::RoceV1,
+            }),
+            Err(source) => {
+                return Err(Error::Verbs {
+                    call: "reading sysfs",
+                    detail: file.display().to_string(),
+                    source,
+                });
+            }
+        };
+        let Some(kind) = kind else { return Ok(None) };
+        let gid = self.gid(port, index)?;
+        Ok((gid != Gid::default()).then_some(GidEntry { index, gid, kind }))
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
+        let mut gid = ibv_gid::default();
+        let asked = libc::c_int::try_from(index).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the context is open; the place is valid for a GID.
+        let rc = unsafe { (self.api.query_gid)(self.context(), port, asked, &mut gid) };
+        call::status("ibv_query_gid", rc, || format!("port {port}, index {index}"))?;
+        Ok(Gid(gid.raw))
+    }
+
+    /// The device's folder in sysfs.
+    fn sysfs_folder(&self) -> PathBuf {
+        // SAFETY: an open context names its device, which lives as long, with a zero-terminated path.
+        let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };
+        PathBuf::from(path.to_string_lossy().into_owned())
+    }
+
+    /// A port's attributes as the provider tells them.
+    pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: the context is open; the place is valid for the struct.
+        let rc = unsafe { (self.api.query_port)(self.context(), port, &mut attr) };
+        call::status("ibv_query_port", rc, || format!("port {port}"))?;
+        Ok(attr)
+    }
+}
+
+#[cfg(test)]
+#[path = "gid_tests.rs"]
+mod tests;

@@ -1,0 +1,185 @@
+//! GPU memory registered with a card.
+
+use crate::cuda::{Consistency, CudaError, GpuMemory};
+use crate::memory::OutOfBounds;
+use crate::verbs::error::Error;
+use crate::verbs::mr::{Access, Backing, MemoryRegionInner, RemoteMemory, Slice};
+use crate::verbs::pd::ProtectionDomain;
+use gdsync_sys::api::Provider;
+use gdsync_sys::verbs::ibv_mr;
+use std::io;
+use std::ops::RangeBounds;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+/// GPU memory registered with a card: payload that never passes through host memory.
+///
+/// A cheap handle; clones name the same region. Work requests in flight hold it.
+///
+/// A software card reaches it through a CPU mapping where there is one when it is registered ([`crate::mapped::MappedMemory`]), else
+/// by copies on a stream of its own. A real card reaches it over PCIe: through a dma-buf
+/// (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the `nvidia-peermem` module.
+#[derive(Clone, Debug)]
+pub struct GpuMemoryRegion {
+    inner: Arc<MemoryRegionInner>,
+    memory: GpuMemory,
+}
+
+impl GpuMemoryRegion {
+    /// Registers GPU memory.
+    ///
+    /// # Errors
+    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card cannot have it, with the reason of each way that was tried;
+    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory whose GPU shows writes in no order and cannot flush
+    /// them: a stream that has waited for the completion could still see old data.
+    pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
+        let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
+        Ok(GpuMemoryRegion { inner, memory })
+    }
+
+    pub(crate) fn register_inner(
+        pd: &ProtectionDomain,
+        memory: &GpuMemory,
+        access: Access,
+    ) -> Result<MemoryRegionInner, Error> {
+        let real = pd.inner.device.api.provider != Provider::Software;
+        let consistency = memory.context().capabilities().consistency();
+        if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
+            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal() }));
+        }
+        let (address, len) = (memory.address(), memory.len());
+        let (raw, path) = register(pd, memory, access)?;
+        tracing::debug!(?memory, ?path, "GPU memory is registered");
+        let backing = Backing::Gpu { _memory: memory.keeper(), path };
+        Ok(MemoryRegionInner::new(raw, pd.inner.clone(), access, address, len, backing))
+    }
+
+    /// How the card gets to the memory.
+    pub fn path(&self) -> RegistrationPath {
+        // Regions of this kind have one.
+        self.inner.path().unwrap_or(RegistrationPath::PeerMemory)
+    }
+
+    /// The key that work requests of this side name it by.
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey()
+    }
+
+    /// The key that the remote side needs.
+    pub fn rkey(&self) -> u32 {
+        self.inner.rkey()
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &GpuMemory {
+        &self.memory
+    }
+
+    /// A part of the region, for a work request.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
+        Slice::new(&self.inner, range)
+    }
+
+    /// What the remote side has to know to read or write it.
+    pub fn remote(&self) -> RemoteMemory {
+        self.inner.remote()
+    }
+}
+
+/// Why GPU memory cannot be registered with a card.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistrationError {
+    /// GPU memory could not be registered with the card.
+    #[error(
+        "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"
+    )]
+    Refused {
+        /// Bytes asked for.
+        len: usize,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// Why not through peer memory.
+        peer_memory: String,
+    },
+    /// Streams of the GPU could not be sure to see what a card writes.
+    #[error(
+        "GPU {gpu} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order"
+    )]
+    NoOrder {
+        /// The GPU.
+        gpu: i32,
+    },
+}
+
+/// How a card gets to GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RegistrationPath {
+    /// The driver made a dma-buf of it, which the kernel gave to the card (`ibv_reg_dmabuf_mr`).
+    DmaBuf,
+    /// A module that knows GPU memory (nvidia-peermem, nv_peer_mem) answered for it (`ibv_reg_mr`).
+    PeerMemory,
+    /// A software card, which copies from it and to it.
+    SoftwareCard,
+}
+
+/// The ways to give GPU memory to a card, the best first.
+fn register(
+    pd: &ProtectionDomain,
+    memory: &GpuMemory,
+    access: Access,
+) -> Result<(std::ptr::NonNull<ibv_mr>, RegistrationPath), Error> {
+    let by_dma_buf = dma_buf(pd, memory, access);
+    let dma_buf = match by_dma_buf {
+        Ok(raw) => return Ok((raw, RegistrationPath::DmaBuf)),
+        Err(reason) => reason,
+    };
+    let (pd, len) = (&pd.inner, memory.len().max(1));
+    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is deregistered. The address
+    // is a GPU's, which the provider's peer memory takes, or refuses.
+    let raw = unsafe {
+        (pd.device.api.reg_mr)(
+            pd.raw(),
+            memory.address() as *mut libc::c_void,
+            len,
+            access.bits() as libc::c_int,
+        )
+    };
+    let path = match pd.device.api.provider {
+        Provider::Software => RegistrationPath::SoftwareCard,
+        _ => RegistrationPath::PeerMemory,
+    };
+    match std::ptr::NonNull::new(raw) {
+        Some(raw) => Ok((raw, path)),
+        None => {
+            let peer_memory = io::Error::last_os_error().to_string();
+            Err(Error::Registration(RegistrationError::Refused { len, dma_buf, peer_memory }))
+        }
+    }
+}
+
+fn dma_buf(
+    pd: &ProtectionDomain,
+    memory: &GpuMemory,
+    access: Access,
+) -> Result<std::ptr::NonNull<ibv_mr>, String> {
+    let api = pd.inner.device.api;
+    let Some(reg_dmabuf_mr) = api.reg_dmabuf_mr else {
+        return Err(match api.provider {
+            Provider::Software => "the software card reaches GPU memory without".to_owned(),
+            _ => "libibverbs has no ibv_reg_dmabuf_mr, which came with rdma-core 34".to_owned(),
+        });
+    };
+    if !memory.context().capabilities().dma_buf {
+        return Err("the GPU's driver makes no dma-bufs (the open kernel modules do)".to_owned());
+    }
+    let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
+    let (len, flags) = (memory.len().max(1), access.bits() as libc::c_int);
+    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its own to the dma-buf.
+    let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };
+    std::ptr::NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
+}

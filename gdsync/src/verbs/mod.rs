@@ -1,0 +1,36 @@
+//! The verbs objects below a queue pair: devices, protection domains, memory regions, address handles, and what describes them.
+
+pub(crate) mod ah;
+pub(crate) mod call;
+pub(crate) mod config;
+pub(crate) mod device;
+pub(crate) mod devx;
+pub(crate) mod endpoint;
+pub(crate) mod error;
+mod event_watch;
+pub(crate) mod events;
+pub(crate) mod gid;
+pub(crate) mod gpu_mr;
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
+pub(crate) mod mr;
+pub(crate) mod pd;
+pub mod provider;
+pub(crate) mod registration;
+pub(crate) mod transport;
+
+pub use ah::AddressHandle;
+pub use config::{ConnectOptions, QueueApi};
+pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
+pub use devx::{DevxError, DevxStatus};
+pub use endpoint::Endpoint;
+pub use error::{Error, OpenError, OutOfRange, ParseError, PortError, QueuePairError};
+pub use event_watch::EventWatch;
+pub use events::{AsyncEvent, AsyncEventKind};
+pub use gdsync_sys::api::Provider;
+pub use gid::{Gid, GidEntry, GidKind, LinkLayer};
+pub use gpu_mr::{GpuMemoryRegion, RegistrationError, RegistrationPath};
+pub use mr::{Access, MemoryRegion, RemoteMemory, Slice};
+pub use pd::ProtectionDomain;
+pub use registration::{CacheLimits, CacheStatistics, CachedRegion, RegistrationCache};
+pub use transport::Transport;

@@ -1,0 +1,372 @@
+//! Memory regions: pinned memory that a card may reach, and slices of it.
+
+use crate::cuda::GpuMemory;
+use crate::memop::{Word32, Word64, WordError};
+use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::verbs::call;
+use crate::verbs::error::{Error, ParseError};
+use crate::verbs::gpu_mr::RegistrationPath;
+use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
+use gdsync_sys::verbs::{self, ibv_mr};
+use std::fmt;
+use std::ops::{Bound, Range, RangeBounds};
+use std::ptr::NonNull;
+use std::str::FromStr;
+use std::sync::Arc;
+
+bitflags::bitflags! {
+    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally is always allowed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// The local card may write: receives and reads land there.
+        const LOCAL_WRITE = verbs::IBV_ACCESS_LOCAL_WRITE;
+        /// Remote RDMA writes; needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = verbs::IBV_ACCESS_REMOTE_WRITE;
+        /// Remote RDMA reads.
+        const REMOTE_READ = verbs::IBV_ACCESS_REMOTE_READ;
+        /// Remote atomics; needs `LOCAL_WRITE`.
+        const REMOTE_ATOMIC = verbs::IBV_ACCESS_REMOTE_ATOMIC;
+    }
+}
+
+/// Memory registered with a card.
+///
+/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
+/// mapped until the card has finished with it, whatever the program drops.
+///
+/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and atomic words;
+/// the region dereferences to it.
+#[derive(Clone, Debug)]
+pub struct MemoryRegion {
+    pub(crate) inner: Arc<MemoryRegionInner>,
+    memory: PinnedMemory,
+}
+
+#[derive(Debug)]
+pub(crate) struct MemoryRegionInner {
+    /// None where the program registered the memory itself.
+    raw: Option<NonNull<ibv_mr>>,
+    lkey: u32,
+    rkey: u32,
+    access: Access,
+    addr: u64,
+    len: usize,
+    memory: Backing,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
+}
+
+/// What keeps the memory of a region: keepers, which do not count as users of it.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Host {
+        _memory: PinnedMemory,
+    },
+    Gpu {
+        _memory: GpuMemory,
+        path: RegistrationPath,
+    },
+    /// The program's.
+    Foreign,
+}
+
+// SAFETY: libibverbs allows a memory region to be used from any thread; the keys are plain numbers.
+unsafe impl Send for MemoryRegionInner {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegionInner {}
+
+impl MemoryRegion {
+    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0 bytes are usable.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider refuses to register it (the
+    /// locked-memory limit is the usual reason: `ulimit -l`).
+    pub fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
+        let memory = PinnedMemory::allocate(len).map_err(|source| Error::Memory { len, source })?;
+        Self::register(pd, memory, access)
+    }
+
+    /// Registers pinned memory.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
+        let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
+        Ok(MemoryRegion { inner, memory })
+    }
+
+    pub(crate) fn register_inner(
+        pd: &ProtectionDomain,
+        memory: &PinnedMemory,
+        access: Access,
+    ) -> Result<MemoryRegionInner, Error> {
+        let (pd, len) = (pd.inner.clone(), memory.len().max(1));
+        let flags = access.bits() as libc::c_int;
+        // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as `memory` lives, and both
+        // are kept until the region is deregistered.
+        let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
+        let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
+        let backing = Backing::Host { _memory: memory.keeper() };
+        Ok(MemoryRegionInner::new(raw, pd, access, memory.addr().get(), memory.len(), backing))
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &PinnedMemory {
+        &self.memory
+    }
+
+    /// The key that work requests of this side name it by.
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey
+    }
+
+    /// The key that the remote side needs.
+    pub fn rkey(&self) -> u32 {
+        self.inner.rkey
+    }
+
+    /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
+        Slice::new(&self.inner, range)
+    }
+
+    /// What a remote side has to know to reach the whole region.
+    pub fn remote(&self) -> RemoteMemory {
+        let memory = self.memory();
+        RemoteMemory { addr: memory.addr().get(), len: memory.len() as u64, rkey: self.inner.rkey }
+    }
+
+    /// The 32-bit word at a byte offset, for a stream to wait on or to write.
+    ///
+    /// # Errors
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
+        Word32::new(self.memory(), offset)
+    }
+
+    /// The 64-bit word at a byte offset, for a stream to wait on or to write.
+    ///
+    /// # Errors
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
+        Word64::new(self.memory(), offset)
+    }
+}
+
+impl std::ops::Deref for MemoryRegion {
+    type Target = PinnedMemory;
+
+    fn deref(&self) -> &PinnedMemory {
+        self.memory()
+    }
+}
+
+impl MemoryRegionInner {
+    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory` keeps.
+    pub(crate) fn new(
+        raw: NonNull<ibv_mr>,
+        pd: Arc<ProtectionDomainInner>,
+        access: Access,
+        addr: u64,
+        len: usize,
+        memory: Backing,
+    ) -> Self {
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
+    }
+
+    /// Whatever memory the program has registered in a domain itself: only its slices know their keys.
+    pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
+        let (access, memory) = (Access::all(), Backing::Foreign);
+        MemoryRegionInner { raw: None, lkey: 0, rkey: 0, access, addr: 0, len: usize::MAX, memory, pd }
+    }
+
+    pub(crate) fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// How the card gets to GPU memory; none for host memory.
+    pub(crate) fn path(&self) -> Option<RegistrationPath> {
+        match self.memory {
+            Backing::Host { .. } | Backing::Foreign => None,
+            Backing::Gpu { path, .. } => Some(path),
+        }
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.access.contains(Access::LOCAL_WRITE)
+    }
+}
+
+impl Drop for MemoryRegionInner {
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw {
+            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
+            call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
+        }
+    }
+}
+
+fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start as u64,
+        Bound::Excluded(&start) => (start as u64).saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => (end as u64).saturating_add(1),
+        Bound::Excluded(&end) => end as u64,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
+}
+
+/// A part of a [`MemoryRegion`]; holds the region.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    region: Arc<MemoryRegionInner>,
+    addr: u64,
+    len: usize,
+    lkey: u32,
+}
+
+impl Slice {
+    pub(crate) fn new(
+        region: &Arc<MemoryRegionInner>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self, OutOfBounds> {
+        let Range { start, end } = resolve(range, region.len as u64)?;
+        let (addr, len) = (region.addr + start, (end - start) as usize);
+        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+    }
+
+    /// Memory that the program registered itself, in the domain of `region`.
+    #[inline(always)]
+    pub(crate) fn foreign(region: Arc<MemoryRegionInner>, addr: u64, len: usize, lkey: u32) -> Self {
+        Slice { region, addr, len, lkey }
+    }
+
+    /// A part of these addresses, which the region has.
+    pub(crate) fn within(
+        region: &Arc<MemoryRegionInner>,
+        addresses: &Range<u64>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<Self, OutOfBounds> {
+        let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
+        let (addr, len) = (addresses.start + start, (end - start) as usize);
+        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True where the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn region(&self) -> &Arc<MemoryRegionInner> {
+        &self.region
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+}
+
+/// Memory of the remote side: an address there, a length, and the key that opens it.
+///
+/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteMemory {
+    /// First address, in the remote side's space.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl RemoteMemory {
+    /// A part of it.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
+        let Range { start, end } = resolve(range, self.len)?;
+        Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })
+    }
+}
+
+impl fmt::Display for RemoteMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}:{:x}:{:x}", self.addr, self.len, self.rkey)
+    }
+}
+
+impl FromStr for RemoteMemory {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = |reason: String| Error::Parse(ParseError { what: "remote memory", reason });
+        let parts: Vec<&str> = text.trim().split(':').collect();
+        let [addr, len, rkey] = parts[..] else {
+            return Err(bad(format!("{text:?} has {} fields, not the 3 of addr:len:rkey", parts.len())));
+        };
+        let number = |field: &str| u64::from_str_radix(field, 16).map_err(|e| bad(format!("{field:?}: {e}")));
+        let rkey = u32::try_from(number(rkey)?).map_err(|e| bad(format!("rkey {rkey:?}: {e}")))?;
+        Ok(RemoteMemory { addr: number(addr)?, len: number(len)?, rkey })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn remote_memory_is_cut_within_bounds() {
+        let whole = RemoteMemory { addr: 0x1000, len: 16, rkey: 7 };
+        assert_eq!(whole.slice(4..).unwrap(), RemoteMemory { addr: 0x1004, len: 12, rkey: 7 });
+        assert_eq!(whole.slice(..=15).unwrap(), whole);
+        assert_eq!(whole.slice(16..).unwrap().len, 0);
+        assert!(matches!(whole.slice(8..17), Err(OutOfBounds { start: 8, end: 17, len: 16 })));
+        #[expect(clippy::reversed_empty_ranges, reason = "this is the mistake under test")]
+        let reversed = whole.slice(9..8);
+        assert!(reversed.is_err());
+    }
+
+    #[test]
+    fn malformed_text_is_refused_with_the_field() {
+        for text in ["", "1:2", "1:2:3:4", "x:2:3", "1:2:100000000", "-1:2:3"] {
+            assert!(text.parse::<RemoteMemory>().is_err(), "{text}");
+        }
+        let error = "1:zz:3".parse::<RemoteMemory>().unwrap_err().to_string();
+        assert!(error.contains("\"zz\""), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn text_form_round_trips(addr: u64, len: u64, rkey: u32) {
+            let memory = RemoteMemory { addr, len, rkey };
+            prop_assert_eq!(memory.to_string().parse::<RemoteMemory>().unwrap(), memory);
+        }
+    }
+}

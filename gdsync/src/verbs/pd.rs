@@ -1,0 +1,76 @@
+//! Protection domains.
+
+use crate::verbs::call;
+use crate::verbs::device::{Device, DeviceInner};
+use crate::verbs::error::{Error, OpenError};
+use gdsync_sys::verbs::ibv_pd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A protection domain: memory regions and queue pairs work together only within one.
+///
+/// A cheap handle; clones name the same domain, which goes with the last object made in it.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    pub(crate) inner: Arc<ProtectionDomainInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ProtectionDomainInner {
+    raw: NonNull<ibv_pd>,
+    /// Somebody else's, who deallocates it.
+    borrowed: bool,
+    pub(crate) device: Arc<DeviceInner>,
+}
+
+// SAFETY: libibverbs allows a protection domain to be used from any thread.
+unsafe impl Send for ProtectionDomainInner {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomainInner {}
+
+impl ProtectionDomain {
+    /// Allocates a protection domain on a device.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] where the provider refuses, for example because there are too many.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        let device = device.inner.clone();
+        // SAFETY: the context is open as long as `device` lives.
+        let raw = unsafe { (device.api.alloc_pd)(device.context()) };
+        let raw = call::pointer("ibv_alloc_pd", raw, String::new)?;
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, borrowed: false, device }) })
+    }
+
+    /// Uses a protection domain that the program has allocated itself. It is not deallocated when the last object made in it
+    /// goes.
+    ///
+    /// # Errors
+    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to another context than the device.
+    ///
+    /// # Safety
+    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
+    pub unsafe fn from_raw(device: &Device, pd: NonNull<ibv_pd>) -> Result<Self, Error> {
+        let device = device.inner.clone();
+        // SAFETY: valid, as the caller promises; its context never changes.
+        if unsafe { (*pd.as_ptr()).context } != device.context() {
+            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
+        }
+        Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
+    }
+}
+
+impl ProtectionDomainInner {
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomainInner {
+    fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
+        // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
+        call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
+    }
+}

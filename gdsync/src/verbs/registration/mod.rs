@@ -1,0 +1,257 @@
+//! Registrations that outlast a request, for programs that name their memory anew with each message.
+
+mod table;
+
+use crate::verbs::OutOfRange;
+pub use table::{CacheLimits, CacheStatistics};
+
+use crate::cuda::{GpuContext, GpuMemory, buffer_id};
+use crate::memory::use_count::{UseCount, Watcher};
+use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::verbs::error::Error;
+use crate::verbs::gpu_mr::{GpuMemoryRegion, RegistrationPath};
+use crate::verbs::mr::{Access, MemoryRegion, MemoryRegionInner, RemoteMemory, Slice};
+use crate::verbs::pd::ProtectionDomain;
+use cudarc::driver::CudaContext;
+use parking_lot::Mutex;
+use std::fmt;
+use std::ops::{Range, RangeBounds};
+use std::sync::{Arc, Weak};
+use table::{Extent, Table};
+
+/// Registered memory of one protection domain, looked up by address and access: to register takes a system call and time for every
+/// page, to look up neither.
+///
+/// A cheap handle; clones name the same cache. It holds at most what its [`CacheLimits`] say: registrations that nothing uses make way
+/// for new ones, the longest unused first; what is in use stays, and where there is no room beside it, a new registration is handed
+/// out without being kept. A request is served by any registration that has all of its bytes, and all of the access asked for, or more.
+///
+/// A registration goes from the cache with its memory: when the last handle of a [`PinnedMemory`] or [`GpuMemory`] that the program or
+/// a stream has is dropped, or when [`RegistrationCache::invalidate`] names its addresses. The card forgets it when the last work
+/// request that uses it has completed; until then the memory is kept, too.
+///
+/// ```
+/// use gdsync::{Access, Device, PinnedMemory, ProtectionDomain};
+/// use gdsync::verbs::RegistrationCache;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let cache = RegistrationCache::new(&ProtectionDomain::new(&Device::software()?)?);
+/// let memory = PinnedMemory::allocate(1 << 16)?;
+/// for _message in 0..100 {
+///     let region = cache.host(&memory, Access::LOCAL_WRITE)?;
+///     let _for_a_work_request = region.slice(..64)?;
+/// }
+/// assert_eq!((cache.statistics().misses, cache.statistics().hits), (1, 99));
+/// drop(memory);
+/// assert_eq!(cache.statistics().entries, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RegistrationCache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pd: ProtectionDomain,
+    table: Mutex<Table<MemoryRegionInner>>,
+}
+
+impl Watcher for Inner {
+    fn gone(&self, memory: u64) {
+        let gone = self.table.lock().forget(memory);
+        // Deregistering calls the provider: without the lock.
+        drop(gone);
+    }
+}
+
+/// Registered memory that a cache has handed out. Holding it, or a work request that names it, keeps it registered.
+#[derive(Clone, Debug)]
+pub struct CachedRegion {
+    region: Arc<MemoryRegionInner>,
+    addresses: Range<u64>,
+    /// The registration may be that of other memory, which this is a part of: this counts as a user of its own, too.
+    _memory: Handle,
+}
+
+#[derive(Clone, Debug)]
+enum Handle {
+    Host { _memory: PinnedMemory },
+    Gpu { _memory: GpuMemory },
+    Raw,
+}
+
+impl RegistrationCache {
+    /// A cache for memory of a protection domain, with the default limits.
+    pub fn new(pd: &ProtectionDomain) -> Self {
+        Self::with_limits(pd, CacheLimits::default())
+    }
+
+    /// A cache for memory of a protection domain.
+    pub fn with_limits(pd: &ProtectionDomain, limits: CacheLimits) -> Self {
+        let inner = Inner { pd: pd.clone(), table: Mutex::new(Table::new(limits)) };
+        RegistrationCache { inner: Arc::new(inner) }
+    }
+
+    /// Pinned memory, registered as a whole with at least that access.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`].
+    pub fn host(&self, memory: &PinnedMemory, access: Access) -> Result<CachedRegion, Error> {
+        let extent =
+            Extent { addresses: addresses(memory.addr().get(), memory.len())?, access, identity: None };
+        let handle = Handle::Host { _memory: memory.clone() };
+        self.get(extent, Some(memory.use_count()), handle, memory.len(), || {
+            MemoryRegion::register_inner(&self.inner.pd, memory, access)
+        })
+    }
+
+    /// GPU memory, registered as a whole with at least that access.
+    ///
+    /// # Errors
+    /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] where the driver does not know the memory.
+    pub fn gpu(&self, memory: &GpuMemory, access: Access) -> Result<CachedRegion, Error> {
+        let identity = Some(buffer_id(memory.context(), memory.address())?);
+        let extent = Extent { addresses: addresses(memory.address(), memory.len())?, access, identity };
+        let handle = Handle::Gpu { _memory: memory.clone() };
+        self.get(extent, Some(memory.use_count()), handle, memory.len(), || {
+            GpuMemoryRegion::register_inner(&self.inner.pd, memory, access)
+        })
+    }
+
+    /// GPU memory that the program owns and names by its address, registered with at least that access. The driver says with
+    /// each request which allocation is at the address: where the program has freed the memory and the address has become
+    /// another's, the old registration goes, and the memory is registered anew.
+    ///
+    /// # Errors
+    /// As [`RegistrationCache::gpu`].
+    ///
+    /// # Safety
+    /// `address..address + len` is memory of a GPU that the context reaches, and stays so as long as the returned region and what is
+    /// made from it. Before the program frees it, it calls [`RegistrationCache::invalidate`], or else takes care that no remote
+    /// side uses a key to it any more: as long as the registration is in the cache, its key stays valid.
+    pub unsafe fn gpu_raw(
+        &self,
+        context: &Arc<CudaContext>,
+        address: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<CachedRegion, Error> {
+        let context = GpuContext::of(context)?;
+        let identity = Some(buffer_id(&context, address)?);
+        let extent = Extent { addresses: addresses(address, len)?, access, identity };
+        self.get(extent, None, Handle::Raw, len, || {
+            // SAFETY: the caller's.
+            let memory = unsafe { GpuMemory::of_program(&context, address, len) };
+            GpuMemoryRegion::register_inner(&self.inner.pd, &memory, access)
+        })
+    }
+
+    fn get(
+        &self,
+        extent: Extent,
+        use_count: Option<&UseCount>,
+        memory: Handle,
+        len: usize,
+        register: impl FnOnce() -> Result<MemoryRegionInner, Error>,
+    ) -> Result<CachedRegion, Error> {
+        let start = extent.addresses.start;
+        let handed_out =
+            |region| CachedRegion { region, addresses: start..start + len as u64, _memory: memory };
+        let (found, gone) = self.inner.table.lock().find(&extent);
+        drop(gone);
+        if let Some(region) = found {
+            return Ok(handed_out(region));
+        }
+        // Without the lock: others look up meanwhile. Two that miss together both register, and both are kept.
+        let region = Arc::new(register()?);
+        // What has users is watched, and so goes with them; nothing else tells of the rest.
+        let extent = if use_count.is_some() { Extent { identity: None, ..extent } } else { extent };
+        if let Some(use_count) = use_count {
+            let watcher: Weak<Inner> = Arc::downgrade(&self.inner);
+            use_count.watch(watcher);
+        }
+        let gone = self.inner.table.lock().insert(extent, use_count.map(UseCount::id), region.clone());
+        drop(gone);
+        Ok(handed_out(region))
+    }
+
+    /// Removes every registration that has one of these addresses, as before memory is unmapped or freed. Returns how many. Those
+    /// in use stay registered until they are not.
+    pub fn invalidate(&self, addresses: Range<u64>) -> usize {
+        let gone = self.inner.table.lock().invalidate(&addresses);
+        gone.len()
+    }
+
+    /// Removes every registration. Returns how many.
+    pub fn clear(&self) -> usize {
+        let gone = self.inner.table.lock().clear();
+        gone.len()
+    }
+
+    /// What it holds, and what it has done.
+    pub fn statistics(&self) -> CacheStatistics {
+        self.inner.table.lock().statistics()
+    }
+}
+
+/// The addresses of registered memory: of no bytes, one is registered.
+fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
+    let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange(OutOfRange {
+        what: "the length of memory to register",
+        value: len as u64,
+        limit: format!("{} bytes are left above its address {start:#x}", u64::MAX - start),
+        remedy: "check the address and the length",
+    }))?;
+    Ok(start..end)
+}
+
+impl CachedRegion {
+    /// A part of the memory, for a work request.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
+        Slice::within(&self.region, &self.addresses, range)
+    }
+
+    /// What a remote side has to know to reach the memory.
+    pub fn remote(&self) -> RemoteMemory {
+        let Range { start, end } = self.addresses;
+        RemoteMemory { addr: start, len: end - start, rkey: self.rkey() }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        (self.addresses.end - self.addresses.start) as usize
+    }
+
+    /// True where the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
+    }
+
+    /// The key that work requests of this side name it by.
+    pub fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    /// The key that the remote side needs.
+    pub fn rkey(&self) -> u32 {
+        self.region.rkey()
+    }
+
+    /// How the card gets to GPU memory; none for host memory.
+    pub fn path(&self) -> Option<RegistrationPath> {
+        self.region.path()
+    }
+}
+
+impl fmt::Debug for RegistrationCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistrationCache")
+            .field("pd", &self.inner.pd)
+            .field("statistics", &self.statistics())
+            .finish()
+    }
+}

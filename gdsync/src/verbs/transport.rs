@@ -1,0 +1,67 @@
+//! Transport services, and which requests each of them takes.
+
+use gdsync_sys::prm::wqe::Opcode;
+use gdsync_sys::verbs;
+use std::fmt;
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// Reliable connection: every operation; nothing is lost, everything is in order.
+    #[default]
+    Rc,
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is lost, and the
+    /// sender is not told.
+    Uc,
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names where it goes
+    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender is not told.
+    Ud,
+}
+
+impl Transport {
+    /// `IBV_QPT_*`.
+    pub(crate) fn code(self) -> libc::c_int {
+        match self {
+            Transport::Rc => verbs::IBV_QPT_RC,
+            Transport::Uc => verbs::IBV_QPT_UC,
+            Transport::Ud => verbs::IBV_QPT_UD,
+        }
+    }
+
+    /// IB specification, 9.1 (table 35, which operations each service has).
+    fn has(self, opcode: Opcode) -> bool {
+        match opcode {
+            Opcode::Nop | Opcode::Send | Opcode::SendImm => true,
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm => self != Transport::Ud,
+            _ => self == Transport::Rc,
+        }
+    }
+
+    /// Checks that queue pairs of this transport have an operation.
+    ///
+    /// # Errors
+    /// The operation in words, where they do not.
+    pub(crate) fn check(self, opcode: Opcode) -> Result<(), &'static str> {
+        if self.has(opcode) {
+            return Ok(());
+        }
+        let operation = match opcode {
+            Opcode::RdmaWrite | Opcode::RdmaWriteImm => "an RDMA write",
+            Opcode::RdmaRead => "an RDMA read",
+            Opcode::SendInval => "a send that invalidates",
+            _ => "an atomic operation",
+        };
+        Err(operation)
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Rc => "RC",
+            Transport::Uc => "UC",
+            Transport::Ud => "UD",
+        })
+    }
+}

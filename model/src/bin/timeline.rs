@@ -1,0 +1,131 @@
+//! Timelines and points: memory that a stream has passed is the CPU's again.
+
+#![allow(dead_code, reason = "the library uses more of its files than the models do")]
+
+#[path = "../../../gdsync/src/memory/timeline.rs"]
+mod timeline;
+pub(crate) mod util {
+    pub(crate) use gdsync_model::sync;
+}
+
+mod memory {
+    //! In the place of pinned memory: a word of loom's.
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct HostAddr(pub(crate) u64);
+
+    pub(crate) mod arena {
+        use super::HostAddr;
+        use loom::sync::atomic::AtomicU32;
+
+        #[derive(Debug)]
+        pub(crate) struct Line(AtomicU32);
+
+        /// Lines of an arena are like any other.
+        #[derive(Debug)]
+        pub(crate) struct Arena;
+
+        impl Line {
+            pub(crate) fn of(_: &std::sync::Arc<Arena>) -> std::io::Result<Self> {
+                Self::new()
+            }
+
+            pub(crate) fn new() -> std::io::Result<Self> {
+                Ok(Line(AtomicU32::new(0)))
+            }
+
+            pub(crate) fn addr(&self, offset: usize) -> HostAddr {
+                HostAddr(offset as u64)
+            }
+
+            pub(crate) fn word32(&self) -> &AtomicU32 {
+                &self.0
+            }
+        }
+    }
+}
+
+use gdsync_model::{breaks, holds};
+use timeline::{Timeline, TimelinePoint};
+use loom::cell::UnsafeCell;
+use loom::thread;
+use std::sync::Arc;
+
+/// A timeline, and memory that each of two submissions names.
+struct World {
+    timeline: Arc<Timeline>,
+    memory: [UnsafeCell<u32>; 2],
+}
+
+impl World {
+    fn new(before: TimelinePoint) -> Arc<World> {
+        let timeline = Timeline::new(0).unwrap();
+        timeline.declare_passed(before);
+        Arc::new(World { timeline, memory: [UnsafeCell::new(0), UnsafeCell::new(0)] })
+    }
+
+    /// Whoever performs a submission, or takes its memory back.
+    fn touch(&self, which: usize) {
+        // SAFETY: loom reports who accesses it at the same time.
+        self.memory[which].with_mut(|memory| unsafe { *memory += 1 });
+    }
+
+    fn reap(&self, points: [TimelinePoint; 2]) {
+        for (which, point) in points.into_iter().enumerate() {
+            if self.timeline.has_passed(point) {
+                self.touch(which);
+            }
+        }
+    }
+}
+
+/// A stream performs two submissions, and writes their points or only the last.
+fn perform(before: TimelinePoint, both: bool) -> impl Fn() {
+    move || {
+        let world = World::new(before);
+        let (one, two) = (before.next(), before.next().next());
+        let other = world.clone();
+        let stream = thread::spawn(move || {
+            other.touch(0);
+            if both {
+                // A stream's write is a release of everything before it, as this is.
+                other.timeline.declare_passed(one);
+            }
+            other.touch(1);
+            other.timeline.declare_passed(two);
+        });
+        world.reap([one, two]);
+        stream.join().unwrap();
+        assert!(world.timeline.has_passed(one) && world.timeline.has_passed(two));
+    }
+}
+
+fn main() {
+    let start = TimelinePoint::default();
+    let last = (0..3).fold(start, |point, _| point.next());
+    holds("memory is taken back when its point is written", perform(start, true));
+    holds("one point covers the submissions before it", perform(last, false));
+    let wrapping = TimelinePoint(u32::MAX);
+    holds("points wrap around", perform(wrapping, true));
+    breaks("memory is taken back without looking", move || {
+        let world = World::new(start);
+        let other = world.clone();
+        let stream = thread::spawn(move || {
+            other.touch(0);
+            other.timeline.declare_passed(start.next());
+        });
+        world.touch(0);
+        stream.join().unwrap();
+    });
+    holds("a dead timeline's last access is over", move || {
+        let world = World::new(start);
+        let other = world.clone();
+        let stream = thread::spawn(move || {
+            other.touch(0);
+            other.timeline.kill();
+        });
+        world.reap([start.next(), start]);
+        stream.join().unwrap();
+        assert!(world.timeline.has_passed(start.next()));
+    });
+}
