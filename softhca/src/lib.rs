@@ -6,7 +6,7 @@
 //! event) *and* as a readable [`card::Diagnostic`].
 //!
 //! Layers, bottom up: [`fabric`] moves packets between the cards of a host or of several hosts;
-//! [`faults`] loses, delays and corrupts them on purpose; [`card`] is the device; [`verbs`] is the
+//! [`faults`] loses, delays and duplicates them on purpose; [`card`] is the device; [`verbs`] is the
 //! front that callers of libibverbs see, a [`gdsync_sys::VerbsApi`].
 
 pub mod card;
@@ -22,3 +22,7 @@ pub mod verbs;
 pub use faults::{FaultPlan, fault_counts, set_faults};
 pub use peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 pub use verbs::verbs_api;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -133,3 +133,7 @@ impl Fabric {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tcp_tests.rs"]
+mod tests;

@@ -79,7 +79,10 @@ impl Incoming {
     pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
         let user = socket::peer_user(&socket)?;
         if user != socket::own_user() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("a process of user {user} connected")));
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("a process of user {user} connected"),
+            ));
         }
         socket.set_nonblocking(true)?;
         Ok(Incoming { socket, greeted: None, closed: false })

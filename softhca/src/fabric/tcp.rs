@@ -207,7 +207,3 @@ impl Tcp {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "tcp_tests.rs"]
-mod tests;

@@ -1,8 +1,8 @@
 use super::super::frame;
-use super::super::network::Fabric;
+use super::super::node::node_of_address;
 use super::super::packet::MAX_PAYLOAD;
 use super::*;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,6 @@ impl Errno {
     pub(crate) const NO_DATA: Errno = Errno(libc::ENODATA);
     pub(crate) const NO_DEVICE: Errno = Errno(libc::ENODEV);
     pub(crate) const NO_ENTRY: Errno = Errno(libc::ENOENT);
-    pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
     pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);
     pub(crate) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
     /// A command, or an attribute that must be understood, is not known: rdma-core then tries an older way.
@@ -55,14 +54,6 @@ impl From<CardError> for Errno {
     /// The words go to the log: there is no other place for them.
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
-        match error {
-            CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno::FAULT,
-            CardError::Busy { .. } => Errno::BUSY,
-            CardError::TooMany { .. } => Errno::NO_MEMORY,
-            CardError::Fabric(_) => Errno::NO_DEVICE,
-            CardError::System(error) => error.into(),
-            // NotFound, Invalid, Transition, Missing, Superfluous, and whatever a newer card refuses.
-            _ => Errno::INVALID,
-        }
+        Errno(error.errno())
     }
 }

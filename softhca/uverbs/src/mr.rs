@@ -6,7 +6,7 @@ use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::verbs::{ACCESS_OPTIONAL, RegMr, RegMrResp};
-use softhca::card::Access;
+use softhca::card::{Access, RegionConfig};
 use std::os::fd::RawFd;
 
 /// A memory region.
@@ -85,8 +85,9 @@ fn add(
     let access = access_of(flags)?;
     let mut objects = context.objects.lock();
     let pdn = objects.pd(pd)?.number;
+    let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
     // SAFETY: a program keeps registered memory mapped, as the interface asks for; a mapping of ours is kept with the region.
-    let key = unsafe { context.card().register_memory_at(pdn, addr, length, iova, access) }?;
+    let key = unsafe { context.card().register_memory(&config) }?;
     Ok((objects.add(Object::Mr(Mr { key, length, iova, _mapping: mapping })), key))
 }
 

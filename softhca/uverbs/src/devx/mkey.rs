@@ -6,7 +6,7 @@ use super::status::{Refusal, Syndrome};
 use super::umem::Part;
 use crate::context::{Context, Objects};
 use gdsync_sys::prm::command::mkey;
-use softhca::card::Access;
+use softhca::card::{Access, RegionConfig};
 
 /// A memory key.
 #[derive(Debug)]
@@ -48,9 +48,10 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
     let addr = part.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     objects.check_pd(pdn)?;
-    let tag = mkey::MKEY_7_0.get8(input);
+    let tag = Some(mkey::MKEY_7_0.get8(input));
+    let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
     // SAFETY: inside registered user memory, which the program keeps mapped while it is registered, and which stays
     // registered until the key is gone (`umem::deregister`).
-    let key = unsafe { context.card().register_memory_tagged(pdn, addr, part.len, iova, access, tag) }?;
+    let key = unsafe { context.card().register_memory(&config) }?;
     Ok((Mkey { key, umem: part.id }, made(key >> 8)))
 }

@@ -34,7 +34,11 @@ impl Responder {
                     Some(original) => {
                         self.responses.push_back(Response::Atomic { psn, original, again: true })
                     }
-                    None => tracing::debug!(qpn = endpoint.qpn, psn, "a duplicate of an atomic whose result is not kept"),
+                    None => tracing::debug!(
+                        qpn = endpoint.qpn,
+                        psn,
+                        "a duplicate of an atomic whose result is not kept"
+                    ),
                 }
             }
             _ => {
