@@ -17,6 +17,8 @@ mod os;
 mod packet;
 mod peer_memory;
 pub mod sysfs;
+#[cfg(test)]
+mod testing;
 pub mod verbs;
 
 pub use faults::{FaultPlan, fault_counts, set_faults};

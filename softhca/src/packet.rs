@@ -1,6 +1,7 @@
 //! The header of the fabric's packets: what an InfiniBand base transport header and its extensions
 //! carry, in one fixed form.
 
+use crate::fabric::{Node, Part};
 use gdsync_sys::prm::UnknownCode;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -33,17 +34,18 @@ pub enum PacketKind {
 }
 
 impl PacketKind {
-    pub(crate) const ALL: [PacketKind; 10] = [
-        PacketKind::Send,
-        PacketKind::Write,
-        PacketKind::Read,
-        PacketKind::ReadResponse,
-        PacketKind::Ack,
-        PacketKind::Nak,
-        PacketKind::CompareSwap,
-        PacketKind::FetchAdd,
-        PacketKind::AtomicResponse,
-        PacketKind::Datagram,
+    /// All kinds, with their words in the text form of fault plans.
+    pub(crate) const ALL: [(PacketKind, &'static str); 10] = [
+        (PacketKind::Send, "send"),
+        (PacketKind::Write, "write"),
+        (PacketKind::Read, "read"),
+        (PacketKind::CompareSwap, "compare-swap"),
+        (PacketKind::FetchAdd, "fetch-add"),
+        (PacketKind::Datagram, "datagram"),
+        (PacketKind::ReadResponse, "read-response"),
+        (PacketKind::AtomicResponse, "atomic-response"),
+        (PacketKind::Ack, "ack"),
+        (PacketKind::Nak, "nak"),
     ];
 
     /// Whether the requester sends it.
@@ -54,15 +56,20 @@ impl PacketKind {
 }
 
 /// The value among `all` with that code.
-fn find<T: Copy>(all: &[T], of: impl Fn(T) -> u8, what: &'static str, code: u8) -> Result<T, UnknownCode> {
-    all.iter().copied().find(|value| of(*value) == code).ok_or(UnknownCode { what, code })
+fn find<T: Copy, const N: usize>(
+    all: [T; N],
+    of: impl Fn(T) -> u8,
+    what: &'static str,
+    code: u8,
+) -> Result<T, UnknownCode> {
+    all.into_iter().find(|value| of(*value) == code).ok_or(UnknownCode { what, code })
 }
 
 impl TryFrom<u8> for PacketKind {
     type Error = UnknownCode;
 
     fn try_from(code: u8) -> Result<Self, UnknownCode> {
-        find(&PacketKind::ALL, |kind| kind as u8, "packet kind", code)
+        find(PacketKind::ALL.map(|(kind, _)| kind), |kind| kind as u8, "packet kind", code)
     }
 }
 
@@ -83,7 +90,7 @@ impl TryFrom<u8> for NakCode {
     fn try_from(code: u8) -> Result<Self, UnknownCode> {
         use NakCode::*;
         let all = [Sequence, InvalidRequest, RemoteAccess, RemoteOperation, ReceiverNotReady];
-        find(&all, |nak| nak as u8, "NAK code", code)
+        find(all, |nak| nak as u8, "NAK code", code)
     }
 }
 
@@ -149,6 +156,22 @@ impl Header {
 
     pub(crate) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+}
+
+/// A packet that has arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet<'a> {
+    pub(crate) source: Node,
+    pub(crate) kind: PacketKind,
+    pub(crate) header: &'a Header,
+    pub(crate) payload: &'a [Part],
+}
+
+impl Packet<'_> {
+    /// Bytes of the payload.
+    pub(crate) fn payload_len(&self) -> usize {
+        self.payload.iter().map(|part| part.1).sum()
     }
 }
 

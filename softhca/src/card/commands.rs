@@ -252,7 +252,7 @@ impl Card {
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
-            let to = transition::check(endpoint.transport, endpoint.state(), change)?;
+            let to = transition::check(endpoint.config.transport, endpoint.state(), change)?;
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }
@@ -296,10 +296,10 @@ impl Card {
     pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
         self.command(|engine| {
             let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
-            for cqn in [endpoint.send_cq, endpoint.recv_cq] {
+            for cqn in [endpoint.config.send_cq, endpoint.config.recv_cq] {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
             }
-            leave(engine, endpoint.pdn);
+            leave(engine, endpoint.config.pdn);
             Ok(())
         })
     }

@@ -201,9 +201,10 @@ unsafe impl Send for CqConfig {}
 unsafe impl Send for QpConfig {}
 
 /// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Accepts no work requests.
+    #[default]
     Reset,
     /// Accepts receives.
     Init,
@@ -287,7 +288,7 @@ pub struct QpChange {
 }
 
 /// Attributes of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpAttributes {
     /// State.
@@ -322,29 +323,6 @@ pub struct QpAttributes {
     pub retry_cnt: u8,
     /// RNR retries.
     pub rnr_retry: u8,
-}
-
-impl Default for QpAttributes {
-    fn default() -> Self {
-        QpAttributes {
-            state: QpState::Reset,
-            pkey_index: 0,
-            port: 0,
-            qkey: 0,
-            access: Access::empty(),
-            address: Address::default(),
-            path_mtu: 0,
-            dest_qpn: 0,
-            rq_psn: 0,
-            sq_psn: 0,
-            max_rd_atomic: 0,
-            max_dest_rd_atomic: 0,
-            min_rnr_timer: 0,
-            timeout: 0,
-            retry_cnt: 0,
-            rnr_retry: 0,
-        }
-    }
 }
 
 /// Local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).

@@ -12,6 +12,7 @@ use super::port::LinkLayer;
 use super::transport::deliver::deliver;
 use crate::fabric::Part;
 use crate::packet::Header;
+use crate::testing::until;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{
@@ -93,6 +94,11 @@ impl TestCq {
         self.consumed += 1;
         word(self.dbrec, 0).store(doorbell::ci_record(self.consumed), Ordering::Release);
         Some(cqe)
+    }
+
+    /// The next entry, written by the thread of a card.
+    pub(super) fn wait(&mut self) -> Cqe64 {
+        until("a completion", || self.poll())
     }
 }
 

@@ -14,29 +14,13 @@ pub(super) const LISTENER: u64 = u64::MAX;
 
 /// Outgoing links by destination, and the destinations that recently did not answer.
 pub(super) struct Peers<A, L> {
-    links: HashMap<A, L>,
+    pub(super) links: HashMap<A, L>,
     dead: HashMap<A, Instant>,
 }
 
 impl<A: Copy + Eq + Hash, L> Peers<A, L> {
     pub(super) fn new() -> Self {
         Peers { links: HashMap::new(), dead: HashMap::new() }
-    }
-
-    pub(super) fn get(&self, to: A) -> Option<&L> {
-        self.links.get(&to)
-    }
-
-    pub(super) fn get_mut(&mut self, to: A) -> Option<&mut L> {
-        self.links.get_mut(&to)
-    }
-
-    pub(super) fn contains(&self, to: A) -> bool {
-        self.links.contains_key(&to)
-    }
-
-    pub(super) fn insert(&mut self, to: A, link: L) {
-        self.links.insert(to, link);
     }
 
     /// Drops the link to a destination, which is not tried again for a while.

@@ -89,13 +89,13 @@ impl Shared {
     /// # Safety
     /// As [`super::Fabric::try_send`].
     pub(super) unsafe fn try_send(&mut self, lid: u16, header: &[u8], payload: &[Part]) -> SendOutcome {
-        if !self.outgoing.contains(lid) {
+        if !self.outgoing.links.contains_key(&lid) {
             match self.connect(lid) {
                 SendOutcome::Sent => {}
                 other => return other,
             }
         }
-        let Some(link) = self.outgoing.get_mut(lid) else { return SendOutcome::Unreachable };
+        let Some(link) = self.outgoing.links.get_mut(&lid) else { return SendOutcome::Unreachable };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
@@ -113,7 +113,7 @@ impl Shared {
     }
 
     pub(super) fn is_full(&self, lid: u16, header: usize, payload: usize) -> bool {
-        self.outgoing.get(lid).is_some_and(|link| link.is_full(header, payload))
+        self.outgoing.links.get(&lid).is_some_and(|link| link.is_full(header, payload))
     }
 
     pub(super) fn is_alive(&mut self, lid: u16) -> bool {
@@ -130,7 +130,7 @@ impl Shared {
                     tracing::warn!(lid, %error, "a link cannot be watched");
                     return SendOutcome::Full;
                 }
-                self.outgoing.insert(lid, link);
+                self.outgoing.links.insert(lid, link);
                 SendOutcome::Sent
             }
             // The peer's backlog is full: it has not accepted earlier links yet.
@@ -189,7 +189,7 @@ impl Shared {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
                     let lid = key as u16;
-                    if let Some(link) = self.outgoing.get_mut(lid)
+                    if let Some(link) = self.outgoing.links.get_mut(&lid)
                         && !link.drain()
                     {
                         self.outgoing.mark_dead(lid);

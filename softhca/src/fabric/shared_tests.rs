@@ -1,5 +1,6 @@
 use super::super::packet::MAX_PAYLOAD;
 use super::*;
+use crate::testing::until;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
@@ -13,17 +14,6 @@ fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, |lid, header, _| taken.push((lid, header.to_vec())));
     taken
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]

@@ -68,10 +68,10 @@ impl Tcp {
     /// # Safety
     /// As [`super::Fabric::try_send`].
     pub(super) unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
-        if !self.outgoing.contains(node) && !self.connect(node) {
+        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
             return SendOutcome::Unreachable;
         }
-        let Some(link) = self.outgoing.get_mut(node) else { return SendOutcome::Unreachable };
+        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
@@ -84,7 +84,7 @@ impl Tcp {
     }
 
     pub(super) fn is_full(&self, node: Node) -> bool {
-        self.outgoing.get(node).is_some_and(Outgoing::is_full)
+        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
     }
 
     pub(super) fn is_alive(&mut self, node: Node) -> bool {
@@ -105,7 +105,7 @@ impl Tcp {
         });
         match connecting {
             Ok(link) => {
-                self.outgoing.insert(node, link);
+                self.outgoing.links.insert(node, link);
                 true
             }
             Err(error) => {
@@ -162,7 +162,7 @@ impl Tcp {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
                     let node = key as Node;
-                    if self.outgoing.get_mut(node).is_some_and(|link| !link.handle_socket()) {
+                    if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
                         self.outgoing.mark_dead(node);
                     }
                 }

@@ -2,6 +2,7 @@ use super::super::frame;
 use super::super::node::node_of_address;
 use super::super::packet::MAX_PAYLOAD;
 use super::*;
+use crate::testing::until;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -34,17 +35,6 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
         taken.push((node, header.to_vec(), bytes));
     });
     taken
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]

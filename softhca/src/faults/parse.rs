@@ -1,6 +1,7 @@
 //! The parser of the text form of a plan.
 
-use super::plan::{Action, Direction, FaultPlan, KINDS, Kinds, Rule, SYNDROMES, Side, Which};
+use super::plan::{Action, Direction, FaultPlan, Kinds, Rule, SYNDROMES, Side, Which};
+use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::fmt;
 use std::str::FromStr;
@@ -190,9 +191,9 @@ pub(super) fn is_refusal(syndrome: Syndrome) -> bool {
 fn kinds(word: &Word<'_>, value: &str) -> Result<Kinds, FaultPlanError> {
     let mut kinds = Kinds::empty();
     for name in value.split(',') {
-        let known = KINDS.iter().find(|(_, known)| *known == name);
+        let known = PacketKind::ALL.iter().find(|(_, known)| *known == name);
         let Some((kind, _)) = known else {
-            let all = list(KINDS.map(|kind| kind.1));
+            let all = list(PacketKind::ALL.map(|kind| kind.1));
             return Err(word.wrong(format!("a kind is one of {all}, or several with `,` between them")));
         };
         kinds = kinds.with(*kind);

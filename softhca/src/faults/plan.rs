@@ -128,20 +128,6 @@ pub enum Side {
     Remote,
 }
 
-/// Kinds of packets, with the words of the text form.
-pub(super) const KINDS: [(PacketKind, &str); 10] = [
-    (PacketKind::Send, "send"),
-    (PacketKind::Write, "write"),
-    (PacketKind::Read, "read"),
-    (PacketKind::CompareSwap, "compare-swap"),
-    (PacketKind::FetchAdd, "fetch-add"),
-    (PacketKind::Datagram, "datagram"),
-    (PacketKind::ReadResponse, "read-response"),
-    (PacketKind::AtomicResponse, "atomic-response"),
-    (PacketKind::Ack, "ack"),
-    (PacketKind::Nak, "nak"),
-];
-
 /// A set of kinds of packets; the empty set stands for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u16);
@@ -227,7 +213,7 @@ impl fmt::Display for Rule {
             None => {}
         }
         if self.kinds != Kinds::empty() {
-            let named = KINDS.iter().filter(|(kind, _)| self.kinds.allow(Some(*kind)));
+            let named = PacketKind::ALL.iter().filter(|(kind, _)| self.kinds.allow(Some(*kind)));
             let words: Vec<&str> = named.map(|(_, word)| *word).collect();
             write!(f, " kind={}", words.join(","))?;
         }

@@ -151,7 +151,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
         (0.0..=1.0f64).prop_map(Which::Chance),
     ];
     let kinds = prop::collection::vec(0usize..10, 0..4).prop_map(|indices| {
-        indices.into_iter().fold(Kinds::empty(), |kinds, index| kinds.with(plan::KINDS[index].0))
+        indices.into_iter().fold(Kinds::empty(), |kinds, index| kinds.with(PacketKind::ALL[index].0))
     });
     let outward = prop_oneof![Just(None), Just(Some(Direction::Out))];
     (action, which, prop::option::of(1u64..), outward, kinds, prop::option::of(0u32..1 << 24)).prop_map(

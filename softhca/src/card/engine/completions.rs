@@ -16,7 +16,7 @@ impl Engine {
 
     fn write_completion(&mut self, cqn: u32, cqe: Cqe64, now: Instant) {
         if !self.resources.context(now).write_completion(cqn, cqe) {
-            self.with_qp(cqe.qpn(), now, |qp, context| qp.endpoint.completion_lost(context));
+            self.with_qp(cqe.qpn(), now, Qp::completion_lost);
         }
     }
 
@@ -39,7 +39,7 @@ impl Engine {
         self.flush_delayed_completions(qpn, Instant::now());
         let qp = self.qps.remove(&qpn)?;
         self.schedule.remove(&qp);
-        if let Some(uar) = self.uars.get_mut(&qp.uar) {
+        if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {
             uar.qps.remove(&qpn);
         }
         Some(qp)

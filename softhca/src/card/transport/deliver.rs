@@ -5,7 +5,7 @@ use crate::card::config::{QpState, Transport};
 use crate::card::context::Context;
 use crate::card::port::Port;
 use crate::fabric::{Node, Part};
-use crate::packet::{Header, PacketKind};
+use crate::packet::{Header, Packet, PacketKind};
 use std::collections::HashMap;
 
 /// Handles a packet. Returns the queue pair that it concerned.
@@ -22,20 +22,21 @@ pub(crate) fn deliver(
     };
     let qpn = header.dest_qpn.get();
     let qp = qps.get_mut(&qpn)?;
-    if !listens_to(qp, context.port, source, kind, header) {
+    let packet = Packet { source, kind, header, payload };
+    if !listens_to(qp, context.port, packet) {
         tracing::debug!(source, qpn, ?kind, "a packet for a queue pair that does not listen to its sender");
         return None;
     }
-    qp.deliver(kind, source, header, payload, context);
+    qp.deliver(packet, context);
     Some(qpn)
 }
 
 /// Whether a queue pair accepts a packet in its state. Connections accept packets of their peer
 /// only, and every transport accepts its own packets only.
-fn listens_to(qp: &Qp, port: Port, source: Node, kind: PacketKind, header: &Header) -> bool {
-    let endpoint = &qp.endpoint;
+fn listens_to(qp: &Qp, port: Port, packet: Packet<'_>) -> bool {
+    let (endpoint, Packet { source, kind, header, .. }) = (&qp.endpoint, packet);
     let is_peer = || (endpoint.node(port), endpoint.attributes.dest_qpn) == (source, header.source_qpn.get());
-    let is_of_its_transport = match endpoint.transport {
+    let is_of_its_transport = match endpoint.config.transport {
         Transport::Ud => kind == PacketKind::Datagram,
         Transport::Uc => {
             matches!(kind, PacketKind::Send | PacketKind::Write) && !header.is_reliable() && is_peer()

@@ -3,12 +3,13 @@
 use super::endpoint::Endpoint;
 use super::requester::Requester;
 use super::responder::Responder;
+use super::step::Step;
 use super::transition;
 use crate::card::config::{QpAttributes, QpChange, QpConfig, QpState, Transport};
 use crate::card::context::{Context, PEER_MEMORY};
 use crate::card::event::Event;
-use crate::fabric::{Node, Part};
-use crate::packet::{Header, NakCode, PacketKind};
+use crate::fabric::Node;
+use crate::packet::{Header, NakCode, Packet, PacketKind};
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::doorbell::Doorbell;
@@ -29,7 +30,6 @@ pub(crate) struct Qp {
     pub(crate) endpoint: Endpoint,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    pub(crate) uar: u32,
     /// It is on the list of queue pairs with work.
     pub(crate) scheduled: bool,
     /// Its entry in the list of timers.
@@ -46,10 +46,9 @@ impl Qp {
         // SAFETY: the caller's.
         let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
         Qp {
-            endpoint: Endpoint::new(qpn, config),
+            endpoint: Endpoint::new(qpn, *config),
             requester,
             responder,
-            uar: config.uar,
             scheduled: false,
             timer: None,
             established: false,
@@ -110,7 +109,7 @@ impl Qp {
             QpState::Err => {
                 queue.announce(record);
                 queue.limit_backlog();
-                self.requester.flush(&mut self.endpoint, context);
+                self.requester.flush(&mut Step { endpoint: &mut self.endpoint, context });
             }
             state => {
                 if !queue.knows(record) {
@@ -123,14 +122,14 @@ impl Qp {
 
     /// The next packet to send. Its payload is in `context.payload`.
     pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
-        let (endpoint, port) = (&mut self.endpoint, context.port);
-        let qpn = endpoint.qpn;
-        if let Some(header) = self.responder.next_response(endpoint, context) {
-            return Some(Outgoing { qpn, header, is_response: true, to: endpoint.node(port) });
+        let (qpn, port) = (self.endpoint.qpn, context.port);
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        if let Some(header) = self.responder.next_response(step) {
+            return Some(Outgoing { qpn, header, is_response: true, to: step.endpoint.node(port) });
         }
-        let header = self.requester.next_request(endpoint, context);
+        let header = self.requester.next_request(step);
         let made = header.map(|header| {
-            let to = self.requester.node(endpoint, port);
+            let to = self.requester.node(step.endpoint, port);
             Outgoing { qpn, header, is_response: false, to }
         });
         self.flush_if_failed(context);
@@ -139,10 +138,11 @@ impl Qp {
 
     /// A packet that [`Self::next_packet`] made has left.
     pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
-            self.responder.response_sent(&packet.header, &mut self.endpoint, context);
+            self.responder.response_sent(&packet.header, step);
         } else {
-            self.requester.request_sent(&mut self.endpoint, context);
+            self.requester.request_sent(step);
         }
     }
 
@@ -153,52 +153,44 @@ impl Qp {
         failure: &PeerFailure,
         context: &mut Context<'_>,
     ) {
-        let endpoint = &mut self.endpoint;
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
         if packet.is_response {
-            self.responder.refuse_read(packet.header.psn.get(), failure, endpoint, context);
+            self.responder.refuse_read(packet.header.psn.get(), failure, step);
         } else {
-            self.requester.refuse_locally(PEER_MEMORY, failure.to_string(), endpoint, context);
+            self.requester.refuse_locally(PEER_MEMORY, failure.to_string(), step);
         }
         self.flush_if_failed(context);
     }
 
     /// Fails the request whose packet [`Self::next_packet`] made, as faults ask.
     pub(crate) fn fail_current(&mut self, syndrome: Syndrome, context: &mut Context<'_>) {
-        self.requester.fail_current(syndrome, &mut self.endpoint, context);
+        self.requester.fail_current(syndrome, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
     }
 
     /// Handles a packet that it listens to.
-    pub(crate) fn deliver(
-        &mut self,
-        kind: PacketKind,
-        source: Node,
-        header: &Header,
-        payload: &[Part],
-        context: &mut Context<'_>,
-    ) {
-        let (requester, responder, endpoint) = (&mut self.requester, &mut self.responder, &mut self.endpoint);
+    pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
+        let Packet { kind, header, .. } = packet;
+        let (qpn, psn) = (self.endpoint.qpn, header.psn.get());
+        let (requester, responder) = (&mut self.requester, &mut self.responder);
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
         let is_request = kind.is_request() && kind != PacketKind::Datagram;
-        if is_request && endpoint.state() == QpState::Rtr && !std::mem::replace(&mut self.established, true) {
-            context.emit(Event::CommunicationEstablished { qpn: endpoint.qpn });
+        let is_first = is_request && step.endpoint.state() == QpState::Rtr;
+        if is_first && !std::mem::replace(&mut self.established, true) {
+            step.context.emit(Event::CommunicationEstablished { qpn });
         }
         match kind {
-            PacketKind::Datagram => responder.datagram(source, header, payload, endpoint, context),
-            _ if endpoint.transport == Transport::Uc => {
-                responder.unreliable_request(kind, header, payload, endpoint, context);
+            PacketKind::Datagram => responder.datagram(packet, step),
+            _ if step.endpoint.config.transport == Transport::Uc => {
+                responder.unreliable_request(packet, step)
             }
-            _ if is_request => responder.request(kind, header, payload, endpoint, context),
-            PacketKind::ReadResponse => requester.read_response(header, payload, endpoint, context),
-            PacketKind::AtomicResponse => requester.atomic_response(header, endpoint, context),
-            PacketKind::Ack => requester.acknowledge(header.psn.get(), endpoint, context),
+            _ if is_request => responder.request(packet, step),
+            PacketKind::ReadResponse => requester.read_response(packet, step),
+            PacketKind::AtomicResponse => requester.atomic_response(packet, step),
+            PacketKind::Ack => requester.acknowledge(psn, step),
             _ => match NakCode::try_from(header.nak) {
-                Ok(code) => {
-                    let (psn, timer) = (header.psn.get(), header.timer_or_level);
-                    requester.refused(psn, code, timer, endpoint, context);
-                }
-                Err(error) => {
-                    tracing::debug!(source, qpn = endpoint.qpn, %error, "a malformed packet");
-                }
+                Ok(code) => requester.refused(psn, code, header.timer_or_level, step),
+                Err(error) => tracing::debug!(packet.source, qpn, %error, "a malformed packet"),
             },
         }
         self.flush_if_failed(context);
@@ -206,13 +198,14 @@ impl Qp {
 
     /// The retransmission timer has expired, or the peer's process has ended.
     pub(crate) fn retry(&mut self, peer_is_alive: bool, context: &mut Context<'_>) {
-        self.requester.retry(peer_is_alive, &mut self.endpoint, context);
+        self.requester.retry(peer_is_alive, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
     }
 
     /// In ERR: flushes receives posted since. Returns whether there were any.
     pub(crate) fn flush_new_receives(&mut self, context: &mut Context<'_>) -> bool {
-        self.endpoint.state() == QpState::Err && self.responder.flush(&mut self.endpoint, context)
+        self.endpoint.state() == QpState::Err
+            && self.responder.flush(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
     /// Moves to ERR: completes everything outstanding as flushed.
@@ -224,9 +217,15 @@ impl Qp {
     #[inline]
     fn flush_if_failed(&mut self, context: &mut Context<'_>) {
         if self.endpoint.take_failure() {
-            self.responder.release_completions(&mut self.endpoint, context);
-            self.requester.flush(&mut self.endpoint, context);
-            self.responder.flush(&mut self.endpoint, context);
+            let step = &mut Step { endpoint: &mut self.endpoint, context };
+            self.responder.release_completions(step);
+            self.requester.flush(step);
+            self.responder.flush(step);
         }
+    }
+
+    /// Handles a completion queue that had no room for a delayed entry.
+    pub(crate) fn completion_lost(&mut self, context: &mut Context<'_>) {
+        Step { endpoint: &mut self.endpoint, context }.completion_lost();
     }
 }

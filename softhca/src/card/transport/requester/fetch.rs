@@ -3,10 +3,9 @@
 use super::request::Request;
 use super::state::Requester;
 use crate::card::config::packets_of;
-use crate::card::context::Context;
 use crate::card::queue::wqe::{self, Work};
-use crate::card::transport::endpoint::Endpoint;
 use crate::card::transport::route;
+use crate::card::transport::step::Step;
 use crate::packet::PSN_MASK;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
@@ -39,13 +38,14 @@ impl Requester {
     }
 
     /// Reads the next announced work request, and checks it strictly. `None` if there is none.
-    pub(super) fn fetch(&mut self, endpoint: &Endpoint, context: &mut Context<'_>) -> Option<Request> {
+    pub(super) fn fetch(&mut self, step: &mut Step<'_, '_>) -> Option<Request> {
         let mut entry = self.queue.next()?;
         let (ctrl, announced) = (entry.ctrl, entry.announced);
         let index = entry.first as u16;
         let blocks = u32::from(ctrl.ds()).div_ceil(4);
+        let qpn = step.endpoint.qpn;
         let mut broken = |field, message| {
-            context.report(endpoint.qpn, Some(index), field, message);
+            step.report(Some(index), field, message);
             Err(Syndrome::LocalQpOperation)
         };
         let size_is_right = blocks > 0 && blocks <= announced;
@@ -62,14 +62,14 @@ impl Requester {
                 "index",
                 format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
             )
-        } else if ctrl.qpn() != endpoint.qpn {
+        } else if ctrl.qpn() != qpn {
             broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
         } else {
             self.queue.read_rest(&mut entry, blocks);
             let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
-            let parsed = wqe::parse(&ctrl, body, endpoint.transport);
-            parsed.and_then(|work| route::check(work, context.port)).map_err(|error| {
-                context.report(endpoint.qpn, Some(index), error.field, error.message);
+            let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
+            parsed.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
+                step.report(Some(index), error.field, error.message);
                 error.syndrome
             })
         };

@@ -2,13 +2,13 @@
 
 use super::state::Requester;
 use crate::card::config::{Access, MTU, QpState, Transport};
-use crate::card::context::Context;
 use crate::card::memory::copy::Place;
 use crate::card::memory::region::Refusal;
 use crate::card::port::Port;
 use crate::card::queue::wqe::{Payload, each_piece};
 use crate::card::transport::endpoint::Endpoint;
 use crate::card::transport::route;
+use crate::card::transport::step::Step;
 use crate::fabric::Node;
 use crate::packet::{FIRST, Header, IMMEDIATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
 use gdsync_sys::prm::wqe::Opcode;
@@ -18,13 +18,9 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 const WINDOW: usize = 64;
 
 impl Requester {
-    /// The next request packet, if one can be sent now. Its payload is in `context.payload`.
-    pub(crate) fn next_request(
-        &mut self,
-        endpoint: &mut Endpoint,
-        context: &mut Context<'_>,
-    ) -> Option<Header> {
-        if endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
+    /// The next request packet, if one can be sent now. Its payload is in the context.
+    pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
             return None;
         }
         loop {
@@ -32,7 +28,7 @@ impl Requester {
                 if self.requests.len() >= WINDOW {
                     return None;
                 }
-                let request = self.fetch(endpoint, context)?;
+                let request = self.fetch(step)?;
                 self.requests.push_back(request);
             }
             let cursor = self.cursor;
@@ -47,7 +43,7 @@ impl Requester {
                 // A request fails when it is the oldest, not before.
                 Err(syndrome) if cursor == 0 => {
                     let syndrome = *syndrome;
-                    self.fail_front(syndrome, endpoint, context);
+                    self.fail_front(syndrome, step);
                     return None;
                 }
                 Err(_) => return None,
@@ -55,24 +51,24 @@ impl Requester {
                 Ok(work) if work.opcode == Opcode::Nop => {
                     self.requests[cursor].done = true;
                     self.cursor += 1;
-                    self.complete_done(endpoint, context);
-                    if endpoint.state() != QpState::Rts {
+                    self.complete_done(step);
+                    if step.endpoint.state() != QpState::Rts {
                         return None;
                     }
                 }
                 Ok(_) if request.awaits_result() => {
-                    if reads() >= usize::from(endpoint.attributes.max_rd_atomic) {
+                    if reads() >= usize::from(step.endpoint.attributes.max_rd_atomic) {
                         return None;
                     }
-                    return self.result_packet(endpoint, context);
+                    return self.result_packet(step);
                 }
-                Ok(_) => return self.data_packet(endpoint, context),
+                Ok(_) => return self.data_packet(step),
             }
         }
     }
 
     /// The next packet of the request under the cursor, a send or a write.
-    fn data_packet(&mut self, endpoint: &mut Endpoint, context: &mut Context<'_>) -> Option<Header> {
+    fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         let offset = request.sent * MTU;
@@ -83,32 +79,37 @@ impl Requester {
             (None, None) => PacketKind::Send,
         };
         let psn = request.first_psn.wrapping_add(request.sent);
-        let mut header = Header::new(kind, endpoint.qpn, endpoint.attributes.dest_qpn, psn);
+        let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
         header.length = U32::new(work.length);
         if let Some(vector) = &work.to {
-            route::address(vector, &mut header, endpoint.attributes.qkey, context);
+            route::address(vector, &mut header, step.endpoint.attributes.qkey, step.context);
         }
         let gathered: Result<(), Refusal> = match &work.payload {
             Payload::Inline(bytes) => {
                 let at = bytes[offset as usize..].as_ptr();
-                context.payload.push(Place::Host(at.cast_mut()), length as usize);
+                step.context.payload.push(Place::Host(at.cast_mut()), length as usize);
                 Ok(())
             }
             Payload::Segments(segments) => {
-                let (gather, regions) = (&mut *context.payload, context.regions);
+                let (gather, regions) = (&mut *step.context.payload, step.context.regions);
                 each_piece(segments, offset, length, |segment, addr, count| {
-                    let place =
-                        regions.resolve(segment.lkey(), endpoint.pdn, addr, count, Access::empty())?;
+                    let place = regions.resolve(
+                        segment.lkey(),
+                        step.endpoint.config.pdn,
+                        addr,
+                        count,
+                        Access::empty(),
+                    )?;
                     gather.push(place, count as usize);
                     Ok(())
                 })
             }
         };
         if let Err(refusal) = gathered {
-            self.refuse_locally("lkey", refusal.to_string(), endpoint, context);
+            self.refuse_locally("lkey", refusal.to_string(), step);
             return None;
         }
-        if endpoint.transport == Transport::Uc {
+        if step.endpoint.config.transport == Transport::Uc {
             header.flags |= UNRELIABLE;
         }
         if let Some((addr, rkey)) = work.remote {
@@ -141,17 +142,20 @@ impl Requester {
 
     /// The packet of the request under the cursor, a read or an atomic. It asks for what has not
     /// arrived yet.
-    fn result_packet(&mut self, endpoint: &mut Endpoint, context: &mut Context<'_>) -> Option<Header> {
+    fn result_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
         let request = &self.requests[self.cursor];
         let work = request.work.as_ref().ok()?;
         if let Payload::Segments(segments) = &work.payload {
             // All places must be writable before the remote side executes the request.
             let checked = each_piece(segments, 0, work.length, |segment, addr, count| {
                 let wanted = Access::LOCAL_WRITE;
-                context.regions.resolve(segment.lkey(), endpoint.pdn, addr, count, wanted).map(drop)
+                step.context
+                    .regions
+                    .resolve(segment.lkey(), step.endpoint.config.pdn, addr, count, wanted)
+                    .map(drop)
             });
             if let Err(refusal) = checked {
-                self.refuse_locally("lkey", refusal.to_string(), endpoint, context);
+                self.refuse_locally("lkey", refusal.to_string(), step);
                 return None;
             }
         }
@@ -163,7 +167,7 @@ impl Requester {
             Opcode::AtomicFa => PacketKind::FetchAdd,
             _ => PacketKind::Read,
         };
-        let mut header = Header::new(kind, endpoint.qpn, endpoint.attributes.dest_qpn, psn);
+        let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
         if let Some(operands) = work.operands {
             header.operands = [operands.swap_add(), operands.compare()].map(U64::new);
         }
@@ -174,7 +178,7 @@ impl Requester {
     }
 
     /// The packet that [`Self::next_request`] made has left.
-    pub(crate) fn request_sent(&mut self, endpoint: &mut Endpoint, context: &mut Context<'_>) {
+    pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
         let Some(request) = self.requests.get_mut(self.cursor) else { return };
         if request.awaits_result() {
             request.sent = request.packets;
@@ -185,14 +189,14 @@ impl Requester {
         if is_whole {
             self.cursor += 1;
         }
-        if endpoint.transport != Transport::Rc {
+        if step.endpoint.config.transport != Transport::Rc {
             // No acknowledgement follows.
             if is_whole {
                 request.done = true;
-                self.complete_done(endpoint, context);
+                self.complete_done(step);
             }
         } else if self.deadline.is_none() {
-            self.arm(&endpoint.attributes, context.now);
+            self.arm(&step.endpoint.attributes, step.context.now);
         }
     }
 }

@@ -8,10 +8,10 @@ use super::remote::remote_access;
 use super::response::Response;
 use super::state::{Responder, Stop};
 use crate::card::config::Access;
-use crate::card::context::{Context, PEER_MEMORY};
+use crate::card::context::PEER_MEMORY;
 use crate::card::memory::copy::{self, AtomicOperation, Place};
 use crate::card::queue::wqe::ATOMIC_BYTES;
-use crate::card::transport::endpoint::Endpoint;
+use crate::card::transport::step::Step;
 use crate::packet::{Header, PacketKind};
 
 impl Responder {
@@ -21,24 +21,23 @@ impl Responder {
         &mut self,
         kind: PacketKind,
         header: &Header,
-        endpoint: &Endpoint,
-        context: &mut Context<'_>,
+        step: &mut Step<'_, '_>,
     ) -> Result<u32, Stop> {
-        self.check_responses_in_flight(endpoint, context)?;
+        self.check_responses_in_flight(step)?;
         let addr = header.addr.get();
         if !addr.is_multiple_of(ATOMIC_BYTES.into()) {
-            return Err(misaligned(addr, endpoint, context));
+            return Err(misaligned(addr, step));
         }
         let length = ATOMIC_BYTES.into();
-        let at = match remote_access(header, length, Access::REMOTE_ATOMIC, endpoint, context)? {
+        let at = match remote_access(header, length, Access::REMOTE_ATOMIC, step)? {
             Some(Place::Host(at)) if (at as usize).is_multiple_of(ATOMIC_BYTES as usize) => at,
             // The region's `iova` and its address differ modulo 8.
-            Some(Place::Host(at)) => return Err(misaligned(at as u64, endpoint, context)),
+            Some(Place::Host(at)) => return Err(misaligned(at as u64, step)),
             _ => {
                 let message =
                     format!("{addr:#x} is memory of a peer-memory client, where the CPU has no atomics");
-                context.report(endpoint.qpn, None, PEER_MEMORY, message);
-                return Err(Stop::no_access(endpoint));
+                step.report(None, PEER_MEMORY, message);
+                return Err(Stop::no_access(step));
             }
         };
         let [first, second] = header.operands.map(|operand| operand.get());
@@ -56,8 +55,8 @@ impl Responder {
     }
 }
 
-fn misaligned(addr: u64, endpoint: &Endpoint, context: &mut Context<'_>) -> Stop {
+fn misaligned(addr: u64, step: &mut Step<'_, '_>) -> Stop {
     let message = format!("{addr:#x} is not a multiple of {ATOMIC_BYTES}");
-    context.report(endpoint.qpn, None, "atomic address", message);
-    Stop::invalid_request(endpoint)
+    step.report(None, "atomic address", message);
+    Stop::invalid_request(step)
 }

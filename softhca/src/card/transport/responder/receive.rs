@@ -3,11 +3,10 @@
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
 use crate::card::config::Transport;
-use crate::card::context::Context;
 use crate::card::queue::receive::Receive;
-use crate::card::transport::endpoint::Endpoint;
+use crate::card::transport::step::Step;
 use crate::fabric::Part;
-use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, SOLICITED};
+use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, Packet, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 
 /// Packets after which one is acknowledged although its message continues.
@@ -20,12 +19,13 @@ pub(super) struct NoAccess;
 pub(super) fn scatter(
     receive: &mut Receive,
     payload: &[Part],
-    endpoint: &Endpoint,
-    context: &mut Context<'_>,
+    step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
-    if let Err(error) = context.scatter(endpoint.pdn, &receive.segments, receive.offset, payload) {
+    if let Err(error) =
+        step.context.scatter(step.endpoint.config.pdn, &receive.segments, receive.offset, payload)
+    {
         let field = error.field("receive lkey");
-        context.report(endpoint.qpn, Some(receive.index), field, error.to_string());
+        step.report(Some(receive.index), field, error.to_string());
         return Err(NoAccess);
     }
     let length: usize = payload.iter().map(|part| part.1).sum();
@@ -45,26 +45,21 @@ pub(super) fn completion(
     remote: u32,
     length: u32,
     header: &Header,
-    endpoint: &Endpoint,
+    step: &Step<'_, '_>,
 ) -> Cqe64 {
-    Cqe64::responder(opcode, endpoint.qpn, remote, index, length, header.imm, header.has(SOLICITED))
+    Cqe64::responder(opcode, step.endpoint.qpn, remote, index, length, header.imm, header.has(SOLICITED))
 }
 
 impl Responder {
     /// Takes a packet of a send. Returns the packet numbers that it covers.
-    pub(super) fn take_send(
-        &mut self,
-        header: &Header,
-        payload: &[Part],
-        endpoint: &mut Endpoint,
-        context: &mut Context<'_>,
-    ) -> Result<u32, Stop> {
+    pub(super) fn take_send(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
+        let header = packet.header;
         if header.has(FIRST) {
             let receive = self.queue.take().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             let room = receive.room();
             if u64::from(header.length.get()) > room {
                 let message = format!("{} bytes come into a receive of {room}", header.length.get());
-                context.report(endpoint.qpn, Some(receive.index), "receive length", message);
+                step.report(Some(receive.index), "receive length", message);
                 let failure = Failure::Completion(receive.index, Syndrome::LocalLength);
                 return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
             }
@@ -72,19 +67,19 @@ impl Responder {
         }
         let Some(mut receive) = self.queue.current.take() else {
             let message = "the message has no first packet".to_owned();
-            context.report(endpoint.qpn, None, "packet", message);
-            return Err(Stop::invalid_request(endpoint));
+            step.report(None, "packet", message);
+            return Err(Stop::invalid_request(step));
         };
         let index = receive.index;
-        if scatter(&mut receive, payload, endpoint, context).is_err() {
+        if scatter(&mut receive, packet.payload, step).is_err() {
             let failure = Failure::Completion(index, Syndrome::LocalProtection);
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
         }
         if header.has(LAST) {
-            self.complete_receive(send_opcode(header), index, header, endpoint, context);
+            self.complete_receive(send_opcode(header), index, header, step);
         } else {
             self.queue.current = Some(receive);
-            self.taken(header, None, endpoint, context);
+            self.taken(header, None, step);
         }
         Ok(1)
     }
@@ -95,27 +90,20 @@ impl Responder {
         opcode: CqeOpcode,
         index: u16,
         header: &Header,
-        endpoint: &mut Endpoint,
-        context: &mut Context<'_>,
+        step: &mut Step<'_, '_>,
     ) {
-        let remote = endpoint.attributes.dest_qpn;
-        let cqe = completion(opcode, index, remote, header.length.get(), header, endpoint);
-        self.taken(header, Some(cqe), endpoint, context);
+        let remote = step.endpoint.attributes.dest_qpn;
+        let cqe = completion(opcode, index, remote, header.length.get(), header, step);
+        self.taken(header, Some(cqe), step);
     }
 
     /// A packet was taken. On a reliable connection it is acknowledged, and its completion becomes
     /// visible after that.
-    pub(super) fn taken(
-        &mut self,
-        header: &Header,
-        completion: Option<Cqe64>,
-        endpoint: &mut Endpoint,
-        context: &mut Context<'_>,
-    ) {
-        if endpoint.transport == Transport::Rc {
+    pub(super) fn taken(&mut self, header: &Header, completion: Option<Cqe64>, step: &mut Step<'_, '_>) {
+        if step.endpoint.config.transport == Transport::Rc {
             self.acknowledge_later(header, completion);
         } else if let Some(cqe) = completion {
-            endpoint.complete(endpoint.recv_cq, cqe, context);
+            step.complete_receive(cqe);
         }
     }
 
@@ -133,10 +121,10 @@ impl Responder {
     }
 
     /// In ERR: completes every posted receive as flushed. Returns whether there was one.
-    pub(crate) fn flush(&mut self, endpoint: &mut Endpoint, context: &mut Context<'_>) -> bool {
+    pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) -> bool {
         let mut flushed = false;
         for index in self.queue.take_all() {
-            endpoint.receive_error(index, Syndrome::WrFlush, context);
+            step.receive_error(index, Syndrome::WrFlush);
             flushed = true;
         }
         flushed

@@ -2,22 +2,20 @@
 
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
-use crate::card::context::Context;
 use crate::card::event::Event;
-use crate::card::transport::endpoint::Endpoint;
-use crate::fabric::Part;
+use crate::card::transport::step::Step;
 use crate::faults::Refused;
-use crate::packet::{Header, NakCode, PSN_MASK, PacketKind, psn_distance};
+use crate::packet::{NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
 use gdsync_sys::prm::cqe::Syndrome;
 
 /// A refusal that faults inject.
-fn injected(refused: Refused, endpoint: &Endpoint) -> Stop {
+fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
     match refused {
         Refused::NotReady => Stop::Nak(NakCode::ReceiverNotReady),
-        Refused::With(Syndrome::RemoteAccess) => Stop::no_access(endpoint),
-        Refused::With(Syndrome::RemoteInvalidRequest) => Stop::invalid_request(endpoint),
+        Refused::With(Syndrome::RemoteAccess) => Stop::no_access(step),
+        Refused::With(Syndrome::RemoteInvalidRequest) => Stop::invalid_request(step),
         Refused::With(_) => {
-            let event = Event::QpFatal { qpn: endpoint.qpn };
+            let event = Event::QpFatal { qpn: step.endpoint.qpn };
             Stop::Fatal(NakCode::RemoteOperation, Failure::Event(event))
         }
     }
@@ -25,14 +23,8 @@ fn injected(refused: Refused, endpoint: &Endpoint) -> Stop {
 
 impl Responder {
     /// Handles a request.
-    pub(crate) fn request(
-        &mut self,
-        kind: PacketKind,
-        header: &Header,
-        payload: &[Part],
-        endpoint: &mut Endpoint,
-        context: &mut Context<'_>,
-    ) {
+    pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        let Packet { kind, header, .. } = packet;
         let psn = header.psn.get();
         let ahead = psn_distance(psn, self.expected_psn);
         if ahead > 0 {
@@ -44,17 +36,15 @@ impl Responder {
             return;
         }
         if ahead < 0 {
-            return self.duplicate(kind, header, endpoint);
+            return self.duplicate(kind, header, step);
         }
         self.nak_sent = false;
-        let result = match (context.faults.refuses(endpoint.qpn, kind), kind) {
-            (Some(refused), _) => Err(injected(refused, endpoint)),
-            (None, PacketKind::Send) => self.take_send(header, payload, endpoint, context),
-            (None, PacketKind::Write) => self.take_write(header, payload, endpoint, context),
-            (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => {
-                self.take_atomic(kind, header, endpoint, context)
-            }
-            (None, _) => self.take_read(header, endpoint, context),
+        let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
+            (Some(refused), _) => Err(injected(refused, step)),
+            (None, PacketKind::Send) => self.take_send(packet, step),
+            (None, PacketKind::Write) => self.take_write(packet, step),
+            (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => self.take_atomic(kind, header, step),
+            (None, _) => self.take_read(header, step),
         };
         match result {
             Ok(packets) => {
@@ -66,17 +56,17 @@ impl Responder {
                 self.responses.push_back(Response::Nak { psn, code });
             }
             Err(Stop::Fatal(code, failure)) => {
-                self.release_completions(endpoint, context);
+                self.release_completions(step);
                 self.responses.push_back(Response::Nak { psn, code });
                 match failure {
-                    Failure::Event(event) => context.emit(event),
+                    Failure::Event(event) => step.context.emit(event),
                     Failure::Completion(index, syndrome) => {
-                        endpoint.receive_error(index, syndrome, context);
+                        step.receive_error(index, syndrome);
                     }
                 }
                 // The flush includes a receive that a message has begun to fill, unless it is the
                 // one that failed.
-                endpoint.fail();
+                step.endpoint.fail();
             }
         }
     }

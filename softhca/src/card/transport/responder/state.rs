@@ -2,10 +2,9 @@
 
 use super::response::{Response, Results};
 use crate::card::config::QpConfig;
-use crate::card::context::Context;
 use crate::card::event::Event;
 use crate::card::queue::receive::ReceiveQueue;
-use crate::card::transport::endpoint::Endpoint;
+use crate::card::transport::step::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::collections::VecDeque;
@@ -42,14 +41,14 @@ pub(super) enum Failure {
 
 impl Stop {
     /// A request that violates the transport's rules.
-    pub(super) fn invalid_request(endpoint: &Endpoint) -> Self {
-        let event = Event::QpRequestError { qpn: endpoint.qpn };
+    pub(super) fn invalid_request(step: &Step<'_, '_>) -> Self {
+        let event = Event::QpRequestError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::InvalidRequest, Failure::Event(event))
     }
 
     /// A request that may not access the memory that it names.
-    pub(super) fn no_access(endpoint: &Endpoint) -> Self {
-        let event = Event::QpAccessError { qpn: endpoint.qpn };
+    pub(super) fn no_access(step: &Step<'_, '_>) -> Self {
+        let event = Event::QpAccessError { qpn: step.endpoint.qpn };
         Stop::Fatal(NakCode::RemoteAccess, Failure::Event(event))
     }
 }
@@ -84,17 +83,13 @@ impl Responder {
     }
 
     /// Refuses a read or an atomic beyond `max_dest_rd_atomic`.
-    pub(super) fn check_responses_in_flight(
-        &self,
-        endpoint: &Endpoint,
-        context: &mut Context<'_>,
-    ) -> Result<(), Stop> {
+    pub(super) fn check_responses_in_flight(&self, step: &mut Step<'_, '_>) -> Result<(), Stop> {
         let in_flight = self.responses.iter().filter(|response| response.is_counted()).count();
-        if in_flight < usize::from(endpoint.attributes.max_dest_rd_atomic) {
+        if in_flight < usize::from(step.endpoint.attributes.max_dest_rd_atomic) {
             return Ok(());
         }
         let message = format!("{in_flight} reads and atomics are in flight, which is the limit");
-        context.report(endpoint.qpn, None, "max_dest_rd_atomic", message);
-        Err(Stop::invalid_request(endpoint))
+        step.report(None, "max_dest_rd_atomic", message);
+        Err(Stop::invalid_request(step))
     }
 }
