@@ -39,15 +39,14 @@
 //!
 //! # Layers
 //! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are the verbs objects, kept
-//! alive by whoever uses them. [`PreparedSend`] and [`PreparedWait`] are work that the card, or a stream, has not been told
-//! of yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
+//! alive by what uses them. [`PreparedSend`] and [`PreparedWait`] are work that was prepared and not posted
+//! yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
 //!
 //! # Safety
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
 pub mod batch;
-pub mod bootstrap;
 pub mod cuda;
 pub mod device;
 #[cfg(fuzzing)]
@@ -55,7 +54,6 @@ pub mod device;
 pub mod fuzzing;
 pub mod memop;
 pub mod memory;
-pub mod notify;
 pub mod qp;
 pub mod queue;
 pub mod stream;
@@ -65,9 +63,10 @@ pub mod verbs;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use batch::outline;
+pub use cuda::mapped;
 pub use cudarc;
 pub use device::raw;
-pub use memory::{PinnedMemory, mapped};
+pub use memory::PinnedMemory;
 pub use qp::{
     CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
 };
@@ -76,3 +75,8 @@ pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
     Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! What measurements on a GPU share.
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::hca::{self, Hca};
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::memop::{MemOpStream, Word32, Word64};

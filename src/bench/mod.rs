@@ -14,7 +14,8 @@ mod post;
 mod turnaround;
 
 use crate::cli::{BenchOptions, Benchmark};
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use serde::Serialize;
 use std::io::{self, Write};
 

@@ -1,10 +1,10 @@
-//! The calling thread performs the work, before it goes on.
+//! The calling thread performs the work, before each call returns.
 
 use super::driver::{self, Driver};
 use super::findings::Findings;
 use super::host::HostMessages;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::memop::StreamError;
 use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Cpu, Doorbells, Posted};

@@ -3,8 +3,8 @@
 use super::driver::{self, Driver};
 use super::findings::Findings;
 use super::host::HostMessages;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::memop::StreamError;
 use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Doorbells, Event, Posted};

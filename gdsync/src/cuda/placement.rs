@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes (docs/gpu-results.md), but a CPU needs
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU needs
 /// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
 /// the CPU polls does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -152,10 +152,11 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Place
 pub(crate) mod gpu {
     use super::*;
     use crate::cuda::GpuMemory;
+    use crate::cuda::mapped::MappedMemory;
     use crate::memory::arena::ChunkMemory;
-    use crate::memory::mapped::{MappedMemory, MappingError};
     use crate::memory::spans::{Kind, Span};
     use cudarc::driver::CudaContext;
+    use gdsync_gdr::MappingError;
 
     /// Bytes that GPUs give mapped memory in: less takes as much.
     const PIECE: usize = 2 << 20;
@@ -170,7 +171,7 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Here and now: a provider that asks for memory can only be told that there is none.
+        // Allocated now, to report its error: a provider's allocation callback can only return null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -197,7 +198,7 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until it goes itself; made for this chunk alone.
+        // SAFETY: mapped until the memory is dropped, which the span holds until its own release; made for this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

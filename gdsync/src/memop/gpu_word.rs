@@ -29,7 +29,7 @@ macro_rules! gpu_word {
             /// Its value now: a copy by the driver, which takes some microseconds. Not in the order of any stream.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn load(&self) -> Result<$value, CudaError> {
                 let mut bytes = [0; size_of::<$value>()];
                 self.memory.read(self.offset, &mut bytes)?;
@@ -37,10 +37,10 @@ macro_rules! gpu_word {
             }
 
             /// Sets its value: a copy by the driver, which takes some microseconds. Not in the order of any stream; one that
-            /// waits for the value goes on.
+            /// waits for the value continues.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn store(&self, value: $value) -> Result<(), CudaError> {
                 self.memory.write(self.offset, &value.to_ne_bytes())
             }

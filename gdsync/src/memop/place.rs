@@ -51,23 +51,13 @@ enum Memory {
     },
 }
 
-/// An address, with whose address space it is of.
+/// An address, in the host's or the stream's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// This process'.
     Host(HostAddr),
     /// The stream's own: GPU memory that it reaches.
     Stream(StreamAddr),
-}
-
-impl Site {
-    /// So many bytes further on.
-    pub(crate) fn after(self, bytes: usize) -> Self {
-        match self {
-            Site::Host(addr) => Site::Host(HostAddr(addr.get() + bytes as u64)),
-            Site::Stream(addr) => Site::Stream(StreamAddr::new(addr.get() + bytes as u64)),
-        }
-    }
 }
 
 impl Place {
@@ -84,7 +74,7 @@ impl Place {
         Place { memory: Memory::Stream { address, len }, offset: 0 }
     }
 
-    /// So many bytes further on.
+    /// The place `bytes` further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
         Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset) }
     }

@@ -32,7 +32,7 @@ macro_rules! word {
                 self.atomic().load(Ordering::Acquire)
             }
 
-            /// Sets its value, with release ordering: what was written before is visible to whoever sees the value.
+            /// Sets its value, with release ordering: earlier writes are visible to every observer of the value.
             pub fn store(&self, value: $value) {
                 self.atomic().store(value, Ordering::Release);
             }

@@ -1,8 +1,11 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how far streams have come.
+//!
+//! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of [`crate::RemoteMemory`].
+//! Owners and users of memory are counted separately (`use_count.rs`): regions hold keepers of their memory, everything else holds
+//! handles. With the last handle, caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;
 pub(crate) mod left_behind;
-pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
 pub(crate) mod spans;
@@ -10,7 +13,6 @@ pub(crate) mod timeline;
 pub(crate) mod use_count;
 
 pub use pinned::PinnedMemory;
-pub(crate) use pinned::page_size;
 pub use timeline::{Blocked, TimelinePoint};
 
 use std::fmt;

@@ -3,6 +3,7 @@
 use super::HostAddr;
 use super::spans::{Kind, Release, Span};
 use super::use_count::UseCount;
+use gdsync_sys::host::page_size;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -19,10 +20,10 @@ pub struct PinnedMemory {
     handle: Arc<Handle>,
 }
 
-/// Shared by all clones. A memory region keeps the pages without it, so that the pages' users can be told from their keepers.
+/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages are counted separately.
 #[derive(Debug)]
 struct Handle {
-    // Before the pages: whoever keeps these for their users is told first.
+    // Dropped before the pages: watchers of the use count are notified while the pages still exist.
     use_count: UseCount,
     pages: Arc<Pages>,
 }
@@ -75,22 +76,28 @@ impl PinnedMemory {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let address = base.as_ptr() as usize;
         let unmap: Release = Box::new(move || {
-            // SAFETY: we mapped exactly this range; the last handle to it is gone, and no stream knows it any more.
+            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no stream has it mapped.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
-        // All of its pages, also those behind `len`: nobody else has them.
+        // All of its pages, also those behind `len`: no other memory shares them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
         Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }
 
-    /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
-    /// clone of the returned value and everything made from it, and, where a GPU was told of the memory, when that has
-    /// forgotten it, which it is asked to while its streams are idle. Its drop must not call this library.
+    /// Wraps memory of the program.
+    ///
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
+    /// everything made from it. If the memory is registered with a GPU, it is unregistered first, when the
+    /// GPU's streams are next found idle. The drop must not call this library. Pass `()` where nothing has
+    /// to be dropped, as the program keeps the memory by other means, for example for the life of the
+    /// process.
     ///
     /// # Safety
-    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the program did that)
-    /// until `owner` is dropped, and must be accessed by others only in ways that tolerate concurrent
-    /// access by a card and by streams (atomics, volatile or raw copies).
+    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the
+    /// program did that) until `owner` is dropped, and must be accessed by other code only in ways that
+    /// tolerate concurrent access by a card and by streams (atomics, volatile or raw copies). With `()` for
+    /// an owner, the memory must stay until this library has dropped and unregistered it, at a time that
+    /// the program cannot observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
@@ -179,13 +186,6 @@ impl PinnedMemory {
     }
 }
 
-/// The size of a page in bytes.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,5 +235,20 @@ mod tests {
         drop(memory);
         assert_eq!(Arc::strong_count(&bytes), 1, "the owner is dropped with the last handle");
         assert_eq!(bytes[3].load(Ordering::Relaxed), b'c');
+    }
+    #[test]
+    fn clones_and_keepers_keep_the_owner() {
+        let words: Arc<[AtomicU32]> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+        // SAFETY: the owner keeps the words, which are atomic.
+        let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
+        let (clone, keeper) = (memory.clone(), memory.keeper());
+        drop(memory);
+        assert_eq!(Arc::strong_count(&words), 2);
+        drop(clone);
+        assert_eq!(Arc::strong_count(&words), 2);
+        assert_eq!(keeper.words32().len(), 4);
+        drop(keeper);
+        assert_eq!(Arc::strong_count(&words), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The beginning and the end of a queue pair: its attributes, what its maker says of its memory, and what goes with it.
+//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
 
 use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A queue pair as who made it knows it. Destroyed when dropped, if not before.
+/// A queue pair as its maker knows it. Destroyed when dropped, if not before.
 #[derive(Debug)]
 pub(crate) enum QpObject {
     Verbs(VerbsQp),
@@ -222,7 +222,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
-        // Locked before the number may come again: nobody takes this queue pair's entries for another's. Of two queues, in the
+        // Locked before the number may be used again, so that this queue pair's entries are not taken for another's. Two queues in the
         // order of their addresses, as another queue pair may have them the other way round.
         let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),

@@ -1,10 +1,30 @@
-//! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
+//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives, failing, resetting.
+//!
+//! # Invariants
+//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that waits for it has
+//!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
+//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
+//!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
+//!   queue's lock, before its number can be used again (`create.rs`).
+//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
+//!   flushed, including what was only prepared (`fail.rs`).
+//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
+//!   all places of its completion queue are taken.
+//!
+//! # Lock order
+//! 1. A stream's state, then a completion queue, then a send or receive queue.
+//! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
+//! 3. The state of an attached device queue pair, then its mailbox or the queues.
+//!
+//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is innermost, but for calls of the CUDA
+//! driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
 pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
 pub(crate) mod create;
+mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
 mod events;
@@ -29,12 +49,11 @@ use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::claim::Claim;
-use crate::queue::completion::{
-    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
-};
+use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::datagram::DatagramSource;
 use crate::queue::error::QueueError;
 use crate::queue::failure::FailureCause;
+use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::queue::send::SendState;
@@ -63,6 +82,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
 /// released when the last of them has passed.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
+/// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+/// // Each side needs the other's endpoint, which has a text form.
+/// left.connect(&right.endpoint()?.to_string().parse()?, Default::default())?;
+/// right.connect(&left.endpoint()?, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// right.post_recv(&[region.slice(..32)?], 7)?;
+/// left.post_send(WorkRequest::send(&[region.slice(32..)?]))?;
+/// let arrived = loop {
+///     if let Some(completion) = right.recv_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((arrived.wr_id, arrived.byte_len), (7, 32));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct QueuePair {
     pub(crate) inner: Arc<QueuePairInner>,
@@ -87,7 +128,7 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
-    /// Receives that will be posted when a stream has come to the start of a persistent request.
+    /// Receives that will be posted when a stream has reached the start of a persistent request.
     pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
@@ -101,7 +142,7 @@ pub(crate) enum QpState {
     Failed(FailureCause),
 }
 
-/// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
+/// Source of initial packet sequence numbers: any value serves, but a number from an earlier connection should not be used
 /// again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
@@ -113,8 +154,8 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`], [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
@@ -137,7 +178,7 @@ impl QueuePair {
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
-        let own = |depth: u32| CompletionQueueInner::new(&domain, depth.max(1).saturating_mul(2));
+        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
             None => own(depth),
@@ -163,7 +204,7 @@ impl QueuePair {
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which goes when no stream's device knows the page any more.
+        // The page stays as long as the domain, which the span holds until no device has the page mapped.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
@@ -235,7 +276,7 @@ impl QueuePair {
     /// Its address, for the remote side.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the port cannot be asked.
+    /// [`Error::Verbs`] where the port cannot be queried.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
         self.inner.endpoint()
     }
@@ -243,7 +284,7 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`] where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
@@ -299,8 +340,8 @@ impl QueuePairInner {
 
     /// The send queue. Lock order: completion queue first.
     ///
-    /// A lock that is released by a store: another read-modify-write is a good part of what posting costs. Who finds it taken
-    /// yields, as nobody holds it for long but who resets the queue pair.
+    /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
+    /// it taken yields, as only a reset of the queue pair holds it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
@@ -340,7 +381,7 @@ impl QueuePairInner {
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
-        // Under the lock: whoever flushes the queue has failed the queue pair before.
+        // Under the lock: the queue is flushed only after the queue pair was marked as failed.
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
@@ -437,7 +478,7 @@ impl QueuePairInner {
         }
     }
 
-    /// Rings the card as a stream asked the proxy to.
+    /// Rings the card in the place of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {

@@ -35,10 +35,10 @@ impl QueuePair {
     /// completion need none: done before the failure, they have none. Prepared sends that were kept are refused from then on
     /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
-    /// Give the remote side the new [`QueuePair::endpoint`]; it has to start anew, too.
+    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
     ///
     /// # Errors
-    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
+    /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
     /// refuses; the queue pair has failed then.
     pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()
@@ -46,7 +46,7 @@ impl QueuePair {
 
     /// Resets the queue pair, unless it is ready to be connected already, and connects it.
     ///
-    /// The remote endpoint is that of after the remote side's own reset: where both start anew, both call
+    /// The remote endpoint is the one after the remote side's own reset: where both reset, both call
     /// [`QueuePair::reset`] first, then exchange endpoints, then call this.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl QueuePairInner {
                 return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
             }
         }
-        // Held to the end: nobody puts work into queues that are about to be forgotten.
+        // Held to the end: no thread adds work to queues that are being reset.
         let mut completions = self.send_cq().lock();
         let mut send = self.send();
         let mut recv = self.recv();
@@ -83,7 +83,7 @@ impl QueuePairInner {
         }
         let mut status = self.status();
         self.connected.store(false, Ordering::Release);
-        // Every completion was polled, but perhaps of sends that asked for none; so none of the old queues comes under the new ones'
+        // Every completion was polled, but perhaps of sends that asked for none; so no entry of the old queues appears under the new ones'
         // numbers. (libmlx5 would look for some, but leaves completion queues alone whose ring it has given away.)
         self.to_reset()?;
         let silent = send.outstanding();

@@ -44,7 +44,7 @@ pub(crate) enum PeerOp {
     },
 }
 
-/// What hands send work to the card: where which record goes, and which doorbell.
+/// What hands send work to the card: the record and its address, the doorbell and its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doorbell {
     /// The doorbell record.

@@ -32,7 +32,7 @@ pub enum QueueError {
     Word(#[from] WordError),
 }
 
-/// What there is no room for. The same may succeed later: when completions were polled, or a stream has come further.
+/// What there is no room for. The same may succeed later, when completions were polled or a stream has made progress.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueFull {
@@ -140,7 +140,7 @@ pub enum RequestError {
         /// What was asked for.
         operation: &'static str,
     },
-    /// A datagram that goes nowhere.
+    /// A datagram without a destination.
     #[error("a request on a UD queue pair needs an address: say where it goes with WorkRequest::to")]
     NoDestination,
     /// A queue pair that cannot be.

@@ -1,7 +1,7 @@
 //! Why a queue pair has failed, and what is in the way of its recovery.
 
 use crate::memory::timeline::Blocked;
-use crate::queue::completion::WorkError;
+use crate::queue::outcome::WorkError;
 use crate::verbs::events::AsyncEventKind;
 
 /// Why a queue pair is in the error state.

@@ -23,7 +23,7 @@ pub(crate) struct RecvState {
     ring: Ring,
     tail: u32,
     entries: VecDeque<Entry>,
-    /// Whose completions are not for whoever polls, by index.
+    /// Receives of persistent requests, by index: polling does not return their completions.
     claims: Claims,
 }
 
@@ -65,7 +65,7 @@ impl RecvState {
         self.ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// The completion of the newest receive goes to `claim`.
+    /// The completion of the newest receive is stored in `claim`.
     pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
         let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
         self.claims.add(newest.into(), claim);
@@ -89,7 +89,7 @@ impl RecvState {
         Some((last.wr_id, retired))
     }
 
-    /// Starts anew after the card has forgotten the queue, which is empty.
+    /// Restarts the queue, which is empty, after the card was reset.
     pub(crate) fn reset(&mut self) {
         self.tail = 0;
         self.ring.publish(0);

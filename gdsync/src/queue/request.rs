@@ -16,6 +16,29 @@ use zerocopy::IntoBytes;
 /// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let (source, target) = (region.slice(..16)?, region.remote().slice(32..48)?);
+/// let slices = [source];
+/// left.post_send(WorkRequest::write(&slices, target).unsignaled())?; // no completion of its own
+/// left.post_send(WorkRequest::read(&slices, target).wr_id(5))?;
+/// let done = loop {
+///     if let Some(completion) = left.send_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((done.wr_id, done.byte_len, done.status), (5, 16, Ok(())));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a work request does nothing until it is prepared"]
 pub struct WorkRequest<'a> {
@@ -31,7 +54,7 @@ pub struct WorkRequest<'a> {
     wr_id: u64,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 struct Destination<'a> {
     handle: &'a AddressHandle,
@@ -82,7 +105,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU is not told.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
@@ -138,8 +161,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Where a datagram goes: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
-    /// others have it. A receiver with another Q_Key drops the datagram, and nobody is told.
+    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
+    /// others have it. A receiver with another Q_Key drops the datagram without an error.
     ///
     /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
     #[inline]
@@ -199,7 +222,7 @@ impl<'a> WorkRequest<'a> {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of so many segments.
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds` segments.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())

@@ -15,7 +15,7 @@ fn queue(blocks: u32) -> SendState {
 
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
-/// A send of so many inline bytes.
+/// A send of that many inline bytes.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
     (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
 }

@@ -3,7 +3,7 @@
 use crate::verbs::device::Mtu;
 use crate::verbs::error::{Error, OutOfRange};
 
-/// Who makes queues: a queue pair's, a completion queue's.
+/// The interface that makes queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueApi {

@@ -14,12 +14,22 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Port of a device that is used unless told otherwise. Ports are counted from 1.
+/// Port of a device that is used by default. Ports are counted from 1.
 pub const DEFAULT_PORT: u8 = 1;
 
 /// An open card.
 ///
 /// A cheap handle; clones name the same device, which closes with the last object made on it.
+///
+/// ```
+/// use gdsync::{Device, verbs::DEFAULT_PORT};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::software()?; // needs nothing installed; `Device::open` takes the system's cards
+/// let port = device.port(DEFAULT_PORT)?;
+/// println!("{}: {}, {:?}", device.name(), port.state, port.mtu);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(crate) inner: Arc<DeviceInner>,
@@ -29,13 +39,13 @@ pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     name: String,
-    /// The context is somebody else's, who closes it.
+    /// The context is the program's, which closes it.
     borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arc<Arena>,
     /// Whom asynchronous events concern.
     pub(crate) queue_pairs: EventSinks,
-    /// Held by who reads an event.
+    /// Held by the thread that reads an event.
     pub(crate) reader: Mutex<()>,
 }
 
@@ -156,7 +166,7 @@ impl Device {
         Ok(Device { inner: Arc::new(inner) })
     }
 
-    /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
+    /// Uses a context that the program has opened itself. gdsync does not close it.
     ///
     /// # Errors
     /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
@@ -200,7 +210,7 @@ impl Device {
         &self.inner.name
     }
 
-    /// Who drives it.
+    /// The provider that drives it.
     pub fn provider(&self) -> Provider {
         self.inner.api.provider
     }
@@ -395,7 +405,7 @@ impl Mtu {
         128 << self as u32
     }
 
-    /// The MTU of so many bytes, if there is one.
+    /// The MTU of that number of bytes, if there is one.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }

@@ -1,4 +1,4 @@
-//! What one side of a connection tells the other. How it gets there is the program's business.
+//! What one side of a connection sends to the other. The program chooses the channel.
 
 use crate::verbs::device::Mtu;
 use crate::verbs::error::{Error, ParseError};

@@ -22,7 +22,7 @@ pub enum AsyncEventKind {
     QueuePairRequestError,
     /// A remote request broke this side's access rights.
     QueuePairAccessError,
-    /// The first packet came before the queue pair was told that it is connected.
+    /// The first packet arrived before the queue pair was moved to RTR.
     CommunicationEstablished,
     /// The device failed for good.
     DeviceFatal,
@@ -170,7 +170,7 @@ impl Device {
     /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and whatever waits for them wakes.
     ///
     /// Nobody reads events unless the program calls this, or [`Device::watch_events`]. Of a device made by
-    /// [`Device::from_raw`], the program reads them either through this library or itself: whoever reads an event takes it from
+    /// [`Device::from_raw`], the program reads them either through this library or itself: each reader takes events away from
     /// the other.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl DeviceInner {
         if !poll(self.event_fd(), stop, timeout)? {
             return Ok(None);
         }
-        // One reader at a time: who finds the descriptor readable finds an event.
+        // One reader at a time: a reader that finds the descriptor readable finds an event.
         let _reader = self.reader.lock();
         if !poll(self.event_fd(), None, Duration::ZERO)? {
             return Ok(None);
@@ -206,7 +206,7 @@ impl DeviceInner {
         call::status("ibv_get_async_event", rc, String::new)?;
         let concerned = self.queue_pairs.concerned(Element::of(&event));
         let told = self.take_event(&event, &concerned);
-        // SAFETY: as it was filled above, and not acknowledged yet. Before the queue pairs are let go: destroying one waits for it.
+        // SAFETY: as it was filled above, and not acknowledged yet. Acknowledged before the queue pairs are dropped: destroying one waits for the acknowledgement.
         unsafe { (self.api.ack_async_event)(&mut event) };
         Ok(Some(told))
     }

@@ -62,7 +62,7 @@ fn an_overrun_completion_queue_fails_the_queue_pair_and_wakes_its_streams() {
     assert!(seen.contains(&AsyncEventKind::CompletionQueueError), "{seen:?}");
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{stream:?}");
     assert!(matches!(right.failure(), Some(FailureCause::Event(_))), "{:?}", right.failure());
-    // A wait that is posted now finds nobody who would write what it waits for: it goes on, too.
+    // The card writes nothing here any more. A wait that is posted now continues, too.
     stream.post(Batch::new().wait(second)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "{stream:?}");
     assert!(

@@ -232,7 +232,7 @@ impl DeviceInner {
             .collect())
     }
 
-    /// One entry as kernel and libibverbs told it before they had the query: `None` where it is empty.
+    /// One entry, by the interface that predates the query of the table: `None` where it is empty.
     fn gid_by_sysfs(&self, port: u8, index: u32, link: LinkLayer) -> Result<Option<GidEntry>, Error> {
         let file = self.sysfs_folder().join(format!("ports/{port}/gid_attrs/types/{index}"));
         let kind = match std::fs::read_to_string(&file) {
@@ -273,7 +273,7 @@ impl DeviceInner {
         PathBuf::from(path.to_string_lossy().into_owned())
     }
 
-    /// A port's attributes as the provider tells them.
+    /// A port's attributes as the provider reports them.
     pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: the context is open; the place is valid for the struct.

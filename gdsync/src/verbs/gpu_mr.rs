@@ -30,7 +30,7 @@ impl GpuMemoryRegion {
     ///
     /// # Errors
     /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card cannot have it, with the reason of each way that was tried;
-    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory whose GPU shows writes in no order and cannot flush
+    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory of a GPU that shows writes in no order and cannot flush
     /// them: a stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);

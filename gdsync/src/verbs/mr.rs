@@ -36,6 +36,20 @@ bitflags::bitflags! {
 ///
 /// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and atomic words;
 /// the region dereferences to it.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+/// assert_eq!(region.write(100, b"hello"), 5);
+/// let part = region.slice(100..105)?; // for a work request of this side
+/// let remote = region.remote(); // for the remote side, by any channel
+/// assert_eq!(remote.to_string().parse::<gdsync::RemoteMemory>()?, remote);
+/// assert!(region.slice(4000..5000).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemoryRegion {
     pub(crate) inner: Arc<MemoryRegionInner>,
@@ -173,7 +187,7 @@ impl MemoryRegionInner {
         len: usize,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
     }
@@ -233,6 +247,23 @@ fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOf
 }
 
 /// A part of a [`MemoryRegion`]; holds the region.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// // A message of two parts, gathered by the card.
+/// let parts = [region.slice(..8)?, region.slice(32..48)?];
+/// right.post_recv(&[region.slice(48..)?], 0)?;
+/// left.post_send(WorkRequest::send(&parts[..1]))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Slice {
     region: Arc<MemoryRegionInner>,

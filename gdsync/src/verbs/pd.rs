@@ -9,7 +9,20 @@ use std::sync::Arc;
 
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
-/// A cheap handle; clones name the same domain, which goes with the last object made in it.
+/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// // What is made in one domain works together, and keeps the domain.
+/// let queue_pair = QueuePair::new(&pd, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
+/// drop(pd);
+/// queue_pair.post_recv(&[region.slice(..)?], 0)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     pub(crate) inner: Arc<ProtectionDomainInner>,
@@ -18,7 +31,7 @@ pub struct ProtectionDomain {
 #[derive(Debug)]
 pub(crate) struct ProtectionDomainInner {
     raw: NonNull<ibv_pd>,
-    /// Somebody else's, who deallocates it.
+    /// The program's, which deallocates it.
     borrowed: bool,
     pub(crate) device: Arc<DeviceInner>,
 }
@@ -57,6 +70,11 @@ impl ProtectionDomain {
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }
+
+    /// The device that the domain is on.
+    pub fn device(&self) -> Device {
+        Device { inner: self.inner.device.clone() }
+    }
 }
 
 impl ProtectionDomainInner {
@@ -70,7 +88,7 @@ impl Drop for ProtectionDomainInner {
         if self.borrowed {
             return;
         }
-        // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
+        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was destroyed.
         call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }
 }

@@ -12,10 +12,10 @@ pub enum Transport {
     #[default]
     Rc,
     /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is lost, and the
-    /// sender is not told.
+    /// sender gets no error.
     Uc,
-    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names where it goes
-    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender is not told.
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
+    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender gets no error.
     Ud,
 }
 

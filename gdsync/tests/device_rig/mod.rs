@@ -80,7 +80,8 @@ fn skip(test: &str, why: &str) {
 
 /// Compiles one of `tests/device/`. `Err` says why that cannot be done here; a mistake in the header fails the test.
 pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, String> {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // The header and its tests belong to gdsync, whichever crate's test uses this.
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdsync");
     let output =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{source}-{output}", std::process::id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());

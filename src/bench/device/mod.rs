@@ -6,9 +6,10 @@ mod layout;
 use super::gpu::Gpu;
 use super::{median, print, print_json};
 use crate::cli::BenchOptions;
-use crate::{Failure, hca};
+use crate::failure::Failure;
+use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
-use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
 use gdsync::{
     Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
 };
@@ -31,8 +32,6 @@ const STEPS: [&str; 6] = [
     "of it: the next one may ring",
 ];
 const STEP_ROUNDS: u32 = 80;
-/// Bytes of the indices of a queue pair.
-const STATE: usize = 320;
 /// Queue pairs at a time.
 const QUEUES: usize = 30;
 /// Until everything that was posted has completed.
@@ -181,7 +180,7 @@ impl<'a> Bench<'a> {
     fn hand_over(&self, [left, _]: &[QueuePair; 2]) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
         if self.layout.indices_in_gpu {
-            options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE)?);
+            options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE_BYTES)?);
         }
         Ok(left.attach_device(&*self.gpu.stream, &options)?)
     }
@@ -205,7 +204,7 @@ impl<'a> Bench<'a> {
         self.results.words64()[at].load(Ordering::Acquire)
     }
 
-    /// What a kernel has told, once it has ended; an error where a call of it has failed.
+    /// A kernel's report, once it has ended; an error where one of its calls failed.
     fn finish(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
         match self.result(0) {

@@ -4,11 +4,11 @@ use super::command::api_of;
 use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
 use crate::memory::arena::Arena;
-use crate::memory::page_size;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
 use crate::verbs::error::Error;
 use gdsync_sys::api::DevxApi;
+use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
 use gdsync_sys::prm::command::encode::UmemPlace;
 use gdsync_sys::verbs::IBV_ACCESS_LOCAL_WRITE;
@@ -27,10 +27,10 @@ pub(crate) struct QueueMemory {
     keep: Keep,
 }
 
-/// Whatever keeps a block of memory mapped. Dropped when the device has let go of the memory.
+/// What keeps a block of memory mapped. Dropped when the device has deregistered the memory.
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
-/// How the device is told of the memory.
+/// How the memory is registered with the device.
 #[derive(Debug)]
 pub(crate) enum UmemSource {
     /// By the CPU's address, whose pages the kernel pins.
@@ -43,7 +43,7 @@ pub(crate) enum UmemSource {
 impl QueueMemory {
     /// # Safety
     /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until `keep` is dropped, and
-    /// belongs to nobody else; the source names the same memory. Streams know of it (a `Span`).
+    /// has no other user; the source names the same memory. A `Span` announces it to streams.
     pub(crate) unsafe fn new(cpu: NonNull<u8>, len: usize, source: UmemSource, keep: Keep) -> Self {
         QueueMemory { cpu, len, source, keep }
     }
@@ -51,7 +51,7 @@ impl QueueMemory {
 
 /// Where the memory of queues comes from.
 pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
-    /// At least so many bytes.
+    /// A block of at least `bytes` bytes.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
 }
 
@@ -89,7 +89,7 @@ struct GpuSource(Arc<Arena>);
 impl MemorySource for GpuSource {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
         let memory = |source| Error::Memory { len, source };
-        // Devices are told of whole pages, which nobody else must have a part of.
+        // Whole pages are registered with devices, and nothing else may share them.
         let len = len.next_multiple_of(page_size());
         let block = self.0.allocate(len, page_size()).map_err(memory)?;
         let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
@@ -236,7 +236,7 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: registered by us; the object that lay in it was destroyed before, as who owns both says by its fields' order.
+        // SAFETY: registered by us; the object that lay in it was destroyed before: the fields of the owner of both stand in that order.
         call::on_drop("mlx5dv_devx_umem_dereg", unsafe { (self.api.umem_dereg)(self.raw.as_ptr()) });
     }
 }

@@ -24,7 +24,7 @@ const NO_INDEX: u32 = 0xff_ffff;
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    // In this order: the device lets go of the memory before that goes.
+    // In this order: the device destroys the queue pair before its memory is released.
     object: Object,
     _memory: Blocks,
 }
@@ -59,7 +59,7 @@ impl Qp {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
         // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are powers of
-        // two. Nobody but the card is told of it.
+        // two. Only the card accesses it besides.
         let (sq, rq) = unsafe {
             (
                 Ring::new(

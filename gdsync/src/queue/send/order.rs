@@ -46,7 +46,7 @@ pub(crate) enum Before {
 }
 
 impl SendState {
-    /// Marks a send as handed to a stream at `point`, after checking that its turn has come.
+    /// Marks a send as handed to a stream at `point`, after checking that it is the next to be posted.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
     #[inline]
@@ -83,7 +83,7 @@ impl SendState {
         })
     }
 
-    /// As [`Self::post`], where nothing but the common case has to be thought of: the next send, on the timeline of the last one.
+    /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last one.
     /// Otherwise changes nothing.
     #[inline]
     pub(crate) fn post_next(
