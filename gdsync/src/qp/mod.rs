@@ -35,8 +35,8 @@ mod reset;
 mod spoilt_tests;
 pub(crate) mod wait;
 
-use crate::queue::{RequestError, StateError};
-use crate::verbs::QueuePairError;
+pub(crate) use cq::CompletionQueueInner;
+
 pub use checked::CheckedWait;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
@@ -46,27 +46,21 @@ pub use wait::PreparedWait;
 
 use self::create::{Made, QpObject};
 use crate::memory::spans::{Kind, Span};
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
-use crate::queue::claim::Claim;
 use crate::queue::completion::{CompletionState, RawCompletion};
-use crate::queue::datagram::DatagramSource;
-use crate::queue::error::QueueError;
-use crate::queue::failure::FailureCause;
-use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
+use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
-use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
+use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::SendState;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::Mtu;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
+use crate::queue::{
+    Claim, Completion, DatagramSource, FailureCause, QueueError, RequestError, StateError, WorkError,
+    WorkKind, WorkRequest,
+};
 use crate::verbs::events::EventSink;
-use crate::verbs::gid::GidEntry;
-use crate::verbs::mr::Slice;
-use crate::verbs::pd::ProtectionDomain;
-use crate::verbs::transport::Transport;
+use crate::verbs::{
+    AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice,
+    Transport,
+};
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
