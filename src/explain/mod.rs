@@ -74,12 +74,7 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
         }
     };
     let explanation = explain(&batch, options.plain)?;
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&explanation)?)?;
-    } else {
-        out.write_all(explanation.tables().as_bytes())?;
-    }
+    text::print(options.json, &explanation, || explanation.tables())?;
     Ok(ExitCode::SUCCESS)
 }
 

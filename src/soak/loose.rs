@@ -144,8 +144,7 @@ impl Traffic for Loose {
             Ok(()) => {}
             Err(text) if text.is_empty() => tally.duplicated += 1,
             Err(text) => {
-                tally.wrong += 1;
-                tally.problem(|| format!("{self}: {text}"));
+                tally.wrong(|| format!("{self}: {text}"));
             }
         }
     }

@@ -210,8 +210,7 @@ impl Reliable {
             && completion.byte_len as usize == planned.length
             && planned.is_in(memory, at);
         if !right {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: message {number}: {completion:?}, planned {planned:?}"));
+            tally.wrong(|| format!("{self}: message {number}: {completion:?}, planned {planned:?}"));
         }
     }
 
@@ -224,16 +223,14 @@ impl Reliable {
         let content = fixed_content(self.seed, self.other);
         let right = plan::holds(self.landing.memory(), landing * FIXED, from, length, content);
         if !right || told != Some(length) {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: a wrong read of {length} bytes from {from} on"));
+            tally.wrong(|| format!("{self}: a wrong read of {length} bytes from {from} on"));
         }
     }
 
     fn check_atomic(&self, result: usize, operation: Atomic, original: u64, tally: &mut Tally) {
         let found = self.results.memory().words64()[result].load(Ordering::Acquire);
         if found != original {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: {operation:?} has found {found} instead of {original}"));
+            tally.wrong(|| format!("{self}: {operation:?} has found {found} instead of {original}"));
         }
     }
 }
@@ -256,8 +253,7 @@ impl Traffic for Reliable {
                 tally.atomics_executed += executed;
             }
             None => {
-                tally.wrong += 1;
-                tally.problem(|| format!("{self}: atomic operations have left {:?}", offer.words));
+                tally.wrong(|| format!("{self}: atomic operations have left {:?}", offer.words));
             }
         }
         self.window.memory().words64()[CREDIT].store(offer.expected, Ordering::Relaxed);

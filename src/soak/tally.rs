@@ -100,6 +100,12 @@ impl Tally {
         }
     }
 
+    /// Something arrived, or was left behind, that must not be as it is.
+    pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
+        self.wrong += 1;
+        self.problem(text);
+    }
+
     /// A work request has failed.
     pub(super) fn error(&mut self, error: WorkError) {
         self.flushed += 1;

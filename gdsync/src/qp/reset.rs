@@ -2,10 +2,7 @@
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::failure::ResetBlocker;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
-use crate::verbs::transport::Transport;
+use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
 use std::sync::atomic::Ordering;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
