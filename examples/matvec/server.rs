@@ -225,10 +225,10 @@ impl<M: Machine> Server<M> {
     }
 
     fn by_kernel(&self, cut: Cut, rounds: Range<u64>) -> Result<(), Failure> {
-        let hand_over = |link: &Link| -> Result<DeviceQp, Failure> {
-            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.hand_over()?)?)
+        let attach = |link: &Link| -> Result<DeviceQp, Failure> {
+            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.attach_options()?)?)
         };
-        let device_qps = self.links.iter().map(hand_over).collect::<Result<Vec<_>, _>>()?;
+        let device_qps = self.links.iter().map(attach).collect::<Result<Vec<_>, _>>()?;
         let qps: Vec<_> = device_qps.iter().map(DeviceQp::data).collect();
         let failure = self.failure.words64();
         failure.iter().for_each(|word| word.store(0, Ordering::Release));

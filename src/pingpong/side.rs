@@ -87,7 +87,7 @@ impl Side {
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
-            data: driver.remote().to_string(),
+            data: driver.messages().remote.to_string(),
             flag: flag.remote().to_string(),
         })?;
         let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
@@ -212,7 +212,7 @@ impl Side {
     }
 
     fn prepare_send(&mut self, sequence: u64) -> Result<Vec<PreparedSend>, Failure> {
-        let slices = [self.driver.source()?];
+        let slices = [self.driver.messages().source.clone()];
         let imm = sequence as u32;
         Ok(match self.options.op {
             Operation::Send => {
@@ -275,7 +275,7 @@ impl Side {
             slices.push(datagrams.header.slice(..)?);
         }
         if self.options.op == Operation::Send {
-            slices.push(self.driver.target()?);
+            slices.push(self.driver.messages().target.clone());
         }
         Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
