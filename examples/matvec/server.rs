@@ -29,7 +29,7 @@ pub(crate) enum Drive {
 /// Rounds that are enqueued ahead of the stream.
 const AHEAD: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
-/// What a word says that lets everybody go on: more than any round.
+/// A value of a word that ends every wait for it: more than any round.
 const RELEASED: u64 = 1 << 40;
 
 /// Two connected queue pairs.
@@ -146,7 +146,7 @@ impl<M: Machine> Server<M> {
                     self.arrived.write(Cut::word(piece).start, &RELEASED.to_ne_bytes())?;
                 }
             }
-            // The server's error says more: the client has only waited in vain.
+            // The server's error comes first: the client's is only a time-out.
             serving.join().map_err(|_| "the server panicked")??;
             took
         })

@@ -45,7 +45,7 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Message `number` from the end `sender` of a link (ends are numbered through all links).
+    /// Message `number` from the end `sender` of a link (ends are numbered over all links).
     pub(super) fn new(seed: u64, sender: u64, number: u64) -> Self {
         let mut random = Random::new(seed ^ sender.wrapping_mul(0xd129_0f53_2d1b_5d95) ^ number << 20);
         let how = [How::Send, How::SendImmediate, How::WriteImmediate][random.below(3) as usize];

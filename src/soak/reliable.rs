@@ -1,7 +1,7 @@
-//! Reliable links: nothing may be lost or come twice, whatever fails.
+//! Reliable links: no message may be lost or arrive twice, whatever fails.
 //!
 //! Each message consumes a receive, and the receiver's count of them, written into the sender's window, is the sender's credit.
-//! After a failure both ends tell each other what they expect next: what had arrived is not sent again, what had not is.
+//! After a failure both ends exchange the number that they expect next, and send again from there.
 
 use super::atomics::{Atomic, Atomics, Words};
 use super::ledger::{Ended, Work};
