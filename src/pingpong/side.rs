@@ -327,15 +327,12 @@ impl Side {
     /// Exchanges results with the other side.
     fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
         let own = result.and_then(|()| self.findings.error.check());
-        let error = own
-            .as_ref()
-            .err()
-            .map(|_| self.findings.error.check().err().map_or(String::new(), |e| e.to_string()));
-        let told = self.channel.send(&Message::Done { error });
-        if let Err(failure) = own {
+        let own = own.map_err(|failure| self.findings.error.or(failure));
+        let told = self.channel.send(&Message::Done { error: own.as_ref().err().map(ToString::to_string) });
+        if own.is_err() {
             self.channel.on_loss().clear();
-            return Err(self.findings.error.or(failure));
         }
+        own?;
         told?;
         let answer = self.channel.receive(None);
         self.channel.on_loss().clear();
