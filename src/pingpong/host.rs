@@ -3,9 +3,9 @@
 
 use super::driver::{self, Driver, Messages};
 use super::findings::Findings;
-use super::pattern::Pattern;
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
+use crate::pattern::Pattern;
 use gdsync::memop::{MemOpStream, StreamError};
 use gdsync::stream::{Cpu, Doorbells, Event, Posted};
 use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
@@ -95,7 +95,7 @@ impl<B: HostStream> Driver for HostDriver<B> {
             return Ok(());
         }
         let (source, pattern) = (self.source.clone(), Pattern::new(self.rank, sequence));
-        B::launch(&self.stream, move || pattern.fill(&source))
+        B::launch(&self.stream, move || pattern.fill(&source, 0, source.len()))
     }
 
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure> {
@@ -106,7 +106,7 @@ impl<B: HostStream> Driver for HostDriver<B> {
         let check = self.checked.then(|| Pattern::new(1 - self.rank, sequence));
         let (first, target, findings) = (self.rank == 0, self.target.clone(), self.findings.clone());
         B::launch(&self.stream, move || {
-            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target)) {
+            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target, 0, 0, target.len())) {
                 findings.wrong(sequence, at as u64);
             }
             if first {

@@ -5,10 +5,10 @@ mod words;
 
 use super::driver::{self, CHUNKS, Driver, Messages};
 use super::findings::Findings;
-use super::pattern::Pattern;
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
 use crate::hca;
+use crate::pattern::Pattern;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaEvent;
 use gdsync::mapped::MappedMemory;
@@ -145,7 +145,7 @@ impl Driver for GpuDriver {
             return Ok(());
         }
         let memory = self.source.memory();
-        let seed = Pattern::new(self.rank, sequence).seed();
+        let seed = Pattern::new(self.rank, sequence).seed;
         // SAFETY: as in `begin`, for the region's memory, too.
         unsafe { self.kernels.fill(memory.address(), memory.len() as u64, seed) }
     }
@@ -158,7 +158,7 @@ impl Driver for GpuDriver {
         let time = if self.rank == 0 { self.words.address(self.end(sequence)) } else { 0 };
         if self.checked {
             let (memory, mismatch) = (self.target.memory(), self.words.address(MISMATCH));
-            let seed = Pattern::new(1 - self.rank, sequence).seed();
+            let seed = Pattern::new(1 - self.rank, sequence).seed;
             // SAFETY: as in `begin`, for the region's memory, too.
             unsafe {
                 self.kernels.check(memory.address(), memory.len() as u64, seed, sequence, mismatch, time)
