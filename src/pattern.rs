@@ -1,6 +1,6 @@
 //! The content of messages: a sequence of words that a seed determines, so that both sides know it.
 //!
-//! Pingpong's `gpu/kernels.cu` makes the same.
+//! `kernels/pingpong.cu` makes the same.
 
 use gdsync::PinnedMemory;
 use std::ops::Range;

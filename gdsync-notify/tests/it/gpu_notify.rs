@@ -196,8 +196,8 @@ fn parts_of_gpu_segments_are_bounds_checked() {
     assert!(rank.segment.notify_reset(NOTIFICATIONS).is_err());
 }
 
-/// What `scripts/gpu/ptx` made of `device/notify.cu`.
-const PTX: &str = include_str!("../../../gdsync/tests/device/notify.ptx");
+/// What `scripts/gpu/ptx` made of `kernels/notify.cu`.
+const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/notify.ptx"));
 
 #[test]
 fn kernels_write_to_each_other_and_notify() {

@@ -13,7 +13,6 @@ use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
 use libloading::Library;
 use std::io::Write;
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ struct Kernels(Library);
 fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
     let found = KERNELS.get_or_init(|| {
-        let path = compile("notify.cu", "notify.so", &["-shared", "-fPIC", "-x", "c++"])?;
+        let path = compile("kernels/notify.cu", "notify.so", &["-shared", "-fPIC", "-x", "c++"])?;
         // SAFETY: our own library, which does nothing when it is loaded.
         let library = unsafe { Library::new(&path) }.unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -168,26 +167,6 @@ fn the_layout_is_that_of_the_library() {
     let count = unsafe { layout(offsets.as_mut_ptr()) };
     let expected = [0, 8, 12, 16, 24, 0, 8, 16, 24, 28, 0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 60];
     assert_eq!(offsets[..count as usize], expected);
-}
-
-#[test]
-fn the_ptx_is_that_of_the_source_and_the_header() {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdsync");
-    let include = manifest.join("include/gdsync");
-    let mut headers: Vec<_> =
-        std::fs::read_dir(include.join("device")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    headers.sort();
-    let files = [manifest.join("tests/device/notify.cu"), include.join("device_verbs.cuh")];
-    // FNV-1a, as `scripts/gpu/ptx` computes it.
-    let bytes = files.into_iter().chain(headers).flat_map(|path| std::fs::read(path).unwrap());
-    let hash = bytes
-        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    let ptx = std::fs::read_to_string(manifest.join("tests/device/notify.ptx")).unwrap();
-    let marker = format!("// source: {hash:016x}");
-    assert_eq!(ptx.lines().next(), Some(&*marker), "it has changed: run scripts/gpu/ptx");
-    for kernel in ["all_to_all_warp", "all_to_all_block", "together_warp", "together_block"] {
-        assert!(ptx.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
-    }
 }
 
 #[test]
@@ -437,5 +416,5 @@ fn what_kernels_left_outstanding_is_waited_for_again() {
 
 #[test]
 fn notified_writes_have_no_races() {
-    run_sanitized("notified_writes_have_no_races", "notify_races.cpp", &["30"]);
+    run_sanitized("notified_writes_have_no_races", "gdsync/tests/device/notify_races.cpp", &["30"]);
 }

@@ -1,4 +1,4 @@
-//! Ranks whose queues and segments are in the hands of kernels: what `tests/device/notify.cu` is given.
+//! Ranks whose queues and segments are in the hands of kernels: what `kernels/notify.cu` is given.
 
 use crate::common::LONG;
 use gdsync::cudarc::driver::CudaContext;

@@ -1,7 +1,6 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
-use crate::memop::{MemOpCaps, Staged, StreamError};
-use crate::memop::{MemoryKind, Place, StreamMemory};
+use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 
 /// A piece in host memory does not leave a page: devices map pages one by one.

@@ -6,8 +6,7 @@
 use super::descriptor::Descriptor;
 use super::{Chunk, Fate, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 
 /// What the lowering asks of the stream for which it lowers.

@@ -24,8 +24,7 @@ pub(crate) use merge::{Chunk, Fate, Planner};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
-use crate::memop::{Condition, MemOpCaps};
-use crate::memop::{Place, StreamWord};
+use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::CheckedWait;
 use crate::qp::prepared::PreparedSend;

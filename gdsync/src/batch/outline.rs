@@ -7,10 +7,8 @@
 use super::descriptor::{self, Key};
 use super::{Chunk, Driver, Fate, Lowering, Planner, Points, Words};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
-use crate::queue::Status;
-use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
+use crate::queue::{Doorbell, PeerOp, Status};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
 use std::convert::Infallible;

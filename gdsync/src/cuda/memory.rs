@@ -59,18 +59,22 @@ impl GpuMemory {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
         context.collect();
-        let entered = context.enter()?;
+        let memory = Self::unfilled(&context, len)?;
+        if len > 0 {
+            // SAFETY: allocated just now, so many bytes long.
+            context.with_copier(|copier| unsafe { copier.zero(memory.address(), len) })?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory with any content (`cuMemAlloc`).
+    fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
+        let _entered = context.enter()?;
         let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, len, context, Owner::Ours);
-        if len > 0 {
-            // SAFETY: allocated just now, so many bytes long.
-            memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, len) })?;
-        }
-        Ok(memory)
+        Ok(Self::known(address, len, context.clone(), Owner::Ours))
     }
 
     /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives, 2 MiB as a rule.
@@ -90,13 +94,7 @@ impl GpuMemory {
 
     /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may be held.
     pub(crate) fn holding(context: &Arc<GpuContext>, bytes: &[u8]) -> Result<Self, CudaError> {
-        let entered = context.enter()?;
-        let _mode = super::CaptureModeGuard::relaxed();
-        let mut address = 0;
-        // SAFETY: `address` is a valid place; the context is current.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, bytes.len(), context.clone(), Owner::Ours);
+        let memory = Self::unfilled(context, bytes.len())?;
         memory.write(0, bytes)?;
         Ok(memory)
     }
@@ -261,7 +259,7 @@ impl GpuMemory {
         let gpu = Gpu::from_device(self.inner.context.ordinal());
         // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
         let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
-        // Kept by this value, unless only a promise keeps it ([`Self::from_raw`]).
+        // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(match &self.inner.owner {
             Owner::Ours => true,
             Owner::Program(owner) => !owner.is::<()>(),

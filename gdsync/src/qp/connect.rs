@@ -2,14 +2,11 @@
 
 use crate::qp::create::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
-use crate::verbs::ah::{AddressHandle, path};
-use crate::verbs::call;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::Mtu;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, OutOfRange, QueuePairError};
-use crate::verbs::gid::GidEntry;
-use crate::verbs::transport::Transport;
+use crate::verbs::ah::path;
+use crate::verbs::{
+    AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, OutOfRange, QueuePairError, Transport,
+    call,
+};
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::atomic::Ordering;
 
@@ -33,7 +30,7 @@ impl QueuePair {
     /// level and global route count.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`] for options outside their ranges,
     /// [`Error::Verbs`] where the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
@@ -114,14 +111,11 @@ impl QueuePairInner {
             Transport::Uc => false,
             Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
         };
+        let refuse = |state| Err(Error::QueuePair(QueuePairError::State { qpn, state, needed }));
         match *status {
             QpState::Initialised => {}
-            QpState::Connected => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "connected", needed }));
-            }
-            QpState::Failed(_) => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "failed", needed }));
-            }
+            QpState::Connected => return refuse("connected"),
+            QpState::Failed(_) => return refuse("failed"),
         }
         let device = &self.domain.pd.device;
         options.check(device.attributes()?.max_reads)?;

@@ -2,10 +2,8 @@
 
 use crate::qp::QueuePairInner;
 use crate::qp::wait::PreparedWait;
-use crate::queue::Ring;
 use crate::queue::completion::CompletionState;
-use crate::queue::error::{PollError, QueueError};
-use crate::queue::outcome::Completion;
+use crate::queue::{Completion, PollError, QueueError, Ring};
 use crate::verbs::device::DeviceInner;
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;

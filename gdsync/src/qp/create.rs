@@ -6,11 +6,7 @@ use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::{QueuePairInner, devx};
 use crate::queue::Ring;
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::devx::DevxError;
-use crate::verbs::error::{Error, QueuePairError};
-use crate::verbs::transport::Transport;
+use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
@@ -204,7 +200,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     // SAFETY: the queue pair is alive, and `out` is a valid place.
     let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
     call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
+    let bad = |what, value: u32| Err(QueuePairError::layout(what, value));
     if out.sq.stride as usize != BASIC_BLOCK {
         return bad("send queue stride", out.sq.stride);
     }

@@ -2,11 +2,8 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
-use crate::queue::claim::Claim;
-use crate::queue::doorbell::Doorbell;
-use crate::queue::error::QueueError;
-use crate::queue::request::WorkRequest;
 use crate::queue::send::{Before, Replaced};
+use crate::queue::{Claim, Doorbell, QueueError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -2,10 +2,7 @@
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::failure::ResetBlocker;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
-use crate::verbs::transport::Transport;
+use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
 use std::sync::atomic::Ordering;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
@@ -38,7 +35,7 @@ impl QueuePair {
     /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
     ///
     /// # Errors
-    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
+    /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
     /// refuses; the queue pair has failed then.
     pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()

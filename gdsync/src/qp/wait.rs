@@ -4,8 +4,7 @@ use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
 use crate::qp::cq::CompletionQueueInner;
-use crate::queue::doorbell::PeerOp;
-use crate::queue::error::QueueError;
+use crate::queue::{PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
 //! Completions that belong to a persistent request: the program's polls do not return them.
 
-use crate::queue::Status;
-use crate::queue::outcome::{Completion, WorkError, WorkKind};
+use crate::queue::{Completion, Status, WorkError, WorkKind};
 use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;

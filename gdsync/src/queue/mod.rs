@@ -1,6 +1,6 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
 //!
-//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so [`Ring`] drains them
+//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so `Ring` drains them
 //! before and after each record, and reads an entry by one streaming load behind a full fence.
 
 pub(crate) mod claim;
@@ -15,6 +15,9 @@ pub(crate) mod regions;
 pub(crate) mod request;
 pub(crate) mod send;
 pub(crate) mod status;
+
+pub(crate) use claim::Claim;
+pub(crate) use doorbell::{Doorbell, PeerOp};
 
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};

@@ -1,12 +1,9 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
 use crate::memory::OutOfBounds;
-use crate::queue::Segments;
-use crate::queue::error::{QueueError, RequestError};
 use crate::queue::regions::Regions;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::mr::{RemoteMemory, Slice};
-use crate::verbs::transport::Transport;
+use crate::queue::{QueueError, RequestError, Segments};
+use crate::verbs::{AddressHandle, RemoteMemory, Slice, Transport};
 use gdsync_sys::prm::wqe::{
     AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
 };

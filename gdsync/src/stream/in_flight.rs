@@ -1,8 +1,7 @@
 //! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
 
 use crate::batch::Descriptor;
-use crate::memory::left_behind;
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{Timeline, TimelinePoint, left_behind};
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -6,13 +6,11 @@ use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::QueuePair;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
-use crate::queue::doorbell::{Doorbell, PeerOp};
-use crate::queue::error::QueueError;
+use crate::queue::{Doorbell, PeerOp, QueueError};
 
 /// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {

@@ -1,11 +1,9 @@
 //! Address handles: where datagrams go.
 
-use crate::verbs::call;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, OutOfRange, PortError, QueuePairError};
-use crate::verbs::gid::{GidEntry, LinkLayer};
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{
+    ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, PortError, ProtectionDomainInner,
+    QueuePairError, call,
+};
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
 use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
@@ -155,7 +153,7 @@ impl AddressHandleInner {
         let rc = unsafe { (self.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_AH) };
         call::status("mlx5dv_init_obj", rc, || "address handle".to_owned())?;
         if out.av.is_null() {
-            return Err(Error::QueuePair(QueuePairError::Layout { what: "an address vector", value: 0 }));
+            return Err(QueuePairError::layout("an address vector", 0u32));
         }
         // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };

@@ -1,8 +1,6 @@
 //! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::Error;
+use crate::verbs::{Device, DeviceInner, Error, call};
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;

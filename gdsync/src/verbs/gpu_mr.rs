@@ -2,9 +2,8 @@
 
 use crate::cuda::{Consistency, CudaError, GpuMemory};
 use crate::memory::OutOfBounds;
-use crate::verbs::error::Error;
-use crate::verbs::mr::{Access, Backing, MemoryRegionInner, RemoteMemory, Slice};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::mr::Backing;
+use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, RemoteMemory, Slice};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;

@@ -3,10 +3,7 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::call;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gpu_mr::RegistrationPath;
-use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
@@ -148,8 +145,7 @@ impl MemoryRegion {
 
     /// What a remote side has to know to reach the whole region.
     pub fn remote(&self) -> RemoteMemory {
-        let memory = self.memory();
-        RemoteMemory { addr: memory.addr().get(), len: memory.len() as u64, rkey: self.inner.rkey }
+        self.inner.remote()
     }
 
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
@@ -277,9 +273,7 @@ impl Slice {
         region: &Arc<MemoryRegionInner>,
         range: impl RangeBounds<usize>,
     ) -> Result<Self, OutOfBounds> {
-        let Range { start, end } = resolve(range, region.len as u64)?;
-        let (addr, len) = (region.addr + start, (end - start) as usize);
-        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+        Self::within(region, &(region.addr..region.addr + region.len as u64), range)
     }
 
     /// Memory that the program registered itself, in the domain of `region`.

@@ -1,8 +1,6 @@
 //! Protection domains.
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::{Error, OpenError};
+use crate::verbs::{Device, DeviceInner, Error, OpenError, call};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,9 +1,6 @@
 //! Giving commands to the device, and the objects that they make.
 
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::devx::{DevxError, DevxStatus};
-use crate::verbs::error::Error;
+use crate::verbs::{DeviceInner, DevxError, DevxStatus, Error, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::mlx5dv_devx_obj;
 use gdsync_sys::prm::command::encode::{self, ANSWER, CAPABILITIES, Command, Transition};

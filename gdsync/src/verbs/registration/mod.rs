@@ -2,16 +2,15 @@
 
 mod table;
 
-use crate::verbs::OutOfRange;
+use crate::verbs::{
+    Access, Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, OutOfRange, ProtectionDomain,
+    RegistrationPath, RemoteMemory, Slice,
+};
 pub use table::{CacheLimits, CacheStatistics};
 
 use crate::cuda::{GpuContext, GpuMemory, buffer_id};
 use crate::memory::use_count::{UseCount, Watcher};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::error::Error;
-use crate::verbs::gpu_mr::{GpuMemoryRegion, RegistrationPath};
-use crate::verbs::mr::{Access, MemoryRegion, MemoryRegionInner, RemoteMemory, Slice};
-use crate::verbs::pd::ProtectionDomain;
 use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 use std::fmt;
