@@ -14,7 +14,7 @@ use softhca::card::LinkLayer;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Environment variable that says what is logged.
+/// Environment variable with the filter of the log.
 pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
@@ -407,7 +407,7 @@ pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
 }
 
-/// What clap says about a mistake, in one line: without the usage and the pointer to `--help`.
+/// A message of clap about a mistake, in one line: without the usage and the pointer to `--help`.
 pub(crate) fn one_line(message: &str) -> String {
     let said =
         message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));

@@ -57,7 +57,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     Report::new(families, paths)
 }
 
-/// What a library's error says was seen. Its remedy, which follows, the check words itself.
+/// A library's error without the remedy that follows it: the check words its own remedy.
 fn without_remedy(error: &str) -> String {
     error.split(": install").next().unwrap_or(error).to_owned()
 }

@@ -5,9 +5,9 @@ mod parse;
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::text;
-use gdsync::memop::{Condition, MemOp, MemOpCaps};
+use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
-use parse::Text;
+use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
@@ -128,15 +128,6 @@ fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
         plain: Compiled::new(batch, &plain),
         merged: (!plain_only).then(|| Compiled::new(batch, &merged)),
     })
-}
-
-fn sign(condition: Condition) -> &'static str {
-    match condition {
-        Condition::Geq => ">=",
-        Condition::Eq => "==",
-        Condition::And => "and",
-        Condition::Nor => "nor",
-    }
 }
 
 fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {

@@ -18,7 +18,7 @@ const LEN: usize = 256 << 10;
 /// How long a stream may take to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a check says, unless it fails.
+/// The result of a check that did not fail.
 pub(super) enum Passed {
     Yes,
     /// It cannot be had here.

@@ -1,17 +1,14 @@
 //! Messages in host memory, and the kernels that work on them there: closures, which a software
 //! stream performs, or the calling thread.
 
-use super::driver::{self, Driver};
+use super::driver::{self, Driver, Messages};
 use super::findings::Findings;
-use super::pattern::Pattern;
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
+use crate::pattern::Pattern;
 use gdsync::memop::{MemOpStream, StreamError};
-use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Cpu, Doorbells, Event, Posted};
-use gdsync::{
-    Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream,
-};
+use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
 use std::collections::VecDeque;
 
 /// What performs closures in the order of a stream.
@@ -46,6 +43,7 @@ impl HostStream for SoftStream {
 
 pub(super) struct HostDriver<B: HostStream> {
     stream: Stream<B>,
+    messages: Messages,
     source: MemoryRegion,
     target: MemoryRegion,
     rank: u64,
@@ -63,10 +61,17 @@ impl<B: HostStream> HostDriver<B> {
         findings: Findings,
     ) -> Result<Self, Failure> {
         let size = usize::try_from(options.size)?;
+        let source = MemoryRegion::allocate(pd, size, Access::empty())?;
+        let target = MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         Ok(HostDriver {
             stream: driver::stream(backend, options)?,
-            source: MemoryRegion::allocate(pd, size, Access::empty())?,
-            target: MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            messages: Messages {
+                source: source.slice(..)?,
+                target: target.slice(..)?,
+                remote: target.remote(),
+            },
+            source,
+            target,
             rank,
             checked: options.check,
             findings,
@@ -76,16 +81,8 @@ impl<B: HostStream> HostDriver<B> {
 }
 
 impl<B: HostStream> Driver for HostDriver<B> {
-    fn source(&self) -> Result<Slice, OutOfBounds> {
-        self.source.slice(..)
-    }
-
-    fn target(&self) -> Result<Slice, OutOfBounds> {
-        self.target.slice(..)
-    }
-
-    fn remote(&self) -> RemoteMemory {
-        self.target.remote()
+    fn messages(&self) -> &Messages {
+        &self.messages
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
@@ -98,7 +95,7 @@ impl<B: HostStream> Driver for HostDriver<B> {
             return Ok(());
         }
         let (source, pattern) = (self.source.clone(), Pattern::new(self.rank, sequence));
-        B::launch(&self.stream, move || pattern.fill(&source))
+        B::launch(&self.stream, move || pattern.fill(&source, 0, source.len()))
     }
 
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure> {
@@ -109,7 +106,7 @@ impl<B: HostStream> Driver for HostDriver<B> {
         let check = self.checked.then(|| Pattern::new(1 - self.rank, sequence));
         let (first, target, findings) = (self.rank == 0, self.target.clone(), self.findings.clone());
         B::launch(&self.stream, move || {
-            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target)) {
+            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target, 0, 0, target.len())) {
                 findings.wrong(sequence, at as u64);
             }
             if first {

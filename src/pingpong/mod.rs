@@ -5,7 +5,6 @@ mod driver;
 mod findings;
 mod gpu;
 mod host;
-mod pattern;
 mod progress;
 mod report;
 mod side;

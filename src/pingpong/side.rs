@@ -87,7 +87,7 @@ impl Side {
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
-            data: driver.remote().to_string(),
+            data: driver.messages().remote.to_string(),
             flag: flag.remote().to_string(),
         })?;
         let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
@@ -212,7 +212,7 @@ impl Side {
     }
 
     fn prepare_send(&mut self, sequence: u64) -> Result<Vec<PreparedSend>, Failure> {
-        let slices = [self.driver.source()?];
+        let slices = [self.driver.messages().source.clone()];
         let imm = sequence as u32;
         Ok(match self.options.op {
             Operation::Send => {
@@ -275,7 +275,7 @@ impl Side {
             slices.push(datagrams.header.slice(..)?);
         }
         if self.options.op == Operation::Send {
-            slices.push(self.driver.target()?);
+            slices.push(self.driver.messages().target.clone());
         }
         Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
@@ -327,15 +327,12 @@ impl Side {
     /// Exchanges results with the other side.
     fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
         let own = result.and_then(|()| self.findings.error.check());
-        let error = own
-            .as_ref()
-            .err()
-            .map(|_| self.findings.error.check().err().map_or(String::new(), |e| e.to_string()));
-        let told = self.channel.send(&Message::Done { error });
-        if let Err(failure) = own {
+        let own = own.map_err(|failure| self.findings.error.or(failure));
+        let told = self.channel.send(&Message::Done { error: own.as_ref().err().map(ToString::to_string) });
+        if own.is_err() {
             self.channel.on_loss().clear();
-            return Err(self.findings.error.or(failure));
         }
+        own?;
         told?;
         let answer = self.channel.receive(None);
         self.channel.on_loss().clear();

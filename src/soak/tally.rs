@@ -122,7 +122,7 @@ impl Tally {
         }
     }
 
-    /// Faults that the cards injected, where they tell.
+    /// Faults that the cards injected, where they report them.
     pub(super) fn injected(&self) -> Option<u64> {
         (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
     }

@@ -330,7 +330,7 @@ impl Wire {
         Ok(ended)
     }
 
-    /// Compares what waits say with what has completed.
+    /// Compares the statuses of waits with the completions.
     pub(super) fn compare(&self, tally: &mut Tally) {
         self.send.borrow_mut().compare(tally);
         if !Rc::ptr_eq(&self.send, &self.recv) {
@@ -355,7 +355,7 @@ impl Wire {
     }
 }
 
-/// Reads what the card tells of queue pairs that could not say so by a completion.
+/// Reads the card's asynchronous events.
 pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Failure> {
     while let Some(event) = device.next_event(Duration::ZERO)? {
         tally.events += 1;
@@ -372,7 +372,7 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
     Ok(())
 }
 
-/// There is no room now, or the queue pair has failed meanwhile: completions tell of it.
+/// The queues are full, or the queue pair has failed: completions will show which.
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,

@@ -2,7 +2,7 @@
 
 use crate::addresses::Addresses;
 use crate::batch::Target;
-use crate::error::CallError;
+use crate::error::{CallError, bad};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
@@ -20,7 +20,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) enum StreamObject {
     Soft(Stream<SoftStream>),
-    /// With the driver's number for it, which no other stream gets: handles come again.
+    /// With the driver's number for it, which no other stream gets: handles are reused.
     Cuda(Stream<CudaStream>, u64),
 }
 
@@ -122,11 +122,7 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
     // SAFETY: the driver is there and initialised (`device_count`); `context` is a valid place.
     let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
-        return Err(CallError::Bad {
-            what: "the stream",
-            value: handle as i64,
-            limit: "no CUDA context is current",
-        });
+        return Err(bad("the stream", handle as i64, "no CUDA context is current"));
     }
     let thread =
         if handle == LAST_DEFAULT { THREAD.with(|place| std::ptr::from_ref(place) as usize) } else { 0 };
@@ -139,7 +135,8 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
 /// The stream is alive, and the driver initialised.
 unsafe fn number_of(stream: CUstream) -> u64 {
     let mut number = 0;
-    // SAFETY: the caller's; `number` is a valid place. Where the driver does not say, numbers are alike.
+    // SAFETY: the caller's; `number` is a valid place. Without an answer of the driver, numbers are
+    // alike.
     unsafe { sys::cuStreamGetId(stream.cast(), &mut number) };
     number
 }
@@ -165,7 +162,7 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallErr
 
 #[cold]
 unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
-    // SAFETY: the caller's; where there is no driver, this says so before anything else.
+    // SAFETY: the caller's; without a driver, this fails before anything else.
     let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
@@ -194,7 +191,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError>
         None if !soft_only => None,
         _ => {
             let limit = if soft_only { "that is no software stream" } else { "that is a software stream" };
-            return Err(CallError::Bad { what: "the stream", value: stream as i64, limit });
+            return Err(bad("the stream", stream as i64, limit));
         }
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);

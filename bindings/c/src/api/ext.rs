@@ -1,7 +1,7 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
 use super::verbs::{check, made};
-use crate::error::{self, CallError, non_null, non_null_mut};
+use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
@@ -122,8 +122,7 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
         let limit = "functions run on software streams: launch a kernel there";
-        let bad = CallError::Bad { what: "the stream", value: 0, limit };
-        stream.soft().ok_or(bad)?.launch(move || kernel.run())?;
+        stream.soft().ok_or_else(|| bad("the stream", 0, limit))?.launch(move || kernel.run())?;
         Ok(())
     })
 }

@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: sends.
 
 use crate::batch::Builder;
-use crate::error::{self, CallError, non_null_mut};
+use crate::error::{self, CallError, bad, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
@@ -148,7 +148,8 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     unsafe { queue_any(stream, qp, wr, bad_wr) }
 }
 
-/// The long way, which says what is wrong, too. By itself: what it needs of the stack is not set up for the short one.
+/// The general path, which also reports errors. A function of its own, so that the fast path sets
+/// up no stack for it.
 #[cold]
 #[inline(never)]
 unsafe fn queue_any(
@@ -235,6 +236,6 @@ pub(super) unsafe fn post_requests<T>(
 
 /// A count of requests, of which there is at least one.
 pub(super) fn how_many(count: c_int) -> Result<usize, CallError> {
-    let bad = || CallError::Bad { what: "the count", value: count.into(), limit: "it must be at least 1" };
-    usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(bad)
+    let known = usize::try_from(count).ok().filter(|count| *count > 0);
+    known.ok_or_else(|| bad("the count", count, "it must be at least 1"))
 }

@@ -10,10 +10,11 @@ use gdsync::{Batch, PreparedWait};
 use libc::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A stream's wait is two operations of libgdsync's: the wait, and the word that says that it is over.
+/// A stream's wait is two operations of libgdsync's: the wait, and the write that marks its end.
 const OWN_OPS: usize = 2;
 
-/// Prepares the next wait of a queue, and says in the program's struct which one is next.
+/// Prepares the next wait of a queue, and writes the number of the one after it to the program's
+/// struct.
 unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), CallError> {
     // SAFETY: the caller's.
     let (queue, owner) = unsafe { objects::queue(cq) }?;
