@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 const FIND_EVEN: Source = Source {
     name: "find_even.cu",
-    text: include_str!("device/find_even.cu"),
-    ptx: include_str!("device/find_even.ptx"),
+    text: include_str!("../kernels/find_even.cu"),
+    ptx: include_str!("../kernels/ptx/find_even.ptx"),
 };
 
 /// Numbers, of which one in 64 is even.
@@ -80,7 +80,8 @@ impl Sides {
         Task { numbers, count: NUMBERS as u64, shared, slots, signal, rkey, unused: 0 }
     }
 
-    /// The receiver: waits for the count, and says how long that took. `None` where it does not come.
+    /// The receiver: waits for the count, and returns it with the time that took. `None` after a
+    /// time-out.
     fn await_count(&self) -> Option<(usize, Duration)> {
         let start = Instant::now();
         loop {

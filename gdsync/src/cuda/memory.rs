@@ -259,7 +259,7 @@ impl GpuMemory {
         let gpu = Gpu::from_device(self.inner.context.ordinal);
         // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
         let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
-        // Kept by this value, unless only a promise keeps it ([`Self::from_raw`]).
+        // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(match &self.inner.owner {
             Owner::Ours => true,
             Owner::Program(owner) => !owner.is::<()>(),

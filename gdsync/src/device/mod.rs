@@ -2,12 +2,14 @@
 
 mod detach;
 mod error;
+mod headers;
 mod layout;
 mod mailbox;
 pub mod raw;
 mod state;
 
 pub use error::DeviceQpError;
+pub use headers::headers;
 pub use layout::{DeviceQpData, STATE_BYTES};
 
 use crate::memop::{MemOpStream, StreamError};

@@ -5,9 +5,9 @@
 //!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
 //! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
 //!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
-//!   queue's lock, before its number can be used again ([`create`]).
+//!   queue's lock, before its number can be used again (`create.rs`).
 //! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
-//!   flushed, including what was only prepared ([`fail`]).
+//!   flushed, including what was only prepared (`fail.rs`).
 //! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
 //!   all places of its completion queue are taken.
 //!
@@ -20,6 +20,7 @@
 //! driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+mod complete;
 pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
@@ -47,22 +48,15 @@ pub use wait::PreparedWait;
 use self::create::{Made, QpObject};
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
-use crate::queue::completion::{CompletionState, RawCompletion};
-use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::SendState;
-use crate::queue::{
-    Claim, Completion, DatagramSource, FailureCause, QueueError, RequestError, StateError, WorkError,
-    WorkKind, WorkRequest,
-};
+use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
 use crate::verbs::{
-    AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice,
-    Transport,
+    ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice, Transport,
 };
 use gdsync_sys::api::Provider;
-use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
@@ -149,8 +143,8 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`], [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
@@ -279,7 +273,7 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`] where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
@@ -398,98 +392,12 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Matches an entry of a completion queue (whose state is locked) with its work request.
-    ///
-    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
-    pub(crate) fn complete(
-        &self,
-        state: &mut CompletionState,
-        raw: &RawCompletion,
-    ) -> Result<Option<Completion>, String> {
-        let cqe = &raw.cqe;
-        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
-        let status = match opcode {
-            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                self.fail(FailureCause::Work(error));
-                Err(error)
-            }
-            _ => Ok(()),
-        };
-        let counter = cqe.wqe_counter();
-        let unknown =
-            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
-        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let (wr_id, kind, claim) = if is_send {
-            let retired = self.send().retire(counter).ok_or_else(unknown)?;
-            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            if retired.cancelled {
-                return Ok(None);
-            }
-            (retired.wr_id, requester_kind(cqe)?, retired.claim)
-        } else {
-            let mut recv = self.recv();
-            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
-            let claim = recv.take_claim();
-            (0..retired).for_each(|_| state.unreserve(true));
-            let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
-        };
-        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
-        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
-        let number = u32::from_be_bytes(cqe.imm());
-        let completion = Completion {
-            wr_id,
-            index: Some(raw.index),
-            qp_num: self.number,
-            kind,
-            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
-            immediate: has_immediate.then_some(number),
-            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
-            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
-            status,
-        };
-        match claim {
-            Some(claim) => {
-                claim.finish(completion);
-                Ok(None)
-            }
-            None => Ok(Some(completion)),
-        }
-    }
-
     /// Rings the card in the place of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
             unsafe { doorbell.ring() };
-        }
-    }
-}
-
-impl Rules for QueuePairInner {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        let region = slice.region();
-        let lkey = slice.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
-        }
-        if card_writes && !region.is_writable() {
-            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
-        }
-        Ok(())
-    }
-
-    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(&handle.inner.pd, &self.domain.pd) && handle.inner.port == self.config.port {
-            Ok(())
-        } else {
-            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
         }
     }
 }

@@ -168,8 +168,8 @@ impl<B: MemOpStream> Stream<B> {
         self.lowering(state, points, false, &mut ops).progress(points.end)?;
         self.timeline.expect(points.end);
         // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which
-        // `ORPHANS` keeps until it has reached `end`. The lock on the state keeps other threads
-        // from submitting.
+        // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
+        // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
         state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
         Ok(())
