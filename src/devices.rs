@@ -26,7 +26,7 @@ pub(crate) struct Identifier {
     index: u32,
     gid: String,
     kind: String,
-    /// The one that connections use unless told otherwise.
+    /// The one that connections use by default.
     chosen: bool,
 }
 

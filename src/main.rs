@@ -53,14 +53,14 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // Nobody is left to tell where stderr itself fails.
+            // If stderr itself fails, there is no place to report it.
             let _ = writeln!(io::stderr(), "gdsync: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Help goes to stdout, as it was asked for; a mistake is told in one line on stderr.
+/// Help is printed on stdout, as it was asked for; a mistake is one line on stderr.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = write!(io::stdout(), "{}", error.render());

@@ -58,7 +58,7 @@ pub(crate) trait Machine: Sync {
     /// Runs the kernel that stays, until it has served all rounds.
     ///
     /// # Safety
-    /// Queue pairs and memory are what the kernel is told, and stay until this returns.
+    /// Queue pairs and memory are the kernel's arguments, and stay until this returns.
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure>;
 }
 
@@ -262,7 +262,7 @@ impl Machine for Gpu {
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
         let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
-        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it goes.
+        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it drops it.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What is computed, and in whose memory.
+//! What is computed, and the memory that it lies in.
 
 use crate::device::Failure;
 use gdsync::cudarc::driver::DeviceRepr;
@@ -43,7 +43,7 @@ impl Cut {
         piece * len..(piece + 1) * len
     }
 
-    /// Bytes of the word that says of a piece that it has come.
+    /// Bytes of the word that announces a piece.
     pub(crate) fn word(piece: usize) -> Range<usize> {
         piece * 8..(piece + 1) * 8
     }
@@ -93,7 +93,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a stream wait until the word of a piece has come to `round`.
+    /// Makes a stream wait until the word of a piece has reached `round`.
     pub(crate) fn await_piece(&self, batch: Batch, piece: usize, round: u64) -> Result<Batch, Failure> {
         let offset = Cut::word(piece).start;
         Ok(match self {

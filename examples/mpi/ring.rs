@@ -132,7 +132,7 @@ impl Ring {
         let memory = Memory::new(&pd, options.gpu, 3 * WINDOW * options.size)?;
         let ring = Ring { memory, next, before, rank, size, bytes: options.size };
         ring.receive(0, WINDOW.min(options.rounds))?;
-        // Nobody sends before all can receive.
+        // No rank sends before all can receive.
         bootstrap.barrier()?;
         Ok(ring)
     }
@@ -213,7 +213,7 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
             "CUDA streams and GPU memory"
         }
     };
-    // Nobody leaves while others still send to him.
+    // No rank leaves while others still send to it.
     bootstrap.barrier()?;
     if job.rank() == 0 {
         let round = started.elapsed().as_secs_f64() * 1e6 / options.rounds.max(1) as f64;

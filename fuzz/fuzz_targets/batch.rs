@@ -12,10 +12,10 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 const SIZE: usize = 2 * 4096;
-/// Host memory is here for the backend: addresses of the two kinds must not be confused.
+/// Distance of the stream's addresses from the host's, so that a confusion of the two is found.
 const SHIFT: u64 = 1 << 60;
 
-/// Performs writes on a model of the memory, and checks what it is told.
+/// Performs writes on a model of the memory, and checks the operations.
 struct Model {
     caps: MemOpCaps,
     base: u64,
@@ -23,7 +23,7 @@ struct Model {
 }
 
 impl Model {
-    /// The part of the model that an address names; none for the library's own words.
+    /// The part of the model that an address names; `None` for the library's own words.
     fn range(&self, addr: StreamAddr, len: usize) -> Option<Range<usize>> {
         let host = addr.get().checked_sub(SHIFT).expect("an address that was not translated");
         let start = usize::try_from(host.checked_sub(self.base)?).ok()?;
@@ -64,7 +64,7 @@ impl MemOpStream for Model {
                     assert!(addr.get() % 8 == 0 && self.caps.ops_64_bit);
                     self.store(addr, &value.to_ne_bytes());
                 }
-                // Geq of what it holds at this point of the sequence.
+                // The wait is `Geq` with the value that the word holds at this point of the sequence.
                 MemOp::Wait32 { addr, value, .. } => assert_eq!(u32::from_ne_bytes(self.load(addr)), value),
                 MemOp::Wait64 { addr, value, .. } => {
                     assert!(self.caps.ops_64_bit);
@@ -107,7 +107,7 @@ fn case(bytes: &[u8]) -> Result<()> {
     let memory = PinnedMemory::allocate(SIZE).unwrap();
     let model = Model { caps, base: memory.addr().get(), memory: Mutex::new(vec![0; SIZE]) };
     let stream = Stream::new(model).unwrap();
-    // What memory holds after the descriptors so far.
+    // The content of the memory after the descriptors so far.
     let mut expected = vec![0u8; SIZE];
     let mut batch = Batch::new();
     let mut refusable = false;
@@ -151,7 +151,7 @@ fn case(bytes: &[u8]) -> Result<()> {
     }
     match stream.post(batch) {
         Ok(_) => {
-            assert!(!refusable, "the backend lacks something that was asked for");
+            assert!(!refusable, "the backend lacks an operation of the batch");
             assert!(*stream.memory.lock().unwrap() == expected, "memory is not what the batch says");
         }
         Err(error) => assert!(refusable && !error.batch.is_empty(), "{error}"),
@@ -160,6 +160,6 @@ fn case(bytes: &[u8]) -> Result<()> {
 }
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    // Too short an input is no case.
+    // An input that is too short is no case.
     let _ = case(bytes);
 });

@@ -14,6 +14,7 @@
 pub mod api;
 pub mod barrier;
 pub mod gdrdrv;
+pub mod host;
 pub mod mlx5dv;
 pub mod nvrm;
 pub mod prm;

@@ -1,4 +1,4 @@
-//! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
+//! What fuzz targets call. Built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
 use crate::batch::proof::Case;
 use crate::qp::cq::CompletionQueue;
@@ -6,7 +6,7 @@ use crate::queue::doorbell::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Writes a completion entry in the card's place: the owner bit last.
+/// Writes a completion entry as the card does: the owner bit last.
 pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) {
     let (PeerOp::PollAnd { addr, .. } | PeerOp::PollNor { addr, .. }) = queue.inner.lock().wait_op(index)
     else {
@@ -19,11 +19,11 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
     }
 }
 
-/// Runs a system of streams that these bytes describe, merged and plain.
+/// Runs a system of streams that these bytes describe, merged and unmerged.
 ///
 /// # Errors
-/// What differs.
-pub fn compare_merged_and_plain(bytes: &[u8]) -> Result<(), String> {
+/// The difference.
+pub fn compare_merged_and_unmerged(bytes: &[u8]) -> Result<(), String> {
     let case = Case::new(bytes);
     case.check().map_err(|what| format!("{what}\n{case:#?}"))
 }

@@ -65,9 +65,10 @@ pub mod verbs;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use batch::outline;
+pub use cuda::mapped;
 pub use cudarc;
 pub use device::raw;
-pub use memory::{PinnedMemory, mapped};
+pub use memory::PinnedMemory;
 pub use qp::{
     CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
 };

@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 const KERNELS: usize = 200;
 const KERNEL_NS: u64 = 2_000_000;
 
-/// Computes for so many nanoseconds: `spin(ns)`.
+/// Computes for a number of nanoseconds: `spin(ns)`.
 const SPIN: &str = r"
 .version 7.0
 .target sm_70

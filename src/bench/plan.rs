@@ -1,21 +1,22 @@
-//! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against plain.
+//! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against unmerged.
 
 use super::{median, print, print_json};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::MemOpCaps;
-use gdsync::outline::{Program, Sketch};
+use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Measurements of each batch, of which the median counts; each of so many descriptors, which takes some 100 µs.
+/// Measurements of each batch, of which the median counts.
 const ROUNDS: usize = 51;
+/// Descriptors of a measurement, which takes some 100 µs.
 const DESCRIPTORS: usize = 20_000;
 
 /// Descriptors of a batch.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
-/// Queue pairs of a step in which everybody sends to everybody.
+/// Queue pairs of a step in which every rank sends to every other.
 const PEERS: u32 = 64;
 
 #[derive(Debug, Serialize)]
@@ -30,7 +31,7 @@ struct Row {
 struct Figures {
     operations: usize,
     submissions: usize,
-    /// The CPU's time for planning and lowering one descriptor. Posting takes what the queues' locks take besides.
+    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues' locks.
     ns_per_descriptor: f64,
 }
 
@@ -64,40 +65,43 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     print(&header, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
-fn sends(count: u32, queue_pairs: u32) -> Vec<Sketch> {
-    let send = |i| Sketch::Send { queue_pair: i % queue_pairs, index: i / queue_pairs };
-    (0..count).map(send).collect()
+fn send(queue_pair: u32, index: u32) -> Descriptor {
+    Descriptor::Send(PaperSend { queue_pair, index })
 }
 
-fn by_turns(count: u32) -> Vec<Sketch> {
-    let turn = |i: u32| match i % 2 {
-        0 => Sketch::Send { queue_pair: 0, index: i / 2 },
-        _ => Sketch::Wait { queue: 0, index: i / 2 },
-    };
-    (0..count).map(turn).collect()
+fn wait(queue: u32, index: u32) -> Descriptor {
+    Descriptor::WaitCq(PaperWait { queue, index, checked: false })
 }
 
-fn followed_by(mut sketches: Vec<Sketch>, queues: u32, waits: u32) -> Vec<Sketch> {
-    sketches.extend((0..waits).map(|i| Sketch::Wait { queue: i % queues, index: i / queues }));
-    sketches
+fn sends(count: u32, queue_pairs: u32) -> Vec<Descriptor> {
+    (0..count).map(|i| send(i % queue_pairs, i / queue_pairs)).collect()
 }
 
-fn row(batch: String, sketches: &[Sketch]) -> Result<Row, Failure> {
-    let figures = |merged| measure(sketches, merged);
-    Ok(Row { batch, descriptors: sketches.len(), merged: figures(true)?, plain: figures(false)? })
+fn by_turns(count: u32) -> Vec<Descriptor> {
+    (0..count).map(|i| if i.is_multiple_of(2) { send(0, i / 2) } else { wait(0, i / 2) }).collect()
 }
 
-fn measure(sketches: &[Sketch], merged: bool) -> Result<Figures, Failure> {
+fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descriptor> {
+    batch.extend((0..waits).map(|i| wait(i % queues, i / queues)));
+    batch
+}
+
+fn row(name: String, batch: &[Descriptor]) -> Result<Row, Failure> {
+    let figures = |merged| measure(batch, merged);
+    Ok(Row { batch: name, descriptors: batch.len(), merged: figures(true)?, plain: figures(false)? })
+}
+
+fn measure(batch: &[Descriptor], merged: bool) -> Result<Figures, Failure> {
     let mut program = Program::new();
-    let repetitions = DESCRIPTORS.div_ceil(sketches.len());
+    let repetitions = DESCRIPTORS.div_ceil(batch.len());
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         let start = Instant::now();
         for _ in 0..repetitions {
-            program.compile(black_box(sketches), &MemOpCaps::FULL, merged)?;
+            program.compile(black_box(batch), &MemOpCaps::FULL, merged)?;
             black_box(program.operations());
         }
-        times.push(start.elapsed().as_secs_f64() * 1e9 / (repetitions * sketches.len()) as f64);
+        times.push(start.elapsed().as_secs_f64() * 1e9 / (repetitions * batch.len()) as f64);
     }
     let (operations, submissions) = (program.operations().len(), program.submissions().count());
     Ok(Figures { operations, submissions, ns_per_descriptor: median(times) })

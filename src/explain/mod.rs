@@ -1,4 +1,4 @@
-//! `gdsync explain`: what a stream will do for a batch, and what that costs a GPU.
+//! `gdsync explain`: the memory operations of a batch, and what they cost a GPU.
 
 mod parse;
 
@@ -6,7 +6,7 @@ use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::text;
 use gdsync::memop::{Condition, MemOp, MemOpCaps};
-use gdsync::outline::{Program, Sketch, Target};
+use gdsync::outline::{self, Program, Target};
 use parse::Text;
 use serde::Serialize;
 use std::io::{self, Read, Write};
@@ -33,9 +33,9 @@ struct Explanation {
 #[derive(Debug, Serialize)]
 struct Descriptor {
     text: String,
-    /// What the card's protocol needs.
+    /// The operations that the card's protocol needs.
     peer_operations: Vec<&'static str>,
-    /// In the merged batch, another one's operations do for it.
+    /// In the merged batch it has no operations, because another descriptor covers it.
     covered: bool,
 }
 
@@ -43,14 +43,14 @@ struct Descriptor {
 struct Compiled {
     operations: Vec<Operation>,
     submissions: usize,
-    /// Without the time that waits take to be satisfied.
+    /// Without the time until waits are satisfied.
     gpu_us: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct Operation {
     submission: usize,
-    /// Number of its descriptor, from 1 on; a ticket has none.
+    /// Number of its descriptor, from 1 on; a point has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     descriptor: Option<usize>,
     text: String,
@@ -120,12 +120,12 @@ fn example_text(example: Example) -> String {
 fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
     let compile = |merged| {
         let mut program = Program::new();
-        program.compile(&batch.sketches, &MemOpCaps::FULL, merged).map(|()| program)
+        program.compile(&batch.descriptors, &MemOpCaps::FULL, merged).map(|()| program)
     };
     let (plain, merged) = (compile(false)?, compile(true)?);
-    let descriptors = batch.sketches.iter().zip(merged.covered()).map(|(sketch, covered)| Descriptor {
-        text: describe(batch, sketch),
-        peer_operations: sketch.peer_operations().iter().map(|op| op.name()).collect(),
+    let descriptors = batch.descriptors.iter().zip(merged.covered()).map(|(one, covered)| Descriptor {
+        text: describe(batch, one),
+        peer_operations: one.peer_operations(),
         covered: *covered && !plain_only,
     });
     Ok(Explanation {
@@ -144,25 +144,22 @@ fn sign(condition: Condition) -> &'static str {
     }
 }
 
-fn describe(batch: &Text, sketch: &Sketch) -> String {
-    let (queue_pairs, queues, words) = (&batch.queue_pairs, &batch.queues, &batch.words);
-    match *sketch {
-        Sketch::Send { queue_pair, index } => format!("send {index} of {}", queue_pairs.name(queue_pair)),
-        Sketch::Wait { queue, index } => format!("wait for completion {index} of {}", queues.name(queue)),
-        Sketch::WaitChecked { queue, index } => {
-            format!("wait, checked, for completion {index} of {}", queues.name(queue))
+fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {
+    use outline::Descriptor as D;
+    let word = |word| batch.words.name(word);
+    match *descriptor {
+        D::Send(send) => format!("send {} of {}", send.index, batch.queue_pairs.name(send.queue_pair)),
+        D::WaitCq(wait) => {
+            let checked = if wait.checked { ", checked," } else { "" };
+            format!("wait{checked} for completion {} of {}", wait.index, batch.queues.name(wait.queue))
         }
-        Sketch::WaitValue32 { word, condition, value } => {
-            format!("wait until {} {} {value:#x}", words.name(word), sign(condition))
-        }
-        Sketch::WaitValue64 { word, condition, value } => {
-            format!("wait until {} {} {value:#x}", words.name(word), sign(condition))
-        }
-        Sketch::WriteValue32 { word, value } => format!("write {value:#x} to {}", words.name(word)),
-        Sketch::WriteValue64 { word, value } => format!("write {value:#x} to {}", words.name(word)),
-        Sketch::Barrier => "barrier".to_owned(),
-        Sketch::Flush => "flush".to_owned(),
-        _ => "?".to_owned(),
+        D::Wait32(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
+        D::Wait64(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
+        D::Write32(at, value) => format!("write {value:#x} to {}", word(at)),
+        D::Write64(at, value) => format!("write {value:#x} to {}", word(at)),
+        D::Bytes(never) => match never {},
+        D::Barrier => "barrier".to_owned(),
+        D::Flush => "flush".to_owned(),
     }
 }
 

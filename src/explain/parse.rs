@@ -1,10 +1,10 @@
 //! A batch in text: one descriptor to a line.
 
 use gdsync::memop::Condition;
-use gdsync::outline::{MAX_NUMBER, Sketch};
+use gdsync::outline::{Descriptor, MAX_NUMBER, PaperSend, PaperWait};
 use std::fmt;
 
-/// Most descriptors: as many as make a text worth reading, and far more.
+/// Most descriptors of a text.
 pub(super) const MAX_DESCRIPTORS: usize = 100_000;
 
 /// Names of the same kind; their positions are their numbers.
@@ -28,7 +28,7 @@ impl Names {
 /// A batch that was read.
 #[derive(Debug, Default)]
 pub(super) struct Text {
-    pub(super) sketches: Vec<Sketch>,
+    pub(super) descriptors: Vec<Descriptor>,
     pub(super) queue_pairs: Names,
     pub(super) queues: Names,
     pub(super) words: Names,
@@ -37,7 +37,7 @@ pub(super) struct Text {
     waits: Vec<u32>,
 }
 
-/// What a text has wrong, and where.
+/// A mistake in a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mistake {
     pub(super) line: usize,
@@ -139,7 +139,7 @@ impl Text {
         for (i, line) in text.lines().enumerate() {
             batch.line(line).map_err(|(column, what)| Mistake { line: i + 1, column, what })?;
         }
-        if batch.sketches.is_empty() {
+        if batch.descriptors.is_empty() {
             let what = "no descriptor: write, for example, `send left` and `wait left`".to_owned();
             return Err(Mistake { line: text.lines().count().max(1), column: 1, what });
         }
@@ -150,63 +150,59 @@ impl Text {
         let mut line = Line::new(text);
         let Some((column, word)) = line.words.next() else { return Ok(()) };
         let short = u64::from(u32::MAX);
-        let sketch = match word {
+        let descriptor = match word {
             "send" => {
                 let queue_pair = self.queue_pairs.number(line.name("a queue pair")?);
-                Sketch::Send { queue_pair, index: 0 }
+                Descriptor::Send(PaperSend { queue_pair, index: 0 })
             }
-            "wait" => Sketch::Wait { queue: self.queues.number(line.name("a completion queue")?), index: 0 },
-            "wait-checked" => {
-                Sketch::WaitChecked { queue: self.queues.number(line.name("a completion queue")?), index: 0 }
+            "wait" | "wait-checked" => {
+                let queue = self.queues.number(line.name("a completion queue")?);
+                Descriptor::WaitCq(PaperWait { queue, index: 0, checked: word == "wait-checked" })
             }
             "wait32" => {
                 let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
-                Sketch::WaitValue32 { word, condition, value: line.number("32-bit value", short)? as u32 }
+                Descriptor::Wait32(word, condition, line.number("32-bit value", short)? as u32)
             }
             "wait64" => {
                 let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
-                Sketch::WaitValue64 { word, condition, value: line.number("64-bit value", u64::MAX)? }
+                Descriptor::Wait64(word, condition, line.number("64-bit value", u64::MAX)?)
             }
             "write32" => {
                 let word = self.words.number(line.name("a word")?);
-                Sketch::WriteValue32 { word, value: line.number("32-bit value", short)? as u32 }
+                Descriptor::Write32(word, line.number("32-bit value", short)? as u32)
             }
             "write64" => {
                 let word = self.words.number(line.name("a word")?);
-                Sketch::WriteValue64 { word, value: line.number("64-bit value", u64::MAX)? }
+                Descriptor::Write64(word, line.number("64-bit value", u64::MAX)?)
             }
-            "barrier" => Sketch::Barrier,
-            "flush" => Sketch::Flush,
+            "barrier" => Descriptor::Barrier,
+            "flush" => Descriptor::Flush,
             _ => {
                 let known = "send, wait, wait-checked, wait32, wait64, write32, write64, barrier, flush";
                 return Err((column, format!("{word} is no descriptor: it is one of {known}")));
             }
         };
         let times = line.times()?;
-        if self.sketches.len() + times > MAX_DESCRIPTORS {
+        if self.descriptors.len() + times > MAX_DESCRIPTORS {
             return Err((column, format!("more than {MAX_DESCRIPTORS} descriptors")));
         }
         for _ in 0..times {
-            let next = self.numbered(sketch);
-            self.sketches.push(next);
+            let next = self.numbered(descriptor);
+            self.descriptors.push(next);
         }
         // As many names as descriptors at most.
         debug_assert!(MAX_DESCRIPTORS <= MAX_NUMBER as usize);
         Ok(())
     }
 
-    /// A descriptor in its turn.
-    fn numbered(&mut self, sketch: Sketch) -> Sketch {
-        match sketch {
-            Sketch::Send { queue_pair, .. } => {
-                Sketch::Send { queue_pair, index: count(&mut self.sends, queue_pair) }
-            }
-            Sketch::Wait { queue, .. } => Sketch::Wait { queue, index: count(&mut self.waits, queue) },
-            Sketch::WaitChecked { queue, .. } => {
-                Sketch::WaitChecked { queue, index: count(&mut self.waits, queue) }
-            }
-            other => other,
+    /// A descriptor with its index: the next of its queue pair or completion queue.
+    fn numbered(&mut self, mut descriptor: Descriptor) -> Descriptor {
+        match &mut descriptor {
+            Descriptor::Send(send) => send.index = count(&mut self.sends, send.queue_pair),
+            Descriptor::WaitCq(wait) => wait.index = count(&mut self.waits, wait.queue),
+            _ => {}
         }
+        descriptor
     }
 }
 
@@ -220,13 +216,13 @@ mod tests {
         let text =
             Text::parse("# two\nsend a x2\n\nsend b\n  wait a.recv # why\nwait32 go >= 0x10\n").unwrap();
         let expected = [
-            Sketch::Send { queue_pair: 0, index: 0 },
-            Sketch::Send { queue_pair: 0, index: 1 },
-            Sketch::Send { queue_pair: 1, index: 0 },
-            Sketch::Wait { queue: 0, index: 0 },
-            Sketch::WaitValue32 { word: 0, condition: Condition::Geq, value: 16 },
+            Descriptor::Send(PaperSend { queue_pair: 0, index: 0 }),
+            Descriptor::Send(PaperSend { queue_pair: 0, index: 1 }),
+            Descriptor::Send(PaperSend { queue_pair: 1, index: 0 }),
+            Descriptor::WaitCq(PaperWait { queue: 0, index: 0, checked: false }),
+            Descriptor::Wait32(0, Condition::Geq, 16),
         ];
-        assert_eq!(text.sketches, expected);
+        assert_eq!(text.descriptors, expected);
         assert_eq!(
             (text.queue_pairs.name(1), text.queues.name(0), text.words.name(0)),
             ("b", "a.recv", "go")

@@ -1,4 +1,4 @@
-//! The calling thread performs the work, before it goes on.
+//! The calling thread performs the work, before each call returns.
 
 use super::driver::{self, Driver};
 use super::findings::Findings;

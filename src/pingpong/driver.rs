@@ -1,4 +1,4 @@
-//! Who performs a side's work: a software stream, the calling thread, or a GPU.
+//! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
 
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
 pub(super) const CHUNKS: u64 = 2;
 
-/// Holds a side's messages, and performs its work in the order in which it is told of it: at once, or later.
+/// Holds a side's messages, and performs its work in the order of the calls: at once, or later.
 ///
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
 pub(super) trait Driver {
@@ -28,7 +28,7 @@ pub(super) trait Driver {
     fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
     /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the stream takes.
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
-    /// Checks the message that has come, where messages are checked, and takes the time of the exchange on the first side.
+    /// Checks the message that arrived, where messages are checked, and takes the time of the exchange on the first side.
     fn consume(&mut self, sequence: u64) -> Result<(), Failure>;
 
     /// The chunk ends here, after `count` exchanges.

@@ -33,7 +33,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it goes first: its end wakes the other side's stream, for which a GPU that both sides use
+    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for which a GPU that both sides use
     /// might wait while it releases what the driver holds.
     channel: Channel,
     card: String,
@@ -56,7 +56,7 @@ pub(super) struct Side {
 struct Datagrams {
     to: AddressHandle,
     remote_qpn: u32,
-    /// Where the header before each message goes.
+    /// The place of the header before each message.
     header: MemoryRegion,
 }
 
@@ -116,7 +116,7 @@ impl Side {
             usage: None,
         };
         if side.options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is posted anew, and only RC waits.
+            // One more than is enqueued: the other side may answer the last before its receive is posted again, and only RC waits.
             (0..=window).try_for_each(|_| side.post_recv())?;
         }
         Ok(side)
@@ -385,7 +385,7 @@ fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the flag says when message `sequence` has come. Never 0, which it says in the beginning; compared cyclically.
+/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
 }

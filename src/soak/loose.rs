@@ -26,7 +26,7 @@ const PLACES: u64 = 2 * RECEIVES;
 const PLACE: usize = HEADER + LONGEST;
 /// Bytes before the content: two numbers.
 const HEADER: usize = 16;
-/// Messages that the other end has not told to have seen, before the sender waits.
+/// Messages that the other end has not acknowledged, before the sender waits.
 const UNSEEN: u64 = RECEIVES - 2;
 /// After so long without a word it sends one more.
 const PATIENCE: Duration = Duration::from_millis(3);

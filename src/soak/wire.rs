@@ -1,4 +1,4 @@
-//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it starts anew.
+//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is reset.
 
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
@@ -139,7 +139,7 @@ impl Wire {
 
     /// A queue pair that can be connected, with nothing outstanding: the same one, or another.
     pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
-        // Events of its past, of which it must not hear when it is new.
+        // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
         let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
@@ -174,7 +174,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The hubs that nobody else looks into are looked through: nothing may be left there.
+    /// Drains the hubs that no other end polls: nothing may be left there.
     fn close(&self, tally: &mut Tally) {
         if !matches!(self.queues, Queues::Shared(..)) {
             self.send.borrow_mut().close(tally);

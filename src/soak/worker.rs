@@ -106,7 +106,7 @@ fn shared_queues(device: &Device, roles: &[Role]) -> Result<Option<(SharedHub, S
 }
 
 impl Side<'_> {
-    /// Hears what others say. True where somebody has said something.
+    /// Receives messages of the other processes. True where there was one.
     fn listen(&mut self) -> Result<bool, Failure> {
         let mut heard = false;
         while let Some((peer, message)) = self.mesh.receive() {

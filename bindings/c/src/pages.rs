@@ -1,4 +1,4 @@
-//! Host memory that descriptors name by address only. A GPU is told of it page by page, and keeps what it was told.
+//! Host memory that descriptors name by address only. A GPU gets it registered page by page, and keeps the pages.
 
 use gdsync::PinnedMemory;
 use gdsync::batch::{MemoryWrite, WriteError};
@@ -11,13 +11,13 @@ use std::ptr::NonNull;
 /// The unit in which memory is known.
 pub(crate) const PAGE: usize = 4096;
 
-/// Pages that streams of a GPU were told of.
+/// Pages registered for streams of GPUs.
 static PAGES: Mutex<BTreeMap<usize, PinnedMemory>> = Mutex::new(BTreeMap::new());
 
 /// The page around an address.
 ///
 /// # Safety
-/// It is mapped, readable and writable, until [`forget`] is told of it; the program's other uses of it tolerate concurrent access.
+/// It is mapped, readable and writable, until [`forget`] is called for it; the program's other uses of it tolerate concurrent access.
 unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
     let base = address & !(PAGE - 1);
     let mut pages = PAGES.lock();

@@ -1,6 +1,6 @@
-//! Queue pairs whose queues the program wishes to be in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
+//! Queue pairs with queues that the program wishes in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use crate::types::{
     GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU,
@@ -13,7 +13,7 @@ use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use libc::c_int;
 
-/// What `gds_create_qp` is told of memory.
+/// The arguments of `gds_create_qp` on memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     /// `GDS_CREATE_QP_*` flags.
@@ -36,7 +36,7 @@ pub(crate) fn make(
     domain: &ProtectionDomain,
     config: QueuePairConfig<'_>,
     wishes: Wishes,
-) -> Result<QueuePair, Fault> {
+) -> Result<QueuePair, CallError> {
     if wishes.flags & GDS_CREATE_QP_WISHES != 0 {
         let reason = match (api.provider, u32::try_from(wishes.gpu)) {
             // Such queues are made by commands of the device, without the ibv_qp that the C structs have.

@@ -1,13 +1,13 @@
-//! Writes of bytes in stream order: cut into pieces, and each into words or given to a copy.
+//! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
-use super::plan::Step;
-use crate::memop::{MemOpCaps, MemoryKind, Place, Site, Staged, StreamError, StreamMemory};
+use crate::memop::{MemOpCaps, Staged, StreamError};
+use crate::memop::{MemoryKind, Place, StreamMemory};
 use crate::memory::OutOfBounds;
 
-/// A piece of host memory that is written in one go does not leave a page: devices know its pages one by one.
+/// A piece in host memory does not leave a page: devices map pages one by one.
 const PAGE: u64 = 4096;
-/// More words than so many are copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy is a
-/// submission of its own, which words are not.
+/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy
+/// is a submission of its own, which words are not.
 const MOST_WORDS: usize = 8;
 
 /// Why a write of bytes cannot be.
@@ -29,7 +29,7 @@ pub enum WriteError {
 
 /// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
 ///
-/// It holds a copy of the bytes, so the source may change once it is made, and it can be added to any number of batches.
+/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to any number of batches.
 #[derive(Clone, Debug)]
 pub struct MemoryWrite {
     place: Place,
@@ -40,7 +40,7 @@ impl MemoryWrite {
     /// Most bytes of one write: 4 KiB.
     pub const MAX: usize = 4096;
 
-    /// A write of bytes to an offset of pinned memory or GPU memory. Neither it nor the length needs any alignment.
+    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the length needs any alignment.
     ///
     /// # Errors
     /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
@@ -78,7 +78,7 @@ impl MemoryWrite {
 pub(crate) struct Bytes {
     place: Place,
     content: Box<[u8]>,
-    /// Where the stream finds the content, once it has been told.
+    /// Where the backend keeps its copy of the content, once the piece is submitted.
     staged: Staged,
 }
 
@@ -90,19 +90,33 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    pub(crate) fn step(self, site: Site) -> Step {
-        match self {
-            Word::Short(value) => Step::Write32(site, value),
-            Word::Long(value) => Step::Write64(site, value),
-        }
-    }
-
-    /// Bytes of it.
+    /// Length in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Word::Short(_) => 4,
             Word::Long(_) => 8,
         }
+    }
+}
+
+/// The words of a piece, in order: 64-bit ones wherever they are aligned.
+#[derive(Debug)]
+pub(crate) struct Words<'a> {
+    address: u64,
+    rest: &'a [u8],
+}
+
+impl Iterator for Words<'_> {
+    type Item = Word;
+
+    fn next(&mut self) -> Option<Word> {
+        let word = match self.rest.first_chunk() {
+            Some(long) if self.address.is_multiple_of(8) => Word::Long(u64::from_ne_bytes(*long)),
+            _ => Word::Short(u32::from_ne_bytes(*self.rest.first_chunk()?)),
+        };
+        self.address += word.len() as u64;
+        self.rest = &self.rest[word.len()..];
+        Some(word)
     }
 }
 
@@ -115,41 +129,30 @@ impl Bytes {
         &self.content
     }
 
-    /// Keeps what the stream reads from.
+    /// Keeps the backend's copy alive as long as the piece.
     pub(crate) fn keep(&mut self, staged: Staged) {
         self.staged = staged;
     }
 
-    /// True where the stream copies it. No stream writes less than 32 bits at a time, so what is not made of whole words is copied,
-    /// too.
-    pub(crate) fn is_copied(&self, caps: &MemOpCaps) -> bool {
+    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits at a time, so a piece that does
+    /// not consist of whole words is copied, too.
+    #[inline]
+    pub(crate) fn word_count(&self, caps: &MemOpCaps) -> Option<usize> {
         let (address, len) = (self.place.address(), self.content.len());
-        !caps.ops_64_bit
-            || !address.is_multiple_of(4)
-            || !len.is_multiple_of(4)
-            || words(address, len) > MOST_WORDS
-    }
-
-    /// Words that it is made of, where it is not copied.
-    pub(crate) fn cost(&self) -> usize {
-        words(self.place.address(), self.content.len())
+        let count = words(address, len);
+        let aligned = address.is_multiple_of(4) && len.is_multiple_of(4);
+        (caps.ops_64_bit && aligned && count <= MOST_WORDS).then_some(count)
     }
 
     /// Its words in order.
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] where it is copied: a copy is no part of another submission.
-    pub(crate) fn words(&self, caps: &MemOpCaps) -> Result<impl Iterator<Item = Word>, StreamError> {
-        if self.is_copied(caps) {
-            return Err(StreamError::Unsupported { what: "copies among other operations" });
+    pub(crate) fn words(&self, caps: &MemOpCaps) -> Result<Words<'_>, StreamError> {
+        match self.word_count(caps) {
+            Some(_) => Ok(Words { address: self.place.address(), rest: &self.content }),
+            None => Err(StreamError::Unsupported { what: "copies among other operations" }),
         }
-        // To the next multiple of 8; then whole 64-bit words; then the end.
-        let head = (self.place.address() % 8) as usize;
-        let (first, rest) = self.content.split_at(head.min(self.content.len()));
-        let short = |bytes: &[u8]| bytes.first_chunk().map(|word| Word::Short(u32::from_ne_bytes(*word)));
-        let (longs, last) = rest.as_chunks::<8>();
-        let longs = longs.iter().map(|word| Word::Long(u64::from_ne_bytes(*word)));
-        Ok(short(first).into_iter().chain(longs).chain(short(last)))
     }
 }
 
@@ -181,8 +184,8 @@ mod tests {
         assert_eq!(piece(8, &[0; 64]).words(&caps).unwrap().count(), MOST_WORDS);
         assert_eq!(piece(4, &[0; 4]).words(&caps).unwrap().count(), 1);
         let copied = [piece(1, &[0; 4]), piece(0, &[0; 3]), piece(4, &[0; 64])];
-        assert!(copied.iter().all(|piece| piece.is_copied(&caps) && piece.words(&caps).is_err()));
-        assert!(piece(8, &[0; 8]).is_copied(&MemOpCaps { ops_64_bit: false, ..caps }));
+        assert!(copied.iter().all(|piece| piece.word_count(&caps).is_none() && piece.words(&caps).is_err()));
+        assert_eq!(piece(8, &[0; 8]).word_count(&MemOpCaps { ops_64_bit: false, ..caps }), None);
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
                 prop_assert_eq!(piece.place.address(), first);
                 prop_assert_eq!(first / PAGE, (first + len as u64 - 1) / PAGE);
                 prop_assert_eq!(&*piece.content, &bytes[at..at + len]);
-                if !piece.is_copied(&MemOpCaps::FULL) {
+                if let Some(count) = piece.word_count(&MemOpCaps::FULL) {
                     let mut address = first;
                     let mut out = Vec::new();
                     for word in piece.words(&MemOpCaps::FULL).unwrap() {
@@ -224,7 +227,7 @@ mod tests {
                         }
                     }
                     prop_assert_eq!(&out[..], &*piece.content);
-                    prop_assert!(piece.cost() <= MOST_WORDS);
+                    prop_assert!(count <= MOST_WORDS);
                 }
                 at += len;
             }
@@ -234,7 +237,8 @@ mod tests {
         #[test]
         fn the_cost_is_the_number_of_words(word in 0usize..32, count in 1usize..=8) {
             let piece = piece(word * 4, &vec![7; count * 4]);
-            prop_assert_eq!(piece.cost(), piece.words(&MemOpCaps::FULL).unwrap().count());
+            let counted = piece.words(&MemOpCaps::FULL).unwrap().count();
+            prop_assert_eq!(piece.word_count(&MemOpCaps::FULL), Some(counted));
         }
     }
 }

@@ -1,39 +1,22 @@
 //! Which descriptors of a batch need operations of their own, and how many fit one submission. Pure: no I/O, no locks, no FFI.
 //!
-//! `docs/merging.md` argues for each merge. Linear in the number of descriptors; what it needs is kept from batch to batch.
+//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and memory is reused from batch to
+//! batch.
 
+use super::descriptor::{Descriptor, Key};
 use super::table::Table;
 use crate::memop::MemOpCaps;
-
-/// What is to be known of a descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Item {
-    /// Rings a queue pair, which the number identifies.
-    Send(u64),
-    /// Waits for a completion: of which queue, which the number identifies, and the how-manieth of it.
-    WaitCq(u64, u32),
-    /// Waits for a completion by a word of its own.
-    WaitChecked,
-    /// Waits for a word that is not the library's.
-    WaitWord,
-    /// So many writes of the program's words.
-    Writes(usize),
-    /// A barrier or a flush.
-    Fence,
-    /// A submission of its own.
-    Copy,
-}
 
 /// What becomes of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has operations.
     Kept,
-    /// Those of another descriptor do for it: of a later send, or of a wait for a later completion.
+    /// It has none: those of a later send, or of a wait for a later completion, have the same effect.
     Covered,
 }
 
-/// Descriptors from the first on that become one submission.
+/// The next descriptors of a batch, which become one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     /// How many: at least one.
@@ -46,17 +29,17 @@ pub(crate) struct Chunk {
     pub(crate) operations: usize,
 }
 
-/// What descriptors may share.
+/// What the next descriptor may share with earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Nothing,
-    /// Doorbells: nothing but sends and writes since.
+    /// A doorbell: since the earlier send there were only sends and writes.
     Sends,
-    /// Waits for completions: nothing else since.
+    /// A wait: since the earlier wait there were only waits for completions.
     Waits,
 }
 
-/// Operations of each kind of thing, for one backend.
+/// Numbers of operations, for one backend.
 struct Costs {
     send: usize,
     flush: usize,
@@ -70,11 +53,11 @@ impl Costs {
     }
 }
 
-/// Plans batches.
+/// Plans batches. The memory that it needs is reused.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
     fates: Vec<Fate>,
-    /// The descriptor of each queue in the scope that is kept so far, and its index.
+    /// Of each queue in the scope: the descriptor that is kept so far, and its index.
     table: Table,
 }
 
@@ -87,7 +70,7 @@ impl Planner {
     /// Plans as many descriptors as fit one submission, the closing point included. One always does.
     pub(crate) fn plan(
         &mut self,
-        items: impl ExactSizeIterator<Item = Item>,
+        items: impl ExactSizeIterator<Item = Key>,
         caps: &MemOpCaps,
         merged: bool,
     ) -> Chunk {
@@ -98,7 +81,8 @@ impl Planner {
         let mut chunk = Chunk { count: 0, points: 0, closed: false, operations: 0 };
         let mut scope = Scope::Nothing;
         for item in items {
-            if item == Item::Copy {
+            if let Descriptor::Bytes(None) = item {
+                // A copy is a submission of its own.
                 if chunk.count == 0 {
                     self.fates.push(Fate::Kept);
                     chunk.count = 1;
@@ -112,7 +96,8 @@ impl Planner {
                 separate(item, chunk, &costs)
             };
             let closing = if next.closed { 0 } else { costs.point };
-            // What is covered, or covers another, costs nothing: a descriptor that does not fit has changed no other's fate.
+            // A descriptor that is covered, or covers another, costs nothing. So one that does not fit has changed no other's
+            // fate.
             if chunk.count > 0 && next.operations.saturating_add(closing) > caps.max_ops {
                 self.fates.truncate(chunk.count);
                 break;
@@ -123,48 +108,46 @@ impl Planner {
     }
 
     #[inline]
-    fn merge(&mut self, item: Item, chunk: Chunk, scope: &mut Scope, costs: &Costs) -> Chunk {
+    fn merge(&mut self, item: Key, chunk: Chunk, scope: &mut Scope, costs: &Costs) -> Chunk {
         let position = self.fates.len() as u32;
         let mut fate = Fate::Kept;
         let Chunk { mut operations, mut points, mut closed, .. } = chunk;
         match item {
-            Item::Send(queue) => {
+            Descriptor::Send(queue) => {
                 self.enter(scope, Scope::Sends);
                 match self.table.replace(queue, position, 0) {
                     Some((earlier, _)) => self.fates[earlier as usize] = Fate::Covered,
                     None => operations += costs.send,
                 }
             }
-            Item::WaitCq(..) | Item::WaitChecked => {
+            Descriptor::WaitCq(completion) => {
                 if self.enter(scope, Scope::Waits) {
-                    // What is not written yet is written before the run.
+                    // The point of the run before is written first, if it is not written yet.
                     operations += costs.flush + costs.point;
                     (points, closed) = (points + 1, true);
                 }
-                match item {
-                    Item::WaitCq(queue, index) => match self.table.replace(queue, position, index) {
-                        Some((other, place)) if place.wrapping_sub(index) as i32 > 0 => {
-                            self.table.replace(queue, other, place);
-                            fate = Fate::Covered;
-                        }
-                        Some((other, _)) => self.fates[other as usize] = Fate::Covered,
-                        None => operations += 1,
-                    },
-                    _ => operations += 1,
+                let before = completion.and_then(|(queue, index)| self.table.replace(queue, position, index));
+                match (completion, before) {
+                    (Some((queue, index)), Some((other, kept))) if kept.wrapping_sub(index) as i32 > 0 => {
+                        self.table.replace(queue, other, kept);
+                        fate = Fate::Covered;
+                    }
+                    (_, Some((other, _))) => self.fates[other as usize] = Fate::Covered,
+                    (_, None) => operations += 1,
                 }
             }
-            Item::WaitWord => {
+            Descriptor::Wait32(..) | Descriptor::Wait64(..) => {
                 *scope = Scope::Nothing;
                 operations += 1 + costs.flush;
                 closed = false;
             }
-            Item::Writes(count) => {
+            Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_) => {
                 if *scope == Scope::Waits {
                     *scope = Scope::Nothing;
                 }
-                operations = operations.saturating_add(count);
+                operations = operations.saturating_add(writes(item));
             }
-            Item::Fence | Item::Copy => {
+            Descriptor::Barrier | Descriptor::Flush => {
                 *scope = Scope::Nothing;
                 operations += 1;
             }
@@ -185,17 +168,24 @@ impl Planner {
     }
 }
 
-/// Nothing is merged: a point after each wait for a completion.
-fn separate(item: Item, chunk: Chunk, costs: &Costs) -> Chunk {
-    let (cost, waits) = match item {
-        Item::Send(_) => (costs.send, false),
-        Item::WaitCq(..) | Item::WaitChecked => (2 + costs.flush, true),
-        Item::WaitWord => (1 + costs.flush, false),
-        Item::Writes(count) => (count, false),
-        Item::Fence | Item::Copy => (1, false),
+/// Adds a descriptor that shares nothing: each wait for a completion has a point of its own.
+#[inline]
+fn separate(item: Key, chunk: Chunk, costs: &Costs) -> Chunk {
+    let (cost, closed) = match item {
+        Descriptor::Send(_) => (costs.send, false),
+        Descriptor::WaitCq(_) => (2 + costs.flush, true),
+        Descriptor::Wait32(..) | Descriptor::Wait64(..) => (1 + costs.flush, false),
+        Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_) => (writes(item), false),
+        Descriptor::Barrier | Descriptor::Flush => (1, false),
     };
     let operations = chunk.operations.saturating_add(cost);
-    Chunk { operations, points: chunk.points + u32::from(waits), closed: waits, ..chunk }
+    Chunk { operations, points: chunk.points + u32::from(closed), closed, ..chunk }
+}
+
+/// Operations of a write.
+#[inline]
+fn writes(item: Key) -> usize {
+    if let Descriptor::Bytes(Some(words)) = item { words } else { 1 }
 }
 
 #[cfg(test)]

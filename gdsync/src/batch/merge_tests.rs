@@ -1,14 +1,27 @@
 use super::*;
+use Descriptor::{Barrier, Bytes, Send, Wait32, WaitCq};
 use Fate::{Covered, Kept};
-use Item::{Copy, Fence, Send, WaitChecked, WaitCq, WaitWord, Writes};
 
-fn plan(items: &[Item], caps: &MemOpCaps, merged: bool) -> (Chunk, Vec<Fate>) {
+const WAIT_CHECKED: Key = WaitCq(None);
+const WAIT_WORD: Key = Wait32((), crate::memop::Condition::Eq, 0);
+const COPY: Key = Bytes(None);
+
+/// A wait for a completion.
+const fn wait(queue: u64, index: u32) -> Key {
+    WaitCq(Some((queue, index)))
+}
+
+const fn bytes(words: usize) -> Key {
+    Bytes(Some(words))
+}
+
+fn plan(items: &[Key], caps: &MemOpCaps, merged: bool) -> (Chunk, Vec<Fate>) {
     let mut planner = Planner::default();
     let chunk = planner.plan(items.iter().copied(), caps, merged);
     (chunk, planner.fates().to_vec())
 }
 
-fn fates(items: &[Item]) -> Vec<Fate> {
+fn fates(items: &[Key]) -> Vec<Fate> {
     plan(items, &MemOpCaps::FULL, true).1
 }
 
@@ -16,50 +29,50 @@ fn fates(items: &[Item]) -> Vec<Fate> {
 fn the_last_send_of_a_queue_pair_rings_for_all() {
     assert_eq!(fates(&[Send(1), Send(1), Send(1)]), [Covered, Covered, Kept]);
     assert_eq!(fates(&[Send(1), Send(2), Send(1), Send(3)]), [Covered, Kept, Kept, Kept]);
-    assert_eq!(fates(&[Send(1), Writes(2), Send(1)]), [Covered, Kept, Kept]);
+    assert_eq!(fates(&[Send(1), bytes(2), Send(1)]), [Covered, Kept, Kept]);
 }
 
 #[test]
 fn no_send_is_moved_across_a_wait_or_a_fence() {
-    for between in [WaitCq(9, 0), WaitChecked, WaitWord, Fence] {
+    for between in [wait(9, 0), WAIT_CHECKED, WAIT_WORD, Barrier] {
         assert_eq!(fates(&[Send(1), between, Send(1)]), [Kept, Kept, Kept], "{between:?}");
     }
 }
 
 #[test]
 fn the_latest_completion_of_a_queue_is_waited_for() {
-    assert_eq!(fates(&[WaitCq(1, 4), WaitCq(2, 0), WaitCq(1, 5)]), [Covered, Kept, Kept]);
-    assert_eq!(fates(&[WaitCq(1, 5), WaitCq(1, 3), WaitCq(1, 4)]), [Kept, Covered, Covered]);
-    assert_eq!(fates(&[WaitCq(1, u32::MAX), WaitCq(1, 0)]), [Covered, Kept], "indices are cyclic");
-    assert_eq!(fates(&[WaitCq(1, 4), WaitChecked, WaitChecked, WaitCq(1, 7)]), [Covered, Kept, Kept, Kept]);
+    assert_eq!(fates(&[wait(1, 4), wait(2, 0), wait(1, 5)]), [Covered, Kept, Kept]);
+    assert_eq!(fates(&[wait(1, 5), wait(1, 3), wait(1, 4)]), [Kept, Covered, Covered]);
+    assert_eq!(fates(&[wait(1, u32::MAX), wait(1, 0)]), [Covered, Kept], "indices are cyclic");
+    assert_eq!(fates(&[wait(1, 4), WAIT_CHECKED, WAIT_CHECKED, wait(1, 7)]), [Covered, Kept, Kept, Kept]);
 }
 
 #[test]
 fn anything_else_ends_a_run_of_waits() {
-    for between in [Send(1), WaitWord, Writes(1), Fence] {
-        assert_eq!(fates(&[WaitCq(1, 0), between, WaitCq(1, 1)]), [Kept, Kept, Kept], "{between:?}");
+    for between in [Send(1), WAIT_WORD, bytes(1), Barrier] {
+        assert_eq!(fates(&[wait(1, 0), between, wait(1, 1)]), [Kept, Kept, Kept], "{between:?}");
     }
 }
 
 #[test]
 fn operations_and_points_are_counted() {
     let all = |count| vec![Kept; count];
-    let cases: [(&[Item], _, _); 6] = [
+    let cases: [(&[Key], _, _); 6] = [
         (&[Send(1), Send(1)], (2, 0, false), (4, 0, false)),
         // Two doorbells; two waits and one point.
-        (&[Send(1), Send(2), WaitCq(1, 0), WaitCq(2, 0)], (7, 1, true), (8, 2, true)),
+        (&[Send(1), Send(2), wait(1, 0), wait(2, 0)], (7, 1, true), (8, 2, true)),
         // The point of the run is the batch's.
-        (&[WaitCq(1, 0), WaitCq(1, 1), Send(1)], (4, 1, true), (6, 2, false)),
+        (&[wait(1, 0), wait(1, 1), Send(1)], (4, 1, true), (6, 2, false)),
         // Before the wait for a word there is one.
-        (&[WaitCq(1, 0), Send(1), WaitWord], (5, 1, false), (5, 1, false)),
-        (&[WaitCq(1, 0), Fence, WaitCq(1, 1)], (5, 2, true), (5, 2, true)),
-        (&[Writes(3), WaitWord], (4, 0, false), (4, 0, false)),
+        (&[wait(1, 0), Send(1), WAIT_WORD], (5, 1, false), (5, 1, false)),
+        (&[wait(1, 0), Barrier, wait(1, 1)], (5, 2, true), (5, 2, true)),
+        (&[bytes(3), WAIT_WORD], (4, 0, false), (4, 0, false)),
     ];
-    for (items, merged, plain) in cases {
+    for (items, merged, unmerged) in cases {
         let figures = |chunk: Chunk| (chunk.operations, chunk.points, chunk.closed);
         assert_eq!(figures(plan(items, &MemOpCaps::FULL, true).0), merged, "{items:?}");
         let (chunk, fates) = plan(items, &MemOpCaps::FULL, false);
-        assert_eq!((figures(chunk), fates), (plain, all(items.len())), "{items:?}");
+        assert_eq!((figures(chunk), fates), (unmerged, all(items.len())), "{items:?}");
     }
 }
 
@@ -71,7 +84,7 @@ fn what_does_not_fit_begins_the_next_submission() {
     assert_eq!((chunk.count, chunk.operations), (3, 4));
     assert_eq!(fates, [Covered, Kept, Kept], "the send of the next submission covers none of this one");
     // A wait that is covered always fits.
-    let run = [WaitCq(1, 0), WaitCq(2, 0), WaitCq(3, 0), WaitCq(4, 0), WaitCq(1, 1), WaitCq(5, 0)];
+    let run = [wait(1, 0), wait(2, 0), wait(3, 0), wait(4, 0), wait(1, 1), wait(5, 0)];
     let (chunk, fates) = plan(&run, &caps, true);
     assert_eq!((chunk.count, chunk.operations, chunk.closed), (5, 5, true));
     assert_eq!(fates, [Covered, Kept, Kept, Kept, Kept]);
@@ -83,8 +96,8 @@ fn what_does_not_fit_begins_the_next_submission() {
 fn a_copy_is_by_itself_and_one_descriptor_always_goes() {
     let caps = MemOpCaps { max_ops: 1, ..MemOpCaps::FULL };
     for merged in [true, false] {
-        assert_eq!(plan(&[Copy, Send(1)], &MemOpCaps::FULL, merged).0.count, 1);
-        assert_eq!(plan(&[Send(1), Copy], &MemOpCaps::FULL, merged).0.count, 1);
+        assert_eq!(plan(&[COPY, Send(1)], &MemOpCaps::FULL, merged).0.count, 1);
+        assert_eq!(plan(&[Send(1), COPY], &MemOpCaps::FULL, merged).0.count, 1);
         assert_eq!(plan(&[Send(1), Send(2)], &caps, merged).0.count, 1);
     }
 }
@@ -92,7 +105,7 @@ fn a_copy_is_by_itself_and_one_descriptor_always_goes() {
 #[test]
 fn backends_that_need_more_operations_have_them_counted() {
     let caps = MemOpCaps { writes_are_fenced: false, flush_after_wait: true, ..MemOpCaps::FULL };
-    let items = [Send(1), WaitCq(1, 0), WaitCq(2, 0), WaitWord];
+    let items = [Send(1), wait(1, 0), wait(2, 0), WAIT_WORD];
     // Four; two waits, their flush and their point, which has a barrier; a wait and its flush.
     assert_eq!(plan(&items, &caps, true).0.operations, 4 + 2 + 1 + 2 + 2);
     assert_eq!(plan(&items, &caps, false).0.operations, 4 + 3 + 3 + 2);

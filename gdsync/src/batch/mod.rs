@@ -1,30 +1,31 @@
 //! Batches: what a user enqueues on a stream in one go, and how it becomes memory operations.
 //!
-//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations*
-//! (what the card's protocol needs) and *memory operations* (what a stream can do).
+//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations* (what the
+//! card's protocol needs) and *memory operations* (what a stream can do). The planner (`merge`) decides which descriptors share
+//! operations and how many fit one submission; the lowering (`lower`) makes the operations.
 
 mod bytes;
+mod descriptor;
+mod lower;
 mod merge;
-mod order;
+#[doc(hidden)]
 pub mod outline;
-mod plan;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod proof;
 mod shape;
 mod stream_wait;
 mod table;
 
-use crate::memop::WordError;
-pub(crate) use bytes::Bytes;
+pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
-pub(crate) use merge::{Chunk, Fate, Item, Planner};
-pub(crate) use order::Cursor;
-pub(crate) use plan::{Lowering, Owner, Step};
+pub(crate) use descriptor::Key;
+pub(crate) use lower::{Driver, Lowering, Points};
+pub(crate) use merge::{Chunk, Fate, Planner};
 pub use shape::BatchShape;
-pub(crate) use shape::Kind;
 pub use stream_wait::StreamWait;
 
-use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
+use crate::memop::{Condition, MemOpCaps};
+use crate::memop::{Place, StreamWord};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::CheckedWait;
 use crate::qp::prepared::PreparedSend;
@@ -34,28 +35,42 @@ use std::sync::Arc;
 
 /// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
 ///
-/// The stream performs them in order. Dropping a batch drops what is in it: sends are taken back, waits given back.
+/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their send queues, and its waits give
+/// their completions back.
+///
+/// ```
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// right.post_recv(&[region.slice(..8)?], 0)?;
+/// let send = left.prepare(WorkRequest::send(&[region.slice(8..16)?]))?;
+/// let (sent, arrived) = (left.send_cq().prepare_wait()?, right.recv_cq().prepare_wait()?);
+/// let flag = region.word32(60)?;
+/// let batch = Batch::new().send(send).wait(sent).wait(arrived).write_value32(&flag, 1);
+/// assert_eq!(batch.len(), 4);
+/// println!("{batch}"); // each descriptor, and which of them share operations
+/// stream.post(batch)?;
+/// stream.synchronize()?;
+/// assert_eq!(flag.load(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 #[must_use = "a batch does nothing until it is posted"]
 pub struct Batch {
     pub(crate) descriptors: Vec<Descriptor>,
-    /// Each descriptor has operations of its own.
-    pub(crate) plain: bool,
+    /// Descriptors share no operations.
+    pub(crate) unmerged: bool,
 }
 
-/// One thing to do, as the user says it.
-#[derive(Debug)]
-pub(crate) enum Descriptor {
-    Send(PreparedSend),
-    WaitCq(PreparedWait),
-    Wait32(Place, Condition, u32),
-    Wait64(Place, Condition, u64),
-    Write32(Place, u32),
-    Write64(Place, u64),
-    Bytes(Bytes),
-    Barrier,
-    Flush,
-}
+/// A descriptor that a stream can post.
+pub(crate) type Descriptor = descriptor::Descriptor<PreparedSend, PreparedWait, Place, Bytes>;
 
 impl Batch {
     /// An empty batch.
@@ -63,18 +78,18 @@ impl Batch {
         Self::default()
     }
 
-    /// An empty batch with room for so many descriptors.
+    /// An empty batch with room for that many descriptors.
     pub fn with_capacity(descriptors: usize) -> Self {
-        Batch { descriptors: Vec::with_capacity(descriptors), plain: false }
+        Batch { descriptors: Vec::with_capacity(descriptors), unmerged: false }
     }
 
-    /// Whether descriptors share memory operations where that changes nothing that anybody can tell: sends of one queue pair a
-    /// doorbell, waits for completions of one queue a wait, and runs of waits the word that says how far the stream has come. True
-    /// at first. Without it each descriptor has operations of its own, as batches in graphs always do.
+    /// Whether descriptors share memory operations where no observer can tell the difference: sends of one queue pair share a
+    /// doorbell, waits for completions of one queue a wait, and runs of waits a write of the timeline's word. True at first.
+    /// Otherwise each descriptor has operations of its own, as batches in graphs always do.
     ///
     /// `docs/merging.md` argues for each merge, and says what a merged run of waits holds longer.
     pub fn merged(mut self, merged: bool) -> Self {
-        self.plain = !merged;
+        self.unmerged = !merged;
         self
     }
 
@@ -86,65 +101,65 @@ impl Batch {
 
     /// Adds: wait for a completion.
     ///
-    /// A failed work request wakes the stream, too: it must never hang because a send failed. Whoever needs to know polls
-    /// the completion queue, or asks [`crate::QueuePair::failure`].
+    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To learn of the failure, poll the
+    /// completion queue or ask [`crate::QueuePair::failure`].
     pub fn wait(mut self, wait: PreparedWait) -> Self {
         self.push(Descriptor::WaitCq(wait));
         self
     }
 
-    /// Adds: wait for a completion, and know whether it is a good one.
+    /// Adds: wait for a completion, and learn whether the work request succeeded.
     pub fn wait_checked(mut self, wait: CheckedWait) -> Self {
         self.push(Descriptor::WaitCq(wait.into_wait()));
         self
     }
 
-    /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream never goes on.
+    /// Adds: wait until a 32-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value32(mut self, word: &impl StreamWord<u32>, condition: Condition, value: u32) -> Self {
         self.push(Descriptor::Wait32(word.place(), condition, value));
         self
     }
 
-    /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream never goes on.
+    /// Adds: wait until a 64-bit word meets a condition. If it never does, the stream hangs.
     pub fn wait_value64(mut self, word: &impl StreamWord<u64>, condition: Condition, value: u64) -> Self {
         self.push(Descriptor::Wait64(word.place(), condition, value));
         self
     }
 
-    /// Adds: wait for a word, in a way that can be called off.
+    /// Adds: wait for a word, in a way that the CPU can cancel.
     pub fn wait_for(mut self, wait: &StreamWait) -> Self {
         self.push(wait.descriptor());
         self
     }
 
-    /// Adds: write a 32-bit word. Everything before is visible to whoever sees the value.
+    /// Adds: write a 32-bit word. An observer that sees the value sees everything before.
     pub fn write_value32(mut self, word: &impl StreamWord<u32>, value: u32) -> Self {
         self.push(Descriptor::Write32(word.place(), value));
         self
     }
 
-    /// Adds: write a 64-bit word. Everything before is visible to whoever sees the value.
+    /// Adds: write a 64-bit word. An observer that sees the value sees everything before.
     pub fn write_value64(mut self, word: &impl StreamWord<u64>, value: u64) -> Self {
         self.push(Descriptor::Write64(word.place(), value));
         self
     }
 
-    /// Adds: write bytes. Everything before happens before it, and everything after sees it; while it happens, others may see some
-    /// of the bytes and not the rest, in any order.
+    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While it happens, an observer may see
+    /// some of the bytes and not the rest, in any order.
     ///
-    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as such, in the same
-    /// submission as what stands around them. Whatever is longer, or has single bytes at its ends, is a copy, and a submission of
-    /// its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, which the bytes are
-    /// put into first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host memory
-    /// that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
+    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as words, in the same submission
+    /// as the descriptors around them. Longer content, or content with single bytes at its ends, is a copy, which is a submission
+    /// of its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, into which the
+    /// CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host
+    /// memory that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
     pub fn write_memory(mut self, write: MemoryWrite) -> Self {
         write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));
         self
     }
 
-    /// Adds: everything before is visible to everybody before anything after. Waits and writes keep their order without it, and every
-    /// write is visible no earlier than everything before it: this is for what else the program has on the stream, such as
-    /// a kernel that polls memory.
+    /// Adds: everything before is visible to every observer before anything after. Waits and writes keep their order without it,
+    /// and every write is visible no earlier than everything before it: this is for other work of the program on the stream, such
+    /// as a kernel that polls memory.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_BARRIER`, for the system; on others a fence of the CPU.
     pub fn barrier(mut self) -> Self {
@@ -152,11 +167,12 @@ impl Batch {
         self
     }
 
-    /// Adds: what cards wrote before the last wait was satisfied is visible to whatever comes after. Waits do that of their own
-    /// accord where it is needed; this is for words that something else than a card writes, after it has seen what a card wrote.
+    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after. Waits for completions and words
+    /// do that themselves where it is needed. This is for words that the program writes after it has seen what a card wrote.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
-    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's writes in order.
+    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's
+    /// writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self
@@ -167,7 +183,7 @@ impl Batch {
         self.descriptors.len()
     }
 
-    /// True where there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.descriptors.is_empty()
     }
@@ -184,22 +200,15 @@ impl Batch {
 impl Descriptor {
     /// What the planner has to know.
     #[inline]
-    pub(crate) fn item(&self, caps: &MemOpCaps) -> Item {
-        match self {
-            Descriptor::Send(send) => Item::Send(Arc::as_ptr(send.queue_pair()) as u64),
-            Descriptor::WaitCq(wait) if wait.checked.is_some() => Item::WaitChecked,
-            Descriptor::WaitCq(wait) => Item::WaitCq(wait.queue_id(), wait.index()),
-            Descriptor::Wait32(..) | Descriptor::Wait64(..) => Item::WaitWord,
-            Descriptor::Write32(..) | Descriptor::Write64(..) => Item::Writes(1),
-            Descriptor::Bytes(bytes) if bytes.is_copied(caps) => Item::Copy,
-            Descriptor::Bytes(bytes) => Item::Writes(bytes.cost()),
-            Descriptor::Barrier | Descriptor::Flush => Item::Fence,
-        }
+    pub(crate) fn key(&self, caps: &MemOpCaps) -> Key {
+        self.map(
+            |send| Arc::as_ptr(send.queue_pair()) as u64,
+            |wait| wait.checked.is_none().then(|| (wait.queue_id(), wait.index())),
+            |bytes| bytes.word_count(caps),
+        )
     }
-}
 
-impl Descriptor {
-    /// Counterpart of commit: the stream did not take it.
+    /// Takes the commit back: the stream was not given the descriptor.
     pub(crate) fn undo(&mut self) {
         match self {
             Descriptor::Send(send) => send.undo(),
@@ -208,7 +217,7 @@ impl Descriptor {
         }
     }
 
-    /// The queue pairs without which it never comes to its end.
+    /// The queue pairs on which its end depends.
     pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
         match self {
             Descriptor::Send(send) => std::slice::from_ref(send.queue_pair()),
@@ -216,32 +225,15 @@ impl Descriptor {
             _ => &[],
         }
     }
-
-    pub(crate) fn is_wait(&self) -> bool {
-        matches!(self, Descriptor::WaitCq(_) | Descriptor::Wait32(..) | Descriptor::Wait64(..))
-    }
-
-    /// Refuses waits that no value of the word satisfies.
-    #[inline]
-    pub(crate) fn check_satisfiable(&self) -> Result<(), WordError> {
-        let (satisfier, condition, value) = match *self {
-            Descriptor::Wait32(_, condition, value) => {
-                (condition.satisfier32(value).map(u64::from), condition, value.into())
-            }
-            Descriptor::Wait64(_, condition, value) => (condition.satisfier64(value), condition, value),
-            _ => return Ok(()),
-        };
-        if satisfier.is_none() { Err(WordError::NeverSatisfied { condition, value }) } else { Ok(()) }
-    }
 }
 
-/// What it does, a descriptor to a line, and which of them need no operations of their own on a stream that has every capability.
+/// A descriptor to a line, and which of them have no operations of their own on a stream that has every capability.
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);
         while first < self.len() {
             let rest = &self.descriptors[first..];
-            let plan = planner.plan(rest.iter().map(|one| one.item(&caps)), &caps, !self.plain);
+            let plan = planner.plan(rest.iter().map(|one| one.key(&caps)), &caps, !self.unmerged);
             writeln!(f, "submission of {} memory operations:", plan.operations)?;
             for (descriptor, fate) in rest.iter().zip(planner.fates()) {
                 let note = if *fate == Fate::Covered { " (covered)" } else { "" };

@@ -1,17 +1,19 @@
 //! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind them.
 //!
-//! Queue pairs, completion queues and words are numbers here, and addresses stand for what is at them ([`Target::of`]). The
-//! compiler is the one that [`crate::Stream::post`] uses. `gdsync explain` prints what it says; benches and the proof of the merges
+//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them ([`Target::of`]). The planner
+//! and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches and the proof of the merges
 //! use it, too.
 
-use crate::batch::{Chunk, Cursor, Fate, Item, Lowering, Owner, Planner, Step};
-use crate::memop::{Condition, MemOp, MemOpCaps, Site, StreamError};
+use super::descriptor::{self, Key};
+use super::{Chunk, Driver, Fate, Lowering, Planner, Points, Words};
+use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
+use crate::queue::Status;
 use crate::queue::doorbell::{Doorbell, PeerOp};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
-use std::fmt;
+use std::convert::Infallible;
 use std::ops::Range;
 
 /// Largest number of a queue pair, a completion queue or a word.
@@ -20,71 +22,31 @@ pub const MAX_NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 const NUMBER_BITS: u32 = 20;
 const NUMBER_AT: u32 = 40;
 const KIND_AT: u32 = 60;
-/// Bytes of a completion entry, and where a stream looks.
+/// Bytes of a completion entry, and the offset of the dword at which a stream looks.
 const ENTRY: u64 = 64;
 const ENTRY_DWORD: u64 = 60;
 
-/// A descriptor on paper. Numbers are at most [`MAX_NUMBER`]; higher ones are cut.
+/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are cut.
+pub type Descriptor = descriptor::Descriptor<PaperSend, PaperWait, u32, Infallible>;
+
+/// A send on paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Sketch {
-    /// Rings the card for a send.
-    Send {
-        /// The queue pair.
-        queue_pair: u32,
-        /// The how-manieth send of the queue pair, from 0 on.
-        index: u32,
-    },
-    /// Waits for a completion.
-    Wait {
-        /// The completion queue.
-        queue: u32,
-        /// The how-manieth completion of the queue, from 0 on.
-        index: u32,
-    },
-    /// The same, checked: by a word of its own.
-    WaitChecked {
-        /// The completion queue.
-        queue: u32,
-        /// The how-manieth completion of the queue, from 0 on.
-        index: u32,
-    },
-    /// Waits for a 32-bit word of the program.
-    WaitValue32 {
-        /// Which.
-        word: u32,
-        /// When it is satisfied.
-        condition: Condition,
-        /// The value compared with.
-        value: u32,
-    },
-    /// Waits for a 64-bit word of the program.
-    WaitValue64 {
-        /// Which.
-        word: u32,
-        /// When it is satisfied.
-        condition: Condition,
-        /// The value compared with.
-        value: u64,
-    },
-    /// Writes a 32-bit word of the program.
-    WriteValue32 {
-        /// Which.
-        word: u32,
-        /// What.
-        value: u32,
-    },
-    /// Writes a 64-bit word of the program.
-    WriteValue64 {
-        /// Which.
-        word: u32,
-        /// What.
-        value: u64,
-    },
-    /// As [`crate::Batch::barrier`].
-    Barrier,
-    /// As [`crate::Batch::flush`].
-    Flush,
+pub struct PaperSend {
+    /// The queue pair.
+    pub queue_pair: u32,
+    /// Index of the send in the queue pair's order, from 0 on.
+    pub index: u32,
+}
+
+/// A wait for a completion on paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaperWait {
+    /// The completion queue.
+    pub queue: u32,
+    /// Index of the completion in the queue's order, from 0 on.
+    pub index: u32,
+    /// It is for a status word of its own, not for the queue's entry.
+    pub checked: bool,
 }
 
 /// What is at an address on paper.
@@ -95,18 +57,18 @@ pub enum Target {
     Record(u32),
     /// The doorbell register of a queue pair.
     Register(u32),
-    /// Of a completion queue: the entry of a completion.
+    /// The entry of a completion, of a completion queue.
     Entry(u32, u32),
-    /// Of a completion queue: the status word that is written for a completion.
+    /// The status word of a completion, of a completion queue.
     Status(u32, u32),
     /// A word of the program.
     Word(u32),
-    /// The word that says how far the stream has come.
+    /// The timeline's word.
     Progress,
 }
 
 impl Target {
-    /// What an operation of a [`Program`] names; none for barriers and flushes.
+    /// The target of an operation of a [`Program`]; `None` for barriers and flushes.
     pub fn of(op: &MemOp) -> Option<Target> {
         let (MemOp::Write32 { addr, .. }
         | MemOp::Write64 { addr, .. }
@@ -142,78 +104,99 @@ impl Target {
     }
 }
 
-impl Sketch {
-    fn item(&self) -> Item {
-        match *self {
-            Sketch::Send { queue_pair, .. } => Item::Send(Target::Record(queue_pair).addr().get()),
-            Sketch::Wait { queue, index } => Item::WaitCq(Target::Entry(queue, 0).addr().get(), index),
-            Sketch::WaitChecked { .. } => Item::WaitChecked,
-            Sketch::WaitValue32 { .. } | Sketch::WaitValue64 { .. } => Item::WaitWord,
-            Sketch::WriteValue32 { .. } | Sketch::WriteValue64 { .. } => Item::Writes(1),
-            Sketch::Barrier | Sketch::Flush => Item::Fence,
-        }
-    }
-
-    /// The doorbell of a send of one block: the record as the card reads it; in the register, in the place of the work request's
-    /// first 8 bytes, its index and its queue pair.
-    fn doorbell(queue_pair: u32, index: u32) -> Doorbell {
+impl PaperSend {
+    /// The doorbell of a send of one block: the record as the card reads it; in the register, in place of the work request's first
+    /// 8 bytes, the index and the queue pair.
+    fn doorbell(self) -> Doorbell {
         Doorbell {
-            record_at: Target::Record(queue_pair).addr(),
-            record: doorbell::record(index.wrapping_add(1)),
-            register: Target::Register(queue_pair).addr(),
-            value: u64::from(index) << 32 | u64::from(queue_pair),
-        }
-    }
-
-    /// What the card's protocol needs for it, as `name(target, value)`; nothing where it is none of the card's.
-    pub fn peer_operations(&self) -> Vec<PeerOperation> {
-        let ops = match *self {
-            Sketch::Send { queue_pair, index } => Sketch::doorbell(queue_pair, index).peer_ops().to_vec(),
-            Sketch::Wait { .. } | Sketch::WaitChecked { .. } => self.poll().into_iter().collect(),
-            _ => Vec::new(),
-        };
-        ops.into_iter().map(PeerOperation).collect()
-    }
-
-    fn poll(&self) -> Option<PeerOp> {
-        match *self {
-            // Of the first lap of a queue of 2^32 entries: the owner bit becomes 0.
-            Sketch::Wait { queue, index } => {
-                Some(PeerOp::PollNor { addr: Target::Entry(queue, index).addr(), value: !OWNER_MASK_DWORD })
-            }
-            Sketch::WaitChecked { queue, index } => {
-                let value = crate::queue::Status::OK | crate::queue::Status::FAILED;
-                Some(PeerOp::PollAnd { addr: Target::Status(queue, index).addr(), value })
-            }
-            _ => None,
+            record_at: Target::Record(self.queue_pair).addr(),
+            record: doorbell::record(self.index.wrapping_add(1)),
+            register: Target::Register(self.queue_pair).addr(),
+            value: u64::from(self.index) << 32 | u64::from(self.queue_pair),
         }
     }
 }
 
-/// A peer operation: a step of the card's protocol, before a stream's operations are chosen for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerOperation(PeerOp);
+impl PaperWait {
+    fn poll(self) -> PeerOp {
+        if self.checked {
+            let addr = Target::Status(self.queue, self.index).addr();
+            return PeerOp::PollAnd { addr, value: Status::OK | Status::FAILED };
+        }
+        // Of the first lap of a queue of 2^32 entries: the owner bit becomes 0.
+        PeerOp::PollNor { addr: Target::Entry(self.queue, self.index).addr(), value: !OWNER_MASK_DWORD }
+    }
+}
 
-impl PeerOperation {
-    /// Its name.
-    pub fn name(&self) -> &'static str {
-        match self.0 {
+impl Descriptor {
+    fn key(&self) -> Key {
+        self.map(
+            |send| Target::Record(send.queue_pair).addr().get(),
+            |wait| (!wait.checked).then(|| (Target::Entry(wait.queue, 0).addr().get(), wait.index)),
+            |bytes| match *bytes {},
+        )
+    }
+
+    /// Names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
+    pub fn peer_operations(&self) -> Vec<&'static str> {
+        let ops = match self {
+            Descriptor::Send(send) => send.doorbell().peer_ops().to_vec(),
+            Descriptor::WaitCq(wait) => vec![wait.poll()],
+            _ => Vec::new(),
+        };
+        let name = |op| match op {
             PeerOp::Fence => "Fence",
             PeerOp::StoreDword { .. } => "StoreDword",
             PeerOp::StoreQword { .. } => "StoreQword",
             PeerOp::PollAnd { .. } => "PollAnd",
             PeerOp::PollNor { .. } => "PollNor",
-        }
+        };
+        ops.into_iter().map(name).collect()
     }
 }
 
-impl fmt::Display for PeerOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+/// The driver of a lowering on paper.
+struct Paper<'a>(&'a MemOpCaps);
+
+impl Driver for Paper<'_> {
+    type Send = PaperSend;
+    type Wait = PaperWait;
+    type Place = u32;
+    type Bytes = Infallible;
+    type Error = StreamError;
+
+    fn caps(&self) -> &MemOpCaps {
+        self.0
     }
+
+    fn timeline(&self) -> HostAddr {
+        Target::Progress.addr()
+    }
+
+    fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {
+        Ok(StreamAddr::new(addr.get()))
+    }
+
+    fn address(&self, word: &u32, len: usize) -> Result<StreamAddr, StreamError> {
+        self.translate(Target::Word(*word).addr(), len)
+    }
+
+    fn words<'b>(&self, bytes: &'b Infallible) -> Result<(StreamAddr, Words<'b>), StreamError> {
+        match *bytes {}
+    }
+
+    fn commit_send(&self, send: &mut PaperSend) -> Result<Option<Doorbell>, StreamError> {
+        Ok(Some(send.doorbell()))
+    }
+
+    fn commit_wait(&self, wait: &mut PaperWait, _point: TimelinePoint) -> Option<PeerOp> {
+        Some(wait.poll())
+    }
+
+    fn commit_covered(&self, _wait: &mut PaperWait, _point: TimelinePoint) {}
 }
 
-/// What becomes of sketches; room for it is used again.
+/// What a batch on paper compiles to. The memory that it needs is reused.
 #[derive(Debug, Default)]
 pub struct Program {
     planner: Planner,
@@ -227,19 +210,19 @@ pub struct Program {
 }
 
 impl Program {
-    /// Nothing yet.
+    /// An empty program.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Compiles sketches for a backend, in the place of what was compiled before. The last point of the batch is always written, as
-    /// in every 64th batch. Points go on from one batch to the next.
+    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a submission is always written, as
+    /// by every 64th submission of a stream. Points continue from one batch to the next.
     ///
     /// # Errors
-    /// [`StreamError::Unsupported`] where the backend lacks what is needed.
+    /// [`StreamError::Unsupported`] where the backend lacks an operation.
     pub fn compile(
         &mut self,
-        sketches: &[Sketch],
+        batch: &[Descriptor],
         caps: &MemOpCaps,
         merged: bool,
     ) -> Result<(), StreamError> {
@@ -248,10 +231,10 @@ impl Program {
         self.covered.clear();
         self.ends.clear();
         let mut first = 0;
-        while first < sketches.len() {
-            let rest = &sketches[first..];
-            let plan = self.planner.plan(rest.iter().map(Sketch::item), caps, merged);
-            self.lower(first, &rest[..plan.count], caps, merged, plan)?;
+        while first < batch.len() {
+            let rest = &batch[first..];
+            let plan = self.planner.plan(rest.iter().map(Descriptor::key), caps, merged);
+            self.lower(first, &rest[..plan.count], caps, merged, &plan)?;
             first += plan.count;
         }
         Ok(())
@@ -260,61 +243,25 @@ impl Program {
     fn lower(
         &mut self,
         first: usize,
-        sketches: &[Sketch],
+        chunk: &[Descriptor],
         caps: &MemOpCaps,
         merged: bool,
-        plan: Chunk,
+        plan: &Chunk,
     ) -> Result<(), StreamError> {
-        let translate = |addr: HostAddr, _: usize, _: Owner| Ok(StreamAddr::new(addr.get()));
-        let lowering = Lowering { caps, timeline: Target::Progress.addr(), translate };
-        let mut cursor = Cursor::new(merged, self.point);
-        let ops = &mut self.operations;
-        for (i, (sketch, fate)) in sketches.iter().zip(self.planner.fates()).enumerate() {
-            let kept = *fate == Fate::Kept;
-            let site = |word| Site::Host(Target::Word(word).addr());
-            let step = match *sketch {
-                Sketch::Send { queue_pair, index } => {
-                    lowering.before_other(&mut cursor, ops);
-                    if kept {
-                        lowering.send(Sketch::doorbell(queue_pair, index), ops)?;
-                    }
-                    None
-                }
-                Sketch::Wait { .. } | Sketch::WaitChecked { .. } => {
-                    lowering.before_completion(&mut cursor, ops)?;
-                    if kept {
-                        lowering.completion(&cursor, sketch.poll(), ops)?;
-                    }
-                    None
-                }
-                Sketch::WaitValue32 { word, condition, value } => {
-                    lowering.catch_up(&mut cursor, ops)?;
-                    Some(Step::Wait32(site(word), condition, value))
-                }
-                Sketch::WaitValue64 { word, condition, value } => {
-                    lowering.catch_up(&mut cursor, ops)?;
-                    Some(Step::Wait64(site(word), condition, value))
-                }
-                Sketch::WriteValue32 { word, value } => Some(Step::Write32(site(word), value)),
-                Sketch::WriteValue64 { word, value } => Some(Step::Write64(site(word), value)),
-                Sketch::Barrier => Some(Step::Barrier),
-                Sketch::Flush => Some(Step::Flush),
-            };
-            if let Some(step) = step {
-                lowering.before_other(&mut cursor, ops);
-                lowering.lower(step, ops)?;
-            }
-            self.descriptors.resize(ops.len(), (first + i) as u32);
-            self.covered.push(!kept);
+        let points = Points::planned(self.point, plan);
+        let mut lowering = Lowering::new(Paper(caps), merged, points.before, &mut self.operations);
+        for (i, (descriptor, fate)) in chunk.iter().zip(self.planner.fates()).enumerate() {
+            lowering.lower(&mut { *descriptor }, *fate)?;
+            self.descriptors.resize(lowering.ops.len(), (first + i) as u32);
+            self.covered.push(*fate == Fate::Covered);
         }
-        lowering.catch_up(&mut cursor, ops)?;
-        self.point = cursor.point();
-        if !plan.closed {
-            self.point = self.point.next();
-            lowering.lower(Step::Progress(self.point), ops)?;
+        lowering.catch_up()?;
+        if points.open {
+            lowering.progress(points.end)?;
         }
-        self.descriptors.resize(ops.len(), (first + sketches.len()).saturating_sub(1) as u32);
-        self.ends.push(ops.len());
+        self.point = points.end;
+        self.descriptors.resize(self.operations.len(), (first + chunk.len()).saturating_sub(1) as u32);
+        self.ends.push(self.operations.len());
         Ok(())
     }
 
@@ -323,12 +270,12 @@ impl Program {
         &self.operations
     }
 
-    /// Which descriptor each operation belongs to; a point, to the one before it or after it.
+    /// The descriptor of each operation; that of a point is the one before or after it.
     pub fn descriptors(&self) -> &[u32] {
         &self.descriptors
     }
 
-    /// Of each descriptor: whether those of another do for it, so that it has no operations.
+    /// Of each descriptor: whether another one covers it, so that it has no operations.
     pub fn covered(&self) -> &[bool] {
         &self.covered
     }
@@ -363,21 +310,23 @@ mod tests {
 
     #[test]
     fn a_send_and_its_wait_on_paper() {
-        let sketches = [Sketch::Send { queue_pair: 2, index: 0 }, Sketch::Wait { queue: 4, index: 0 }];
+        let batch = [
+            Descriptor::Send(PaperSend { queue_pair: 2, index: 0 }),
+            Descriptor::WaitCq(PaperWait { queue: 4, index: 0, checked: false }),
+        ];
         let mut program = Program::new();
-        program.compile(&sketches, &MemOpCaps::FULL, true).unwrap();
+        program.compile(&batch, &MemOpCaps::FULL, true).unwrap();
         let targets: Vec<_> = program.operations().iter().filter_map(Target::of).collect();
         let expected = [Target::Record(2), Target::Register(2), Target::Entry(4, 0), Target::Progress];
         assert_eq!(targets, expected);
         assert_eq!(program.descriptors(), [0, 0, 1, 1]);
         assert_eq!(program.submissions().next(), Some(0..4));
-        let names: Vec<_> = sketches[0].peer_operations().iter().map(PeerOperation::name).collect();
-        assert_eq!(names, ["Fence", "StoreDword", "Fence", "StoreQword"]);
+        assert_eq!(batch[0].peer_operations(), ["Fence", "StoreDword", "Fence", "StoreQword"]);
     }
 
     #[test]
     fn what_a_backend_lacks_is_an_error() {
         let caps = MemOpCaps { flush_remote: false, ..MemOpCaps::FULL };
-        assert!(Program::new().compile(&[Sketch::Flush], &caps, true).is_err());
+        assert!(Program::new().compile(&[Descriptor::Flush], &caps, true).is_err());
     }
 }

@@ -1,28 +1,22 @@
-//! Shapes of batches: what kinds of things they do, but not to whom.
+//! Shapes of batches: the kinds of their descriptors.
 
-use super::{Batch, Descriptor};
+use super::Batch;
+use super::descriptor::Descriptor;
+use crate::memop::Condition;
 use std::fmt;
 
-/// What a batch is made of. A node of a graph keeps its shape; each launch fills it with a batch.
+/// What a batch consists of. A node of a graph keeps its shape; each launch fills it with a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct BatchShape {
     kinds: Vec<Kind>,
 }
 
-/// A kind of descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
-    Send,
-    WaitCq,
-    Wait32,
-    Wait64,
-    Write32,
-    Write64,
-    Bytes,
-    Barrier,
-    Flush,
-}
+/// A descriptor that names nothing: it writes zeroes, and no word keeps it waiting ([`ALWAYS`]).
+pub(crate) type Kind = Descriptor<(), (), (), ()>;
+
+/// The condition of such a wait: with the value 0, every word that is 0 meets it.
+const ALWAYS: Condition = Condition::Geq;
 
 impl BatchShape {
     /// The shape of an empty batch.
@@ -32,7 +26,7 @@ impl BatchShape {
 
     /// The shape of a batch.
     pub fn of(batch: &Batch) -> Self {
-        BatchShape { kinds: batch.descriptors.iter().map(Kind::of).collect() }
+        BatchShape { kinds: batch.descriptors.iter().map(|one| Kind::of(one)).collect() }
     }
 
     fn with(mut self, kind: Kind) -> Self {
@@ -42,32 +36,32 @@ impl BatchShape {
 
     /// Adds what [`Batch::send`] adds.
     pub fn send(self) -> Self {
-        self.with(Kind::Send)
+        self.with(Kind::Send(()))
     }
 
     /// Adds what [`Batch::wait`] adds.
     pub fn wait(self) -> Self {
-        self.with(Kind::WaitCq)
+        self.with(Kind::WaitCq(()))
     }
 
     /// Adds what [`Batch::wait_value32`] adds.
     pub fn wait_value32(self) -> Self {
-        self.with(Kind::Wait32)
+        self.with(Kind::Wait32((), ALWAYS, 0))
     }
 
     /// Adds what [`Batch::wait_value64`] adds.
     pub fn wait_value64(self) -> Self {
-        self.with(Kind::Wait64)
+        self.with(Kind::Wait64((), ALWAYS, 0))
     }
 
     /// Adds what [`Batch::write_value32`] adds.
     pub fn write_value32(self) -> Self {
-        self.with(Kind::Write32)
+        self.with(Kind::Write32((), 0))
     }
 
     /// Adds what [`Batch::write_value64`] adds.
     pub fn write_value64(self) -> Self {
-        self.with(Kind::Write64)
+        self.with(Kind::Write64((), 0))
     }
 
     /// Adds what [`Batch::barrier`] adds.
@@ -85,7 +79,7 @@ impl BatchShape {
         self.kinds.len()
     }
 
-    /// True where there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
@@ -94,36 +88,32 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// The last descriptor is a wait for a completion, after which the stream's point is written anyway.
+    /// True if the last descriptor is a wait for a completion: the stream writes its point after that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
-        self.kinds.last() == Some(&Kind::WaitCq)
+        matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }
 }
 
 impl Kind {
-    fn of(descriptor: &Descriptor) -> Self {
-        match descriptor {
-            Descriptor::Send(_) => Kind::Send,
-            Descriptor::WaitCq(_) => Kind::WaitCq,
-            Descriptor::Wait32(..) => Kind::Wait32,
-            Descriptor::Wait64(..) => Kind::Wait64,
-            Descriptor::Write32(..) => Kind::Write32,
-            Descriptor::Write64(..) => Kind::Write64,
-            Descriptor::Bytes(_) => Kind::Bytes,
-            Descriptor::Barrier => Kind::Barrier,
-            Descriptor::Flush => Kind::Flush,
+    fn of<S, W, P, B>(descriptor: &Descriptor<S, W, P, B>) -> Self {
+        match descriptor.map(|_| (), |_| (), |_| ()) {
+            Kind::Wait32(..) => Kind::Wait32((), ALWAYS, 0),
+            Kind::Wait64(..) => Kind::Wait64((), ALWAYS, 0),
+            Kind::Write32(..) => Kind::Write32((), 0),
+            Kind::Write64(..) => Kind::Write64((), 0),
+            other => other,
         }
     }
 
-    fn name(self) -> &'static str {
+    fn name(&self) -> &'static str {
         match self {
-            Kind::Send => "send",
-            Kind::WaitCq => "wait",
-            Kind::Wait32 => "wait_value32",
-            Kind::Wait64 => "wait_value64",
-            Kind::Write32 => "write_value32",
-            Kind::Write64 => "write_value64",
-            Kind::Bytes => "write_memory",
+            Kind::Send(_) => "send",
+            Kind::WaitCq(_) => "wait",
+            Kind::Wait32(..) => "wait_value32",
+            Kind::Wait64(..) => "wait_value64",
+            Kind::Write32(..) => "write_value32",
+            Kind::Write64(..) => "write_value64",
+            Kind::Bytes(_) => "write_memory",
             Kind::Barrier => "barrier",
             Kind::Flush => "flush",
         }
@@ -140,7 +130,7 @@ impl fmt::Display for BatchShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memop::{Condition, Word32, Word64};
+    use crate::memop::{Word32, Word64};
     use crate::memory::PinnedMemory;
 
     #[test]

@@ -1,11 +1,11 @@
-//! Waits for words that the CPU can call off.
+//! Waits for words that the CPU can cancel.
 
 use super::Descriptor;
 use crate::memop::{Condition, Word32, Word64, WordError};
 
-/// A wait for a word that no card writes, and that the CPU may call off: a stream that waits for it goes on then.
+/// A wait for a word that no card writes, and that the CPU can cancel: a stream that waits for it then continues.
 ///
-/// (A wait for a completion is called off by [`crate::QueuePair::abort`].)
+/// (To end a wait for a completion, call [`crate::QueuePair::abort`].)
 #[derive(Clone, Debug)]
 pub struct StreamWait {
     word: Word,
@@ -39,8 +39,8 @@ impl StreamWait {
         Ok(StreamWait { word: Word::Long { word: word.clone(), value, satisfier }, condition })
     }
 
-    /// Writes a value that meets the condition. Every stream that waits for it goes on, unless somebody else writes the word
-    /// before it looks.
+    /// Writes a value that meets the condition. Every stream that waits for it continues, unless the word is overwritten before the
+    /// stream reads it.
     pub fn cancel(&self) {
         match &self.word {
             Word::Short { word, satisfier, .. } => word.store(*satisfier),

@@ -1,6 +1,6 @@
-//! A small map from queues to descriptors that is emptied at no cost, and allocates only where it grows.
+//! A small map from queues to descriptors: clearing it is one addition, and it allocates only to grow.
 
-/// One place: valid where the stamp is the table's.
+/// One place: in use if its stamp is the table's.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     key: u64,
@@ -17,9 +17,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Makes room for so many keys, and empties it.
+    /// Makes room for that many keys, and clears the table.
     pub(super) fn reserve(&mut self, keys: usize) {
-        // At least two, as no shift is by 64 bits.
+        // At least two places: with one, `replace` would shift by 64 bits.
         let wanted = keys.saturating_mul(2).next_power_of_two().max(2);
         if self.places.len() < wanted {
             self.places.clear();
@@ -32,17 +32,17 @@ impl Table {
     pub(super) fn clear(&mut self) {
         self.stamp = self.stamp.wrapping_add(1);
         if self.stamp == 0 {
-            // Stamps come again: nothing may look valid.
+            // The stamps wrapped around: no place may look as if it were in use.
             self.places.iter_mut().for_each(|place| *place = Place::default());
             self.stamp = 1;
         }
     }
 
-    /// Puts a position and an index in a key's place. Returns what was there.
+    /// Sets a key's position and index. Returns those before.
     #[inline]
     pub(super) fn replace(&mut self, key: u64, position: u32, index: u32) -> Option<(u32, u32)> {
         let mask = self.places.len() - 1;
-        // Fibonacci hashing: every bit of a key has its effect on the highest ones.
+        // Fibonacci hashing: every bit of the key affects the highest bits of the product.
         let mut at = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> mask.leading_zeros()) as usize & mask;
         loop {
             let place = &mut self.places[at];

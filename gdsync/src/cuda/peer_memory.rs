@@ -1,7 +1,7 @@
 //! How the software cards of this process reach GPU memory.
 
 use super::memory::GpuMemory;
-use crate::memory::mapped::Mapping;
+use gdsync_gdr::Mapping;
 use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 use std::sync::{Arc, Once};
 

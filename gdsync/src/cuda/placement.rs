@@ -152,10 +152,11 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Place
 pub(crate) mod gpu {
     use super::*;
     use crate::cuda::GpuMemory;
+    use crate::cuda::mapped::MappedMemory;
     use crate::memory::arena::ChunkMemory;
-    use crate::memory::mapped::{MappedMemory, MappingError};
     use crate::memory::spans::{Kind, Span};
     use cudarc::driver::CudaContext;
+    use gdsync_gdr::MappingError;
 
     /// Bytes that GPUs give mapped memory in: less takes as much.
     const PIECE: usize = 2 << 20;

@@ -29,7 +29,7 @@ macro_rules! gpu_word {
             /// Its value now: a copy by the driver, which takes some microseconds. Not in the order of any stream.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn load(&self) -> Result<$value, CudaError> {
                 let mut bytes = [0; size_of::<$value>()];
                 self.memory.read(self.offset, &mut bytes)?;
@@ -40,7 +40,7 @@ macro_rules! gpu_word {
             /// waits for the value continues.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn store(&self, value: $value) -> Result<(), CudaError> {
                 self.memory.write(self.offset, &value.to_ne_bytes())
             }

@@ -60,16 +60,6 @@ pub(crate) enum Site {
     Stream(StreamAddr),
 }
 
-impl Site {
-    /// The place `bytes` further on.
-    pub(crate) fn after(self, bytes: usize) -> Self {
-        match self {
-            Site::Host(addr) => Site::Host(HostAddr(addr.get() + bytes as u64)),
-            Site::Stream(addr) => Site::Stream(StreamAddr::new(addr.get() + bytes as u64)),
-        }
-    }
-}
-
 impl Place {
     pub(crate) fn host(memory: &PinnedMemory, offset: usize) -> Self {
         Place { memory: Memory::Host(memory.clone()), offset }

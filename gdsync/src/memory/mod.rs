@@ -6,7 +6,6 @@
 
 pub(crate) mod arena;
 pub(crate) mod left_behind;
-pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
 pub(crate) mod spans;
@@ -14,7 +13,6 @@ pub(crate) mod timeline;
 pub(crate) mod use_count;
 
 pub use pinned::PinnedMemory;
-pub(crate) use pinned::page_size;
 pub use timeline::{Blocked, TimelinePoint};
 
 use std::fmt;

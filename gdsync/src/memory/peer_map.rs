@@ -5,7 +5,8 @@
 //! mapped. What a device answers is kept, refusals too: asking it costs a system call.
 
 use super::spans::{Gone, Kind, Span, Watcher};
-use super::{HostAddr, StreamAddr, page_size};
+use super::{HostAddr, StreamAddr};
+use gdsync_sys::host::page_size;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,6 +3,7 @@
 use super::HostAddr;
 use super::spans::{Kind, Release, Span};
 use super::use_count::UseCount;
+use gdsync_sys::host::page_size;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -177,13 +178,6 @@ impl PinnedMemory {
         let start = offset.min(self.len());
         start..start + len.min(self.len() - start)
     }
-}
-
-/// The size of a page in bytes.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub use outcome::{Completion, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
 
-use crate::memory::mapped::load_combined;
+use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

@@ -1,9 +1,9 @@
-//! Posting one send: little more than the driver's call, as programs that send from a loop do little else.
+//! Posting one send, in little more time than the backend's call takes: programs that send from a loop do little else.
 
 use super::in_flight::{Held, InFlight, Past};
 use super::post::{State, Stream};
 use super::post_error::{PostError, PostFailure, Posted};
-use crate::batch::Batch;
+use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::qp::prepared::PreparedSend;
@@ -14,20 +14,21 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
 
-/// What has become of a send that may be nothing out of the ordinary.
-enum Plain {
+/// What has become of a send on the fast path.
+enum FastPath {
+    /// It is submitted, with this point.
     Posted(TimelinePoint),
-    /// It wants care; nothing has changed.
-    No,
-    /// The backend has refused it; nothing else has changed.
+    /// It needs housekeeping, or the full lowering. Nothing has changed.
+    NotTaken,
+    /// The backend has refused it. Nothing has changed.
     Refused(StreamError),
 }
 
-/// A plain send writes a doorbell record and rings.
-const PLAIN: Posted = Posted { operations: 2, submissions: 1 };
+/// The operations of a send on the fast path: a doorbell record and a doorbell.
+const POSTED: Posted = Posted { operations: 2, submissions: 1 };
 
 impl State {
-    /// A plain send has been submitted: its queue pair lives until the stream has passed it.
+    /// A send has been submitted: its queue pair lives until the stream has passed it.
     #[inline(always)]
     fn hold(&mut self, end: TimelinePoint, queue_pair: Arc<QueuePairInner>) {
         self.issued = end;
@@ -38,28 +39,28 @@ impl State {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a prepared send: what [`Self::post`] does with a batch of it alone, for less of the CPU's time.
+    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less of the CPU's time.
     ///
     /// # Errors
     /// As [`Self::post`].
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
         let (serial, doorbell) = send.place();
-        match self.submit_plain(&mut state, send.queue_pair(), serial, doorbell) {
-            Plain::Posted(end) => {
+        match self.submit_fast(&mut state, send.queue_pair(), serial, doorbell) {
+            FastPath::Posted(end) => {
                 state.hold(end, send.into_queue_pair());
-                Ok(PLAIN)
+                Ok(POSTED)
             }
-            Plain::No => self.post_send_with_care(state, send),
-            Plain::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
+            FastPath::NotTaken => self.post_send_in_full(state, send),
+            FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
         }
     }
 
-    /// Prepares a request and posts it on this stream: for programs that have nothing to do in between. (It is libgdsync's
+    /// Prepares a request and posts it on this stream, for programs that do nothing in between. (libgdsync calls it
     /// `gds_stream_queue_send`.)
     ///
     /// # Errors
-    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request is taken back then.
+    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
     pub fn queue_send(
         &self,
         queue_pair: &QueuePair,
@@ -68,51 +69,51 @@ impl<B: MemOpStream> Stream<B> {
         let queue_pair = &queue_pair.inner;
         let (serial, doorbell) = queue_pair.prepare_send(&request, None)?;
         let mut state = self.lock();
-        let plain = self.submit_plain(&mut state, queue_pair, serial, doorbell);
+        let fast = self.submit_fast(&mut state, queue_pair, serial, doorbell);
         let queue_pair = queue_pair.clone();
-        if let Plain::Posted(end) = plain {
+        if let FastPath::Posted(end) = fast {
             state.hold(end, queue_pair);
-            return Ok(PLAIN);
+            return Ok(POSTED);
         }
-        self.queue_with_care(state, plain, PreparedSend::assemble(queue_pair, serial, doorbell))
+        self.queue_in_full(state, fast, PreparedSend::assemble(queue_pair, serial, doorbell))
     }
 
     #[cold]
     #[inline(never)]
-    fn queue_with_care(
+    fn queue_in_full(
         &self,
         state: MutexGuard<'_, State>,
-        plain: Plain,
+        fast: FastPath,
         send: PreparedSend,
     ) -> Result<Posted, PostFailure> {
-        let posted = match plain {
-            Plain::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
-            _ => self.post_send_with_care(state, send),
+        let posted = match fast {
+            FastPath::Refused(error) => Err(self.refuse(state, Batch::new().send(send), 0, error.into())),
+            _ => self.post_send_in_full(state, send),
         };
         posted.map_err(|error| error.source)
     }
 
-    /// Submits a send with what was remembered of the last ones: their pages, their order.
+    /// Submits a send if its pages are in the cache of translations and it is next in its queue pair's order.
     #[inline(always)]
-    fn submit_plain(
+    fn submit_fast(
         &self,
         state: &mut State,
         queue_pair: &QueuePairInner,
         serial: u64,
         doorbell: Doorbell,
-    ) -> Plain {
-        let plain = state.plain.get();
-        if plain == 0 || LevelFilter::current() >= LevelFilter::TRACE {
-            return Plain::No;
+    ) -> FastPath {
+        let left = state.fast_posts_left.get();
+        if left == 0 || LevelFilter::current() >= LevelFilter::TRACE {
+            return FastPath::NotTaken;
         }
         state.translations.refresh(&self.backend);
         let end = state.issued.next();
         let known = |addr| state.translations.known(addr);
         let (Some(record), Some(register)) = (known(doorbell.record_at), known(doorbell.register)) else {
-            return Plain::No;
+            return FastPath::NotTaken;
         };
         let Some(before) = queue_pair.commit_next(serial, &self.timeline, end) else {
-            return Plain::No;
+            return FastPath::NotTaken;
         };
         let ops = [
             MemOp::Write32 { addr: record, value: doorbell.record },
@@ -122,30 +123,25 @@ impl<B: MemOpStream> Stream<B> {
         // submission in flight holds (`State::hold`); the lock on the state keeps others from submitting.
         if let Err(error) = unsafe { self.backend.submit(&ops) } {
             queue_pair.undo_next(serial, before);
-            return Plain::Refused(error);
+            return FastPath::Refused(error);
         }
-        state.plain.set(plain - 1);
-        Plain::Posted(end)
+        state.fast_posts_left.set(left - 1);
+        FastPath::Posted(end)
     }
 
-    /// The same, whatever has to be looked after.
+    /// Posts a send with housekeeping and the full lowering.
     #[cold]
     #[inline(never)]
-    fn post_send_with_care(
+    fn post_send_in_full(
         &self,
         mut state: MutexGuard<'_, State>,
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
-        // Dropped after the lock: anything may hang on it.
+        // Dropped after the lock is released: the drops may take other locks.
         let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
-        let points = state.next_point();
-        let end = points.end;
-        let lowered = self.submit_lowered(&mut state, points, |state, ops, rings| {
-            match send.commit(&self.timeline, end)? {
-                Some(doorbell) => Ok(self.lower_send(state, &send, doorbell, ops, rings)?),
-                None => Ok::<(), PostFailure>(()),
-            }
-        });
+        let points = Points::next(state.issued);
+        let lowered =
+            self.submit_lowered(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
         match lowered {
             Ok((points, operations)) => {
                 state.accept(points, Held::Send(send.into_queue_pair()), 1, &self.caps);

@@ -1,23 +1,123 @@
-//! From descriptors to memory operations of one stream.
+//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells that the proxy may ring.
 
 use super::doorbells::{DoorbellPath, Doorbells};
 use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
-use crate::batch::{Cursor, Descriptor, Fate, Lowering, Owner, Step};
-use crate::memop::{MemOp, MemOpStream, StreamError};
+use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::qp::QueuePair;
 use crate::qp::prepared::PreparedSend;
-use crate::queue::doorbell::Doorbell;
+use crate::qp::wait::PreparedWait;
+use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::queue::error::QueueError;
 
+/// A submission that a stream is about to make.
+pub(super) struct Posting<'a, B: MemOpStream> {
+    stream: &'a Stream<B>,
+    state: &'a State,
+    /// The last point of the submission.
+    end: TimelinePoint,
+    /// Doorbells that the proxy will ring.
+    pub(super) rings: Vec<Ring>,
+}
+
+impl<B: MemOpStream> Driver for Posting<'_, B> {
+    type Send = PreparedSend;
+    type Wait = PreparedWait;
+    type Place = Place;
+    type Bytes = Bytes;
+    type Error = PostFailure;
+
+    #[inline]
+    fn caps(&self) -> &MemOpCaps {
+        &self.stream.caps
+    }
+
+    #[inline]
+    fn timeline(&self) -> HostAddr {
+        self.stream.timeline.word()
+    }
+
+    #[inline]
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.state.translations.translate(&self.stream.backend, addr, len)
+    }
+
+    #[inline]
+    fn address(&self, place: &Place, len: usize) -> Result<StreamAddr, StreamError> {
+        self.stream.address(place, len)
+    }
+
+    fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
+        Ok((self.stream.address(bytes.place(), bytes.content().len())?, bytes.words(&self.stream.caps)?))
+    }
+
+    #[inline]
+    fn commit_send(&self, send: &mut PreparedSend) -> Result<Option<Doorbell>, PostFailure> {
+        Ok(send.commit(&self.stream.timeline, self.end)?)
+    }
+
+    #[inline]
+    fn commit_wait(&self, wait: &mut PreparedWait, point: TimelinePoint) -> Option<PeerOp> {
+        wait.commit(&self.stream.timeline, point)
+    }
+
+    #[inline]
+    fn commit_covered(&self, wait: &mut PreparedWait, point: TimelinePoint) {
+        wait.commit_covered(point);
+    }
+
+    /// To the card's register, or through the proxy.
+    #[inline]
+    fn ring(
+        lowering: &mut Lowering<'_, Self>,
+        send: &PreparedSend,
+        doorbell: Doorbell,
+    ) -> Result<(), StreamError> {
+        let state = lowering.driver.state;
+        if state.rings_itself() {
+            let before = lowering.ops.len();
+            match lowering.doorbell(doorbell) {
+                Err(StreamError::Unreachable { addr, reason })
+                    if lowering.driver.stream.path == DoorbellPath::Auto && doorbell.register == addr =>
+                {
+                    lowering.ops.truncate(before);
+                    state.fall_back(reason);
+                }
+                other => return other,
+            }
+        }
+        Self::ring_through_proxy(lowering, send, doorbell)
+    }
+}
+
+impl<B: MemOpStream> Posting<'_, B> {
+    #[cold]
+    #[inline(never)]
+    fn ring_through_proxy(
+        lowering: &mut Lowering<'_, Self>,
+        send: &PreparedSend,
+        doorbell: Doorbell,
+    ) -> Result<(), StreamError> {
+        let Posting { stream, state, .. } = lowering.driver;
+        proxy::start()?;
+        let ring = Ring::new(send.queue_pair(), &stream.timeline)?;
+        // The mailbox may reuse memory whose translation is out of date.
+        state.translations.refresh(&stream.backend);
+        lowering.doorbell(ring.to_mailbox(doorbell))?;
+        lowering.driver.rings.push(ring);
+        Ok(())
+    }
+}
+
 impl<B: MemOpStream> Stream<B> {
-    /// How the doorbells of a queue pair reach its card. Decides it, where that is still open.
+    /// How the doorbells of a queue pair reach its card. Decides it, if that is still open.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream cannot reach the doorbell register and was told to.
+    /// [`StreamError`] where the stream cannot reach the doorbell register and [`DoorbellPath::Direct`] demands it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
@@ -33,148 +133,33 @@ impl<B: MemOpStream> Stream<B> {
         Ok(doorbells)
     }
 
-    /// Marks descriptors as posted and appends their memory operations, those that are due at the end excepted. `end` is the last
-    /// point of the submission.
-    pub(super) fn lower<'a>(
-        &self,
-        state: &State,
-        descriptors: impl Iterator<Item = (&'a mut Descriptor, Fate)>,
-        end: TimelinePoint,
-        cursor: &mut Cursor,
-        ops: &mut Vec<MemOp>,
-        rings: &mut Vec<Ring>,
-    ) -> Result<(), PostFailure> {
-        let lowering = self.lowering(state);
-        for (descriptor, fate) in descriptors {
-            descriptor.check_satisfiable().map_err(QueueError::from)?;
-            let step = match descriptor {
-                Descriptor::Send(send) => {
-                    lowering.before_other(cursor, ops);
-                    if let Some(doorbell) = send.commit(&self.timeline, end)?
-                        && fate == Fate::Kept
-                    {
-                        self.lower_send(state, send, doorbell, ops, rings)?;
-                    }
-                    continue;
-                }
-                Descriptor::WaitCq(wait) => {
-                    let point = lowering.before_completion(cursor, ops)?;
-                    match fate {
-                        Fate::Kept => {
-                            let op = wait.commit(&self.timeline, point);
-                            lowering.completion(cursor, op, ops)?;
-                        }
-                        Fate::Covered => wait.commit_covered(point),
-                    }
-                    continue;
-                }
-                Descriptor::Wait32(word, condition, value) => {
-                    lowering.catch_up(cursor, ops)?;
-                    Step::Wait32(self.site(word)?, *condition, *value)
-                }
-                Descriptor::Wait64(word, condition, value) => {
-                    lowering.catch_up(cursor, ops)?;
-                    Step::Wait64(self.site(word)?, *condition, *value)
-                }
-                Descriptor::Write32(word, value) => Step::Write32(self.site(word)?, *value),
-                Descriptor::Write64(word, value) => Step::Write64(self.site(word)?, *value),
-                Descriptor::Barrier => Step::Barrier,
-                Descriptor::Flush => Step::Flush,
-                Descriptor::Bytes(bytes) => {
-                    lowering.before_other(cursor, ops);
-                    let mut site = self.site(bytes.place())?;
-                    for word in bytes.words(&self.caps)? {
-                        lowering.lower(word.step(site), ops)?;
-                        site = site.after(word.len());
-                    }
-                    continue;
-                }
-            };
-            lowering.before_other(cursor, ops);
-            lowering.lower(step, ops)?;
-        }
-        Ok(())
-    }
-
-    /// Appends what is due after the last descriptor.
-    pub(super) fn finish(
-        &self,
-        state: &State,
-        cursor: &mut Cursor,
-        ops: &mut Vec<MemOp>,
-    ) -> Result<(), StreamError> {
-        self.lowering(state).catch_up(cursor, ops)
-    }
-
-    fn lowering<'a>(
+    /// Starts the lowering of a submission.
+    #[inline]
+    pub(super) fn lowering<'a>(
         &'a self,
         state: &'a State,
-    ) -> Lowering<'a, impl Fn(HostAddr, usize, Owner) -> Result<StreamAddr, StreamError>> {
-        let translate = |addr, len, owner| match owner {
-            Owner::Library => state.translations.translate(&self.backend, addr, len),
-            Owner::Program => self.backend.translate(addr, len),
-        };
-        Lowering { caps: &self.caps, timeline: self.timeline.word(), translate }
+        points: Points,
+        merged: bool,
+        ops: &'a mut Vec<MemOp>,
+    ) -> Lowering<'a, Posting<'a, B>> {
+        let driver = Posting { stream: self, state, end: points.end, rings: Vec::new() };
+        Lowering::new(driver, merged, points.before, ops)
     }
 
-    /// A doorbell: to the card's register, or through the proxy.
+    /// Marks descriptors as posted and appends their operations.
     #[inline]
-    pub(super) fn lower_send(
-        &self,
-        state: &State,
-        send: &PreparedSend,
-        doorbell: Doorbell,
-        ops: &mut Vec<MemOp>,
-        rings: &mut Vec<Ring>,
-    ) -> Result<(), StreamError> {
-        let lowering = self.lowering(state);
-        if state.rings_itself() {
-            let before = ops.len();
-            match lowering.send(doorbell, ops) {
-                Err(StreamError::Unreachable { addr, reason })
-                    if self.path == DoorbellPath::Auto && doorbell.register == addr =>
-                {
-                    ops.truncate(before);
-                    state.fall_back(reason);
-                }
-                other => return other,
-            }
+    pub(super) fn lower<'d>(
+        lowering: &mut Lowering<'_, Posting<'_, B>>,
+        descriptors: impl Iterator<Item = (&'d mut Descriptor, Fate)>,
+    ) -> Result<(), PostFailure> {
+        for (descriptor, fate) in descriptors {
+            descriptor.check_satisfiable().map_err(QueueError::from)?;
+            lowering.lower(descriptor, fate)?;
         }
-        self.lower_through_proxy(state, send, doorbell, ops, rings)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lower_through_proxy(
-        &self,
-        state: &State,
-        send: &PreparedSend,
-        doorbell: Doorbell,
-        ops: &mut Vec<MemOp>,
-        rings: &mut Vec<Ring>,
-    ) -> Result<(), StreamError> {
-        proxy::start()?;
-        let ring = Ring::new(send.queue_pair(), &self.timeline)?;
-        // Its mailbox may be where something else was.
-        state.translations.refresh(&self.backend);
-        self.lowering(state).send(ring.to_mailbox(doorbell), ops)?;
-        rings.push(ring);
         Ok(())
     }
 
-    /// Has the stream write a point.
-    #[inline(never)]
-    pub(super) fn write_point(
-        &self,
-        state: &State,
-        point: TimelinePoint,
-        ops: &mut Vec<MemOp>,
-    ) -> Result<(), StreamError> {
-        let lowering = self.lowering(state);
-        lowering.lower(Step::Progress(point), ops)
-    }
-
-    /// Submits, with the proxy ready to ring: a backend may perform what it is given before it returns.
+    /// Submits, with the proxy ready to ring: a backend may perform operations before it returns.
     pub(super) fn with_proxy<E>(
         state: &State,
         rings: Vec<Ring>,
@@ -201,6 +186,6 @@ impl State {
     fn fall_back(&self, reason: String) {
         tracing::info!(reason, "the stream cannot reach the card's doorbells: a proxy thread rings them");
         *self.doorbells.borrow_mut() = Doorbells::Proxy { reason };
-        self.plain.set(0);
+        self.fast_posts_left.set(0);
     }
 }

@@ -1,11 +1,12 @@
-//! Posting batches on a backend, and knowing how far it has come.
+//! Posting batches on a backend.
 
 use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
 use super::in_flight::{self, Held, InFlight, Past, Spare};
+use super::lower::Posting;
 use super::post_error::{PostError, PostFailure, Posted};
-use super::proxy::{self, Ring};
+use super::proxy;
 use super::translations::Translations;
-use crate::batch::{Batch, Chunk, Cursor, Descriptor, Fate, Planner};
+use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::memory::timeline::{Timeline, TimelinePoint};
@@ -20,14 +21,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// A batch whose end nobody has a wait for writes its progress only once in so many batches.
+/// Of submissions that no wait for a completion ends, one in this many writes its point.
 pub(super) const PROGRESS_EVERY: u32 = 64;
-/// Submissions in flight are looked through when there are so many: most posts then touch no memory that the stream writes.
+/// From this many submissions in flight on, posts retire those that are past. Posts before that read no memory that the stream
+/// writes.
 const REAP_FROM: usize = 32;
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
-/// Dropping it does not wait for the work that it has accepted; what that work names stays alive until it is past.
+/// Dropping it does not wait for the work that it has accepted. What that work names stays alive until the stream has passed it.
+///
+/// ```
+/// use gdsync::memop::{Condition, MemOpStream, Word32};
+/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Streams of any kind fit one type.
+/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(Box::new(SoftStream::new()?))?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
+/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
+/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
+/// go.store(1);
+/// stream.synchronize()?;
+/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Stream<B: MemOpStream> {
     pub(crate) backend: B,
     pub(super) caps: MemOpCaps,
@@ -42,34 +61,22 @@ pub(super) struct State {
     pub(super) issued: TimelinePoint,
     /// Submissions since the last one whose end point the stream writes.
     pub(super) unwritten: u32,
-    /// How many there may be.
+    /// One submission in this many writes its end point.
     progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
-    /// What they count for together.
+    /// The sum of their weights.
     pub(super) weight: usize,
-    /// So many sends can be posted before anything else has to be looked after: submissions that are past, progress to be written,
-    /// the limit of what is outstanding. None while the proxy rings.
-    pub(super) plain: Cell<u32>,
+    /// Sends that may take the fast path before the next housekeeping: retiring submissions, writing a point, the limit of
+    /// submissions outstanding. 0 while the proxy rings.
+    pub(super) fast_posts_left: Cell<u32>,
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
     /// Doorbells that the proxy has to ring for this stream.
     pub(super) proxied: Arc<proxy::Queue>,
-    /// Memory operations of the batch that is being posted; kept to be used again.
+    /// Memory operations of the last submission; kept for their allocation, as is the planner.
     ops: Vec<MemOp>,
-    /// Kept to be used again.
     planner: Planner,
     pub(super) spare: Arc<Spare>,
-}
-
-/// Points of a submission.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Points {
-    /// The last one before.
-    pub(super) before: TimelinePoint,
-    /// Its own last one.
-    pub(super) end: TimelinePoint,
-    /// The stream must be told to write it: none of its operations does.
-    pub(super) open: bool,
 }
 
 impl<B: MemOpStream> Stream<B> {
@@ -97,7 +104,7 @@ impl<B: MemOpStream> Stream<B> {
             progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
             in_flight: VecDeque::new(),
             weight: 0,
-            plain: Cell::new(0),
+            fast_posts_left: Cell::new(0),
             doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
             translations: Translations::default(),
             proxied: Arc::default(),
@@ -157,9 +164,9 @@ impl<B: MemOpStream> Stream<B> {
     fn post_counting(&self, batch: Batch, done: &mut Posted) -> Result<(), PostError> {
         let _span = tracing::enabled!(tracing::Level::TRACE)
             .then(|| tracing::trace_span!("post", descriptors = batch.len()).entered());
-        let Batch { descriptors, plain } = batch;
+        let Batch { descriptors, unmerged } = batch;
         let mut rest = descriptors.into_iter();
-        // Dropped after the lock: anything may hang on it.
+        // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
         let mut state = self.lock();
         let mut posted = 0;
@@ -168,15 +175,15 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             let mut planner = std::mem::take(&mut state.planner);
-            let items = rest.as_slice().iter().map(|descriptor| descriptor.item(&self.caps));
-            let plan = planner.plan(items, &self.caps, !plain);
-            // The whole of it stays where it is.
+            let keys = rest.as_slice().iter().map(|descriptor| descriptor.key(&self.caps));
+            let plan = planner.plan(keys, &self.caps, !unmerged);
+            // A batch that is one submission is not copied.
             let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
                 std::mem::take(&mut rest).collect()
             } else {
                 rest.by_ref().take(plan.count).collect()
             };
-            let result = self.post_chunk(&mut state, &mut chunk, &planner, plan, !plain);
+            let result = self.post_chunk(&mut state, &mut chunk, &planner, &plan, !unmerged);
             state.planner = planner;
             match result {
                 Ok((points, operations)) => {
@@ -187,20 +194,21 @@ impl<B: MemOpStream> Stream<B> {
                 }
                 Err(source) => {
                     chunk.extend(rest);
-                    return Err(self.refuse(state, Batch { descriptors: chunk, plain }, posted, source));
+                    return Err(self.refuse(state, Batch { descriptors: chunk, unmerged }, posted, source));
                 }
             }
         }
-        // Copies of bytes cannot tell that they are through; all other submissions have.
+        // Unlike other submissions, copies of bytes write no point.
         if state.progress_every == 1
             && let Err(error) = self.write_closing_point(&mut state)
         {
-            tracing::debug!(%error, "a stream has not been told to say when it is through with a copy");
+            tracing::debug!(%error, "the stream cannot write the point of a copy");
         }
         Ok(())
     }
 
-    /// Gives back what was not posted. Where the backend has failed, nobody knows what it rang.
+    /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not known, and the queue pairs are
+    /// aborted.
     #[cold]
     pub(super) fn refuse(
         &self,
@@ -226,21 +234,18 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         chunk: &mut [Descriptor],
         planner: &Planner,
-        plan: Chunk,
+        plan: &Chunk,
         merged: bool,
     ) -> Result<(Points, usize), PostFailure> {
         if let [Descriptor::Bytes(bytes)] = chunk
-            && bytes.is_copied(&self.caps)
+            && bytes.word_count(&self.caps).is_none()
         {
             return self.post_bytes(state, bytes).map(|points| (points, 0));
         }
-        let points = state.planned(plan);
-        let mut cursor = Cursor::new(merged, points.before);
-        let lowered = self.submit_lowered(state, points, |state, ops, rings| {
-            let planned = chunk.iter_mut().zip(planner.fates().iter().copied());
-            self.lower(state, planned, points.end, &mut cursor, ops, rings)?;
-            self.finish(state, &mut cursor, ops)?;
-            Ok(())
+        let points = Points::planned(state.issued, plan);
+        let lowered = self.submit_lowered(state, points, merged, |lowering| {
+            Self::lower(lowering, chunk.iter_mut().zip(planner.fates().iter().copied()))?;
+            Ok(lowering.catch_up()?)
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_lowered(chunk, planner.fates(), &state.ops);
@@ -248,31 +253,33 @@ impl<B: MemOpStream> Stream<B> {
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Submits what `lower` appends, and the closing point where it is due. Returns the points, and the number of operations.
+    /// Submits what `lower` appends, and the last point if it is due. Returns the points, and the number of operations.
     pub(super) fn submit_lowered(
         &self,
         state: &mut State,
         mut points: Points,
-        lower: impl FnOnce(&State, &mut Vec<MemOp>, &mut Vec<Ring>) -> Result<(), PostFailure>,
+        merged: bool,
+        lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
     ) -> Result<(Points, usize), PostFailure> {
         self.check_room(state, 1)?;
         state.translations.refresh(&self.backend);
         let mut ops = std::mem::take(&mut state.ops);
         ops.clear();
-        let mut rings = Vec::new();
-        let mut result = lower(state, &mut ops, &mut rings);
-        // The last submission that there is room for always writes it, so that a full stream needs no other to be through.
+        let mut lowering = self.lowering(state, points, merged, &mut ops);
+        let mut result = lower(&mut lowering);
+        // The last submission that there is room for always writes its point, so that a full stream drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
         if points.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
-            result = self.write_point(state, points.end, &mut ops).map_err(PostFailure::from);
+            result = lowering.progress(points.end).map_err(PostFailure::from);
             points.open = false;
         }
+        let rings = lowering.driver.rings;
         if result.is_ok() {
             self.timeline.expect(points.end);
             // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
             // submission in flight holds until the timeline has passed `end`, which the backend writes (or is declared to have
             // written once it is idle) only after these operations; words belong to memory that it holds likewise; the
-            // timeline's own word goes with the timeline, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
+            // timeline's own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
             // they were written. The library computes aligned addresses. The lock on the state keeps others from submitting.
             result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
                 .map_err(PostFailure::from);
@@ -304,21 +311,7 @@ impl<B: MemOpStream> Stream<B> {
 }
 
 impl State {
-    /// Points of a submission with so many waits for completions, the last of which is the last point to be written or not.
-    #[inline]
-    pub(super) fn planned(&self, plan: Chunk) -> Points {
-        let last = TimelinePoint(self.issued.0.wrapping_add(plan.points));
-        // Whatever comes after the last point that is written needs another.
-        let end = if plan.closed { last } else { last.next() };
-        Points { before: self.issued, end, open: !plan.closed }
-    }
-
-    /// The point of a submission without waits for completions.
-    pub(super) fn next_point(&self) -> Points {
-        Points { before: self.issued, end: self.issued.next(), open: true }
-    }
-
-    /// It is time to look which submissions are past.
+    /// True once posts retire submissions.
     #[inline]
     pub(super) fn is_long(&self, caps: &MemOpCaps) -> bool {
         self.in_flight.len() >= REAP_FROM || self.weight >= caps.max_outstanding
@@ -331,16 +324,16 @@ impl State {
         self.weight += weight;
         self.in_flight.push_back(InFlight { end: points.end, weight: weight as u32, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
-        let plain = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
-        let plain = plain.min(self.progress_every.saturating_sub(self.unwritten + 1));
-        self.plain.set(if self.rings_itself() && caps.writes_are_fenced { plain } else { 0 });
+        let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
+        let left = left.min(self.progress_every.saturating_sub(self.unwritten + 1));
+        self.fast_posts_left.set(if self.rings_itself() && caps.writes_are_fenced { left } else { 0 });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_posted(points.end);
         }
     }
 }
 
-/// What `Display` says of the batch, and what it has become.
+/// Traces descriptors and the operations that they became.
 #[cold]
 #[inline(never)]
 fn trace_lowered(descriptors: &[Descriptor], fates: &[Fate], ops: &[MemOp]) {

@@ -1,9 +1,9 @@
 //! What becomes of submissions: waiting for them, letting go of what they named, and a stream's end.
 
 use super::in_flight::{self, Held, InFlight, Past};
-use super::post::{Points, State, Stream};
+use super::post::{State, Stream};
 use super::watchdog::StalledWait;
-use crate::batch::Descriptor;
+use crate::batch::{Descriptor, Points};
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use parking_lot::MutexGuard;
@@ -156,15 +156,15 @@ impl<B: MemOpStream> Stream<B> {
             return Ok(());
         }
         // A point of its own: the timeline must stay until this very write is past.
-        let end = state.issued.next();
+        let points = Points { open: false, ..Points::next(state.issued) };
         let mut ops = Vec::with_capacity(1);
         state.translations.refresh(&self.backend);
-        self.write_point(state, end, &mut ops)?;
-        self.timeline.expect(end);
+        self.lowering(state, points, false, &mut ops).progress(points.end)?;
+        self.timeline.expect(points.end);
         // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which `ORPHANS` keeps until it says `end`. The
         // lock on the state keeps others from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(Points { before: end, end, open: false }, Held::Many(Vec::new()), 1, &self.caps);
+        state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
         Ok(())
     }
 }

@@ -1,28 +1,28 @@
-//! Translations that a stream remembers: it names the same few pages again and again.
+//! A stream's cache of translations: streams name the same few pages again and again.
 //!
-//! Only of the library's own pages. A page that several pieces of the program's memory share is held by each of them that was
-//! named, so a backend has to be asked for each.
+//! It holds only the library's own pages. Several allocations of the program may share a page, and each that a stream names keeps
+//! the page registered, so the stream asks the backend about each.
 
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use std::cell::Cell;
 
-/// Pages that are remembered. A power of two.
+/// Pages in the cache. A power of two.
 const PLACES: usize = 16;
-/// The least that any system's page has; nothing here crosses one.
+/// The smallest page of any system, in bytes. Nothing of the library crosses one.
 const PAGE: u64 = 4096;
 
 /// A small cache in front of [`MemOpStream::translate`].
 #[derive(Debug, Default)]
 pub(super) struct Translations {
     epoch: Cell<u64>,
-    /// Page of the host, and what is to be added to an address in it; a page of 0 is no page.
+    /// Page of the host, and what to add to an address in it. Page 0 marks a free place.
     places: [Cell<(u64, u64)>; PLACES],
 }
 
 impl Translations {
-    /// Before a batch: forgets everything if something has changed meanwhile. What the batch itself names cannot change
-    /// while it is posted, as it is held.
+    /// Before a batch: clears the cache if a translation may have changed. Memory that the batch names cannot change while the
+    /// batch is posted, because the batch holds it.
     #[inline]
     pub(super) fn refresh(&self, backend: &impl MemOpStream) {
         let epoch = backend.epoch();
@@ -38,7 +38,7 @@ impl Translations {
         self.places.iter().for_each(|place| place.set((0, 0)));
     }
 
-    /// An address of the library's, where its page is remembered.
+    /// The stream's address of the library's memory, if its page is in the cache.
     #[inline]
     pub(super) fn known(&self, addr: HostAddr) -> Option<StreamAddr> {
         let page = addr.get() / PAGE;
@@ -71,15 +71,19 @@ impl Translations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memop::{MemOp, MemOpCaps};
+    use crate::batch::{Batch, Descriptor};
+    use crate::memop::{Condition, MemOp, MemOpCaps, Place};
+    use crate::stream::Stream;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
-    /// Adds something to each address; counts how often it is asked.
+    /// Adds something to each address; counts how often it is asked, and keeps what is submitted.
     #[derive(Default)]
     struct Shifted {
         by: AtomicU64,
         asked: AtomicU64,
+        submitted: Mutex<Vec<MemOp>>,
     }
 
     impl MemOpStream for Shifted {
@@ -99,7 +103,8 @@ mod tests {
             self.by.load(Ordering::Relaxed)
         }
 
-        unsafe fn submit(&self, _ops: &[MemOp]) -> Result<(), StreamError> {
+        unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+            self.submitted.lock().unwrap().extend(ops);
             Ok(())
         }
 
@@ -131,5 +136,17 @@ mod tests {
             let addr = page * PAGE + 8;
             assert_eq!(cache.translate(&backend, HostAddr(addr), 8), Ok(StreamAddr::new(addr)));
         }
+    }
+
+    #[test]
+    fn memory_of_the_streams_own_device_is_named_as_it_is() {
+        let stream = Stream::new(Shifted { by: AtomicU64::new(0x1000), ..Shifted::default() }).unwrap();
+        let (mut batch, place) = (Batch::new(), Place::stream(0x9_0000, 8));
+        batch.push(Descriptor::Write64(place.clone(), 1));
+        batch.push(Descriptor::Wait32(place, Condition::Geq, 2));
+        stream.post(batch).unwrap();
+        let addr = StreamAddr::new(0x9_0000);
+        let wait = MemOp::Wait32 { addr, condition: Condition::Geq, value: 2 };
+        assert_eq!(*stream.submitted.lock().unwrap(), [MemOp::Write64 { addr, value: 1 }, wait]);
     }
 }

@@ -5,7 +5,7 @@
 
 use gdsync_test_support::pair::{Pair, cpu, poll};
 use gdsync::memop::{MemOpCaps, Word32};
-use gdsync::outline::{Program, Sketch};
+use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use gdsync::{Batch, ConnectOptions, PinnedMemory, QueuePairConfig, WorkRequest};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -84,13 +84,14 @@ fn posting_allocates_nothing_once_a_stream_is_warm() {
 
 #[test]
 fn the_compiler_allocates_nothing_once_it_is_warm() {
-    let sends = (0..500).map(|i| Sketch::Send { queue_pair: i % 70, index: i / 70 });
-    let sketches: Vec<_> = sends.chain((0..500).map(|index| Sketch::Wait { queue: 3, index })).collect();
+    let sends = (0..500).map(|i| Descriptor::Send(PaperSend { queue_pair: i % 70, index: i / 70 }));
+    let waits = (0..500).map(|index| Descriptor::WaitCq(PaperWait { queue: 3, index, checked: false }));
+    let batch: Vec<_> = sends.chain(waits).collect();
     let mut program = Program::new();
     for merged in [true, false, true, false] {
-        program.compile(&sketches, &MemOpCaps::FULL, merged).unwrap();
+        program.compile(&batch, &MemOpCaps::FULL, merged).unwrap();
     }
     for merged in [true, false] {
-        assert_eq!(allocations(|| program.compile(&sketches, &MemOpCaps::FULL, merged).unwrap()), 0);
+        assert_eq!(allocations(|| program.compile(&batch, &MemOpCaps::FULL, merged).unwrap()), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use gdsync_test_support::pair::{LONG, poll};
 use gdsync::batch::StreamWait;
-use gdsync::cuda::{self, Consistency, CudaError, GpuMemory};
+use gdsync::cuda::{self, Consistency, CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, StreamError, Word32, Word64};
 use gdsync::queue::RequestError;
@@ -20,7 +20,7 @@ fn a_machine_without_cuda_says_so() {
             assert!(error.contains(&format!("no GPU {count}")), "{error}");
         }
         Err(error) => {
-            assert_eq!(error, CudaError::NoDriver);
+            assert_eq!(error, CudaError::Driver(DriverError::NoDriver));
             assert_eq!(cuda::context(0).unwrap_err(), error);
         }
     }

@@ -1,7 +1,7 @@
 //! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went early.
 
 use gdsync_test_support::pair::{self, LONG, poll};
-use gdsync::cuda::CudaError;
+use gdsync::cuda::{CudaError, DriverError};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
 use gdsync::memory::HostAddr;
@@ -43,7 +43,10 @@ fn operations_that_the_driver_refuses_are_not_lost() {
     // SAFETY: the address is misaligned, which the driver refuses before it does anything.
     let error = unsafe { stream.submit(&[MemOp::Write32 { addr: odd, value: 1 }]) }.unwrap_err();
     assert!(
-        matches!(error, StreamError::Cuda(CudaError::Call { call: "cuStreamBatchMemOp", .. })),
+        matches!(
+            error,
+            StreamError::Cuda(CudaError::Driver(DriverError::Call { call: "cuStreamBatchMemOp", .. }))
+        ),
         "{error}"
     );
     // SAFETY: a valid, aligned address; too many operations are refused as a whole.

@@ -206,7 +206,7 @@ impl<'a> Bench<'a> {
         self.results.words64()[at].load(Ordering::Acquire)
     }
 
-    /// What a kernel has told, once it has ended; an error where a call of it has failed.
+    /// A kernel's report, once it has ended; an error where one of its calls failed.
     fn finish(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
         match self.result(0) {

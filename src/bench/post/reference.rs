@@ -265,7 +265,7 @@ impl<'a> Qp<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Connected to `target`. Elements are the first four of so many bytes each of `source`.
+    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes each.
     pub(super) fn new(
         opened: &'a Opened,
         target: &QueuePair,

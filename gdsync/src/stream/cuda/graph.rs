@@ -1,18 +1,18 @@
-//! Batches in CUDA graphs: built once, launched again and again, each time with fresh sends and waits.
+//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and waits.
 //!
 //! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch node is recorded with
-//! operations that do nothing, and the only way to launch the graph is [`Stream::launch`], which takes a fresh batch for each
-//! of them and puts it in place.
+//! operations that do nothing. The only way to launch the graph is [`Stream::launch`], which takes a fresh batch for each node
+//! and sets its parameters.
 
 pub use super::record::{Capture, GraphBuilder};
 
 use super::{CudaStream, with_params};
-use crate::batch::{Batch, BatchShape, Chunk, Cursor, Descriptor, Fate};
+use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, Points};
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
 use crate::stream::Stream;
 use crate::stream::in_flight::{self, Held, Past};
-use crate::stream::post::{Points, State};
+use crate::stream::post::State;
 use crate::stream::post_error::{PostFailure, Posted};
 use crate::stream::proxy::Ring;
 use cudarc::driver::sys;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// An executable graph with batch nodes.
 ///
-/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. Drop it when it likes: what is in flight goes on.
+/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time: launches in flight continue.
 pub struct CudaGraph {
     pub(super) raw: RawGraph,
     pub(super) nodes: Vec<BatchNode>,
@@ -44,7 +44,7 @@ pub(super) struct BatchNode {
     pub(super) operations: usize,
 }
 
-/// A node's handle, which goes with its graph.
+/// A node's handle, valid as long as its graph.
 #[derive(Clone, Copy)]
 pub(super) struct Node(pub(super) sys::CUgraphNode);
 
@@ -63,7 +63,7 @@ pub enum GraphError {
     /// A send or wait cannot be posted now.
     #[error(transparent)]
     Post(#[from] PostFailure),
-    /// A batch node needs a batch of its own for each launch: with the old one, it would ring old doorbells.
+    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old doorbells.
     #[error(
         "the graph has {nodes} batch nodes and was given {given} batches: each launch needs a fresh batch for each"
     )]
@@ -134,8 +134,8 @@ impl Stream<CudaStream> {
     /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order of their recording.
     ///
     /// # Errors
-    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch node would be left with what
-    /// an earlier launch put there.
+    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch node would keep the batch of an
+    /// earlier launch.
     pub fn launch(
         &self,
         graph: &mut CudaGraph,
@@ -146,14 +146,14 @@ impl Stream<CudaStream> {
             return Err(LaunchError { batches, source });
         }
         let _span = tracing::trace_span!("launch", batches = batches.len()).entered();
-        let counts: Vec<(usize, bool)> = batches.iter().map(|batch| (batch.len(), batch.plain)).collect();
+        let counts: Vec<(usize, bool)> = batches.iter().map(|batch| (batch.len(), batch.unmerged)).collect();
         let mut descriptors: Vec<Descriptor> =
             batches.into_iter().flat_map(|batch| batch.descriptors).collect();
         match self.launch_all(graph, &mut descriptors, &counts) {
             Ok(posted) => Ok(posted),
             Err(source) => {
                 let split =
-                    |(count, plain)| Batch { descriptors: descriptors.drain(..count).collect(), plain };
+                    |(count, unmerged)| Batch { descriptors: descriptors.drain(..count).collect(), unmerged };
                 Err(LaunchError { batches: counts.into_iter().map(split).collect(), source })
             }
         }
@@ -165,7 +165,7 @@ impl Stream<CudaStream> {
         descriptors: &mut Vec<Descriptor>,
         counts: &[(usize, bool)],
     ) -> Result<Posted, GraphError> {
-        // Dropped after the lock: anything may hang on it.
+        // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
         let mut state = self.lock();
         past.extend(self.reap(&mut state));
@@ -174,21 +174,19 @@ impl Stream<CudaStream> {
             return Ok(Posted { operations: 0, submissions: 1 });
         }
         self.check_room(&mut state, graph.nodes.len())?;
-        // A node's operations keep their kinds, whichever queues they name: nothing is merged.
+        // A node's operations keep their kinds, whatever queues they name: nothing is merged.
         let waits = descriptors.iter().filter(|descriptor| matches!(descriptor, Descriptor::WaitCq(_)));
         let closed = matches!(descriptors.last(), Some(Descriptor::WaitCq(_)));
         let plan = Chunk { count: descriptors.len(), points: waits.count() as u32, closed, operations: 0 };
-        let mut points = state.planned(plan);
-        let mut rings = Vec::new();
-        let mut operations = 0;
-        let result = self.fill_in(graph, &state, descriptors, counts, points, &mut rings).and_then(|count| {
-            operations = count;
-            Self::with_proxy(&state, std::mem::take(&mut rings), || self.launch_exec(graph))
-        });
+        let mut points = Points::planned(state.issued, &plan);
+        let result =
+            self.fill_in(graph, &state, descriptors, counts, points).and_then(|(operations, rings)| {
+                Self::with_proxy(&state, rings, || self.launch_exec(graph)).map(|()| operations)
+            });
         // Every node that ends with no wait writes its point.
         points.open = false;
         match result {
-            Ok(()) => {
+            Ok(operations) => {
                 state.accept(points, Held::Many(std::mem::take(descriptors)), graph.nodes.len(), &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
@@ -203,34 +201,32 @@ impl Stream<CudaStream> {
         }
     }
 
-    /// Puts fresh operations into every batch node. Returns how many.
+    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the proxy will ring.
     fn fill_in(
         &self,
         graph: &CudaGraph,
         state: &State,
-        descriptors: &mut [Descriptor],
+        mut rest: &mut [Descriptor],
         counts: &[(usize, bool)],
         points: Points,
-        rings: &mut Vec<Ring>,
-    ) -> Result<usize, GraphError> {
+    ) -> Result<(usize, Vec<Ring>), GraphError> {
         state.translations.refresh(&**self);
-        let mut cursor = Cursor::new(false, points.before);
-        let (mut first, mut ops, mut operations) = (0, Vec::new(), 0);
+        let (mut ops, mut operations) = (Vec::new(), 0);
+        let mut lowering = self.lowering(state, points, false, &mut ops);
         for (i, (node, (count, _))) in graph.nodes.iter().zip(counts).enumerate() {
-            ops.clear();
-            let part =
-                descriptors[first..first + count].iter_mut().map(|descriptor| (descriptor, Fate::Kept));
-            self.lower(state, part, points.end, &mut cursor, &mut ops, rings)?;
-            first += count;
+            let (part, others) = rest.split_at_mut(*count);
+            rest = others;
+            lowering.ops.clear();
+            Self::lower(&mut lowering, part.iter_mut().map(|descriptor| (descriptor, Fate::Kept)))?;
             if !node.shape.ends_with_wait() {
-                // In the last node, everything; in others, the stream says how far it has come.
-                let end = if i + 1 == counts.len() { points.end } else { cursor.point() };
-                self.write_point(state, end, &mut ops)?;
+                // The last node writes the last point, others the last one that was taken.
+                let end = if i + 1 == counts.len() { points.end } else { lowering.point() };
+                lowering.progress(end)?;
             }
-            graph.set(node, &ops)?;
-            operations += ops.len();
+            graph.set(node, lowering.ops)?;
+            operations += lowering.ops.len();
         }
-        Ok(operations)
+        Ok((operations, lowering.driver.rings))
     }
 
     fn launch_exec(&self, graph: &CudaGraph) -> Result<(), GraphError> {
@@ -238,14 +234,14 @@ impl Stream<CudaStream> {
         let _entered = self.context.enter()?;
         self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and what they name is kept
-        // as for any submission.
+        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and the submission in flight
+        // holds what they name, as for any submission.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })
             .map_err(as_stream_error)
     }
 }
 
-/// An error of the driver in its role as a backend's: one that ends the context ends the stream.
+/// An error of the driver as one of the backend: an error that ends the context ends the stream.
 fn as_stream_error(error: CudaError) -> GraphError {
     GraphError::from(StreamError::from(error))
 }
@@ -278,10 +274,10 @@ impl CudaGraph {
         Ok(())
     }
 
-    /// Puts operations in a node's place, for the launches to come.
+    /// Sets a node's operations, for the next launches.
     fn set(&self, node: &BatchNode, ops: &[MemOp]) -> Result<(), GraphError> {
         if ops.len() != node.operations {
-            // A queue pair failed meanwhile: its doorbells are not rung any more.
+            // A queue pair has failed since it was recorded: its doorbells are not rung any more.
             let (operations, limit) = (ops.len(), node.operations);
             return Err(GraphError::Size { operations, limit });
         }
@@ -302,7 +298,7 @@ pub(super) fn node_params(
     params: &mut [sys::CUstreamBatchMemOpParams],
 ) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
     sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw(),
+        ctx: context.raw().as_raw(),
         count: params.len() as u32,
         paramArray: params.as_mut_ptr(),
         flags: 0,

@@ -1,17 +1,19 @@
-//! Graphs in the making: what a stream records, and what is added node by node.
+//! Building graphs: recorded from a stream, or node by node.
 
 use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, node_params};
 use super::{CudaStream, with_params};
-use crate::batch::{BatchShape, Kind};
+use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
-use crate::memop::{Condition, MemOp, MemOpStream, StreamError};
-use crate::memory::{HostAddr, PinnedMemory};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError, Word32};
+use crate::memory::timeline::TimelinePoint;
+use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
+use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::stream::Stream;
 use cudarc::driver::sys;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
-/// A stream that is being captured. What the program enqueues on it becomes nodes of the graph, too.
+/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the graph, too.
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
     recorder: Recorder,
@@ -22,64 +24,102 @@ pub struct GraphBuilder<'a> {
     graph: sys::CUgraph,
     recorder: Recorder,
     stream: &'a Stream<CudaStream>,
-    /// Like the graph it makes, it may be used by one thread at a time.
+    /// Like the graph that it builds, it may be used by one thread at a time.
     _not_sync: PhantomData<*mut ()>,
 }
 
-/// Batch nodes of a graph in the making.
+/// Batch nodes of a graph that is being built.
 #[derive(Default)]
 struct Recorder {
     nodes: Vec<BatchNode>,
 }
 
-/// Where operations of nodes go that were never given a batch. Kept for ever: the program may keep a graph that it ended
-/// itself.
+/// What a batch node names until its first launch, one word to a field. Kept for ever: the program may launch a graph itself that
+/// was never given a batch.
 static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
+
+/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a word for points.
+const ZERO32: u64 = 0;
+const ZERO64: u64 = 8;
+const ONE: u64 = 16;
+const POINT: u64 = 24;
+const SINK_LEN: usize = 32;
 
 fn sink() -> Result<HostAddr, CudaError> {
     let mut sink = SINK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let memory = match sink.take() {
-        Some(memory) => memory,
-        None => PinnedMemory::allocate_whole(16)
-            .map_err(|error| CudaError::NoHostMemory { len: 16, reason: error.to_string() })?,
-    };
+    if let Some(memory) = &*sink {
+        return Ok(memory.addr());
+    }
+    let no_memory = |reason| CudaError::NoHostMemory { len: SINK_LEN, reason };
+    let memory = PinnedMemory::allocate_whole(SINK_LEN).map_err(|error| no_memory(error.to_string()))?;
+    Word32::new(&memory, ONE as usize).map_err(|error| no_memory(error.to_string()))?.store(1);
     Ok(sink.insert(memory).addr())
 }
 
+/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and every wait is satisfied.
+struct Idle<'a> {
+    stream: &'a CudaStream,
+    caps: MemOpCaps,
+    sink: HostAddr,
+}
+
+impl Idle<'_> {
+    fn at(&self, offset: u64) -> HostAddr {
+        HostAddr(self.sink.get() + offset)
+    }
+}
+
+impl Driver for Idle<'_> {
+    type Send = ();
+    type Wait = ();
+    type Place = ();
+    type Bytes = ();
+    type Error = GraphError;
+
+    fn caps(&self) -> &MemOpCaps {
+        &self.caps
+    }
+
+    fn timeline(&self) -> HostAddr {
+        self.at(POINT)
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.stream.translate(addr, len)
+    }
+
+    fn address(&self, _place: &(), len: usize) -> Result<StreamAddr, StreamError> {
+        self.translate(self.at(if len == 8 { ZERO64 } else { ZERO32 }), len)
+    }
+
+    fn words<'b>(&self, _bytes: &'b ()) -> Result<(StreamAddr, Words<'b>), GraphError> {
+        Err(GraphError::Copy)
+    }
+
+    fn commit_send(&self, _send: &mut ()) -> Result<Option<Doorbell>, GraphError> {
+        let (record_at, register) = (self.at(ZERO32), self.at(ZERO64));
+        Ok(Some(Doorbell { record_at, record: 0, register, value: 0 }))
+    }
+
+    fn commit_wait(&self, _wait: &mut (), _point: TimelinePoint) -> Option<PeerOp> {
+        Some(PeerOp::PollAnd { addr: self.at(ONE), value: 1 })
+    }
+
+    fn commit_covered(&self, _wait: &mut (), _point: TimelinePoint) {}
+}
+
 impl Recorder {
-    /// Operations of the shape that do nothing: they write zeroes where zeroes are, and wait for nothing.
+    /// Operations of the shape that do nothing.
     fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
-        let word = sink()?;
-        let low = stream.translate(word, 4)?;
-        let high = stream.translate(HostAddr(word.get() + 8), 8)?;
         let caps = stream.caps();
-        let (write32, write64) =
-            (MemOp::Write32 { addr: low, value: 0 }, MemOp::Write64 { addr: high, value: 0 });
-        let wait32 = MemOp::Wait32 { addr: low, condition: Condition::Geq, value: 0 };
-        let wait64 = MemOp::Wait64 { addr: high, condition: Condition::Geq, value: 0 };
         let mut ops = Vec::new();
-        for descriptor in shape.descriptors() {
-            let before = ops.len();
-            match descriptor {
-                Kind::Send => ops.extend([write32, write64]),
-                Kind::WaitCq => ops.extend([wait32, write32]),
-                Kind::Wait32 => ops.push(wait32),
-                Kind::Wait64 => ops.push(wait64),
-                Kind::Write32 => ops.push(write32),
-                Kind::Write64 => ops.push(write64),
-                Kind::Barrier => ops.push(MemOp::Barrier),
-                Kind::Flush if caps.flush_remote => ops.push(MemOp::FlushRemote),
-                Kind::Flush => {
-                    return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
-                }
-                Kind::Bytes => return Err(GraphError::Copy),
-            }
-            if caps.flush_after_wait && ops[before].is_wait() {
-                ops.insert(before + 1, MemOp::FlushRemote);
-            }
+        let driver = Idle { stream, caps, sink: sink()? };
+        let mut lowering = Lowering::new(driver, false, TimelinePoint::default(), &mut ops);
+        for mut kind in shape.descriptors() {
+            lowering.lower(&mut kind, Fate::Kept)?;
         }
         if !shape.ends_with_wait() {
-            ops.push(write32);
+            lowering.progress(lowering.point())?;
         }
         if shape.is_empty() || ops.len() > caps.max_ops {
             return Err(GraphError::Size { operations: ops.len(), limit: caps.max_ops });
@@ -106,7 +146,7 @@ impl Recorder {
 }
 
 impl Stream<CudaStream> {
-    /// Records what `record` enqueues on the stream, batches among it, as a graph. Nothing of it is performed.
+    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream performs none of it.
     ///
     /// The stream must not be a legacy default stream. Kernels must be loaded (launched once) before.
     ///
@@ -120,7 +160,7 @@ impl Stream<CudaStream> {
         self.handle.check_thread()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // Nobody posts on the stream meanwhile; from now on, posting finds that it is captured.
+        // The lock keeps others from posting until the capture has begun; from then on, posting finds that the stream is captured.
         let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
@@ -191,7 +231,7 @@ fn last_node(stream: sys::CUstream) -> Result<sys::CUgraphNode, CudaError> {
     Err(CudaError::Capturing)
 }
 
-/// Ends a capture, whatever happens meanwhile.
+/// Ends a capture, also when the recording closure panics.
 struct EndCapture(sys::CUstream);
 
 impl EndCapture {
@@ -246,7 +286,7 @@ impl GraphBuilder<'_> {
         after: &[sys::CUgraphNode],
     ) -> Result<sys::CUgraphNode, GraphError> {
         let ops = Recorder::idle_ops(self.stream, shape)?;
-        // Progress is told in the order of batches, so that must be the graph's.
+        // Points are written in the order of batches, so the graph must keep that order.
         let before = self.recorder.nodes.last().map(|batch| batch.node.0);
         let dependencies: Vec<_> = after.iter().copied().chain(before).collect();
         let _entered = self.stream.context.enter()?;
@@ -263,7 +303,7 @@ impl GraphBuilder<'_> {
         Ok(node)
     }
 
-    /// Makes it executable.
+    /// Makes the graph executable.
     ///
     /// # Errors
     /// [`GraphError::Cuda`].

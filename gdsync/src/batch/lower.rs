@@ -1,0 +1,323 @@
+//! From descriptors to memory operations, and where points of the timeline and flushes stand among them.
+//!
+//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints what it makes, and the proof of
+//! the merges runs it.
+
+use super::descriptor::Descriptor;
+use super::{Chunk, Fate, Word, Words};
+use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
+use crate::memory::timeline::TimelinePoint;
+use crate::memory::{HostAddr, StreamAddr};
+use crate::queue::doorbell::{Doorbell, PeerOp};
+
+/// What the lowering asks of the stream for which it lowers.
+pub(crate) trait Driver: Sized {
+    /// A send.
+    type Send;
+    /// A wait for a completion.
+    type Wait;
+    /// The place of a word.
+    type Place;
+    /// A write of bytes.
+    type Bytes;
+    /// Why a descriptor cannot be lowered.
+    type Error: From<StreamError>;
+
+    /// What the backend can do.
+    fn caps(&self) -> &MemOpCaps;
+
+    /// The timeline's progress word.
+    fn timeline(&self) -> HostAddr;
+
+    /// The stream's address of the library's own memory: rings, records, registers, timelines.
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
+
+    /// The stream's address of `len` bytes of the program's memory.
+    fn address(&self, place: &Self::Place, len: usize) -> Result<StreamAddr, StreamError>;
+
+    /// The stream's address of a write of bytes, and the words that it consists of.
+    fn words<'b>(&self, bytes: &'b Self::Bytes) -> Result<(StreamAddr, Words<'b>), Self::Error>;
+
+    /// Marks a send as posted. Returns its doorbell, or `None` if the card has the send already.
+    fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Doorbell>, Self::Error>;
+
+    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is known to be there.
+    fn commit_wait(&self, wait: &mut Self::Wait, point: TimelinePoint) -> Option<PeerOp>;
+
+    /// Marks a wait as posted for which the stream performs no operation, because another wait covers it.
+    fn commit_covered(&self, wait: &mut Self::Wait, point: TimelinePoint);
+
+    /// Appends the operations that ring the card for a send.
+    fn ring(
+        lowering: &mut Lowering<'_, Self>,
+        _send: &Self::Send,
+        doorbell: Doorbell,
+    ) -> Result<(), StreamError> {
+        lowering.doorbell(doorbell)
+    }
+}
+
+/// Points of a submission.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Points {
+    /// The last one before.
+    pub(crate) before: TimelinePoint,
+    /// Its own last one.
+    pub(crate) end: TimelinePoint,
+    /// None of its operations writes the last one.
+    pub(crate) open: bool,
+}
+
+impl Points {
+    /// Points of a submission as planned, after `before`.
+    #[inline]
+    pub(crate) fn planned(before: TimelinePoint, plan: &Chunk) -> Self {
+        let last = TimelinePoint(before.0.wrapping_add(plan.points));
+        // Operations after the last point that is written need another.
+        Points { before, end: if plan.closed { last } else { last.next() }, open: !plan.closed }
+    }
+
+    /// The point of a submission without waits for completions.
+    pub(crate) fn next(before: TimelinePoint) -> Self {
+        Points { before, end: before.next(), open: true }
+    }
+}
+
+/// Lowers the descriptors of one submission, in their order.
+pub(crate) struct Lowering<'a, D> {
+    pub(crate) driver: D,
+    /// The operations so far.
+    pub(crate) ops: &'a mut Vec<MemOp>,
+    merged: bool,
+    /// The last point that was taken.
+    point: TimelinePoint,
+    /// The last descriptor was a wait for a completion (merged batches only).
+    in_run: bool,
+    /// The last point is not written yet (merged batches only).
+    unwritten: bool,
+}
+
+impl<'a, D: Driver> Lowering<'a, D> {
+    /// A lowering that appends to `ops`; `before` is the last point of the submission before.
+    #[inline]
+    pub(crate) fn new(driver: D, merged: bool, before: TimelinePoint, ops: &'a mut Vec<MemOp>) -> Self {
+        Lowering { driver, ops, merged, point: before, in_run: false, unwritten: false }
+    }
+
+    /// The last point that was taken.
+    pub(crate) fn point(&self) -> TimelinePoint {
+        self.point
+    }
+
+    /// Marks a descriptor as posted and appends its operations.
+    #[inline]
+    pub(crate) fn lower(
+        &mut self,
+        descriptor: &mut Descriptor<D::Send, D::Wait, D::Place, D::Bytes>,
+        fate: Fate,
+    ) -> Result<(), D::Error> {
+        match descriptor {
+            Descriptor::Send(send) => return self.send(send, fate),
+            Descriptor::WaitCq(wait) => self.wait(wait, fate)?,
+            Descriptor::Wait32(place, condition, value) => {
+                self.catch_up()?;
+                let addr = self.driver.address(place, 4)?;
+                self.wait32(addr, *condition, *value)?;
+                self.flush();
+            }
+            Descriptor::Wait64(place, condition, value) => {
+                self.catch_up()?;
+                let (addr, condition, value) = (self.driver.address(place, 8)?, *condition, *value);
+                self.check_condition(condition)?;
+                self.check_64_bit()?;
+                self.ops.push(MemOp::Wait64 { addr, condition, value });
+                self.flush();
+            }
+            Descriptor::Write32(place, value) => {
+                self.end_run();
+                let addr = self.driver.address(place, 4)?;
+                self.write32(addr, *value);
+            }
+            Descriptor::Write64(place, value) => {
+                self.end_run();
+                let addr = self.driver.address(place, 8)?;
+                self.write64(addr, *value)?;
+            }
+            Descriptor::Bytes(bytes) => {
+                self.end_run();
+                let (mut addr, words) = self.driver.words(bytes)?;
+                for word in words {
+                    match word {
+                        Word::Short(value) => self.write32(addr, value),
+                        Word::Long(value) => self.write64(addr, value)?,
+                    }
+                    addr = StreamAddr::new(addr.get() + word.len() as u64);
+                }
+            }
+            Descriptor::Barrier => {
+                self.end_run();
+                self.ops.push(MemOp::Barrier);
+            }
+            Descriptor::Flush => {
+                self.end_run();
+                if !self.driver.caps().flush_remote {
+                    return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
+                }
+                self.ops.push(MemOp::FlushRemote);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a send as posted, and rings for it unless a later one does.
+    #[inline]
+    pub(crate) fn send(&mut self, send: &mut D::Send, fate: Fate) -> Result<(), D::Error> {
+        self.end_run();
+        match self.driver.commit_send(send)? {
+            Some(doorbell) if fate == Fate::Kept => Ok(D::ring(self, send, doorbell)?),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn wait(&mut self, wait: &mut D::Wait, fate: Fate) -> Result<(), StreamError> {
+        if !self.in_run {
+            // A wait may depend on what the CPU does once it has seen an earlier point.
+            self.catch_up()?;
+            self.point = self.point.next();
+            self.in_run = self.merged;
+            self.unwritten = self.merged;
+        }
+        if fate == Fate::Covered {
+            self.driver.commit_covered(wait, self.point);
+            return Ok(());
+        }
+        match self.driver.commit_wait(wait, self.point) {
+            Some(op) if self.merged => self.peer_op(op),
+            Some(op) => {
+                self.peer_op(op)?;
+                self.flush();
+                self.write_point(self.point)
+            }
+            None if self.merged => Ok(()),
+            None => self.progress(self.point),
+        }
+    }
+
+    /// Before anything else than a wait for a completion.
+    #[inline]
+    fn end_run(&mut self) {
+        if self.in_run {
+            self.in_run = false;
+            self.flush();
+        }
+    }
+
+    /// Before a wait for a word, and at the end: writes the last point, unless it is written.
+    #[inline]
+    pub(crate) fn catch_up(&mut self) -> Result<(), StreamError> {
+        self.end_run();
+        if self.unwritten {
+            self.unwritten = false;
+            self.progress(self.point)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a point: everything before it is done.
+    pub(crate) fn progress(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
+        self.peer_op(PeerOp::Fence)?;
+        self.write_point(point)
+    }
+
+    #[inline]
+    fn write_point(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
+        let addr = self.driver.translate(self.driver.timeline(), 4)?;
+        self.write32(addr, point.0);
+        Ok(())
+    }
+
+    /// Appends a doorbell's operations.
+    #[inline(always)]
+    pub(crate) fn doorbell(&mut self, doorbell: Doorbell) -> Result<(), StreamError> {
+        let [before, record, between, register] = doorbell.peer_ops();
+        self.peer_op(before)?;
+        self.peer_op(record)?;
+        self.peer_op(between)?;
+        self.peer_op(register)
+    }
+
+    #[inline(always)]
+    fn peer_op(&mut self, op: PeerOp) -> Result<(), StreamError> {
+        match op {
+            // A write that carries its own system fence needs none in front of it.
+            PeerOp::Fence if self.driver.caps().writes_are_fenced => Ok(()),
+            PeerOp::Fence => {
+                self.ops.push(MemOp::Barrier);
+                Ok(())
+            }
+            PeerOp::StoreDword { addr, value } => {
+                let addr = self.driver.translate(addr, 4)?;
+                self.write32(addr, value);
+                Ok(())
+            }
+            // Never two 32-bit stores: the card takes the doorbell when it sees the first.
+            PeerOp::StoreQword { addr, value } => {
+                let addr = self.driver.translate(addr, 8)?;
+                self.write64(addr, value)
+            }
+            PeerOp::PollAnd { addr, value } => {
+                let addr = self.driver.translate(addr, 4)?;
+                self.wait32(addr, Condition::And, value)
+            }
+            PeerOp::PollNor { addr, value } => {
+                let addr = self.driver.translate(addr, 4)?;
+                self.wait32(addr, Condition::Nor, value)
+            }
+        }
+    }
+
+    /// After a wait: the stream may see a word that a card has written before the data that the card wrote earlier.
+    fn flush(&mut self) {
+        if self.driver.caps().flush_after_wait {
+            self.ops.push(MemOp::FlushRemote);
+        }
+    }
+
+    #[inline]
+    fn write32(&mut self, addr: StreamAddr, value: u32) {
+        self.ops.push(MemOp::Write32 { addr, value });
+    }
+
+    #[inline]
+    fn write64(&mut self, addr: StreamAddr, value: u64) -> Result<(), StreamError> {
+        self.check_64_bit()?;
+        self.ops.push(MemOp::Write64 { addr, value });
+        Ok(())
+    }
+
+    fn wait32(&mut self, addr: StreamAddr, condition: Condition, value: u32) -> Result<(), StreamError> {
+        self.check_condition(condition)?;
+        self.ops.push(MemOp::Wait32 { addr, condition, value });
+        Ok(())
+    }
+
+    fn check_condition(&self, condition: Condition) -> Result<(), StreamError> {
+        if condition == Condition::Nor && !self.driver.caps().wait_nor {
+            return Err(StreamError::Unsupported { what: "waiting for NOR" });
+        }
+        Ok(())
+    }
+
+    fn check_64_bit(&self) -> Result<(), StreamError> {
+        if self.driver.caps().ops_64_bit {
+            Ok(())
+        } else {
+            Err(StreamError::Unsupported { what: "64-bit memory operations" })
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "lower_tests.rs"]
+mod tests;
