@@ -1,12 +1,9 @@
 //! The command as a user runs it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
-mod command;
-
-use command::{gdsync, json, on_system, run, succeeds, text};
+use crate::command::{gdsync, json, run, succeeds, text};
+use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -209,8 +206,7 @@ fn a_missing_gpu_is_told_in_one_line() {
 #[test]
 fn messages_in_gpu_memory_are_verified() {
     if let Some(reason) = no_gpu() {
-        writeln!(std::io::stderr(), "SKIPPED messages_in_gpu_memory_are_verified: {reason}").unwrap();
-        return;
+        return skipped("messages_in_gpu_memory_are_verified", &reason);
     }
     let play = |more: &[&str]| {
         let arguments = ["pingpong", "--gpu", "0", "--iters", "100", "--warmup", "10", "--json"];
@@ -422,8 +418,7 @@ fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
 #[test]
 fn a_killed_peer_leaves_no_gpu_waiting() {
     if let Some(reason) = no_gpu() {
-        writeln!(std::io::stderr(), "SKIPPED a_killed_peer_leaves_no_gpu_waiting: {reason}").unwrap();
-        return;
+        return skipped("a_killed_peer_leaves_no_gpu_waiting", &reason);
     }
     for op in ["send", "write"] {
         // Enough for both to have set up their contexts and to be at it.

@@ -1,10 +1,6 @@
 //! What the command measures and checks of the machine: soaks, benches, copies.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
-mod command;
-
-use command::{json, run, succeeds, text};
+use crate::command::{json, run, succeeds, text};
 
 /// The counts of a soak that must have lost nothing.
 fn soak(arguments: &[&str]) -> serde_json::Value {

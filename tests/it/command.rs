@@ -1,16 +1,11 @@
 //! The command, run as a user runs it.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
-
+use gdsync_test_support::on_system;
 use serde_json::Value;
 use std::process::{Command, Output};
 
-/// `GDSYNC_TEST_PROVIDER=system`: pingpongs are played on the system's first mlx5 card.
-pub fn on_system() -> bool {
-    std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|provider| provider == "system")
-}
-
-pub fn gdsync(arguments: &[&str]) -> Command {
+/// The command, with these arguments. If the tests run on the system's card, pingpongs do, too.
+pub(crate) fn gdsync(arguments: &[&str]) -> Command {
     // A machine with a GPU may have the binaries somewhere else than where they were built.
     let built = std::env::var_os("GDSYNC_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_gdsync").into());
     let mut command = Command::new(built);
@@ -22,21 +17,21 @@ pub fn gdsync(arguments: &[&str]) -> Command {
     command
 }
 
-pub fn run(arguments: &[&str]) -> Output {
+pub(crate) fn run(arguments: &[&str]) -> Output {
     gdsync(arguments).output().unwrap()
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-pub fn succeeds(arguments: &[&str]) -> String {
+pub(crate) fn succeeds(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     assert_eq!(text(&output.stderr), "", "nothing but results");
     text(&output.stdout)
 }
 
-pub fn json(arguments: &[&str]) -> Value {
+pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeeds(arguments)).unwrap()
 }

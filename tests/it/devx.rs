@@ -1,63 +1,38 @@
-//! Commands in the device's own language (DEVX), from C programs on the unmodified libmlx5: `gdsync soft -- PROGRAM`.
+//! DEVX commands of C programs on the unmodified libmlx5: `gdsync soft -- PROGRAM`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+use crate::uverbs::support::{lacks, run, soft};
+use gdsync_test_support::compiler::{Compiler, Program};
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::root;
 
-#[allow(dead_code, unused_imports, reason = "shared with the tests of tools, which use more of it")]
-#[path = "../uverbs/support.rs"]
-mod support;
-
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use support::{Temporary, run, soft};
-
-/// Headers that the programs need, and the package that brings them.
+/// The header that the programs need.
 const HEADER: &str = "/usr/include/infiniband/mlx5dv.h";
 
-/// Says why a test does not run; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
-fn skip(test: &str, why: &str) {
-    assert!(
-        std::env::var_os("GDSYNC_REQUIRE_RDMA").is_none_or(|value| value != "1"),
-        "{why}, and GDSYNC_REQUIRE_RDMA=1"
-    );
-    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-}
-
-/// Builds `NAME.c` of this folder into `folder`. `None`, told on stderr, without a compiler or the headers.
-fn build(test: &str, name: &str, folder: &Path) -> Option<PathBuf> {
-    let include = std::fs::read_to_string(HEADER);
-    let Ok(include) = include else {
-        skip(test, &format!("{HEADER} is not there (package libibverbs-dev)"));
+/// Builds `tests/devx/NAME.c`. `None` without a compiler or the headers: the test is skipped.
+fn build(test: &str, name: &str) -> Option<Program> {
+    let Ok(header) = std::fs::read_to_string(HEADER) else {
+        lacks(test, &format!("{HEADER} is not there (package libibverbs-dev)"));
         return None;
     };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/devx").join(name).with_extension("c");
-    let program = folder.join(name);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]);
-    // rdma-core 50 brings this type.
-    if include.contains("MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED") {
-        compiler.arg("-DNC_DEDICATED");
+    let mut compiler = Compiler::c("gnu11").options(["-Wno-unused-function"]);
+    // rdma-core 50 has this type.
+    if header.contains("MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED") {
+        compiler = compiler.options(["-DNC_DEDICATED"]);
     }
-    compiler.arg("-o").arg(&program).arg(source).args(["-lmlx5", "-libverbs"]);
-    match compiler.output() {
-        Err(error) => {
-            skip(test, &format!("there is no C compiler, cc (package gcc): {error}"));
-            None
-        }
-        Ok(output) => {
-            assert!(output.status.success(), "{name}.c: {}", String::from_utf8_lossy(&output.stderr));
-            Some(program)
-        }
+    if let Err(why) = compiler.probe("") {
+        lacks(test, &format!("{why} (package gcc)"));
+        return None;
     }
+    let source = root().join("tests/devx").join(name).with_extension("c");
+    Some(compiler.libraries(["-lmlx5", "-libverbs"]).build(&source))
 }
 
 /// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to the device's end.
 fn succeeds(test: &str, name: &str, destroys: bool) {
-    let programs = Temporary::new(&format!("devx-build-{name}"));
-    let Some(program) = build(test, name, &programs.0) else { return };
+    let Some(program) = build(test, name) else { return };
     for devices in ["ib", "roce"] {
-        let temporary = Temporary::new(&format!("devx-{name}-{devices}"));
-        let mut command = soft(devices, &program, &temporary.0);
+        let temporary = Folder::new(&format!("devx-{name}-{devices}"));
+        let mut command = soft(devices, &program.path(), temporary.path());
         command.env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
         let ended = run(command);
         assert_eq!(ended.code, Some(0), "{name} on {devices}: {}", ended.text);

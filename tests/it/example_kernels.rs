@@ -1,37 +1,31 @@
 //! The kernels of the examples: what is committed is what the sources say, and each way of compiling them works.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
-#[path = "../examples/device/mod.rs"]
+#[path = "../../examples/device/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the examples use the rest")]
 mod device;
 
 use device::{HEADERS, Source};
-use std::io::Write;
+use gdsync_test_support::skipped;
 
 /// The sources, and their kernels.
 const SOURCES: [(Source, &[&str]); 2] = [
     (
         Source {
             name: "find_even.cu",
-            text: include_str!("../examples/device/find_even.cu"),
-            ptx: include_str!("../examples/device/find_even.ptx"),
+            text: include_str!("../../examples/device/find_even.cu"),
+            ptx: include_str!("../../examples/device/find_even.ptx"),
         },
         &["find_even"],
     ),
     (
         Source {
             name: "matvec.cu",
-            text: include_str!("../examples/device/matvec.cu"),
-            ptx: include_str!("../examples/device/matvec.ptx"),
+            text: include_str!("../../examples/device/matvec.cu"),
+            ptx: include_str!("../../examples/device/matvec.ptx"),
         },
         &["multiply", "serve"],
     ),
 ];
-
-fn skip(test: &str, why: &str) {
-    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-}
 
 fn has_kernels(ptx: &str, kernels: &[&str]) {
     for kernel in kernels {
@@ -65,7 +59,7 @@ fn nvrtc_compiles_them_with_the_header_in_memory() {
             Err(reason) => {
                 let reason = reason.to_string();
                 assert!(reason.starts_with("no libnvrtc is found"), "{reason}");
-                return skip("nvrtc_compiles_them_with_the_header_in_memory", &reason);
+                return skipped("nvrtc_compiles_them_with_the_header_in_memory", &reason);
             }
         }
     }
@@ -84,7 +78,7 @@ fn a_cpp_compiler_makes_them_for_the_cpu() {
             Err(reason) => {
                 let reason = reason.to_string();
                 assert!(reason.contains("does not start"), "{reason}");
-                return skip("a_cpp_compiler_makes_them_for_the_cpu", &reason);
+                return skipped("a_cpp_compiler_makes_them_for_the_cpu", &reason);
             }
         }
     }

@@ -1,9 +1,8 @@
 //! `scripts/layers` on small crates: what it refuses, and what it must not take for an import.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
+use gdsync_test_support::folder::Folder;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -29,11 +28,10 @@ fn script(arguments: &[&Path]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-fn tree(name: &str, files: &[(&str, &str)]) -> PathBuf {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("layers").join(name);
-    let _ = fs::remove_dir_all(&root);
+fn tree(name: &str, files: &[(&str, &str)]) -> Folder {
+    let root = Folder::new(&format!("layers-{name}"));
     for (file, text) in CLEAN.iter().chain(files) {
-        let path = root.join(file);
+        let path = root.path().join(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
@@ -42,7 +40,7 @@ fn tree(name: &str, files: &[(&str, &str)]) -> PathBuf {
 
 /// What the script says of a tree.
 fn check(name: &str, files: &[(&str, &str)]) -> (i32, String) {
-    let (code, out, errors) = script(&[&tree(name, files)]);
+    let (code, out, errors) = script(&[tree(name, files).path()]);
     (code, if code == 2 { errors } else { out })
 }
 
@@ -178,15 +176,15 @@ fn a_circle_of_folders_is_refused_and_one_of_files_is_not() {
     ];
     let root = tree("circle", &outside);
     for file in ["low.rs", "high.rs", "mid/mod.rs", "mid/inner.rs"] {
-        fs::remove_file(root.join("src").join(file)).unwrap();
+        fs::remove_file(root.path().join("src").join(file)).unwrap();
     }
-    let (code, said, _) = script(&[&root]);
+    let (code, said, _) = script(&[root.path()]);
     assert_eq!((code, &said[..]), (0, "demo: 1 layers, 5 files, 3 imports, none upward\n"));
 
-    fs::create_dir(root.join("src/all/b")).unwrap();
-    fs::write(root.join("src/all/b.rs"), "mod part;\n").unwrap();
-    fs::write(root.join("src/all/b/part.rs"), "\nuse super::super::c::C;\n").unwrap();
-    let (code, said, _) = script(&[&root]);
+    fs::create_dir(root.path().join("src/all/b")).unwrap();
+    fs::write(root.path().join("src/all/b.rs"), "mod part;\n").unwrap();
+    fs::write(root.path().join("src/all/b/part.rs"), "\nuse super::super::c::C;\n").unwrap();
+    let (code, said, _) = script(&[root.path()]);
     let steps = "b imports c (super::super::c::C at src/all/b/part.rs:2), c imports a (super::a::A at src/all/c.rs:1), \
                  a imports b (super::b::B at src/all/a.rs:1)";
     let expected =
@@ -276,9 +274,9 @@ fn a_bad_list_is_refused_with_its_line_and_the_remedy() {
         assert!(code == 2 && said.contains(expected), "{text}: {code} {said}");
     }
     let root = tree("usage", &[]);
-    let (code, _, said) = script(&[&root, Path::new("--deep")]);
+    let (code, _, said) = script(&[root.path(), Path::new("--deep")]);
     assert!(code == 2 && said.starts_with("layers: --deep is no argument here\nusage: "), "{said}");
-    let absent = root.join("absent.toml");
-    let (code, _, said) = script(&[Path::new("--layers"), &absent, &root]);
+    let absent = root.path().join("absent.toml");
+    let (code, _, said) = script(&[Path::new("--layers"), &absent, root.path()]);
     assert!(code == 2 && said.contains("absent.toml cannot be read: "), "{said}");
 }

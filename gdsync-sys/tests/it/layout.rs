@@ -4,8 +4,7 @@
 //! The first is skipped, saying so, where there is no compiler or no header; GDSYNC_REQUIRE_RDMA_HEADERS=1 makes that a
 //! failure. `GDSYNC_RECORD_LAYOUT=FILE` writes the record anew, from the headers that are installed.
 
-mod header;
-
+use crate::header::ask;
 use gdsync_sys::mlx5dv::*;
 use gdsync_sys::prm::{cqe, doorbell, wqe};
 use gdsync_sys::verbs::*;
@@ -260,7 +259,7 @@ fn program(expectations: &[Expectation]) -> String {
 fn declarations_agree_with_the_installed_headers() {
     let expectations = expectations();
     let name = "declarations_agree_with_the_installed_headers";
-    if let Some(said) = header::ask(name, &program(&expectations)) {
+    if let Some(said) = ask(name, &program(&expectations)) {
         compare(&expectations, &said);
         if let Some(file) = std::env::var_os("GDSYNC_RECORD_LAYOUT") {
             std::fs::write(file, said).unwrap();
@@ -275,7 +274,7 @@ fn growing_structs_are_large_enough() {
         ("sizeof(struct ibv_port_attr)".to_owned(), size_of::<ibv_port_attr>()),
         ("sizeof(struct mlx5dv_obj)".to_owned(), size_of::<mlx5dv_obj>()),
     ];
-    if let Some(said) = header::ask("growing_structs_are_large_enough", &program(&sizes)) {
+    if let Some(said) = ask("growing_structs_are_large_enough", &program(&sizes)) {
         let theirs = parse(&said);
         for (expression, ours) in &sizes {
             assert!(theirs[expression.as_str()] <= *ours, "{expression} is larger than ours: {said}");
@@ -286,7 +285,7 @@ fn growing_structs_are_large_enough() {
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn declarations_agree_with_the_record() {
-    compare(&expectations(), include_str!("layout-x86_64.txt"));
+    compare(&expectations(), include_str!("../layout-x86_64.txt"));
 }
 
 #[test]
@@ -306,11 +305,11 @@ fn every_declaration_is_compared() {
     ];
     let expectations = expectations();
     let source = concat!(
-        include_str!("../src/verbs.rs"),
-        include_str!("../src/verbs/constants.rs"),
-        include_str!("../src/verbs/device.rs"),
-        include_str!("../src/verbs/post.rs"),
-        include_str!("../src/mlx5dv.rs")
+        include_str!("../../src/verbs.rs"),
+        include_str!("../../src/verbs/constants.rs"),
+        include_str!("../../src/verbs/device.rs"),
+        include_str!("../../src/verbs/post.rs"),
+        include_str!("../../src/mlx5dv.rs")
     );
     let mut count = 0;
     for line in source.lines() {

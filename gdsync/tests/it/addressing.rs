@@ -2,13 +2,13 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync_test_support::process::alone;
-use gdsync_test_support::pair::*;
 use gdsync::verbs::{GidKind, LinkLayer, Mtu, PortError, provider};
 use gdsync::{
     Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
     WorkRequest,
 };
+use gdsync_test_support::pair::*;
+use gdsync_test_support::process::alone;
 
 /// Runs the test in a process that has an InfiniBand and a RoCE card: the first use of a card
 /// settles which cards a process has.

@@ -3,10 +3,10 @@
 //! The allocator here is that of the whole test binary, as a program has one. It counts by thread, and
 //! so the other tests do not disturb the count.
 
-use gdsync_test_support::pair::{Pair, cpu, poll};
 use gdsync::memop::{MemOpCaps, Word32};
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use gdsync::{Batch, ConnectOptions, PinnedMemory, QueuePairConfig, WorkRequest};
+use gdsync_test_support::pair::{Pair, cpu, poll};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

@@ -1,12 +1,12 @@
 //! Datagrams: where they go, what their receiver is told, and what becomes of those that cannot arrive.
 
-use gdsync_test_support::pair::{self, device, poll, ring, soft, synchronize};
 use gdsync::queue::{GRH_BYTES, RequestError, Syndrome, WorkKind};
 use gdsync::verbs::{AddressHandle, LinkLayer, QueuePairError, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, RemoteMemory, WorkRequest,
 };
+use gdsync_test_support::pair::{self, device, poll, ring, soft, synchronize};
 
 const QKEY: u32 = 0x0a0b_0c0d;
 
@@ -139,10 +139,8 @@ fn a_datagram_of_the_mtu_arrives_and_a_longer_one_is_refused() {
 #[test]
 fn inline_data_up_to_the_limit_and_slices_up_to_the_queues() {
     let pd = ProtectionDomain::new(&device()).unwrap();
-    let post = Post {
-        left: pair::queue_pair(&pd, config().inline(200).send_segments(20)).unwrap(),
-        ..Post::new()
-    };
+    let post =
+        Post { left: pair::queue_pair(&pd, config().inline(200).send_segments(20)).unwrap(), ..Post::new() };
     let right = pair::queue_pair(&pd, config()).unwrap();
     let to = post.left.address_handle(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let target = MemoryRegion::allocate(&pd, 2000, Access::LOCAL_WRITE).unwrap();

@@ -1,14 +1,17 @@
 //! Queue pairs driven through the device header, here by threads of the CPU: every operation, laps, many threads, and handing over.
 
-use gdsync_test_support::pair::{LONG, Pair, content, cpu, fill, layouts, poll};
-use crate::device_calls::{COMPARE_SWAP, Calls, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD, PUT_WARP, Request, SEND, SEND_INLINE, Storm, calls};
-use gdsync_test_support::device::{Ended, run_sanitized};
+use crate::device_calls::{
+    COMPARE_SWAP, Calls, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD, PUT_WARP,
+    Request, SEND, SEND_INLINE, Storm, calls,
+};
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::queue::WorkKind;
 use gdsync::stream::{Cpu, DoorbellPath, Doorbells};
 use gdsync::verbs::Provider;
 use gdsync::{Access, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
+use gdsync_test_support::device::{Ended, run_sanitized};
+use gdsync_test_support::pair::{LONG, Pair, content, cpu, fill, layouts, poll};
 use std::sync::atomic::Ordering;
 
 const PATHS: [DoorbellPath; 2] = [DoorbellPath::Direct, DoorbellPath::Proxy];

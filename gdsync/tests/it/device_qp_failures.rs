@@ -1,8 +1,6 @@
 //! What goes wrong with queue pairs that kernels drive: no room, time-outs, failed requests, threads that stop, and refused turns.
 
-use gdsync_test_support::pair::{LONG, Pair, cpu, drain, poll, sharing};
 use crate::device_calls::{PUT, Request, SEND_INLINE, calls};
-use gdsync_test_support::device::{Ended};
 use gdsync::device::{DeviceQp, DeviceQpError, DeviceQpOptions};
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
@@ -14,6 +12,8 @@ use gdsync::verbs::Transport;
 use gdsync::{
     CompletionQueue, ConnectOptions, MemoryRegion, QueueError, QueuePair, QueuePairConfig, WorkRequest,
 };
+use gdsync_test_support::device::Ended;
+use gdsync_test_support::pair::{LONG, Pair, cpu, drain, poll, sharing};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

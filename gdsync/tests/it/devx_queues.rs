@@ -2,9 +2,6 @@
 //! take, what they refuse, and that nothing of them stays. `GDSYNC_TEST_QUEUES=devx` runs the traffic
 //! of the other files on such queues.
 
-use gdsync_test_support::process::alone;
-use gdsync_test_support::skipped;
-use gdsync_test_support::pair::{self, LONG, Pair, device, poll, soft, synchronize};
 use gdsync::memop::Condition;
 use gdsync::queue::{Syndrome, WorkKind};
 use gdsync::verbs::{DevxError, DevxStatus};
@@ -13,6 +10,9 @@ use gdsync::{
     Access, Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
+use gdsync_test_support::pair::{self, LONG, Pair, device, poll, soft, synchronize};
+use gdsync_test_support::process::alone;
+use gdsync_test_support::skipped;
 
 fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().queues(QueueApi::Devx)

@@ -1,8 +1,8 @@
 //! Streams that go before their work is done, or fail: what they leave behind.
 
-use gdsync_test_support::pair::{LONG, Pair, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream, WorkRequest};
+use gdsync_test_support::pair::{LONG, Pair, poll, soft, synchronize};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,14 @@
 //! Messages that arrive: every operation, every size, over ring ends and laps.
 
-use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, device, fill, poll, ring, soft, synchronize};
 use gdsync::memop::Condition;
 use gdsync::queue::{OrderError, QueueFull, RequestError, StateError, WorkKind};
 use gdsync::verbs::Provider;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
     Slice, WorkRequest,
+};
+use gdsync_test_support::pair::{
+    self, LONG, Pair, content, cpu, device, fill, poll, ring, soft, synchronize,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -222,10 +224,8 @@ fn a_thousand_queue_pairs_in_one_process() {
     let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
     let pairs: Vec<(QueuePair, QueuePair)> = (0..500)
         .map(|_| {
-            let both = (
-                pair::queue_pair(&pair.pd, config).unwrap(),
-                pair::queue_pair(&pair.pd, config).unwrap(),
-            );
+            let both =
+                (pair::queue_pair(&pair.pd, config).unwrap(), pair::queue_pair(&pair.pd, config).unwrap());
             both.0.connect(&both.1.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             both.1.connect(&both.0.endpoint().unwrap(), ConnectOptions::default()).unwrap();
             both

@@ -1,10 +1,10 @@
 //! What `QueuePair::failure()` says when both queues of a queue pair hold errors, whichever the program polls first.
 
-use gdsync_test_support::pair::{self, LONG, Pair, drain_and_reconnect, poll, ring};
 use gdsync::persistent::PersistentRecv;
 use gdsync::queue::{FailureCause, Syndrome, WorkError};
 use gdsync::verbs::AsyncEventKind;
 use gdsync::{QueuePair, RemoteMemory, WorkRequest};
+use gdsync_test_support::pair::{self, LONG, Pair, drain_and_reconnect, poll, ring};
 
 const BAD: RemoteMemory = RemoteMemory { addr: 0, len: 8, rkey: 1 };
 
@@ -63,9 +63,8 @@ fn progress_of_a_persistent_request_finds_the_cause_too() {
 
 #[test]
 fn a_flush_gives_way_to_the_event_that_is_read_later_and_to_nothing_after_that() {
-    if !pair::events_of_queues(
-        "a_flush_gives_way_to_the_event_that_is_read_later_and_to_nothing_after_that",
-    ) {
+    if !pair::events_of_queues("a_flush_gives_way_to_the_event_that_is_read_later_and_to_nothing_after_that")
+    {
         return;
     }
     let pair = Pair::new();

@@ -1,12 +1,12 @@
 //! Waits that know about errors, and the watchdog: what `docs/failure-model.md` says of them.
 
-use gdsync_test_support::pair::{LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
 use gdsync::batch::BatchShape;
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::{FailureCause, Status, Syndrome};
 use gdsync::verbs::OutOfRange;
 use gdsync::{Batch, Error, PinnedMemory, RemoteMemory, Stream, WorkRequest};
 use gdsync_test_support::gpu::{self, Rig};
+use gdsync_test_support::pair::{LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 

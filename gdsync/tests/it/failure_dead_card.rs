@@ -2,14 +2,14 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync_test_support::process::alone;
-use gdsync_test_support::pair::{self, drain, poll, soft, synchronize};
 use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::verbs::provider;
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
     WorkRequest,
 };
+use gdsync_test_support::pair::{self, drain, poll, soft, synchronize};
+use gdsync_test_support::process::alone;
 
 struct Side {
     queue_pair: QueuePair,

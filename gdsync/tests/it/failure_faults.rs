@@ -3,9 +3,6 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync_test_support::process::alone;
-use gdsync_test_support::{on_system, skipped};
-use gdsync_test_support::pair::{self, LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::{FailureCause, StateError, Status, Syndrome};
 use gdsync::verbs::{AsyncEventKind, Transport};
@@ -13,6 +10,11 @@ use gdsync::{
     Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,
     Stream, WorkRequest,
 };
+use gdsync_test_support::pair::{
+    self, LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize,
+};
+use gdsync_test_support::process::alone;
+use gdsync_test_support::{on_system, skipped};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 

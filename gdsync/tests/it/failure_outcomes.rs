@@ -1,12 +1,12 @@
 //! What a program on a stream sees of each failure: the rows of `docs/failure-model.md`.
 
-use gdsync_test_support::process::{again, role};
-use gdsync_test_support::pair::{self, LONG, Pair, poll, soft, synchronize};
 use gdsync::batch::StreamWait;
 use gdsync::memop::Condition;
 use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
 use gdsync::verbs::AsyncEventKind;
 use gdsync::{Batch, ConnectOptions, Endpoint, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest};
+use gdsync_test_support::pair::{self, LONG, Pair, poll, soft, synchronize};
+use gdsync_test_support::process::{again, role};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 use std::sync::mpsc;

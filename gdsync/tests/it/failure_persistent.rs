@@ -1,10 +1,10 @@
 //! Persistent requests: prepared once, started many times on a stream.
 
-use gdsync_test_support::pair::{LONG, Pair, content, drain_and_reconnect, poll, soft, synchronize};
 use gdsync::memop::Condition;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
 use gdsync::queue::{QueueFull, RequestError, StateError, Status, Syndrome, WorkKind};
 use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, WorkRequest};
+use gdsync_test_support::pair::{LONG, Pair, content, drain_and_reconnect, poll, soft, synchronize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

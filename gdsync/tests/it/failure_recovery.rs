@@ -1,6 +1,5 @@
 //! From failure to a new connection, with the same queue pairs: what `docs/failure-model.md` says under "Recovery".
 
-use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize};
 use gdsync::memop::Condition;
 use gdsync::qp::ResetError;
 use gdsync::queue::{OrderError, ResetBlocker, StateError, Syndrome};
@@ -9,6 +8,9 @@ use gdsync::verbs::Transport;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig, RemoteMemory,
     WorkRequest,
+};
+use gdsync_test_support::pair::{
+    self, LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize,
 };
 
 /// A message from left to right, rung and awaited by streams.

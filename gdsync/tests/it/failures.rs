@@ -1,6 +1,5 @@
 //! What goes wrong, and what a program sees of it. No stream may hang because a send failed.
 
-use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, poll, ring, soft, synchronize};
 use gdsync::memop::{Condition, StreamError};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{FailureCause, OrderError, QueueFull, RequestError, StateError, Syndrome};
@@ -10,6 +9,7 @@ use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
     RemoteMemory, Stream, WorkRequest,
 };
+use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, poll, ring, soft, synchronize};
 use std::time::{Duration, Instant};
 
 fn syndrome(pair: &Pair) -> Option<Syndrome> {

@@ -1,6 +1,5 @@
 //! The main job on a real GPU. Skipped, and said so, where there is none.
 
-use gdsync_test_support::pair::{LONG, poll};
 use gdsync::batch::StreamWait;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::sys;
@@ -10,6 +9,7 @@ use gdsync::stream::{Doorbells, PostFailure};
 use gdsync::verbs::{GpuMemoryRegion, RegistrationError};
 use gdsync::{Access, Batch, CudaStream, Error, PinnedMemory, QueueError, Stream, WorkRequest};
 use gdsync_test_support::gpu::{Rig, synchronize, words};
+use gdsync_test_support::pair::{LONG, poll};
 use std::time::{Duration, Instant};
 
 #[test]

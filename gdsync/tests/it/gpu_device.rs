@@ -1,6 +1,5 @@
 //! Queue pairs driven by kernels of a real GPU, on the card under test. Skipped, and said so, where there is no GPU.
 
-use gdsync_test_support::pair::{LONG, Pair, layouts, poll, queue_pair};
 use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
@@ -11,6 +10,7 @@ use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueuePair, QueuePairConfig, WorkRequest,
 };
 use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize};
+use gdsync_test_support::pair::{LONG, Pair, layouts, poll, queue_pair};
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.

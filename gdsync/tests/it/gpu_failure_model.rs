@@ -1,7 +1,6 @@
 //! The failure model on a real GPU: what kernels learn of failed work, persistent requests, the watchdog, recovery, graphs. Skipped, and
 //! said so, where there is none.
 
-use gdsync_test_support::pair::{Pair, drain_and_reconnect, poll};
 use gdsync::batch::BatchShape;
 use gdsync::cuda::{CudaError, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
@@ -17,6 +16,7 @@ use gdsync::{
     WorkRequest,
 };
 use gdsync_test_support::gpu::{Rig, words};
+use gdsync_test_support::pair::{Pair, drain_and_reconnect, poll};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 

@@ -1,6 +1,5 @@
 //! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went early.
 
-use gdsync_test_support::pair::{self, LONG, poll};
 use gdsync::cuda::{CudaError, DriverError};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
@@ -8,8 +7,9 @@ use gdsync::memory::HostAddr;
 use gdsync::queue::FailureCause;
 use gdsync::stream::PostFailure;
 use gdsync::{Batch, CudaStream, PinnedMemory, Stream, WorkRequest};
-use gdsync_test_support::process::alone;
 use gdsync_test_support::gpu::{Rig, synchronize};
+use gdsync_test_support::pair::{self, LONG, poll};
+use gdsync_test_support::process::alone;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

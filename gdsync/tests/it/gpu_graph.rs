@@ -1,6 +1,5 @@
 //! Batches in CUDA graphs.
 
-use gdsync_test_support::pair::poll;
 use gdsync::batch::BatchShape;
 use gdsync::cuda::CudaError;
 use gdsync::graph::{CudaGraph, GraphError};
@@ -10,6 +9,7 @@ use gdsync::stream::PostFailure;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueueError, Stream, WorkRequest};
 use gdsync_test_support::gpu::{Rig, synchronize, words};
+use gdsync_test_support::pair::poll;
 
 struct Exchange {
     rig: Rig,

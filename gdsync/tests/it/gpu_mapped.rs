@@ -1,13 +1,13 @@
 //! CPU mappings of a real GPU's memory. Skipped without a GPU, or if no backend works.
 
-use gdsync_test_support::pair::LONG;
 use gdsync::cuda::GpuMemory;
 use gdsync::mapped::{self, LoadKernel, MappedMemory, MappingBackend, MappingError, StoreKernel};
 use gdsync::memop::{Condition, GpuWord32};
 use gdsync::{Access, Batch, CudaStream, Stream, WorkRequest};
+use gdsync_test_support::gpu::{Rig, synchronize};
+use gdsync_test_support::pair::LONG;
 use gdsync_test_support::process::alone;
 use gdsync_test_support::skipped;
-use gdsync_test_support::gpu::{Rig, synchronize};
 use std::time::Instant;
 
 /// A GPU, and each backend that works on it. `None` where there is none.

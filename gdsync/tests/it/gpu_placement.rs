@@ -1,14 +1,14 @@
 //! Queues in the memory of a real GPU. Skipped, and said so, where there is none.
 
-use gdsync_test_support::skipped;
-use gdsync_test_support::pair::{self, 
-    Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
-    synchronize as synchronize_soft,
-};
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::stream::{Posted, StreamOptions};
 use gdsync::{Batch, ConnectOptions, CudaStream, QueuePairConfig, Stream, WorkRequest};
 use gdsync_test_support::gpu::{Rig, synchronize};
+use gdsync_test_support::pair::{
+    self, Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
+    synchronize as synchronize_soft,
+};
+use gdsync_test_support::skipped;
 
 fn pair(placement: QueuePlacement) -> Pair {
     let config = QueuePairConfig::default().send_depth(16).recv_depth(16);

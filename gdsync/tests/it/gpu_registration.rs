@@ -1,12 +1,12 @@
 //! GPU memory registered with a card, once for many messages, on a real GPU. Skipped, and said so, where there is none.
 
-use gdsync_test_support::skipped;
-use gdsync_test_support::pair::{poll, ring};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use gdsync::verbs::{GpuMemoryRegion, Provider, RegistrationCache, RegistrationPath};
 use gdsync::{Access, WorkRequest};
 use gdsync_test_support::gpu::Rig;
+use gdsync_test_support::pair::{poll, ring};
+use gdsync_test_support::skipped;
 use std::os::fd::AsRawFd;
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);

@@ -2,11 +2,11 @@
 
 #![cfg(feature = "ibverbs")]
 
-use gdsync_test_support::skipped_unless_required;
-use gdsync_test_support::pair::*;
 use gdsync::verbs::OpenError;
 use gdsync::verbs::ibverbs::ffi;
 use gdsync::{Access, ConnectOptions, Error, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
+use gdsync_test_support::pair::*;
+use gdsync_test_support::skipped_unless_required;
 
 /// The first mlx5 device of libibverbs, opened.
 fn open() -> Option<*mut ffi::ibv_context> {

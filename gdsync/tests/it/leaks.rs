@@ -6,9 +6,6 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync_test_support::process::alone;
-use gdsync_test_support::{on_system, skipped};
-use gdsync_test_support::pair::{self, LONG, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
 use gdsync::persistent::{PersistentRecv, PersistentSend};
 use gdsync::queue::Status;
@@ -17,6 +14,9 @@ use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain,
     QueuePair, QueuePairConfig, RemoteMemory, SoftStream, Stream, WorkRequest,
 };
+use gdsync_test_support::pair::{self, LONG, soft, synchronize};
+use gdsync_test_support::process::alone;
+use gdsync_test_support::{on_system, skipped};
 use std::any::Any;
 use std::io::Write;
 use std::sync::Arc;

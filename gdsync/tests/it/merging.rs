@@ -1,6 +1,5 @@
 //! Merged batches on the software card: how many operations they take, and that nothing else changes.
 
-use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::QueueFull;
 use gdsync::stream::StreamOptions;
@@ -8,6 +7,7 @@ use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
+use gdsync_test_support::pair::{self, LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use std::time::Instant;
 
 /// Sends of 8 bytes each to places of their own, and waits for them.

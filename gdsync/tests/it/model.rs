@@ -1,11 +1,11 @@
 //! Random operations through two connected queue pairs, compared with a plain model of memory.
 
-use gdsync_test_support::pair::{self, Pair, content, cpu, poll};
 use gdsync::stream::Cpu;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PreparedSend, QueuePairConfig, Slice, SoftStream, Stream,
     WorkRequest,
 };
+use gdsync_test_support::pair::{self, Pair, content, cpu, poll};
 use proptest::prelude::*;
 use std::cell::RefCell;
 

@@ -1,15 +1,15 @@
 //! Queues whose memory lies elsewhere: here, in memory of the host that is treated as a GPU's. `gpu_placement.rs` has the GPU.
 
-use gdsync_test_support::pair::{self, 
-    Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, queue_api, poll, post_and_poll,
-    queue_pair, sharing, soft, synchronize,
-};
 use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{
     Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, ProtectionDomain, QueuePairConfig,
     SoftStream, Stream, WorkRequest,
+};
+use gdsync_test_support::pair::{
+    self, Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll,
+    queue_api, queue_pair, sharing, soft, synchronize,
 };
 
 fn pair(placement: QueuePlacement) -> Pair {

@@ -1,6 +1,5 @@
 //! Single sends, posted by themselves: the short way does what the long one does.
 
-use gdsync_test_support::pair::{LONG, Pair, poll};
 use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::queue::{OrderError, StateError};
@@ -8,6 +7,7 @@ use gdsync::stream::{DoorbellPath, PostError, PostFailure, Posted, StreamOptions
 use gdsync::{
     Batch, ConnectOptions, PreparedSend, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
+use gdsync_test_support::pair::{LONG, Pair, poll};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! Doorbells through the proxy: the same results as from the stream itself.
 
-use gdsync_test_support::pair::{LONG, Pair, content, cpu, fill, poll, synchronize};
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::queue::OrderError;
 use gdsync::stream::{Cpu, DoorbellPath, Doorbells, PostFailure, StreamOptions};
 use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest};
+use gdsync_test_support::pair::{LONG, Pair, content, cpu, fill, poll, synchronize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Registrations that outlast a request: found again, bounded, gone with their memory, kept while a work request names them.
 
-use gdsync_test_support::pair::{Pair, poll, ring};
 use gdsync::memory::OutOfBounds;
 use gdsync::verbs::{CacheLimits, RegistrationCache};
 use gdsync::{Access, Error, PinnedMemory, WorkRequest};
+use gdsync_test_support::pair::{Pair, poll, ring};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;

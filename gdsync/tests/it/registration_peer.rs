@@ -1,11 +1,11 @@
 //! Cached registrations of memory that only a peer-memory client knows, which counts them: on the software card.
 
-use gdsync_test_support::fake_gpu;
-use gdsync_test_support::pair::{poll, ring};
 use gdsync::verbs::RegistrationCache;
 use gdsync::{
     Access, ConnectOptions, Device, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
 };
+use gdsync_test_support::fake_gpu;
+use gdsync_test_support::pair::{poll, ring};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -1,12 +1,12 @@
 //! Completion queues that several queue pairs share, or both directions of one: who completed, what waits wake, what is left behind.
 
-use gdsync_test_support::pair::{self, content, cpu, device, poll, soft, synchronize};
 use gdsync::queue::{OrderError, QueueFull, Syndrome, WorkKind};
 use gdsync::verbs::QueuePairError;
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain,
     QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
+use gdsync_test_support::pair::{self, content, cpu, device, poll, soft, synchronize};
 
 /// Connected pairs that all complete in one queue, sends and receives.
 struct Crowd {

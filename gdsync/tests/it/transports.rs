@@ -1,12 +1,12 @@
 //! Every operation of every connected transport: what arrives, what completes, and what is refused.
 
-use gdsync_test_support::pair::{Pair, content, device, fill, poll, ring, soft, synchronize};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{RequestError, Syndrome, WorkKind};
 use gdsync::verbs::{Provider, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, QueueError, QueuePairConfig, RemoteMemory, WorkRequest,
 };
+use gdsync_test_support::pair::{Pair, content, device, fill, poll, ring, soft, synchronize};
 use std::sync::atomic::Ordering;
 
 fn open() -> Pair {

@@ -1,10 +1,10 @@
 //! Sequences of word writes, waits and byte writes do to memory what a plain model says, on every backend of the CPU's.
 
-use gdsync_test_support::pair::{self, cpu, soft, synchronize};
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, MemOpStream, StreamError, Word32, Word64};
 use gdsync::stream::{Cpu, PostFailure};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+use gdsync_test_support::pair::{self, cpu, soft, synchronize};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,21 +1,24 @@
 //! Cards of different hosts: processes in network namespaces of their own, and at loopback addresses of their own.
 
+use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
+use gdsync_test_support::process::{ROLE, arguments, role};
+use gdsync_test_support::skipped;
 use std::fmt::Arguments;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use crate::verbs_bed::*;
 use zerocopy::IntoBytes;
 
-const CHILD: &str = "SOFTHCA_TEST_TCP_CHILD";
+/// What `host_process` is, in a process of its own.
+const HOST: &str = "host";
 const LENGTH: usize = 64;
 
 /// Run by the tests in processes of their own: a host. It does what lines on its input say.
 #[test]
 fn host_process() {
-    if std::env::var_os(CHILD).is_none() {
+    if role().is_none_or(|role| role != HOST) {
         return;
     }
     // The test harness prints, too: the mark says which lines are meant.
@@ -130,8 +133,8 @@ impl Host {
             }
         };
         let mut child = command
-            .args(["--exact", "host_process", "--nocapture"])
-            .env(CHILD, "1")
+            .args(arguments(module_path!(), "host_process"))
+            .env(ROLE, HOST)
             .env(softhca::fabric::LISTEN_VARIABLE, address)
             .env(softhca::faults::FAULTS_VARIABLE, faults)
             .stdin(Stdio::piped())
@@ -276,11 +279,8 @@ fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
     let namespaces = match Namespaces::new() {
         Ok(namespaces) => namespaces,
         Err(why) => {
-            let said = format!(
-                "SKIPPED hosts_with_a_network_between_them_speak_until_it_is_cut: {why} (needs root)\n"
-            );
-            std::io::stderr().write_all(said.as_bytes()).unwrap();
-            return;
+            let test = "hosts_with_a_network_between_them_speak_until_it_is_cut";
+            return skipped(test, &format!("{why} (needs root)"));
         }
     };
     let [a, b] = &namespaces.names;

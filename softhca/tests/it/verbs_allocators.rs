@@ -1,12 +1,12 @@
 //! Queue memory from a parent domain's allocators.
 
+use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::*;
 use gdsync_sys::verbs::*;
 use libc::{c_void, size_t};
 use parking_lot::Mutex;
 use std::alloc::Layout;
 use std::ptr;
-use crate::verbs_bed::*;
 
 /// What an allocator was asked for, and what it does.
 struct Recorder {

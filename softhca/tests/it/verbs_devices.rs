@@ -1,10 +1,11 @@
-//! Devices, and how their cards come and go. One test: how many devices there are is decided once for a process.
+//! Devices, and when their cards begin and end. The first use decides how many devices a process has.
 
+use crate::verbs_bed::*;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::*;
+use gdsync_test_support::process::alone;
 use std::collections::HashSet;
 use std::ffi::CStr;
-use crate::verbs_bed::*;
 
 fn identity(context: *mut ibv_context) -> (u16, u64, [u8; 16]) {
     let (mut port, mut device, mut gid) =
@@ -20,8 +21,9 @@ fn identity(context: *mut ibv_context) -> (u16, u64, [u8; 16]) {
 
 #[test]
 fn devices_and_their_cards() {
-    // SAFETY: no other thread runs yet in this program of one test.
-    unsafe { std::env::set_var(softhca::verbs::DEVICES_VARIABLE, "3") };
+    if !alone(module_path!(), "devices_and_their_cards", &[(softhca::verbs::DEVICES_VARIABLE, "3")]) {
+        return;
+    }
     assert_eq!(api().provider, Provider::Software);
     assert_eq!(softhca::verbs::diagnostics(), []);
     let mut count = 0;

@@ -1,10 +1,10 @@
 //! Bad input of every function, and the errno that it is answered with.
 
+use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::*;
 use gdsync_sys::verbs::*;
 use libc::{EFAULT, EINVAL, EOPNOTSUPP, c_int};
 use std::ptr::{self, null_mut};
-use crate::verbs_bed::*;
 
 /// A call that returns a pointer: null, with that errno.
 #[track_caller]

@@ -1,12 +1,15 @@
-//! A device on Ethernet. One test: which devices there are is decided once for a process.
+//! A device on Ethernet. The first use decides which devices a process has.
 
-use gdsync_sys::verbs::*;
 use crate::verbs_bed::*;
+use gdsync_sys::verbs::*;
+use gdsync_test_support::process::alone;
 
 #[test]
 fn an_ethernet_port_has_gids_and_no_lid() {
-    // SAFETY: no other thread runs yet in this program of one test.
-    unsafe { std::env::set_var(softhca::devices::DEVICES_VARIABLE, "ib,roce") };
+    let devices = [(softhca::devices::DEVICES_VARIABLE, "ib,roce")];
+    if !alone(module_path!(), "an_ethernet_port_has_gids_and_no_lid", &devices) {
+        return;
+    }
     let context = open(1);
     let (mut attr, mut gid) = (ibv_port_attr::default(), ibv_gid::default());
     let query_gid = |index, gid: &mut ibv_gid| {

@@ -1,13 +1,18 @@
-//! Faults of the whole process. One test: they are of all its cards.
+//! Faults of the whole process, that is of all its cards.
 
+use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
-use crate::verbs_bed::*;
+use gdsync_test_support::process::alone;
 use zerocopy::IntoBytes;
 
 #[test]
 fn a_plan_is_for_cards_that_run_and_those_to_come_until_it_is_ended() {
+    let test = "a_plan_is_for_cards_that_run_and_those_to_come_until_it_is_ended";
+    if !alone(module_path!(), test, &[]) {
+        return;
+    }
     softhca::set_faults(Some("drop nth=1 kind=write times=1; fail=remote-operation nth=3".parse().unwrap()));
     let bed = Bed::new();
     let cq = bed.cq(15);

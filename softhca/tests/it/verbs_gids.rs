@@ -1,7 +1,7 @@
 //! The GID table as `ibv_query_gid_table` tells it.
 
-use gdsync_sys::verbs::*;
 use crate::verbs_bed::*;
+use gdsync_sys::verbs::*;
 
 #[test]
 fn the_table_has_the_ports_gids_with_their_kinds() {

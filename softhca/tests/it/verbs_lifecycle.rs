@@ -1,9 +1,9 @@
 //! Objects come and go in order: a parent stays while something made of it is left.
 
+use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::*;
 use gdsync_sys::verbs::*;
 use std::ptr;
-use crate::verbs_bed::*;
 
 /// Destroys that must be refused with EBUSY now.
 macro_rules! busy {

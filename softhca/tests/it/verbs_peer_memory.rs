@@ -1,19 +1,21 @@
 //! Memory that the CPU cannot dereference, registered and used through the table of entry points, by one process and by two.
 
-use gdsync_test_support::fake_gpu::{self, Buffer};
+use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
 use gdsync_sys::prm::doorbell::ci_record;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
-use softhca::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use gdsync_test_support::fake_gpu::{self, Buffer};
+use gdsync_test_support::process::{again, role};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use crate::verbs_bed::*;
 use zerocopy::IntoBytes;
 
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+/// What `child_process` is, in a process of its own.
+const RESPONDER: &str = "responder";
 /// Many packets, and a rest.
 const SIZE: usize = (3 << 20) + 77;
 
@@ -135,7 +137,7 @@ fn a_message_in_one_process() {
 /// Run by `messages_between_two_processes` in a process of its own: the responder. It does what lines on its input say.
 #[test]
 fn child_process() {
-    if std::env::var_os("SOFTHCA_TEST_PEER_CHILD").is_none() {
+    if role().is_none_or(|role| role != RESPONDER) {
         return;
     }
     let mut side = Side::new();
@@ -169,9 +171,7 @@ fn child_process() {
 
 #[test]
 fn messages_between_two_processes() {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_process", "--nocapture"])
-        .env("SOFTHCA_TEST_PEER_CHILD", "1")
+    let mut child = again(module_path!(), "child_process", RESPONDER)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,8 +1,8 @@
 //! What a device and its port say of themselves.
 
+use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
 use std::ffi::CStr;
-use crate::verbs_bed::*;
 
 #[test]
 fn a_device_states_its_limits() {

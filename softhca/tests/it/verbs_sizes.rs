@@ -1,8 +1,8 @@
 //! What is granted for what is asked: libmlx5's numbers (`providers/mlx5/verbs.c`).
 
+use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
 use std::ptr;
-use crate::verbs_bed::*;
 
 #[test]
 fn completion_queues_are_rounded_up_with_one_entry_to_spare() {

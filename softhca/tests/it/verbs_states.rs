@@ -1,8 +1,8 @@
 //! The state machine of queue pairs, with the attributes that every step needs and refuses.
 
+use crate::verbs_bed::*;
 use gdsync_sys::verbs::*;
 use libc::c_int;
-use crate::verbs_bed::*;
 
 /// A queue pair in a given state, freshly made.
 fn in_state(bed: &Bed, cq: *mut ibv_cq, state: c_int) -> *mut ibv_qp {

@@ -1,12 +1,12 @@
 //! Messages and failures, made by hand from the wire formats.
 
+use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
-use crate::verbs_bed::*;
 use zerocopy::IntoBytes;
 
 const ALL_ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;

@@ -1,5 +1,6 @@
 //! Datagrams and unreliable connections through the table of entry points: states, Q_Keys, addresses, and messages by hand.
 
+use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::{
@@ -8,7 +9,6 @@ use gdsync_sys::prm::wqe::{
 use gdsync_sys::verbs::*;
 use libc::{EINVAL, c_int};
 use std::ptr;
-use crate::verbs_bed::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 const ALL_ACCESS: u32 =

@@ -1,7 +1,5 @@
 //! `gdsync doctor` on recorded trees of several machines, and on this one.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
 mod topologies;
 mod tree;
 
@@ -27,7 +25,7 @@ struct Said {
 
 impl Said {
     fn of(tree: &Tree) -> Said {
-        let output = doctor(&["--json", "--root", tree.root.to_str().unwrap()]);
+        let output = doctor(&["--json", "--root", tree.root().to_str().unwrap()]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(stderr.is_empty(), "{stderr}");
         Said { report: serde_json::from_slice(&output.stdout).unwrap(), code: output.status.code() }
@@ -214,7 +212,7 @@ fn a_machine_with_nothing_gets_warnings_and_the_software_card() {
     said.has("RDMA devices", "warn", "none", "the software one");
     said.has("GPU nearest card", "skip", "neither GPU nor card", "");
     said.has("IOMMU", "pass", "none in use", "");
-    let text = doctor(&["--root", recorded.root.to_str().unwrap()]);
+    let text = doctor(&["--root", recorded.root().to_str().unwrap()]);
     let text = String::from_utf8(text.stdout).unwrap();
     let summary = &said.report["summary"];
     assert!(text.ends_with(&format!(
@@ -265,7 +263,7 @@ fn a_root_that_is_no_tree_is_an_error() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere/at/all is no folder"));
     let tree = tree("/proc/", "{\"cuda\": 1}");
-    let output = doctor(&["--root", tree.root.to_str().unwrap()]);
+    let output = doctor(&["--root", tree.root().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("libraries.json"));
 }

@@ -1,20 +1,12 @@
 //! Trees of sysfs and proc files, built from a description in text.
 
+use gdsync_test_support::folder::Folder;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A folder that goes when dropped.
-pub(crate) struct Tree {
-    pub(crate) root: PathBuf,
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
-    }
-}
+/// A folder that stands for `/`.
+pub(crate) struct Tree(Folder);
 
 impl Tree {
     /// A description has one thing in a line:
@@ -25,11 +17,7 @@ impl Tree {
     ///   bytes of configuration space (`config`); the control register of its ACS (`acs`, in hexadecimal),
     /// - `card NAME BRIDGES.../ADDRESS KEY=VALUE...`: an RDMA device of it, with `state`, `phys`, `layer`, `fw`.
     pub(crate) fn build(description: &str) -> Tree {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("gdsync-doctor-{}-{number}", std::process::id()));
-        fs::create_dir_all(&root).unwrap();
-        let tree = Tree { root };
+        let tree = Tree(Folder::new("doctor"));
         for line in
             description.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
         {
@@ -56,8 +44,12 @@ impl Tree {
         }
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        self.0.path()
+    }
+
     pub(crate) fn at(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
+        self.root().join(path.trim_start_matches('/'))
     }
 
     fn parent(&self, path: &str) -> PathBuf {

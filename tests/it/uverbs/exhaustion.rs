@@ -1,31 +1,31 @@
 //! A card of which everything is taken: ENOMEM, and all of it can be given back and taken again.
 
-use crate::support::{Temporary, is_required, run, skipped, soft};
+use crate::uverbs::support::{lacks, run, soft};
 use gdsync_sys::api::VerbsApi;
 use gdsync_sys::system;
 use gdsync_sys::verbs as ibv;
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::process::{ROLE, arguments, role};
 use softhca::card::LIMITS;
 use std::{io, ptr};
 
-/// Set in the process that takes everything: this test again, under `gdsync soft`.
-const INSIDE: &str = "GDSYNC_TEST_EXHAUSTION";
+/// The role of the process that takes everything: this test again, under `gdsync soft`.
+const INSIDE: &str = "exhaust";
 /// Most memory that it may need.
 const MEMORY_KIB: i64 = 1 << 20;
 
 #[test]
 fn everything_can_be_exhausted_and_given_back() {
     let test = "everything_can_be_exhausted_and_given_back";
-    if std::env::var_os(INSIDE).is_some() {
+    if role().is_some_and(|role| role == INSIDE) {
         return exhaust(system::load().unwrap());
     }
     if let Err(error) = system::load() {
-        assert!(!is_required(), "{error}");
-        return skipped(test, &error.to_string());
+        return lacks(test, &error.to_string());
     }
-    let temporary = Temporary::new("exhaustion");
-    let mut command = soft("1", &std::env::current_exe().unwrap(), &temporary.0);
-    let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-    command.args([name.as_str(), "--exact"]).env(INSIDE, "1");
+    let temporary = Folder::new("exhaustion");
+    let mut command = soft("1", &std::env::current_exe().unwrap(), temporary.path());
+    command.args(arguments(module_path!(), test)).env(ROLE, INSIDE);
     let ended = run(command);
     assert!(ended.succeeded().contains("1 passed"), "{}", ended.text);
     assert_eq!(temporary.content(), 0);

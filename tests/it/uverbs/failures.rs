@@ -1,6 +1,7 @@
 //! Killed processes, vanished folders, exhausted cards: errors, no hangs, nothing left behind.
 
-use crate::support::{Pair, Temporary, run, soft, tool};
+use crate::uverbs::support::{Pair, run, soft, tool};
+use gdsync_test_support::folder::Folder;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ fn endless(test: &str, temporary: &Path) -> Option<Pair> {
 
 #[test]
 fn a_killed_client_is_an_error_for_the_server() {
-    let temporary = Temporary::new("killed-client");
-    let Some(pair) = endless("a_killed_client_is_an_error_for_the_server", &temporary.0) else { return };
+    let temporary = Folder::new("killed-client");
+    let Some(pair) = endless("a_killed_client_is_an_error_for_the_server", temporary.path()) else { return };
     pair.client.kill();
     assert_eq!(pair.client.end().code, Some(137));
     let server = pair.server.end();
@@ -38,8 +39,8 @@ fn a_killed_client_is_an_error_for_the_server() {
 
 #[test]
 fn a_killed_server_is_an_error_for_the_client() {
-    let temporary = Temporary::new("killed-server");
-    let Some(pair) = endless("a_killed_server_is_an_error_for_the_client", &temporary.0) else { return };
+    let temporary = Folder::new("killed-server");
+    let Some(pair) = endless("a_killed_server_is_an_error_for_the_client", temporary.path()) else { return };
     pair.server.kill();
     assert_eq!(pair.server.end().code, Some(137));
     let client = pair.client.end();
@@ -52,14 +53,14 @@ fn a_killed_server_is_an_error_for_the_client() {
 fn the_folder_may_vanish_under_running_programs() {
     let test = "the_folder_may_vanish_under_running_programs";
     let Some(tool) = tool(test, "ibv_rc_pingpong") else { return };
-    let temporary = Temporary::new("vanished");
+    let temporary = Folder::new("vanished");
     let vanishes = || {
-        for entry in std::fs::read_dir(&temporary.0).unwrap() {
+        for entry in std::fs::read_dir(temporary.path()).unwrap() {
             std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
         }
     };
     // The server listens: it has its device.
-    for ended in Pair::start_after(&[&tool], "ib", &["-n", "500"], &temporary.0, vanishes).end() {
+    for ended in Pair::start_after(&[&tool], "ib", &["-n", "500"], temporary.path(), vanishes).end() {
         assert_eq!(ended.code, Some(0), "{}", ended.text);
     }
     assert_eq!(temporary.content(), 0);
@@ -68,8 +69,8 @@ fn the_folder_may_vanish_under_running_programs() {
 #[test]
 fn more_queue_entries_than_the_card_has_are_refused() {
     let Some(tool) = tool("more_queue_entries_than_the_card_has_are_refused", "ib_send_bw") else { return };
-    let temporary = Temporary::new("exhausted");
-    let mut command = soft("ib", &tool, &temporary.0);
+    let temporary = Folder::new("exhausted");
+    let mut command = soft("ib", &tool, temporary.path());
     command.args(["-r", "1000000", "-n", "5"]);
     let ended = run(command);
     assert!(ended.code.is_some_and(|code| code != 0 && code < 128), "{ended:?}");
@@ -80,10 +81,10 @@ fn more_queue_entries_than_the_card_has_are_refused() {
 fn queue_pairs_need_no_files() {
     let test = "queue_pairs_need_no_files";
     let Some(tool) = tool(test, "ib_write_bw") else { return };
-    let temporary = Temporary::new("files");
+    let temporary = Folder::new("files");
     // libmlx5 takes many doorbell pages for so many queue pairs: all of them are in one file.
     let program = [Path::new("prlimit"), Path::new("--nofile=24:24"), &tool];
-    for ended in Pair::start_after(&program, "ib", &["-q", "500", "-n", "5"], &temporary.0, || {}).end() {
+    for ended in Pair::start_after(&program, "ib", &["-q", "500", "-n", "5"], temporary.path(), || {}).end() {
         assert_eq!(ended.code, Some(0), "{}", ended.text);
     }
     assert_eq!(temporary.content(), 0);

@@ -1,12 +1,13 @@
 //! Tools that list devices.
 
-use crate::support::{Temporary, run, soft, tool};
+use crate::uverbs::support::{run, soft, tool};
+use gdsync_test_support::folder::Folder;
 
 #[test]
 fn devices_are_listed() {
     let Some(tool) = tool("devices_are_listed", "ibv_devices") else { return };
-    let temporary = Temporary::new("devices");
-    let listed = run(soft("3", &tool, &temporary.0));
+    let temporary = Folder::new("devices");
+    let listed = run(soft("3", &tool, temporary.path()));
     let text = listed.succeeded();
     for (name, guid) in
         [("mlx5_0", "020000fffe800000"), ("mlx5_1", "020000fffe800001"), ("mlx5_2", "020000fffe800002")]
@@ -20,8 +21,8 @@ fn devices_are_listed() {
 #[test]
 fn devices_of_both_link_layers_are_described() {
     let Some(tool) = tool("devices_of_both_link_layers_are_described", "ibv_devinfo") else { return };
-    let temporary = Temporary::new("devinfo");
-    let mut command = soft("ib,roce", &tool, &temporary.0);
+    let temporary = Folder::new("devinfo");
+    let mut command = soft("ib,roce", &tool, temporary.path());
     command.arg("-v");
     let described = run(command);
     let text = described.succeeded();
@@ -51,9 +52,9 @@ fn devices_of_both_link_layers_are_described() {
 #[test]
 fn a_single_device_can_be_asked_for_and_others_are_not_there() {
     let Some(tool) = tool("a_single_device_can_be_asked_for", "ibv_devinfo") else { return };
-    let temporary = Temporary::new("one-device");
+    let temporary = Folder::new("one-device");
     let ask = |name: &str| {
-        let mut command = soft("2", &tool, &temporary.0);
+        let mut command = soft("2", &tool, temporary.path());
         command.args(["-d", name]);
         run(command)
     };

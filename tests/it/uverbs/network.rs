@@ -1,6 +1,7 @@
 //! What the card's environment changes: faults, and a network between hosts. `-c` checks the data.
 
-use crate::support::{Pair, Temporary, run, soft, tool};
+use crate::uverbs::support::{Pair, run, soft, tool};
+use gdsync_test_support::folder::Folder;
 use std::path::Path;
 
 const FAULTS: &str =
@@ -9,11 +10,11 @@ const FAULTS: &str =
 /// Runs the tool as server and client with more in its environment.
 fn succeeds_with(test: &str, name: &str, environment: &[&str], devices: &str, arguments: &[&str]) {
     let Some(tool) = tool(test, name) else { return };
-    let temporary = Temporary::new(test);
+    let temporary = Folder::new(test);
     let mut program = vec![Path::new("/usr/bin/env")];
     program.extend(environment.iter().map(Path::new));
     program.push(&tool);
-    for ended in Pair::start_after(&program, devices, arguments, &temporary.0, || {}).end() {
+    for ended in Pair::start_after(&program, devices, arguments, temporary.path(), || {}).end() {
         assert_eq!(ended.code, Some(0), "{name} {arguments:?} with {environment:?}: {}", ended.text);
     }
 }
@@ -37,13 +38,13 @@ fn programs_speak_over_tcp_with_and_without_faults() {
 
 #[test]
 fn soft_passes_a_plan_on_and_names_what_is_wrong_with_it() {
-    let temporary = Temporary::new("plan");
+    let temporary = Folder::new("plan");
     let with = |plan: &str| {
-        let mut command = soft("1", Path::new("/bin/sh"), &temporary.0);
+        let mut command = soft("1", Path::new("/bin/sh"), temporary.path());
         let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
         command = std::process::Command::new(command.get_program());
         command.arg("soft").args(["--faults", plan]).args(&arguments[1..]);
-        command.env("TMPDIR", &temporary.0).args(["-c", "echo \"$SOFTHCA_FAULTS\""]);
+        command.env("TMPDIR", temporary.path()).args(["-c", "echo \"$SOFTHCA_FAULTS\""]);
         run(command)
     };
     assert_eq!(with("drop  nth=3; seed=9").succeeded(), "seed=9; drop nth=3\n");

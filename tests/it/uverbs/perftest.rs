@@ -1,6 +1,6 @@
 //! perftest, over all sizes. Few iterations: the tool itself takes a quarter of a second for each size.
 
-use crate::support::succeeds;
+use crate::uverbs::support::succeeds;
 
 /// Sends, writes and reads of 2 bytes to 8 MiB on one connection.
 fn all_sizes(test: &str, tool: &str) {

@@ -1,6 +1,6 @@
 //! rdma-core's own examples, on both link layers. `-c` checks the data.
 
-use crate::support::succeeds;
+use crate::uverbs::support::succeeds;
 
 const IB: &str = "ib";
 const ROCE: &str = "roce";

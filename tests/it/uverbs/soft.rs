@@ -1,19 +1,20 @@
 //! `gdsync soft` itself.
 
-use crate::support::{Running, Temporary, run, soft};
+use crate::uverbs::support::{Running, run, soft};
+use gdsync_test_support::folder::Folder;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-fn shell(temporary: &Temporary, script: &str) -> Command {
-    let mut command = soft("ib,roce", Path::new("/bin/sh"), &temporary.0);
+fn shell(temporary: &Folder, script: &str) -> Command {
+    let mut command = soft("ib,roce", Path::new("/bin/sh"), temporary.path());
     command.args(["-c", script]);
     command
 }
 
 #[test]
 fn the_command_sees_the_card_and_its_status_is_passed_on() {
-    let temporary = Temporary::new("status");
+    let temporary = Folder::new("status");
     let script = "cat $SYSFS_PATH/class/infiniband_verbs/uverbs1/ibdev; echo $SOFTHCA_DEVICES; exit 7";
     let ended = run(shell(&temporary, script));
     assert_eq!((ended.code, ended.text.as_str()), (Some(7), "mlx5_1\nib,roce\n"));
@@ -24,7 +25,7 @@ fn the_command_sees_the_card_and_its_status_is_passed_on() {
 
 #[test]
 fn what_was_preloaded_stays_preloaded_behind_the_card() {
-    let temporary = Temporary::new("preload");
+    let temporary = Folder::new("preload");
     let mut command = shell(&temporary, "echo \"$LD_PRELOAD\"");
     command.env("LD_PRELOAD", "libc.so.6");
     let ended = run(command);
@@ -33,23 +34,23 @@ fn what_was_preloaded_stays_preloaded_behind_the_card() {
 
 #[test]
 fn a_command_that_is_not_there_is_status_127() {
-    let temporary = Temporary::new("missing");
-    let ended = run(soft("1", Path::new("/no/such/command"), &temporary.0));
+    let temporary = Folder::new("missing");
+    let ended = run(soft("1", Path::new("/no/such/command"), temporary.path()));
     assert_eq!(ended.code, Some(127));
     assert!(ended.text.contains("/no/such/command") && ended.text.lines().count() == 1, "{}", ended.text);
-    let ended = run(soft("1", Path::new("/etc/passwd"), &temporary.0));
+    let ended = run(soft("1", Path::new("/etc/passwd"), temporary.path()));
     assert_eq!((ended.code, ended.text.lines().count()), (Some(126), 1), "{}", ended.text);
     assert_eq!(temporary.content(), 0);
 }
 
 #[test]
 fn mistakes_are_told_in_one_line() {
-    let temporary = Temporary::new("mistakes");
+    let temporary = Folder::new("mistakes");
     for devices in ["0", "9", "ib,eth", ""] {
-        let ended = run(soft(devices, Path::new("/bin/true"), &temporary.0));
+        let ended = run(soft(devices, Path::new("/bin/true"), temporary.path()));
         assert_eq!((ended.code, ended.text.lines().count()), (Some(2), 1), "{devices}: {}", ended.text);
     }
-    let mut command = soft("1", Path::new("/bin/true"), &temporary.0);
+    let mut command = soft("1", Path::new("/bin/true"), temporary.path());
     command.env("SOFTHCA_UVERBS_LIBRARY", "/no/such/library.so");
     let ended = run(command);
     assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
@@ -58,10 +59,10 @@ fn mistakes_are_told_in_one_line() {
 }
 
 /// Waits until the command has begun: it makes a file in its folder.
-fn wait_for_start(temporary: &Temporary) {
+fn wait_for_start(temporary: &Folder) {
     let end = Instant::now() + Duration::from_secs(60);
     let started = || {
-        let folders = std::fs::read_dir(&temporary.0).unwrap();
+        let folders = std::fs::read_dir(temporary.path()).unwrap();
         folders.into_iter().any(|folder| folder.unwrap().path().join("started").exists())
     };
     while !started() {
@@ -72,7 +73,7 @@ fn wait_for_start(temporary: &Temporary) {
 
 #[test]
 fn signals_reach_the_command() {
-    let temporary = Temporary::new("signals");
+    let temporary = Folder::new("signals");
     let script = "trap 'exit 5' TERM; touch $SYSFS_PATH/started; while :; do sleep 0.05; done";
     let running = Running::start(shell(&temporary, script));
     wait_for_start(&temporary);
@@ -84,7 +85,7 @@ fn signals_reach_the_command() {
 
 #[test]
 fn the_folder_goes_even_if_nobody_is_left_to_remove_it() {
-    let temporary = Temporary::new("killed");
+    let temporary = Folder::new("killed");
     let running = Running::start(shell(&temporary, "touch $SYSFS_PATH/started; exec sleep 1000"));
     wait_for_start(&temporary);
     running.kill();
@@ -94,8 +95,10 @@ fn the_folder_goes_even_if_nobody_is_left_to_remove_it() {
 
 #[test]
 fn a_fork_starts_a_card_of_its_own() {
-    let Some(tool) = crate::support::tool("a_fork_starts_a_card_of_its_own", "ibv_devinfo") else { return };
-    let temporary = Temporary::new("fork");
+    let Some(tool) = crate::uverbs::support::tool("a_fork_starts_a_card_of_its_own", "ibv_devinfo") else {
+        return;
+    };
+    let temporary = Folder::new("fork");
     // Two at a time, from one shell that has forked.
     let script = format!("{0} -d mlx5_0 & {0} -d mlx5_0; wait $! && echo both", tool.display());
     let ended = run(shell(&temporary, &script));

@@ -1,6 +1,8 @@
 //! Programs under `gdsync soft`, with an end to every wait.
 
-use std::io::{Read, Write};
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::skipped_unless_required;
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -10,27 +12,18 @@ use std::time::{Duration, Instant};
 /// Longest that one program may take: much longer than any does, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Whether what is not installed is a failure.
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("GDSYNC_REQUIRE_RDMA").is_some_and(|value| value == "1")
+/// Skips a test that lacks a package; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
+pub(crate) fn lacks(test: &str, why: &str) {
+    skipped_unless_required("GDSYNC_REQUIRE_RDMA", test, why);
 }
 
-/// Says on stderr itself, which the test harness does not capture, that a test does not run.
-pub(crate) fn skipped(test: &str, why: &str) {
-    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-}
-
-/// The tool's path; `None`, told on stderr, where it is not installed. With `GDSYNC_REQUIRE_RDMA=1` that is a failure.
+/// The tool's path. `None` if it is not installed: the test is skipped.
 pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
     let package = if name.starts_with("ibv_") { "ibverbs-utils" } else { "perftest" };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
     if found.is_none() {
-        assert!(
-            !is_required(),
-            "{name} is not there, and GDSYNC_REQUIRE_RDMA=1: install the package {package}"
-        );
-        skipped(test, &format!("{name} is not there (package {package})"));
+        lacks(test, &format!("{name} is not there (package {package})"));
     }
     found
 }
@@ -44,36 +37,6 @@ pub(crate) fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
     }
     command.env("TMPDIR", temporary);
     command
-}
-
-/// A temporary folder of a test, which must be empty at its end.
-pub(crate) struct Temporary(pub(crate) PathBuf);
-
-impl Temporary {
-    pub(crate) fn new(test: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("gdsync-test-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Temporary(folder)
-    }
-
-    /// Waits until it is empty: whoever was killed is cleaned up after by a process of its own.
-    pub(crate) fn becomes_empty(&self) {
-        let end = Instant::now() + Duration::from_secs(30);
-        while self.content() != 0 {
-            assert!(Instant::now() < end, "{} is not empty", self.0.display());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    pub(crate) fn content(&self) -> usize {
-        std::fs::read_dir(&self.0).unwrap().count()
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// How a program ended, and what it said.
@@ -226,8 +189,8 @@ impl Pair {
 /// Runs a tool as server and client; both must succeed, and leave nothing behind.
 pub(crate) fn succeeds(test: &str, name: &str, devices: &str, arguments: &[&str]) {
     let Some(tool) = tool(test, name) else { return };
-    let temporary = Temporary::new(&format!("{test}-{}", arguments.join("")));
-    for ended in Pair::start(&tool, devices, arguments, &temporary.0).end() {
+    let temporary = Folder::new(&format!("{test}-{}", arguments.join("")));
+    for ended in Pair::start(&tool, devices, arguments, temporary.path()).end() {
         assert_eq!(ended.code, Some(0), "{name} {arguments:?} on {devices}: {}", ended.text);
     }
     assert_eq!(temporary.content(), 0, "{name} has left something behind");

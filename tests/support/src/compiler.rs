@@ -21,8 +21,7 @@ pub struct Compiler {
 impl Compiler {
     fn new(variable: &str, program: &str, language: &str, standard: &str) -> Compiler {
         let program = std::env::var(variable).unwrap_or_else(|_| program.to_owned());
-        let compiler =
-            Compiler { program, options: Vec::new(), libraries: Vec::new(), beside: Vec::new() };
+        let compiler = Compiler { program, options: Vec::new(), libraries: Vec::new(), beside: Vec::new() };
         let standard = format!("-std={standard}");
         compiler.options(["-x", language, &standard, "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
     }

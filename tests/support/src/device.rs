@@ -54,10 +54,10 @@ pub fn run_sanitized(test: &str, source: &str, arguments: &[&str]) {
     let program = compiler.build(&root().join(source));
     let mut command = Command::new(program.path());
     let output = command.args(arguments).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap();
-    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (printed, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if errors.contains("unexpected memory mapping") {
         return skipped(test, "ThreadSanitizer does not run on this kernel");
     }
     assert!(output.status.success() && printed == "ok\n", "{:?} {printed} {errors}", output.status);
 }
-

@@ -67,7 +67,10 @@ pub fn sharing(
 /// A completion queue for several queue pairs.
 pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue, Error> {
     let placement = placed(QueuePairConfig::default()).placement;
-    CompletionQueue::new(device, CompletionQueueConfig::from(entries).queues(queue_api()).placement(placement))
+    CompletionQueue::new(
+        device,
+        CompletionQueueConfig::from(entries).queues(queue_api()).placement(placement),
+    )
 }
 
 /// Places the queues that a test leaves in host memory where `GDSYNC_TEST_PLACEMENT` says: `gpu` or

@@ -1,29 +1,23 @@
 //! The headers: as C and as C++, with and without CUDA's, and their structs and numbers against the library's.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
-mod support;
-
+use crate::support::{Language, build, root, works};
 use gdsync_c::types::*;
 use std::mem::offset_of;
-use support::{Language, build, can_build, root};
 
 #[test]
 fn headers_compile_without_warnings() {
     for (language, source) in [(Language::C, "headers.c"), (Language::Cpp, "headers.cpp")] {
-        if can_build("headers_compile_without_warnings", language) {
-            build(language, &root().join("tests/c").join(source), &[]).succeed(&[]);
+        if let Some(compiler) = works("headers_compile_without_warnings", language) {
+            build(&compiler, source).succeed(&[]);
         }
     }
 }
 
 #[test]
 fn headers_agree_with_cudas() {
-    let stand_in = root().join("tests/c/cuda");
-    let include = format!("-I{}", stand_in.display());
     for (language, source) in [(Language::C, "headers.c"), (Language::Cpp, "headers.cpp")] {
-        if can_build("headers_agree_with_cudas", language) {
-            build(language, &root().join("tests/c").join(source), &[&include]).succeed(&[]);
+        if let Some(compiler) = works("headers_agree_with_cudas", language) {
+            build(&compiler.include(root().join("tests/c/cuda")), source).succeed(&[]);
         }
     }
 }
@@ -38,9 +32,7 @@ macro_rules! layout {
 
 #[test]
 fn structs_and_numbers_are_the_headers() {
-    if !can_build("structs_and_numbers_are_the_headers", Language::C) {
-        return;
-    }
+    let Some(compiler) = works("structs_and_numbers_are_the_headers", Language::C) else { return };
     let mut expected: Vec<(String, usize)> = Vec::new();
     layout!(expected,
         "struct ibv_recv_wr" as ibv_recv_wr { "wr_id" = wr_id, "next" = next, "sg_list" = sg_list, "num_sge" = num_sge }
@@ -125,9 +117,7 @@ fn structs_and_numbers_are_the_headers() {
         source += &format!("_Static_assert({what} == {value}, \"{value}\");\n");
     }
     source += "int main(void) { return 0; }\n";
-    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("structs_and_numbers.c");
-    std::fs::write(&file, source).unwrap();
-    build(Language::C, &file, &[]);
+    compiler.build_text(&source);
 }
 
 /// A use of a name, in C++.
@@ -161,18 +151,15 @@ fn every_name_of_libgdsync_is_there() {
         count += 1;
     }
     assert!(count > 100 && !page.contains("**missing**"));
-    if can_build("every_name_of_libgdsync_is_there", Language::Cpp) {
+    if let Some(compiler) = works("every_name_of_libgdsync_is_there", Language::Cpp) {
         source += "int main() { return 0; }\n";
-        let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("every_name.cpp");
-        std::fs::write(&file, source).unwrap();
-        build(Language::Cpp, &file, &["-Wno-pedantic"]);
+        compiler.options(["-Wno-pedantic"]).build_text(&source);
     }
 }
 
 #[test]
 fn semaphores_of_kernels_wait_as_they_should() {
-    if can_build("semaphores_of_kernels_wait_as_they_should", Language::Cpp) {
-        let said = build(Language::Cpp, &root().join("tests/c/device.cpp"), &[]).succeed(&[]);
-        assert_eq!(said, "device ok\n");
+    if let Some(compiler) = works("semaphores_of_kernels_wait_as_they_should", Language::Cpp) {
+        assert_eq!(build(&compiler, "device.cpp").succeed(&[]), "device ok\n");
     }
 }

@@ -1,11 +1,8 @@
 //! C programs on the library: compiled as C11 and as C++17, run on the software card with software streams.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
-
-mod support;
-
+use crate::support::{Language, build, root, works};
+use gdsync_test_support::{on_system, skipped};
 use std::collections::BTreeSet;
-use support::{Language, build, build_with, can_build, root, skipped};
 
 fn run(test: &str, source: &str) -> Option<String> {
     run_in(test, source, &[])
@@ -14,9 +11,8 @@ fn run(test: &str, source: &str) -> Option<String> {
 fn run_in(test: &str, source: &str, environment: &[(&str, &str)]) -> Option<String> {
     let mut said = None;
     for language in [Language::C, Language::Cpp] {
-        if can_build(test, language) {
-            let program = build(language, &root().join("tests/c").join(source), &[]);
-            said = Some(program.succeed(environment));
+        if let Some(compiler) = works(test, language) {
+            said = Some(build(&compiler, source).succeed(environment));
         }
     }
     said
@@ -61,10 +57,8 @@ fn threads_share_the_library_and_queue_pairs() {
 #[test]
 fn cuda_streams_take_the_same_descriptors() {
     let test = "cuda_streams_take_the_same_descriptors";
-    if !can_build(test, Language::C) {
-        return;
-    }
-    let program = build_with(Language::C, &root().join("tests/c/cuda.c"), &[], &["-ldl"]);
+    let Some(compiler) = works(test, Language::C) else { return };
+    let program = build(&compiler.libraries(["-ldl"]), "cuda.c");
     let output = program.run(&[]);
     let (said, complaint) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -79,13 +73,12 @@ fn cuda_streams_take_the_same_descriptors() {
 #[test]
 fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
     let test = "programs_of_libibverbs_have_gdsyncs_queues_beside_theirs";
-    if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() != Ok("system") {
+    if !on_system() {
         return skipped(test, "no card for libibverbs is promised here (scripts/test-system)");
     }
     for language in [Language::C, Language::Cpp] {
-        if can_build(test, language) {
-            let program = build_with(language, &root().join("tests/c/verbs.c"), &[], &["-libverbs"]);
-            assert_eq!(program.succeed(&[]), "verbs ok\n");
+        if let Some(compiler) = works(test, language) {
+            assert_eq!(build(&compiler.libraries(["-libverbs"]), "verbs.c").succeed(&[]), "verbs ok\n");
         }
     }
 }
@@ -123,10 +116,8 @@ fn declared() -> BTreeSet<String> {
 
 #[test]
 fn errors_are_said_on_stderr() {
-    if !can_build("errors_are_said_on_stderr", Language::C) {
-        return;
-    }
-    let program = build(Language::C, &root().join("tests/c/arguments.c"), &[]);
+    let Some(compiler) = works("errors_are_said_on_stderr", Language::C) else { return };
+    let program = build(&compiler, "arguments.c");
     let said = |environment: &[(&str, &str)]| {
         let output = program.run(environment);
         assert!(output.status.success());
