@@ -26,7 +26,7 @@ impl BatchShape {
 
     /// The shape of a batch.
     pub fn of(batch: &Batch) -> Self {
-        BatchShape { kinds: batch.descriptors.iter().map(|one| Kind::of(one)).collect() }
+        BatchShape { kinds: batch.descriptors.iter().map(Kind::of).collect() }
     }
 
     fn with(mut self, kind: Kind) -> Self {

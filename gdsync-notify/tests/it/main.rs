@@ -1,0 +1,11 @@
+//! The tests of notified writes and of the bootstrap, as one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod bootstrap;
+mod gpu_notify;
+mod notify;
+mod notify_device;
+mod notify_model;
+mod notify_rig;
+mod ranks;

@@ -1,0 +1,78 @@
+//! Processes of one job: a test runs itself again, once for each rank.
+
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::process::again;
+use std::process::{Child, Command, Output, Stdio};
+
+/// Variables of launchers that this test may itself run under.
+const LAUNCHERS: [&str; 12] = [
+    "GDSYNC_RANK",
+    "GDSYNC_SIZE",
+    "GDSYNC_ROOT",
+    "GDSYNC_JOB",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+];
+
+/// A job of processes, and the folder where they meet. Its folders are empty at the end.
+pub(crate) struct Ranks {
+    module: &'static str,
+    test: &'static str,
+    folder: Folder,
+    size: u32,
+}
+
+impl Ranks {
+    /// `module` is the test's `module_path!()`.
+    pub(crate) fn new(module: &'static str, test: &'static str, size: u32) -> Ranks {
+        // The name is short, as a socket's path has a limit.
+        Ranks { module, test, folder: Folder::new("ranks"), size }
+    }
+
+    /// The process of a rank, with a role.
+    pub(crate) fn command(&self, rank: u32, role: &str) -> Command {
+        let mut command = again(self.module, self.test, role);
+        LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));
+        command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", self.size.to_string());
+        let folder = self.folder.path();
+        command.env("GDSYNC_JOB", folder.file_name().unwrap()).env("XDG_RUNTIME_DIR", folder);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn spawn(&self, rank: u32, role: &str) -> Child {
+        self.command(rank, role).spawn().unwrap()
+    }
+
+    /// Runs every rank in the same role, and asserts that each passes.
+    pub(crate) fn run(&self, role: &str) -> Vec<String> {
+        let children: Vec<Child> = (0..self.size).map(|rank| self.spawn(rank, role)).collect();
+        children.into_iter().map(ended_well).collect()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let left: Vec<_> = std::fs::read_dir(self.folder.path())
+                .unwrap()
+                .flat_map(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap())
+                .collect();
+            assert!(left.is_empty(), "left in the folder: {left:?}");
+        }
+    }
+}
+
+/// Waits for a process, asserts that its test has passed, and returns what it wrote.
+pub(crate) fn ended_well(child: Child) -> String {
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success() && out.contains("1 passed"), "{status}\n{out}\n{err}");
+    out.into_owned()
+}
