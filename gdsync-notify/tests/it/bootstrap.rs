@@ -1,8 +1,8 @@
 //! Processes of a job that meet, and those that do not.
 
 use crate::ranks::{Ranks, ended_well};
-use gdsync_test_support::process::role;
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Meeting};
+use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Notified writes between segments in GPU memory, and between a GPU's and the host's. Skipped, and said so, where there is no GPU.
 
-use gdsync_test_support::pair::LONG;
-use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
 use crate::notify_rig::{self, Job};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
@@ -10,6 +8,8 @@ use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
+use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

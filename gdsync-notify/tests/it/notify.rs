@@ -1,8 +1,6 @@
 //! Notified writes between ranks that are threads, and processes.
 
-use gdsync_test_support::pair;
 use crate::ranks::{Ranks, ended_well};
-use gdsync_test_support::process::role;
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
@@ -11,6 +9,8 @@ use gdsync::{Batch, ConnectOptions, PinnedMemory, ProtectionDomain, QueueError, 
 use gdsync::{SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync_notify::{NotifyError, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::pair;
+use gdsync_test_support::process::role;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, however busy the machine is.

@@ -1,8 +1,5 @@
 //! Notified writes by kernels, here threads of the CPU: every rank to every rank, beside the CPU's own, and what is refused.
 
-use gdsync_test_support::pair::{self, LONG};
-use gdsync_test_support::device::{self, Ended, run_sanitized};
-use gdsync_test_support::skipped;
 use crate::notify_rig::{self, Job, Rank};
 use gdsync::device::DeviceQpError;
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
@@ -12,6 +9,9 @@ use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{ConnectOptions, ProtectionDomain, QueueError, QueuePairConfig};
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
+use gdsync_test_support::device::{self, Ended, run_sanitized};
+use gdsync_test_support::pair::{self, LONG};
+use gdsync_test_support::skipped;
 use libloading::Library;
 use std::path::Path;
 use std::sync::OnceLock;

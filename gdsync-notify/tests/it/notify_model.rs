@@ -1,9 +1,9 @@
 //! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
 
-use gdsync_test_support::pair;
 use gdsync::{Batch, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{Segment, Team, TeamConfig};
+use gdsync_test_support::pair;
 use proptest::prelude::*;
 use std::time::Duration;
 
