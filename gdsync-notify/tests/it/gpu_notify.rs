@@ -1,7 +1,5 @@
 //! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a message, where there is no GPU.
 
-use crate::common::LONG;
-use crate::gpu_rig::{Rig, is_sanitized, synchronize, words};
 use crate::notify_rig::{self, Job};
 use crate::ranks::each_on_a_thread;
 use gdsync::cuda::{self, GpuMemory};
@@ -10,6 +8,8 @@ use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
+use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Notified writes between ranks that are threads, and processes.
 
-use crate::common;
-use crate::ranks::{LONG, Ranks, domain, each_on_a_thread, ended_well, on_threads, role};
+use crate::ranks::{LONG, Ranks, domain, each_on_a_thread, ended_well, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
@@ -10,6 +9,8 @@ use gdsync::{Batch, ConnectOptions, PinnedMemory, QueueError, QueuePairConfig};
 use gdsync::{SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync_notify::{NotifyError, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::pair;
+use gdsync_test_support::process::role;
 use std::time::{Duration, Instant};
 
 /// All ranks, for one thread.
@@ -91,12 +92,12 @@ fn every_rank_writes_to_every_rank_between_processes() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         return all_to_all(&Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap(), 20);
     }
-    Ranks::new("notify::every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
+    Ranks::new(module_path!(), "every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
 }
 
 #[test]
 fn nothing_is_lost_or_early_where_packets_are() {
-    const TEST: &str = "notify::nothing_is_lost_or_early_where_packets_are";
+    const TEST: &str = "nothing_is_lost_or_early_where_packets_are";
     if role().is_some() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         // 4.096 µs * 2^15, eight times, is a second: cards answer within that even on a busy machine.
@@ -104,11 +105,11 @@ fn nothing_is_lost_or_early_where_packets_are() {
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         all_to_all(&team, 6);
         // The card under the system's libraries counts its faults elsewhere.
-        let own = common::device().provider() == Provider::Software;
+        let own = pair::device().provider() == Provider::Software;
         assert!(!own || softhca::fault_counts().iter().any(|rule| rule.injected > 0), "no fault was met");
         return;
     }
-    let ranks = Ranks::new(TEST, 4);
+    let ranks = Ranks::new(module_path!(), TEST, 4);
     let faults = "seed=9; drop p=0.01; duplicate p=0.03; delay=200us p=0.03; hold=3 p=0.03";
     let spawn = |rank| ranks.command(rank, "faults").env("SOFTHCA_FAULTS", faults).spawn().unwrap();
     let children: Vec<_> = (0..4).map(spawn).collect();
@@ -173,7 +174,7 @@ fn streams_write_and_wait_between_processes() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         return ring(&Team::new(&domain(), bootstrap, TeamConfig::default().queues(2)).unwrap(), 100);
     }
-    Ranks::new("notify::streams_write_and_wait_between_processes", 4).run("ring");
+    Ranks::new(module_path!(), "streams_write_and_wait_between_processes", 4).run("ring");
 }
 
 #[test]
@@ -215,7 +216,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
         }
         return;
     }
-    let ranks = Ranks::new("notify::a_dead_rank_is_named_and_the_others_go_on", 3);
+    let ranks = Ranks::new(module_path!(), "a_dead_rank_is_named_and_the_others_go_on", 3);
     let children = [ranks.spawn(0, ""), ranks.spawn(1, ""), ranks.spawn(2, "die")];
     for (rank, child) in children.into_iter().enumerate() {
         if rank == 2 {

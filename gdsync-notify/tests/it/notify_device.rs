@@ -1,7 +1,5 @@
 //! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the CPU, and refusals.
 
-use crate::common::LONG;
-use crate::device_rig::{Ended, compile, run_sanitized};
 use crate::notify_rig::{self, Job, Rank};
 use crate::ranks::on_threads;
 use gdsync::device::DeviceQpError;
@@ -11,8 +9,10 @@ use gdsync::queue::StateError;
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{ConnectOptions, QueueError, QueuePairConfig};
 use gdsync_notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
+use gdsync_test_support::device::{self, Ended, run_sanitized};
+use gdsync_test_support::pair::LONG;
+use gdsync_test_support::skipped;
 use libloading::Library;
-use std::io::Write;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -21,23 +21,11 @@ const SHORT: Duration = Duration::from_millis(5);
 /// The kernels as functions for threads of this process.
 struct Kernels(Library);
 
-/// `None`, with a message, if there is no C++ compiler.
+/// `None` without a C++ compiler: the test is skipped.
 fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
-    let found = KERNELS.get_or_init(|| {
-        let path = compile("kernels/notify.cu", "notify.so", &["-shared", "-fPIC", "-x", "c++"])?;
-        // SAFETY: our own library, which does nothing when it is loaded.
-        let library = unsafe { Library::new(&path) }.unwrap();
-        std::fs::remove_file(&path).unwrap();
-        Ok(Kernels(library))
-    });
-    match found {
-        Ok(kernels) => Some(kernels),
-        Err(why) => {
-            std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-            None
-        }
-    }
+    let kernels = KERNELS.get_or_init(|| device::load("kernels/notify.cu").map(Kernels));
+    kernels.as_ref().map_err(|why| skipped(test, why)).ok()
 }
 
 /// `struct request` of the kernels.

@@ -1,12 +1,12 @@
 //! Ranks whose queues and segments kernels use: the arguments of `kernels/notify.cu`.
 
-use crate::common::LONG;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::memop::MemOpStream;
 use gdsync::stream::DoorbellPath;
 use gdsync_notify::{
     DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData, Segment, Team,
 };
+use gdsync_test_support::pair::LONG;
 use std::sync::Arc;
 use std::time::Duration;
 

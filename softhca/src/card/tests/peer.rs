@@ -4,10 +4,8 @@ use super::*;
 use crate::peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use fake_gpu::Buffer;
 
-#[path = "../../../tests/fake_gpu/mod.rs"]
-mod fake_gpu;
-
 mod failures;
+mod fake_gpu;
 mod transfers;
 
 /// Registered memory, of the host or of the fake GPU.
