@@ -1,5 +1,5 @@
 //! Sparse results, sent by the threads that find them: one kernel looks through a million numbers, and each thread sends the even ones
-//! that it meets, into the receiver's next free slot. The CPU does nothing meanwhile, and nobody collects.
+//! that it meets, into the receiver's next free slot. The CPU does nothing meanwhile, and no thread collects.
 //!
 //! `cargo run --release --example find_even -- --gpu 0` compiles the kernel by NVRTC and runs it on a GPU. Without `--gpu`, a C++
 //! compiler makes the same source into a function for threads of the CPU. The card is the software card.
@@ -7,14 +7,13 @@
 mod device;
 
 use device::{Failure, Source};
-use gdsync::CudaStream;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
 use gdsync::stream::Cpu;
 use gdsync::{
-    Access, ConnectOptions, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-    Stream,
+    Access, ConnectOptions, CudaStream, Device, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair,
+    QueuePairConfig, Stream,
 };
 use std::io::Write;
 use std::process::ExitCode;

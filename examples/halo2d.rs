@@ -4,12 +4,10 @@
 //!
 //! `cargo run --example halo2d`, on software streams; `-- --gpu 0`, with CUDA streams that ring and wait, while the CPU computes.
 
-use gdsync::CudaStream;
-use gdsync::cuda;
 use gdsync::memop::MemOpStream;
 use gdsync::{
-    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
-    SoftStream, Stream, WorkRequest,
+    Access, Batch, ConnectOptions, CudaStream, Device, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, SoftStream, Stream, WorkRequest, cuda,
 };
 use std::error::Error;
 use std::io::Write;

@@ -7,14 +7,16 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::mapped::MappingBackend;
 use gdsync::stream::DoorbellPath;
-use gdsync::verbs::QueueApi;
-use gdsync::verbs::Transport;
+use gdsync::verbs::{QueueApi, Transport};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
+
+/// Environment variable that says what is logged.
+pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
@@ -89,7 +91,7 @@ pub(crate) struct PingpongOptions {
     /// Processes: 2, or 1 for both sides in one
     #[arg(long, default_value = "2", value_parser = values::procs, allow_hyphen_values = true)]
     pub(crate) procs: u64,
-    /// Who rings the card and waits for it
+    /// What rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
     /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
@@ -109,7 +111,7 @@ pub(crate) struct PingpongOptions {
     /// How a stream's doorbells reach the card
     #[arg(long, value_enum, default_value_t = DoorbellChoice::Auto)]
     pub(crate) doorbells: DoorbellChoice,
-    /// Who makes queue pairs and completion queues; `devx` wants a card of the system's
+    /// What makes queue pairs and completion queues; `devx` needs a card of the system's
     #[arg(long, value_enum, default_value_t = QueueChoice::Verbs)]
     pub(crate) queues: QueueChoice,
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
@@ -227,10 +229,10 @@ pub(crate) struct SoakOptions {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MappedOptions {
-    /// The GPU whose memory is mapped
+    /// The GPU of the memory that is mapped
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::ordinal, allow_hyphen_values = true)]
     pub(crate) gpu: u32,
-    /// Who maps it: gdrdrv, dma-buf or nvrm [default: all that work]
+    /// What maps it: gdrdrv, dma-buf or nvrm [default: all that work]
     #[arg(long, value_name = "NAME")]
     pub(crate) backend: Option<MappingBackend>,
     /// No GPU: ordinary memory in its place

@@ -1,7 +1,8 @@
 //! `gdsync devices`: cards of every provider, and what is missing.
 
 use crate::cli::DevicesOptions;
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use gdsync::Device;
 use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;
@@ -25,7 +26,7 @@ pub(crate) struct Identifier {
     index: u32,
     gid: String,
     kind: String,
-    /// The one that connections use unless told otherwise.
+    /// The one that connections use by default.
     chosen: bool,
 }
 

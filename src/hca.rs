@@ -1,6 +1,6 @@
 //! `--hca NAME[:PORT]`: a card of either provider.
 
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::Device;
 use gdsync::verbs::{DEFAULT_PORT, provider};
 use gdsync_sys::VerbsApi;

@@ -8,6 +8,7 @@ mod cli;
 mod devices;
 mod doctor;
 mod explain;
+mod failure;
 mod fault_plan;
 mod hca;
 mod mapped;
@@ -17,15 +18,10 @@ mod soak;
 mod soft;
 mod text;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, LOG_VARIABLE};
+use failure::Failure;
 use std::io::{self, Write};
 use std::process::ExitCode;
-
-/// Why a command failed, in words for the user.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-/// Environment variable that says what is logged.
-const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 fn main() -> ExitCode {
     let cli = match Cli::parse_words(std::env::args_os()) {
@@ -57,14 +53,14 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // Nobody is left to tell where stderr itself fails.
+            // If stderr itself fails, there is no place to report it.
             let _ = writeln!(io::stderr(), "gdsync: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Help goes to stdout, as it was asked for; a mistake is told in one line on stderr.
+/// Help is printed on stdout, as it was asked for; a mistake is one line on stderr.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = write!(io::stdout(), "{}", error.render());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-/// Whatever goes wrong.
+/// Any error.
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// How a program ends.
@@ -123,7 +123,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and used by nobody any more. Nothing can be done where this fails.
+        // SAFETY: made by `new`, and not used after. An error here has no remedy.
         _ = unsafe { result::destroy_program(self.raw) };
     }
 }
@@ -162,12 +162,12 @@ pub(crate) fn load_for_host(source: &Source) -> Result<Library, Failure> {
     Ok(unsafe { Library::new(&to) }?)
 }
 
-/// A folder for the compiler, gone when it is dropped.
+/// A folder for the compiler, removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Result<Self, Failure> {
-        // `create_dir` takes no folder that is there already: nobody else has put something into it.
+        // `create_dir` refuses a folder that exists: no other process has put anything into it.
         let tried = (0..1000).find_map(|number: u32| {
             let path = std::env::temp_dir().join(format!("gdsync-{}-{number}", std::process::id()));
             std::fs::create_dir(&path).is_ok().then_some(path)

@@ -20,7 +20,7 @@ pub(crate) struct Client {
     inputs: [MemoryRegion; 2],
     expected: [Vec<u32>; 2],
     pub(crate) results: MemoryRegion,
-    /// A word for each piece: the last round whose results have come.
+    /// A word for each piece: the last round with results.
     pub(crate) arrived: MemoryRegion,
 }
 
@@ -54,7 +54,7 @@ impl Client {
         })
     }
 
-    /// One batch, whose results are right if they are `computed`. Returns the time from the first post until the last result has come; what is around it does not count.
+    /// One batch; its results are right if they are `computed`. Returns the time from the first post to the last result.
     pub(crate) fn round(
         &self,
         links: &[&QueuePair],

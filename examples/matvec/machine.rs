@@ -2,16 +2,14 @@
 
 use crate::device::{self, Failure, Source};
 use crate::work::{Cut, Memory, SIDE, Service};
-use gdsync::CudaStream;
-use gdsync::cuda::{self, GpuMemory, WritesOrdering};
-use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::cuda::{self, GpuMemory, Placement, QueuePlacement, WritesOrdering};
 use gdsync::cudarc::driver::sys::CUdevice_attribute;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::device::{DeviceQpData, DeviceQpOptions};
 use gdsync::mapped::MappedMemory;
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, Stream};
+use gdsync::{Access, CudaStream, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, Stream};
 use libloading::Library;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -60,7 +58,7 @@ pub(crate) trait Machine: Sync {
     /// Runs the kernel that stays, until it has served all rounds.
     ///
     /// # Safety
-    /// Queue pairs and memory are what the kernel is told, and stay until this returns.
+    /// Queue pairs and memory are the kernel's arguments, and stay until this returns.
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure>;
 }
 
@@ -264,7 +262,7 @@ impl Machine for Gpu {
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
         let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
-        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it goes.
+        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it drops it.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
     }

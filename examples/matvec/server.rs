@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Who polls, launches and posts.
+/// What polls, launches and posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drive {
     /// The CPU, which multiplies nothing: what messages and polling take alone.
@@ -39,7 +39,7 @@ struct Link {
 }
 
 impl Link {
-    fn new(pd: &ProtectionDomain, server: QueuePairConfig) -> Result<Self, Failure> {
+    fn new(pd: &ProtectionDomain, server: QueuePairConfig<'_>) -> Result<Self, Failure> {
         let client = QueuePair::new(pd, QueuePairConfig::default().send_depth(256))?;
         let server = QueuePair::new(pd, server)?;
         client.connect(&server.endpoint()?, ConnectOptions::default())?;
@@ -63,7 +63,7 @@ pub(crate) struct Server<M> {
     client_arrived: RemoteMemory,
     /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings once for all.
     single: Link,
-    /// For the kernel, each of whose blocks has its own.
+    /// For the kernel: each block has its own.
     links: Vec<Link>,
 }
 
@@ -141,7 +141,7 @@ impl<M: Machine> Server<M> {
             let took: Result<Vec<Duration>, Failure> = rounds.clone().map(round).collect();
             if took.is_err() {
                 stop.store(true, Ordering::Relaxed);
-                // Nobody waits for a client that has given up.
+                // A client that has given up is not waited for.
                 for piece in 0..cut.pieces {
                     self.arrived.write(Cut::word(piece).start, &RELEASED.to_ne_bytes())?;
                 }

@@ -1,9 +1,8 @@
-//! What is computed, and in whose memory.
+//! What is computed, and the memory that it lies in.
 
 use crate::device::Failure;
 use gdsync::cudarc::driver::DeviceRepr;
-use gdsync::memop::Condition;
-use gdsync::memop::GpuWord64;
+use gdsync::memop::{Condition, GpuWord64};
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Batch, MemoryRegion, RemoteMemory, Slice};
 use std::ops::Range;
@@ -44,7 +43,7 @@ impl Cut {
         piece * len..(piece + 1) * len
     }
 
-    /// Bytes of the word that says of a piece that it has come.
+    /// Bytes of the word that announces a piece.
     pub(crate) fn word(piece: usize) -> Range<usize> {
         piece * 8..(piece + 1) * 8
     }
@@ -94,7 +93,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a stream wait until the word of a piece has come to `round`.
+    /// Makes a stream wait until the word of a piece has reached `round`.
     pub(crate) fn await_piece(&self, batch: Batch, piece: usize, round: u64) -> Result<Batch, Failure> {
         let offset = Cut::word(piece).start;
         Ok(match self {

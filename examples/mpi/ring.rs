@@ -5,15 +5,13 @@
 //! On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--system` on the system's first mlx5 card,
 //! `--rounds N` and `--size BYTES`.
 
-use gdsync::CudaStream;
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::memop::MemOpStream;
-use gdsync::verbs::GpuMemoryRegion;
-use gdsync::verbs::provider;
+use gdsync::verbs::{GpuMemoryRegion, provider};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
 use std::error::Error;
 use std::io::Write;
@@ -134,7 +132,7 @@ impl Ring {
         let memory = Memory::new(&pd, options.gpu, 3 * WINDOW * options.size)?;
         let ring = Ring { memory, next, before, rank, size, bytes: options.size };
         ring.receive(0, WINDOW.min(options.rounds))?;
-        // Nobody sends before all can receive.
+        // No rank sends before all can receive.
         bootstrap.barrier()?;
         Ok(ring)
     }
@@ -215,7 +213,7 @@ fn take_part(job: &Job, options: &Options) -> Result<(), Failure> {
             "CUDA streams and GPU memory"
         }
     };
-    // Nobody leaves while others still send to him.
+    // No rank leaves while others still send to it.
     bootstrap.barrier()?;
     if job.rank() == 0 {
         let round = started.elapsed().as_secs_f64() * 1e6 / options.rounds.max(1) as f64;

@@ -4,6 +4,8 @@
 
 #[path = "../../src/cli.rs"]
 mod cli;
+#[path = "../../src/failure.rs"]
+mod failure;
 #[path = "../../src/fault_plan.rs"]
 mod fault_plan;
 #[path = "../../src/hca.rs"]
@@ -11,8 +13,7 @@ mod hca;
 #[path = "../../src/placement.rs"]
 mod placement;
 
-/// As the command has it.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+use failure::Failure;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     use std::os::unix::ffi::OsStrExt;

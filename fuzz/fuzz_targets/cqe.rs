@@ -21,7 +21,7 @@ fn case(bytes: &[u8]) -> Result<()> {
     for i in 0..input.int_in_range(0..=4u64)? {
         let slices = [memory.slice(..).unwrap()];
         queue_pair.post_recv(&slices, i).unwrap();
-        // Prepared and never rung: nobody but this case writes completions.
+        // Prepared and never rung: only this case writes completions.
         sends.push(queue_pair.prepare(WorkRequest::send(&slices)).unwrap());
     }
     let queue = if input.arbitrary()? { queue_pair.send_cq() } else { queue_pair.recv_cq() };

@@ -1,4 +1,4 @@
-//! The table of verbs entry points: the one seam between gdsync and whoever drives the card.
+//! The table of verbs entry points: the one seam between gdsync and what drives the card.
 
 use crate::mlx5dv::{
     mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in, mlx5dv_obj,
@@ -11,7 +11,7 @@ use crate::verbs::{
 };
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 
-/// Who fills the table.
+/// What fills the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Provider {
@@ -32,7 +32,7 @@ pub enum Provider {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
 pub struct VerbsApi {
-    /// Who filled the table.
+    /// What filled the table.
     pub provider: Provider,
     pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,
     pub free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),

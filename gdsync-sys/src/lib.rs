@@ -14,6 +14,7 @@
 pub mod api;
 pub mod barrier;
 pub mod gdrdrv;
+pub mod host;
 pub mod mlx5dv;
 pub mod nvrm;
 pub mod prm;
@@ -21,3 +22,8 @@ pub mod system;
 pub mod verbs;
 
 pub use api::VerbsApi;
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

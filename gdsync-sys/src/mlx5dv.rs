@@ -100,7 +100,7 @@ pub struct mlx5dv_pd {
     pub comp_mask: u64,
 }
 
-/// One entry of [`mlx5dv_obj`]: the verbs object, and where its description goes.
+/// One entry of [`mlx5dv_obj`]: the verbs object, and the place for its description.
 #[repr(C)]
 pub struct mlx5dv_obj_entry<I, O> {
     /// The verbs object.

@@ -212,7 +212,7 @@ mod tests {
             return;
         }
         for i in 0..usize::try_from(count).unwrap() {
-            // SAFETY: the list has `count` devices, whose names end with a zero.
+            // SAFETY: the list has `count` devices, with names that end with a zero.
             let name = unsafe { std::ffi::CStr::from_ptr((api.get_device_name)(*list.add(i))) };
             assert!(!name.is_empty());
         }

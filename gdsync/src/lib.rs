@@ -39,8 +39,8 @@
 //!
 //! # Layers
 //! [`Device`], [`ProtectionDomain`], [`MemoryRegion`], [`QueuePair`] and [`CompletionQueue`] are the verbs objects, kept
-//! alive by whoever uses them. [`PreparedSend`] and [`PreparedWait`] are work that the card, or a stream, has not been told
-//! of yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
+//! alive by what uses them. [`PreparedSend`] and [`PreparedWait`] are work that was prepared and not posted
+//! yet. A [`Batch`] of them is posted on a [`Stream`], whose backend performs memory operations.
 //!
 //! # Safety
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is [`PinnedMemory`], shared by atomics
@@ -50,7 +50,6 @@ pub mod batch;
 pub mod bootstrap;
 pub mod cuda;
 pub mod device;
-mod error;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -66,14 +65,20 @@ pub mod verbs;
 pub use batch::Batch;
 #[doc(hidden)]
 pub use batch::outline;
+pub use cuda::mapped;
 pub use cudarc;
 pub use device::raw;
-pub use error::{Error, QueueError};
-pub use memory::{PinnedMemory, mapped};
-pub use qp::{CompletionQueue, PreparedSend, PreparedWait, QueuePair};
-pub use queue::{Completion, WorkRequest};
+pub use memory::PinnedMemory;
+pub use qp::{
+    CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig,
+};
+pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};
 pub use verbs::{
-    Access, ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePairConfig, RemoteMemory,
-    Slice,
+    Access, ConnectOptions, Device, Endpoint, Error, MemoryRegion, ProtectionDomain, RemoteMemory, Slice,
 };
+
+/// The example of the crate's page, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,7 +3,7 @@
 #![cfg(feature = "software-card")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
-use gdsync::verbs::provider;
+use gdsync::verbs::{OpenError, provider};
 use gdsync::{Access, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig};
 use gdsync_sys::verbs::ibv_context;
 use std::ptr::NonNull;
@@ -50,7 +50,10 @@ fn a_domain_of_another_context_is_refused() {
     unsafe {
         let raw_pd = NonNull::new((api.alloc_pd)(context.as_ptr())).unwrap();
         let error = ProtectionDomain::from_raw(&Device::software().unwrap(), raw_pd).unwrap_err();
-        assert!(matches!(&error, Error::OtherContext { device } if device == "softhca0"), "{error}");
+        assert!(
+            matches!(&error, Error::Open(OpenError::OtherContext { device }) if device == "softhca0"),
+            "{error}"
+        );
         assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0);
         assert_eq!((api.close_device)(context.as_ptr()), 0);
     }

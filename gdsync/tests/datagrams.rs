@@ -5,8 +5,8 @@
 mod common;
 
 use common::{device, poll, ring, soft, synchronize};
-use gdsync::queue::{GRH_BYTES, Syndrome, WorkKind};
-use gdsync::verbs::{AddressHandle, LinkLayer, Transport};
+use gdsync::queue::{GRH_BYTES, RequestError, Syndrome, WorkKind};
+use gdsync::verbs::{AddressHandle, LinkLayer, QueuePairError, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, RemoteMemory, WorkRequest,
@@ -14,7 +14,7 @@ use gdsync::{
 
 const QKEY: u32 = 0x0a0b_0c0d;
 
-fn config() -> QueuePairConfig {
+fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().transport(Transport::Ud).qkey(QKEY)
 }
 
@@ -35,7 +35,7 @@ impl Post {
         let pd = ProtectionDomain::new(&device()).unwrap();
         let (left, right) =
             (common::queue_pair(&pd, config()).unwrap(), common::queue_pair(&pd, config()).unwrap());
-        let to_right = AddressHandle::new(&left, &right.endpoint().unwrap(), options).unwrap();
+        let to_right = left.address_handle(&right.endpoint().unwrap(), options).unwrap();
         Post { pd, left, right, to_right }
     }
 
@@ -98,7 +98,7 @@ fn a_datagram_is_answered_by_what_its_completion_says() {
         let sender = completion.source.unwrap().endpoint(&own, &header).unwrap();
         let left = post.left.endpoint().unwrap();
         assert_eq!((sender.qpn, sender.lid, sender.gid), (left.qpn, left.lid, left.gid));
-        let back = AddressHandle::new(&post.right, &sender, ConnectOptions::default()).unwrap();
+        let back = post.right.address_handle(&sender, ConnectOptions::default()).unwrap();
         post.right.post_send(WorkRequest::send_inline(b"answered").to(&back, sender.qpn, QKEY)).unwrap();
         assert_eq!(poll(&post.left.recv_cq()).status, Ok(()));
         assert_eq!(data(&answer, 8), b"answered");
@@ -136,7 +136,7 @@ fn a_datagram_of_the_mtu_arrives_and_a_longer_one_is_refused() {
     assert_eq!(data(&target, most), vec![5; most]);
     let slices = [source.slice(..).unwrap()];
     let error = post.left.post_send(post.to_right(WorkRequest::send(&slices))).unwrap_err();
-    let named = matches!(error, QueueError::MessageTooLong { given, limit } if given == limit + 1);
+    let named = matches!(error, QueueError::Request(RequestError::MessageTooLong { given, limit }) if given == limit + 1);
     assert!(named && most <= 4096, "{error}");
 }
 
@@ -148,7 +148,7 @@ fn inline_data_up_to_the_limit_and_slices_up_to_the_queues() {
         ..Post::new()
     };
     let right = common::queue_pair(&pd, config()).unwrap();
-    let to = AddressHandle::new(&post.left, &right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let to = post.left.address_handle(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let target = MemoryRegion::allocate(&pd, 2000, Access::LOCAL_WRITE).unwrap();
     let most = post.left.max_inline() as usize;
     assert!(most >= 200);
@@ -212,27 +212,32 @@ fn what_datagrams_cannot_do_is_refused() {
     ];
     for request in requests {
         let error = post.left.prepare(post.to_right(request.clone())).unwrap_err();
-        let named = matches!(error, QueueError::NotOnTransport { transport: Transport::Ud, .. });
+        let named = matches!(
+            error,
+            QueueError::Request(RequestError::NotOnTransport { transport: Transport::Ud, .. })
+        );
         assert!(named, "{request:?}: {error}");
     }
     let error = post.left.prepare(WorkRequest::send(&slices)).unwrap_err();
-    assert!(matches!(error, QueueError::NoDestination), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::NoDestination)), "{error}");
     let error = post.left.prepare(WorkRequest::send(&[]).to(&post.to_right, 1 << 24, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::BadDestination { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::BadDestination { .. })), "{error}");
     let other = Post::new();
     let error = post.left.prepare(WorkRequest::send(&[]).to(&other.to_right, 1, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::OtherAddress { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::OtherAddress { .. })), "{error}");
     let error = post.left.connect(&post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap_err();
-    assert!(matches!(error, Error::Connectionless { .. }), "{error}");
+    assert!(matches!(error, Error::QueuePair(QueuePairError::Connectionless { .. })), "{error}");
     // Nothing of that failed the queue pair.
     post.left.post_send(WorkRequest::nop().wr_id(4)).unwrap();
     assert_eq!((poll(&post.left.send_cq()).wr_id, post.left.failure()), (4, None));
     // A connection has one address, its own.
     let pair = common::Pair::new();
-    let to =
-        AddressHandle::new(&pair.left, &pair.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let to = pair.left.address_handle(&pair.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let error = pair.left.prepare(WorkRequest::send(&[]).to(&to, 1, QKEY)).unwrap_err();
-    assert!(matches!(error, QueueError::NotOnTransport { transport: Transport::Rc, .. }), "{error}");
+    assert!(
+        matches!(error, QueueError::Request(RequestError::NotOnTransport { transport: Transport::Rc, .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -242,8 +247,7 @@ fn an_address_lives_until_the_work_that_names_it_has_completed() {
     let (stream, gate) = (soft(), post.region(8));
     let word = gate.word32(0).unwrap();
     post.receive(&target, 0);
-    let to =
-        AddressHandle::new(&post.left, &post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    let to = post.left.address_handle(&post.right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let request = WorkRequest::send_inline(b"kept").to(&to, post.right.number(), QKEY);
     let send = post.left.prepare(request).unwrap();
     stream.post(Batch::new().wait_value32(&word, gdsync::memop::Condition::Eq, 1).send(send)).unwrap();

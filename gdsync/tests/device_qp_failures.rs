@@ -10,11 +10,13 @@ use device_rig::{Ended, PUT, Request, SEND_INLINE, calls};
 use gdsync::device::{DeviceQp, DeviceQpError, DeviceQpOptions};
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
-use gdsync::queue::{FailureCause, ResetBlocker, Syndrome};
+use gdsync::qp::ResetError;
+use gdsync::queue::PollError;
+use gdsync::queue::{FailureCause, ResetBlocker, StateError, Syndrome};
 use gdsync::stream::{Cpu, DoorbellPath, Doorbells};
 use gdsync::verbs::Transport;
 use gdsync::{
-    CompletionQueue, ConnectOptions, Error, MemoryRegion, QueueError, QueuePair, QueuePairConfig, WorkRequest,
+    CompletionQueue, ConnectOptions, MemoryRegion, QueueError, QueuePair, QueuePairConfig, WorkRequest,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -239,17 +241,24 @@ fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
     let region = pair.open_region(64);
     let device_qp = hand_over(&pair.left);
     let handed_over = |error: QueueError| {
-        assert!(matches!(error, QueueError::DeviceAttached { qpn } if qpn == pair.left.number()), "{error}");
+        assert!(
+            matches!(error, QueueError::State(StateError::DeviceAttached { qpn })
+                | QueueError::Poll(PollError::DeviceAttached { qpn }) if qpn == pair.left.number()),
+            "{error}"
+        );
         assert!(error.to_string().contains("detach_device"), "{error}");
     };
     let slices = [region.slice(..8).unwrap()];
     handed_over(pair.left.prepare(WorkRequest::send(&slices)).unwrap_err());
     handed_over(pair.left.post_send(WorkRequest::send(&slices)).unwrap_err());
-    handed_over(pair.left.send_cq().poll().unwrap_err());
+    handed_over(pair.left.send_cq().poll().unwrap_err().into());
     handed_over(pair.left.send_cq().prepare_wait().unwrap_err());
     let error = pair.left.reset().unwrap_err();
-    assert!(matches!(error, Error::NotDrained { blocker: ResetBlocker::Kernel, .. }), "{error}");
-    assert!(matches!(refused(&pair.left), DeviceQpError::NotReady(QueueError::DeviceAttached { .. })));
+    assert!(matches!(error, ResetError::Blocked { blocker: ResetBlocker::Kernel, .. }), "{error}");
+    assert!(matches!(
+        refused(&pair.left),
+        DeviceQpError::NotReady(QueueError::State(StateError::DeviceAttached { .. }))
+    ));
     assert_eq!(pair.left.failure(), None);
     // Nor does anybody else complete in its queue.
     let queue = pair.left.send_cq();
@@ -359,15 +368,21 @@ fn only_a_quiet_queue_pair_is_handed_over() {
     drop(hand_over(&pair.left));
 
     let fresh = QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap();
-    assert!(matches!(refused(&fresh), DeviceQpError::NotReady(QueueError::NotConnected { .. })));
+    assert!(matches!(
+        refused(&fresh),
+        DeviceQpError::NotReady(QueueError::State(StateError::NotConnected { .. }))
+    ));
     pair.left.abort().unwrap();
-    assert!(matches!(refused(&pair.left), DeviceQpError::NotReady(QueueError::Failed { .. })));
+    assert!(matches!(
+        refused(&pair.left),
+        DeviceQpError::NotReady(QueueError::State(StateError::Failed { .. }))
+    ));
     let datagrams = QueuePair::new(&pair.pd, QueuePairConfig::default().transport(Transport::Ud)).unwrap();
     assert!(matches!(refused(&datagrams), DeviceQpError::Transport { transport: Transport::Ud, .. }));
 
     let queue = CompletionQueue::new(&pair.device, 64).unwrap();
     let make =
-        || QueuePair::with_completion_queues(&pair.pd, QueuePairConfig::default(), &queue, &queue).unwrap();
+        || QueuePair::new(&pair.pd, QueuePairConfig::default().completion_queues(&queue, &queue)).unwrap();
     let (left, right) = (make(), make());
     left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
@@ -383,7 +398,7 @@ fn what_is_dropped_in_the_middle_is_aborted() {
     assert_eq!(calls.call(&device_qp.data(), &send(&region)).0, Ended::Ok);
     drop(device_qp);
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
-    assert!(matches!(pair.left.reset(), Err(Error::NotDrained { blocker: ResetBlocker::Kernel, .. })));
+    assert!(matches!(pair.left.reset(), Err(ResetError::Blocked { blocker: ResetBlocker::Kernel, .. })));
 
     // The other way round: the queue pair's handle goes first, and the kernel hears of it.
     let Pair { left, right: _right, pd: _pd, device: _device } = Pair::new();

@@ -8,20 +8,20 @@ mod common;
 
 use common::{LONG, Pair, device, poll, soft, synchronize};
 use gdsync::memop::Condition;
-use gdsync::qp::{DevxError, DevxStatus};
 use gdsync::queue::{Syndrome, WorkKind};
-use gdsync::verbs::{Provider, QueueApi, Transport};
+use gdsync::verbs::{DevxError, DevxStatus};
+use gdsync::verbs::{OutOfRange, Provider, QueueApi, Transport};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, RemoteMemory, WorkRequest,
+    Access, Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
 
-fn config() -> QueuePairConfig {
+fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().queues(QueueApi::Devx)
 }
 
 /// Two connected queue pairs whatever `GDSYNC_TEST_QUEUES` says. None on the software card of this process, and it is told.
-fn pair(test: &str, config: QueuePairConfig) -> Option<Pair> {
+fn pair(test: &str, config: QueuePairConfig<'_>) -> Option<Pair> {
     let device = device();
     if device.provider() == Provider::Software {
         common::skip(
@@ -60,7 +60,8 @@ fn a_device_without_commands_says_so() {
     assert!(matches!(&error, Error::Devx(DevxError::Unavailable { .. })), "{error}");
     let text = error.to_string();
     assert!(text.contains("softhca0") && text.contains("QueueApi::Verbs"), "{text}");
-    let error = CompletionQueue::made_by(&device, 8, QueueApi::Devx).unwrap_err();
+    let error =
+        CompletionQueue::new(&device, CompletionQueueConfig::from(8).queues(QueueApi::Devx)).unwrap_err();
     assert!(matches!(error, Error::Devx(DevxError::Unavailable { .. })), "{error}");
 }
 
@@ -79,17 +80,21 @@ fn sizes_that_cannot_be_are_refused_before_the_device_is_asked() {
         (config().inline(1 << 20), "inline is 1048576"),
     ] {
         let error = QueuePair::new(&pair.pd, wrong).unwrap_err();
-        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        assert!(matches!(error, Error::OutOfRange(OutOfRange { .. })), "{error}");
         let text = error.to_string();
         assert!(
             text.starts_with(what) && text.contains("at most") && text.contains("ask for less"),
             "{text}"
         );
     }
-    let error = CompletionQueue::made_by(&pair.device, u32::MAX, QueueApi::Devx).unwrap_err();
+    let error =
+        CompletionQueue::new(&pair.device, CompletionQueueConfig::from(u32::MAX).queues(QueueApi::Devx))
+            .unwrap_err();
     assert!(error.to_string().starts_with("completion queue entries is 4294967295"), "{error}");
     for (asked, granted) in [(0, 2), (1, 2), (3, 4), (1000, 1024)] {
-        let queue = CompletionQueue::made_by(&pair.device, asked, QueueApi::Devx).unwrap();
+        let queue =
+            CompletionQueue::new(&pair.device, CompletionQueueConfig::from(asked).queues(QueueApi::Devx))
+                .unwrap();
         assert_eq!(queue.entries(), granted);
     }
     let smallest = config().send_depth(0).recv_depth(0).send_segments(0).recv_segments(0).inline(0);
@@ -114,17 +119,18 @@ fn queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing() {
     let Some(pair) = pair("queue_pairs_of_verbs_do_not_complete_where_verbs_know_nothing", config()) else {
         return;
     };
-    let [devx, verbs] = [QueueApi::Devx, QueueApi::Verbs]
-        .map(|maker| CompletionQueue::made_by(&pair.device, 64, maker).unwrap());
+    let [devx, verbs] = [QueueApi::Devx, QueueApi::Verbs].map(|maker| {
+        CompletionQueue::new(&pair.device, CompletionQueueConfig::from(64).queues(maker)).unwrap()
+    });
     let by_verbs = QueuePairConfig::default();
     for (send, recv) in [(&devx, &verbs), (&verbs, &devx)] {
-        let error = QueuePair::with_completion_queues(&pair.pd, by_verbs, send, recv).unwrap_err();
+        let error = QueuePair::new(&pair.pd, by_verbs.completion_queues(send, recv)).unwrap_err();
         assert!(matches!(error, Error::Devx(DevxError::OtherMaker { .. })), "{error}");
     }
     // The other way round they do.
     let config = config().send_depth(8).recv_depth(8);
-    let left = QueuePair::with_completion_queues(&pair.pd, config, &verbs, &devx).unwrap();
-    let right = QueuePair::with_completion_queues(&pair.pd, config, &devx, &verbs).unwrap();
+    let left = QueuePair::new(&pair.pd, config.completion_queues(&verbs, &devx)).unwrap();
+    let right = QueuePair::new(&pair.pd, config.completion_queues(&devx, &verbs)).unwrap();
     left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     for round in 0..200 {
@@ -233,7 +239,9 @@ fn queues_come_and_go_with_work_in_flight_and_leave_nothing() {
         left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         let region = MemoryRegion::allocate(&pair.pd, 64, Access::all()).unwrap();
-        let shared = CompletionQueue::made_by(&pair.device, 8, QueueApi::Devx).unwrap();
+        let shared =
+            CompletionQueue::new(&pair.device, CompletionQueueConfig::from(8).queues(QueueApi::Devx))
+                .unwrap();
         right.post_recv(&[region.slice(..).unwrap()], 0).unwrap();
         let send = left.prepare(WorkRequest::send_inline(b"in flight")).unwrap();
         let wait = right.recv_cq().prepare_wait().unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, device, fill, poll, ring, soft, synchronize};
 use gdsync::memop::Condition;
-use gdsync::queue::WorkKind;
+use gdsync::queue::{OrderError, QueueFull, RequestError, StateError, WorkKind};
 use gdsync::verbs::Provider;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
@@ -110,9 +110,9 @@ fn as_many_slices_as_a_work_request_holds() {
     assert_eq!(content(&target)[..sends * 100], sent[..sends * 100]);
     let too_many: Vec<Slice> = (0..70).map(|i| source.slice(i..i + 1).unwrap()).collect();
     let error = pair.left.prepare(WorkRequest::send(&too_many)).unwrap_err();
-    assert!(matches!(error, QueueError::TooManySegments { given: 70, .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::TooManySegments { given: 70, .. })), "{error}");
     let error = pair.right.post_recv(&too_many, 1).unwrap_err();
-    assert!(matches!(error, QueueError::TooManySegments { given: 70, .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::TooManySegments { given: 70, .. })), "{error}");
 }
 
 #[test]
@@ -310,20 +310,31 @@ fn posting_at_once_is_refused_where_it_would_overtake_or_cannot_be() {
     let pair = Pair::new();
     let send = pair.left.prepare(WorkRequest::send_inline(b"first")).unwrap();
     let error = pair.left.post_send(WorkRequest::send_inline(b"second")).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfOrder { serial: 1, expected: 0, .. }), "{error}");
+    assert!(
+        matches!(error, QueueError::Order(OrderError::OutOfOrder { serial: 1, expected: 0, .. })),
+        "{error}"
+    );
     drop(send);
     let foreign =
         MemoryRegion::allocate(&ProtectionDomain::new(&pair.device).unwrap(), 8, Access::all()).unwrap();
     let error = pair.left.post_send(WorkRequest::send(&[foreign.slice(..).unwrap()])).unwrap_err();
-    assert!(matches!(error, QueueError::WrongDomain { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::WrongDomain { .. })), "{error}");
     let room = (0..1000).find_map(|_| pair.left.post_send(WorkRequest::send_inline(b"x").unsignaled()).err());
     // A provider may grant a longer send queue than was asked for.
-    let full =
-        matches!(room, Some(QueueError::SendQueueFull { .. } | QueueError::CompletionQueueFull { .. }));
+    let full = matches!(
+        room,
+        Some(
+            QueueError::Full(QueueFull::SendQueue { .. })
+                | QueueError::Full(QueueFull::CompletionQueue { .. })
+        )
+    );
     assert!(full, "{room:?}");
     pair.left.abort().unwrap();
     let error = pair.left.post_send(WorkRequest::send(&[])).unwrap_err();
-    assert!(matches!(error, QueueError::Failed { .. }), "{error}");
+    assert!(matches!(error, QueueError::State(StateError::Failed { .. })), "{error}");
     let new = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
-    assert!(matches!(new.post_send(WorkRequest::send(&[])), Err(QueueError::NotConnected { .. })));
+    assert!(matches!(
+        new.post_send(WorkRequest::send(&[])),
+        Err(QueueError::State(StateError::NotConnected { .. }))
+    ));
 }

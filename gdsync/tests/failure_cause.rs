@@ -6,8 +6,8 @@ mod common;
 
 use common::{LONG, Pair, drain_and_reconnect, poll, ring};
 use gdsync::persistent::PersistentRecv;
-use gdsync::qp::AsyncEventKind;
 use gdsync::queue::{FailureCause, Syndrome, WorkError};
+use gdsync::verbs::AsyncEventKind;
 use gdsync::{QueuePair, RemoteMemory, WorkRequest};
 
 const BAD: RemoteMemory = RemoteMemory { addr: 0, len: 8, rkey: 1 };

@@ -8,8 +8,8 @@ mod gpu_rig;
 use common::{LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
 use gdsync::batch::BatchShape;
 use gdsync::memop::{Condition, Word32};
-use gdsync::queue::Status;
-use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::queue::{FailureCause, Status, Syndrome};
+use gdsync::verbs::OutOfRange;
 use gdsync::{Batch, Error, PinnedMemory, RemoteMemory, Stream, WorkRequest};
 use gpu_rig::Rig;
 use std::sync::{Arc, mpsc};
@@ -206,7 +206,7 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
         matches!(heard.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Disconnected)),
         "its thread has ended"
     );
-    assert!(matches!(stream.watchdog(Duration::ZERO, |_, _| {}), Err(Error::OutOfRange { .. })));
+    assert!(matches!(stream.watchdog(Duration::ZERO, |_, _| {}), Err(Error::OutOfRange(OutOfRange { .. }))));
 }
 
 #[test]

@@ -8,10 +8,8 @@ mod common;
 
 use common::{LONG, Pair, content, drain_and_reconnect, fill, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
-use gdsync::qp::AsyncEventKind;
-use gdsync::queue::Status;
-use gdsync::queue::{FailureCause, Syndrome};
-use gdsync::verbs::Transport;
+use gdsync::queue::{FailureCause, StateError, Status, Syndrome};
+use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Batch, ConnectOptions, MemoryRegion, PinnedMemory, QueueError, QueuePair, QueuePairConfig, SoftStream,
     Stream, WorkRequest,
@@ -36,7 +34,7 @@ impl Rig {
         Rig::with(test, QueuePairConfig::default())
     }
 
-    fn with(test: &str, config: QueuePairConfig) -> Option<Rig> {
+    fn with(test: &str, config: QueuePairConfig<'_>) -> Option<Rig> {
         let alone = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if std::env::var("GDSYNC_TEST_PROVIDER").as_deref() == Ok("system") {
             let reason = "faults are injected into the software card of this process";
@@ -146,7 +144,9 @@ fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote
     synchronize(&ours);
     assert_eq!((stream.outstanding(), ours.outstanding()), (0, 0), "every ticket is past");
     let refused = left.prepare(WorkRequest::send(&[])).unwrap_err();
-    assert!(matches!(refused, QueueError::Failed { cause: FailureCause::Work(told), .. } if told == error));
+    assert!(
+        matches!(refused, QueueError::State(StateError::Failed { cause: FailureCause::Work(told), .. }) if told == error)
+    );
     let completion = poll(&left.send_cq());
     assert_eq!((completion.wr_id, completion.status), (1, Err(error)));
     let completion = poll(&left.send_cq());

@@ -7,8 +7,7 @@ mod common;
 use common::{LONG, Pair, content, drain_and_reconnect, poll, soft, synchronize};
 use gdsync::memop::Condition;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
-use gdsync::queue::Status;
-use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::queue::{QueueFull, RequestError, StateError, Status, Syndrome, WorkKind};
 use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, WorkRequest};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -111,7 +110,10 @@ fn an_error_in_the_middle_ends_the_rest_and_the_request_works_again_after_recove
             }
             // The stream may have come to the failure already.
             Err(error) => {
-                assert!(matches!(error, PersistentError::Queue(QueueError::Failed { .. })), "{error}")
+                assert!(
+                    matches!(error, PersistentError::Queue(QueueError::State(StateError::Failed { .. }))),
+                    "{error}"
+                )
             }
         }
     }
@@ -124,7 +126,10 @@ fn an_error_in_the_middle_ends_the_rest_and_the_request_works_again_after_recove
     assert!(kinds[2..].iter().all(|kind| *kind == Some(Syndrome::WrFlush)));
     let told = send.complete(LONG).unwrap().unwrap().status.unwrap_err();
     assert_eq!(told.kind(), Some(Syndrome::RemoteInvalidRequest), "the first failure");
-    assert!(matches!(send.start(&stream), Err(PersistentError::Queue(QueueError::Failed { .. }))));
+    assert!(matches!(
+        send.start(&stream),
+        Err(PersistentError::Queue(QueueError::State(StateError::Failed { .. })))
+    ));
     drain_and_reconnect(&pair);
     let mut recv = PersistentRecv::new(&pair.right, &[target.slice(..).unwrap()]).unwrap();
     recv.start(&stream).unwrap();
@@ -145,7 +150,10 @@ fn a_failed_queue_pair_ends_receives_that_the_stream_has_not_come_to() {
     recv.wait_on(&stream).unwrap();
     pair.right.abort().unwrap();
     assert!(recv.complete(LONG).unwrap().unwrap().status.unwrap_err().is_flush());
-    assert!(matches!(recv.start(&stream), Err(PersistentError::Queue(QueueError::Failed { .. }))));
+    assert!(matches!(
+        recv.start(&stream),
+        Err(PersistentError::Queue(QueueError::State(StateError::Failed { .. })))
+    ));
     gate.store(1);
     synchronize(&stream);
 }
@@ -195,12 +203,24 @@ fn completions_of_others_stay_for_whoever_polls_in_their_order() {
 fn what_the_queue_pair_would_refuse_is_refused_at_the_beginning() {
     let (pair, other) = (Pair::new(), Pair::new());
     let foreign = [other.region(8).slice(..).unwrap()];
-    assert!(matches!(PersistentSend::send(&pair.left, &foreign), Err(QueueError::WrongDomain { .. })));
-    assert!(matches!(PersistentRecv::new(&pair.left, &foreign), Err(QueueError::WrongDomain { .. })));
+    assert!(matches!(
+        PersistentSend::send(&pair.left, &foreign),
+        Err(QueueError::Request(RequestError::WrongDomain { .. }))
+    ));
+    assert!(matches!(
+        PersistentRecv::new(&pair.left, &foreign),
+        Err(QueueError::Request(RequestError::WrongDomain { .. }))
+    ));
     let own = pair.region(8);
     let many: Vec<_> = (0..40).map(|_| own.slice(..).unwrap()).collect();
-    assert!(matches!(PersistentSend::send(&pair.left, &many), Err(QueueError::TooManySegments { .. })));
-    assert!(matches!(PersistentRecv::new(&pair.left, &many), Err(QueueError::TooManySegments { .. })));
+    assert!(matches!(
+        PersistentSend::send(&pair.left, &many),
+        Err(QueueError::Request(RequestError::TooManySegments { .. }))
+    ));
+    assert!(matches!(
+        PersistentRecv::new(&pair.left, &many),
+        Err(QueueError::Request(RequestError::TooManySegments { .. }))
+    ));
     // A full send queue says so, and nothing was started.
     let small = Pair::with(QueuePairConfig::default().send_depth(2), ConnectOptions::default());
     let gate = small.region(8).word32(0).unwrap();
@@ -220,7 +240,10 @@ fn what_the_queue_pair_would_refuse_is_refused_at_the_beginning() {
     assert!(
         matches!(
             error,
-            PersistentError::Queue(QueueError::SendQueueFull { .. } | QueueError::CompletionQueueFull { .. })
+            PersistentError::Queue(
+                QueueError::Full(QueueFull::SendQueue { .. })
+                    | QueueError::Full(QueueFull::CompletionQueue { .. })
+            )
         ),
         "{error}"
     );

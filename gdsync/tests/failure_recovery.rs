@@ -6,12 +6,13 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, drain_and_reconnect, fill, poll, ring, soft, synchronize};
 use gdsync::memop::Condition;
-use gdsync::queue::{ResetBlocker, Syndrome};
+use gdsync::qp::ResetError;
+use gdsync::queue::{OrderError, ResetBlocker, StateError, Syndrome};
 use gdsync::stream::PostFailure;
-use gdsync::verbs::{AddressHandle, Transport};
+use gdsync::verbs::Transport;
 use gdsync::{
-    Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
-    RemoteMemory, WorkRequest,
+    Access, Batch, ConnectOptions, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig, RemoteMemory,
+    WorkRequest,
 };
 
 /// A message from left to right, rung and awaited by streams.
@@ -47,7 +48,10 @@ fn a_failed_pair_starts_anew_again_and_again() {
         ring(pair.left.prepare(WorkRequest::write_inline(&[1], bad)).unwrap());
         let error = poll(&pair.left.send_cq()).status.unwrap_err();
         assert_eq!(error.kind(), Some(Syndrome::RemoteAccess));
-        assert!(matches!(pair.left.prepare(WorkRequest::send(&[])), Err(QueueError::Failed { .. })));
+        assert!(matches!(
+            pair.left.prepare(WorkRequest::send(&[])),
+            Err(QueueError::State(StateError::Failed { .. }))
+        ));
         drain_and_reconnect(&pair);
         assert_ne!(pair.left.endpoint().unwrap().psn, first.psn, "old packets are not taken for new ones");
         exchange(&pair, 100 + round);
@@ -60,7 +64,7 @@ fn what_is_in_the_way_of_a_reset_is_named() {
     let pair = Pair::new();
     let target = pair.region(8);
     let blocker = || match pair.left.reset().unwrap_err() {
-        Error::NotDrained { qpn, blocker } if qpn == pair.left.number() => blocker,
+        ResetError::Blocked { qpn, blocker } if qpn == pair.left.number() => blocker,
         other => panic!("{other}"),
     };
     let word = target.word32(4).unwrap();
@@ -80,7 +84,10 @@ fn what_is_in_the_way_of_a_reset_is_named() {
     assert_eq!(poll(&pair.left.recv_cq()).wr_id, 5);
     pair.left.reset().unwrap();
     pair.left.reset().unwrap();
-    assert!(matches!(pair.left.prepare(WorkRequest::send(&[])), Err(QueueError::NotConnected { .. })));
+    assert!(matches!(
+        pair.left.prepare(WorkRequest::send(&[])),
+        Err(QueueError::State(StateError::NotConnected { .. }))
+    ));
     assert_eq!(content(&target)[0], 0, "what was posted after the abort was flushed");
 }
 
@@ -94,7 +101,10 @@ fn a_send_prepared_before_a_reset_is_refused_after_it() {
     drain_and_reconnect(&pair);
     let fresh = pair.left.prepare(WorkRequest::write_inline(&[0, 2], target.remote())).unwrap();
     let error = stream.post_send(kept).unwrap_err();
-    assert!(matches!(error.source, PostFailure::Queue(QueueError::Stale { .. })), "{error}");
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::Order(OrderError::Stale { .. }))),
+        "{error}"
+    );
     drop((error, dropped));
     stream.post_send(fresh).unwrap();
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
@@ -131,7 +141,7 @@ fn unsignaled_sends_that_are_done_do_not_stand_in_the_way() {
             assert!(std::time::Instant::now() < deadline, "the write does not arrive");
         }
         let error = pair.left.reset().unwrap_err();
-        assert!(matches!(error, Error::NotDrained { blocker: ResetBlocker::Sends(1), .. }), "{error}");
+        assert!(matches!(error, ResetError::Blocked { blocker: ResetBlocker::Sends(1), .. }), "{error}");
         drain_and_reconnect(&pair);
         // The first of a new life, and counted as such.
         pair.left.post_send(WorkRequest::write_inline(&[0], target.remote()).wr_id(5)).unwrap();
@@ -151,7 +161,7 @@ fn a_datagram_queue_pair_is_ready_again_at_once() {
         left.abort().unwrap();
         left.reset().unwrap();
         right.post_recv(&[target.slice(..).unwrap()], 1).unwrap();
-        let there = AddressHandle::new(&left, &right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        let there = left.address_handle(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
         let request = WorkRequest::send_inline(b"again").to(&there, right.number(), config.qkey);
         left.post_send(request).unwrap();
         assert_eq!(poll(&left.send_cq()).status, Ok(()));

@@ -6,8 +6,10 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, poll, ring, soft, synchronize};
 use gdsync::memop::{Condition, StreamError};
-use gdsync::queue::{FailureCause, Syndrome};
+use gdsync::memory::OutOfBounds;
+use gdsync::queue::{FailureCause, OrderError, QueueFull, RequestError, StateError, Syndrome};
 use gdsync::stream::{Cpu, PostFailure};
+use gdsync::verbs::{OutOfRange, QueuePairError};
 use gdsync::{
     Access, Batch, ConnectOptions, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePairConfig,
     RemoteMemory, Stream, WorkRequest,
@@ -52,7 +54,7 @@ fn wrong_remote_keys_and_bounds_fail_the_queue_pair_and_flush_the_rest() {
             matches!(pair.left.failure(), Some(FailureCause::Work(e)) if e.kind() == Some(Syndrome::RemoteAccess))
         );
         let error = pair.left.prepare(WorkRequest::send(&[])).unwrap_err();
-        assert!(matches!(error, QueueError::Failed { .. }), "{error}");
+        assert!(matches!(error, QueueError::State(StateError::Failed { .. })), "{error}");
         assert!(pair.left.post_recv(&[], 0).is_err());
     }
 }
@@ -64,28 +66,40 @@ fn what_the_card_would_refuse_locally_is_refused_before_it_is_asked() {
     let foreign = MemoryRegion::allocate(&other, 64, Access::LOCAL_WRITE).unwrap();
     let slices = [foreign.slice(..).unwrap()];
     let error = pair.left.prepare(WorkRequest::send(&slices)).unwrap_err();
-    assert!(matches!(error, QueueError::WrongDomain { .. }), "{error}");
-    assert!(matches!(pair.left.post_recv(&slices, 0), Err(QueueError::WrongDomain { .. })));
+    assert!(matches!(error, QueueError::Request(RequestError::WrongDomain { .. })), "{error}");
+    assert!(matches!(
+        pair.left.post_recv(&slices, 0),
+        Err(QueueError::Request(RequestError::WrongDomain { .. }))
+    ));
     let readonly = MemoryRegion::allocate(&pair.pd, 64, Access::empty()).unwrap();
     let slices = [readonly.slice(..).unwrap()];
-    assert!(matches!(pair.left.post_recv(&slices, 0), Err(QueueError::NotWritable { .. })));
+    assert!(matches!(
+        pair.left.post_recv(&slices, 0),
+        Err(QueueError::Request(RequestError::NotWritable { .. }))
+    ));
     let remote = pair.region(64).remote();
     assert!(matches!(
         pair.left.prepare(WorkRequest::read(&slices, remote)),
-        Err(QueueError::NotWritable { .. })
+        Err(QueueError::Request(RequestError::NotWritable { .. }))
     ));
-    assert!(matches!(readonly.slice(60..65), Err(QueueError::OutOfBounds { start: 60, end: 65, len: 64 })));
+    assert!(matches!(readonly.slice(60..65), Err(OutOfBounds { start: 60, end: 65, len: 64 })));
     assert!(MemoryRegion::allocate(&pair.pd, 64, Access::REMOTE_WRITE).is_err(), "needs local write");
     let unconnected = common::queue_pair(&pair.pd, QueuePairConfig::default()).unwrap();
-    assert!(matches!(unconnected.prepare(WorkRequest::send(&[])), Err(QueueError::NotConnected { .. })));
+    assert!(matches!(
+        unconnected.prepare(WorkRequest::send(&[])),
+        Err(QueueError::State(StateError::NotConnected { .. }))
+    ));
     let remote = pair.left.endpoint().unwrap();
     let mut options = ConnectOptions::default();
     options.retry_count = 8;
     assert!(matches!(
         unconnected.connect(&remote, options),
-        Err(Error::OutOfRange { what: "retry_count", .. })
+        Err(Error::OutOfRange(OutOfRange { what: "retry_count", .. }))
     ));
-    assert!(matches!(pair.left.connect(&remote, ConnectOptions::default()), Err(Error::State { .. })));
+    assert!(matches!(
+        pair.left.connect(&remote, ConnectOptions::default()),
+        Err(Error::QueuePair(QueuePairError::State { .. }))
+    ));
 }
 
 #[test]
@@ -101,7 +115,11 @@ fn a_full_send_queue_says_so_and_loses_nothing() {
         }
     };
     assert!(
-        matches!(error, QueueError::SendQueueFull { .. } | QueueError::CompletionQueueFull { .. }),
+        matches!(
+            error,
+            QueueError::Full(QueueFull::SendQueue { .. })
+                | QueueError::Full(QueueFull::CompletionQueue { .. })
+        ),
         "{error}"
     );
     assert!(posted >= 4);
@@ -115,7 +133,7 @@ fn a_full_send_queue_says_so_and_loses_nothing() {
 fn a_full_receive_queue_says_so() {
     let pair = Pair::with(QueuePairConfig::default().recv_depth(4), ConnectOptions::default());
     let error = std::iter::repeat_with(|| pair.right.post_recv(&[], 0)).find_map(Result::err).unwrap();
-    assert!(matches!(error, QueueError::ReceiveQueueFull { .. }), "{error}");
+    assert!(matches!(error, QueueError::Full(QueueFull::ReceiveQueue { .. })), "{error}");
 }
 
 #[test]
@@ -170,11 +188,17 @@ fn sends_posted_out_of_order_are_refused_and_nothing_is_lost() {
     let (first, second) = (send(1), send(2));
     let stream = cpu();
     let error = stream.post(Batch::new().send(second)).unwrap_err();
-    assert!(matches!(error.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{error}");
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. }))),
+        "{error}"
+    );
     assert_eq!((error.posted, error.batch.len()), (0, 1));
     let third = send(3);
     let alone = stream.post_send(third).unwrap_err();
-    assert!(matches!(alone.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{alone}");
+    assert!(
+        matches!(alone.source, PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. }))),
+        "{alone}"
+    );
     assert_eq!((alone.posted, alone.batch.len()), (0, 1));
     stream.post_send(first).unwrap();
     stream.post(error.batch).unwrap();
@@ -192,7 +216,10 @@ fn one_queue_pair_is_on_one_stream_at_a_time() {
     let (blocked, other) = (soft(), soft());
     blocked.post(Batch::new().wait_value32(&word, Condition::Eq, 1).send(send(1))).unwrap();
     let error = other.post(Batch::new().send(send(2))).unwrap_err();
-    assert!(matches!(error.source, PostFailure::Queue(QueueError::OtherStream { .. })), "{error}");
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::Order(OrderError::OtherStream { .. }))),
+        "{error}"
+    );
     word.store(1);
     synchronize(&blocked);
     other.post(error.batch).unwrap();
@@ -205,10 +232,16 @@ fn one_queue_pair_is_on_one_stream_at_a_time() {
 fn waits_that_nothing_would_satisfy_are_refused() {
     let pair = Pair::new();
     let region = pair.region(8);
-    assert!(matches!(pair.left.recv_cq().prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 0 })));
+    assert!(matches!(
+        pair.left.recv_cq().prepare_wait(),
+        Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }))
+    ));
     pair.left.post_recv(&[region.slice(..).unwrap()], 0).unwrap();
     let first = pair.left.recv_cq().prepare_wait().unwrap();
-    assert!(matches!(pair.left.recv_cq().prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 1 })));
+    assert!(matches!(
+        pair.left.recv_cq().prepare_wait(),
+        Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 1 }))
+    ));
     let index = first.index();
     drop(first);
     assert_eq!(pair.left.recv_cq().prepare_wait().unwrap().index(), index, "the newest is given back");
@@ -238,7 +271,7 @@ fn entries_that_a_stream_has_to_see_are_not_recycled_under_it() {
         assert_eq!(poll(&pair.right.recv_cq()).status, Ok(()));
     }
     let blocked = blocked.expect("the stream holds entries");
-    assert!(matches!(blocked, QueueError::WouldBlock(_)), "{blocked}");
+    assert!(matches!(blocked, QueueError::Full(QueueFull::Stream(_))), "{blocked}");
     word.store(1);
     synchronize(&stream);
     pair.right.post_recv(&[], 0).unwrap();
@@ -278,7 +311,10 @@ fn abort_wakes_streams_that_wait_for_the_other_side() {
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     (0..3).for_each(|i| assert_eq!(poll(&pair.left.recv_cq()).wr_id, i));
     let error = stream.post(Batch::new().send(send)).unwrap_err();
-    assert!(matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })), "{error}");
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::State(StateError::Failed { .. }))),
+        "{error}"
+    );
 }
 
 #[test]

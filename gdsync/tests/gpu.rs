@@ -6,14 +6,14 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::CudaStream;
 use gdsync::batch::StreamWait;
-use gdsync::cuda::{self, Consistency, CudaError, GpuMemory};
+use gdsync::cuda::{self, Consistency, CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{Condition, StreamError, Word32, Word64};
+use gdsync::queue::RequestError;
 use gdsync::stream::{Doorbells, PostFailure};
-use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Batch, Error, PinnedMemory, QueueError, Stream, WorkRequest};
+use gdsync::verbs::{GpuMemoryRegion, RegistrationError};
+use gdsync::{Access, Batch, CudaStream, Error, PinnedMemory, QueueError, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize, words};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn a_machine_without_cuda_says_so() {
             assert!(error.contains(&format!("no GPU {count}")), "{error}");
         }
         Err(error) => {
-            assert_eq!(error, CudaError::NoDriver);
+            assert_eq!(error, CudaError::Driver(DriverError::NoDriver));
             assert_eq!(cuda::context(0).unwrap_err(), error);
         }
     }
@@ -130,7 +130,7 @@ fn rights_and_bounds_of_gpu_regions_are_the_cards() {
     let Some(rig) = Rig::new("rights_and_bounds_of_gpu_regions_are_the_cards") else { return };
     let read_only = GpuMemoryRegion::register(&rig.pair.pd, rig.memory(64), Access::empty()).unwrap();
     let error = rig.pair.left.post_recv(&[read_only.slice(..).unwrap()], 0).unwrap_err();
-    assert!(matches!(error, QueueError::NotWritable { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::NotWritable { .. })), "{error}");
     assert!(read_only.slice(..65).is_err());
     let source = rig.region(64);
     let slices = [source.slice(..).unwrap()];
@@ -142,7 +142,7 @@ fn rights_and_bounds_of_gpu_regions_are_the_cards() {
     assert!(poll(&rig.pair.left.send_cq()).status.is_err());
     // A region whose memory is gone is no region, and nothing hangs because of it.
     let refused = GpuMemoryRegion::register(&rig.pair.pd, rig.memory(64), Access::REMOTE_WRITE).unwrap_err();
-    assert!(matches!(refused, Error::GpuRegistration { .. }), "{refused}");
+    assert!(matches!(refused, Error::Registration(RegistrationError::Refused { .. })), "{refused}");
 }
 
 #[test]

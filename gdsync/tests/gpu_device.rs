@@ -6,8 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, Pair, layouts, poll, queue_pair};
-use gdsync::cuda::Placement;
-use gdsync::cuda::{self, GpuMemory};
+use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
@@ -98,7 +97,7 @@ impl Bench {
     }
 
     /// Queue pairs of the same device as the regions.
-    fn pairs(&self, count: usize, config: QueuePairConfig) -> Vec<Pair> {
+    fn pairs(&self, count: usize, config: QueuePairConfig<'_>) -> Vec<Pair> {
         let connected = |_| {
             let (pd, device) = (self.pair.pd.clone(), self.pair.device.clone());
             let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());

@@ -7,7 +7,6 @@ mod common;
 mod gpu_rig;
 
 use common::{Pair, drain_and_reconnect, poll};
-use gdsync::CudaStream;
 use gdsync::batch::BatchShape;
 use gdsync::cuda::{CudaError, GpuMemory};
 use gdsync::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
@@ -16,11 +15,11 @@ use gdsync::memop::{Condition, MemOpStream, StreamError, Word32};
 use gdsync::memory::StreamAddr;
 use gdsync::persistent::{PersistentError, PersistentRecv, PersistentSend};
 use gdsync::qp::CheckedWait;
-use gdsync::queue::Status;
-use gdsync::queue::{FailureCause, Syndrome, WorkError};
+use gdsync::queue::{FailureCause, Status, Syndrome, WorkError};
 use gdsync::stream::PostFailure;
 use gdsync::{
-    Batch, ConnectOptions, PinnedMemory, QueuePair, QueuePairConfig, RemoteMemory, Stream, WorkRequest,
+    Batch, ConnectOptions, CudaStream, PinnedMemory, QueuePair, QueuePairConfig, RemoteMemory, Stream,
+    WorkRequest,
 };
 use gpu_rig::{Rig, words};
 use std::sync::{Arc, mpsc};

@@ -6,14 +6,13 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::CudaStream;
-use gdsync::cuda::CudaError;
+use gdsync::cuda::{CudaError, DriverError};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
 use gdsync::memory::HostAddr;
 use gdsync::queue::FailureCause;
 use gdsync::stream::PostFailure;
-use gdsync::{Batch, PinnedMemory, Stream, WorkRequest};
+use gdsync::{Batch, CudaStream, PinnedMemory, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -48,7 +47,10 @@ fn operations_that_the_driver_refuses_are_not_lost() {
     // SAFETY: the address is misaligned, which the driver refuses before it does anything.
     let error = unsafe { stream.submit(&[MemOp::Write32 { addr: odd, value: 1 }]) }.unwrap_err();
     assert!(
-        matches!(error, StreamError::Cuda(CudaError::Call { call: "cuStreamBatchMemOp", .. })),
+        matches!(
+            error,
+            StreamError::Cuda(CudaError::Driver(DriverError::Call { call: "cuStreamBatchMemOp", .. }))
+        ),
         "{error}"
     );
     // SAFETY: a valid, aligned address; too many operations are refused as a whole.

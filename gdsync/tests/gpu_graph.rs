@@ -6,14 +6,14 @@ mod common;
 mod gpu_rig;
 
 use common::poll;
-use gdsync::CudaStream;
 use gdsync::batch::BatchShape;
 use gdsync::cuda::CudaError;
 use gdsync::graph::{CudaGraph, GraphError};
 use gdsync::memop::{Condition, Word32};
+use gdsync::queue::OrderError;
 use gdsync::stream::PostFailure;
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Batch, PinnedMemory, QueueError, Stream, WorkRequest};
+use gdsync::{Batch, CudaStream, PinnedMemory, QueueError, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize, words};
 
 struct Exchange {
@@ -125,8 +125,10 @@ fn batches_of_another_shape_or_out_of_order_are_given_back() {
     );
     let (first, second) = (exchange.batch(), exchange.batch());
     let error = exchange.stream.launch(&mut graph, [second]).unwrap_err();
-    let out_of_order =
-        matches!(error.source, GraphError::Post(PostFailure::Queue(QueueError::OutOfOrder { .. })));
+    let out_of_order = matches!(
+        error.source,
+        GraphError::Post(PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. })))
+    );
     assert!(out_of_order, "{error}");
     exchange.stream.launch(&mut graph, [first]).unwrap();
     exchange.stream.launch(&mut graph, error.batches).unwrap();

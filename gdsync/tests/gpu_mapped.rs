@@ -6,12 +6,10 @@ mod common;
 mod gpu_rig;
 
 use common::LONG;
-use gdsync::CudaStream;
 use gdsync::cuda::GpuMemory;
 use gdsync::mapped::{self, LoadKernel, MappedMemory, MappingBackend, MappingError, StoreKernel};
-use gdsync::memop::Condition;
-use gdsync::memop::GpuWord32;
-use gdsync::{Access, Batch, Stream, WorkRequest};
+use gdsync::memop::{Condition, GpuWord32};
+use gdsync::{Access, Batch, CudaStream, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 use std::io::Write;
 use std::time::Instant;

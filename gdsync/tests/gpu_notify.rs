@@ -7,14 +7,13 @@ mod gpu_rig;
 mod notify_rig;
 
 use common::LONG;
-use gdsync::CudaStream;
 use gdsync::bootstrap::Bootstrap;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig};
 use gdsync::stream::DoorbellPath;
-use gdsync::{Batch, PinnedMemory, QueuePairConfig, Stream};
+use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gpu_rig::{Rig, is_sanitized, synchronize, words};
 use notify_rig::Job;
 use std::sync::atomic::Ordering;

@@ -9,10 +9,9 @@ use common::{
     Pair, content, cpu, drop_the_second_of_three, fail_on, fill, layouts, poll, post_and_poll, soft,
     synchronize as synchronize_soft,
 };
-use gdsync::CudaStream;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::stream::{Posted, StreamOptions};
-use gdsync::{Batch, ConnectOptions, QueuePairConfig, Stream, WorkRequest};
+use gdsync::{Batch, ConnectOptions, CudaStream, QueuePairConfig, Stream, WorkRequest};
 use gpu_rig::{Rig, synchronize};
 
 fn pair(placement: QueuePlacement) -> Pair {

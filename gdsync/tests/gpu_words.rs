@@ -7,10 +7,9 @@ mod gpu_rig;
 
 use gdsync::batch::{BatchShape, MemoryWrite};
 use gdsync::cuda::GpuMemory;
-use gdsync::memop::{Condition, StreamError, Word32};
-use gdsync::memop::{GpuWord32, GpuWord64};
+use gdsync::memop::{Condition, GpuWord32, GpuWord64, StreamError, Word32, WordError};
 use gdsync::stream::PostFailure;
-use gdsync::{Batch, PinnedMemory, QueueError};
+use gdsync::{Batch, PinnedMemory};
 use gpu_rig::{Rig, synchronize};
 use std::time::Duration;
 
@@ -58,7 +57,7 @@ fn gpu_words_are_bounds_and_alignment_checked() {
     assert!(GpuWord32::new(&memory, 12).is_ok() && GpuWord64::new(&memory, 8).is_ok());
     for offset in [2, 16, usize::MAX] {
         let error = GpuWord32::new(&memory, offset).unwrap_err();
-        assert!(matches!(error, QueueError::BadWord { size: 4, len: 16, .. }), "{error}");
+        assert!(matches!(error, WordError::Outside { size: 4, len: 16, .. }), "{error}");
     }
     assert!(GpuWord64::new(&memory, 12).is_err());
     // A stream of the CPU's does not reach it.

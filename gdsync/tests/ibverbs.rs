@@ -6,6 +6,7 @@
 mod common;
 
 use common::*;
+use gdsync::verbs::OpenError;
 use gdsync::verbs::ibverbs::ffi;
 use gdsync::{Access, ConnectOptions, Error, MemoryRegion, QueuePair, QueuePairConfig, WorkRequest};
 use std::io::Write;
@@ -66,10 +67,10 @@ fn a_programs_own_context_and_domain_are_used_and_left_alone() {
 fn null_pointers_are_refused() {
     // SAFETY: null is allowed.
     let error = unsafe { gdsync::verbs::ibverbs::device(std::ptr::null_mut()) }.unwrap_err();
-    assert!(matches!(error, Error::Null { what: "ibv_context" }), "{error}");
+    assert!(matches!(error, Error::Open(OpenError::Null { what: "ibv_context" })), "{error}");
     let device = gdsync::Device::software().unwrap();
     // SAFETY: as above.
     let error =
         unsafe { gdsync::verbs::ibverbs::protection_domain(&device, std::ptr::null_mut()) }.unwrap_err();
-    assert!(matches!(error, Error::Null { what: "ibv_pd" }), "{error}");
+    assert!(matches!(error, Error::Open(OpenError::Null { what: "ibv_pd" })), "{error}");
 }

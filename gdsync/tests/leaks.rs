@@ -121,7 +121,7 @@ impl Two {
         let (here, there) = (left.endpoint().unwrap(), right.endpoint().unwrap());
         let options = ConnectOptions::default();
         let address = if transport == Transport::Ud {
-            Some(AddressHandle::new(&left, &there, options).unwrap())
+            Some(left.address_handle(&there, options).unwrap())
         } else {
             left.connect(&there, options).unwrap();
             right.connect(&here, options).unwrap();

@@ -6,12 +6,12 @@ mod common;
 
 use common::{LONG, Pair, content, cpu, device, poll, soft, synchronize};
 use gdsync::memop::{Condition, Word32};
+use gdsync::queue::QueueFull;
 use gdsync::stream::StreamOptions;
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, WorkRequest,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
-use gdsync::{SoftStream, Stream};
 use std::time::Instant;
 
 /// Sends of 8 bytes each to places of their own, and waits for them.
@@ -215,7 +215,9 @@ fn tickets_are_written_before_a_stream_waits_for_the_program() {
         loop {
             match pair.left.post_send(WorkRequest::send(&[])) {
                 Ok(()) => break,
-                Err(QueueError::WouldBlock(_)) if start.elapsed() < LONG => std::thread::yield_now(),
+                Err(QueueError::Full(QueueFull::Stream(_))) if start.elapsed() < LONG => {
+                    std::thread::yield_now()
+                }
                 Err(error) => panic!("{error}"),
             }
         }

@@ -6,13 +6,14 @@ mod common;
 mod ranks;
 
 use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
-use gdsync::memop::Condition;
-use gdsync::memop::Word32;
+use gdsync::memop::{Condition, Word32};
+use gdsync::memory::OutOfBounds;
 use gdsync::notify::{NotifyError, Queue, Segment, Team, TeamConfig};
-use gdsync::verbs::Provider;
-use gdsync::verbs::Transport;
-use gdsync::{Batch, ConnectOptions, PinnedMemory, ProtectionDomain, QueueError, QueuePairConfig};
-use gdsync::{SoftStream, Stream};
+use gdsync::queue::{OrderError, RequestError};
+use gdsync::verbs::{Provider, Transport};
+use gdsync::{
+    Batch, ConnectOptions, PinnedMemory, ProtectionDomain, QueueError, QueuePairConfig, SoftStream, Stream,
+};
 use ranks::{Ranks, ended_well, role};
 use std::time::{Duration, Instant};
 
@@ -288,14 +289,17 @@ fn what_cannot_be_is_refused_with_the_limit() {
     assert!(text(team.queue(1).map(drop)).contains("queue 1 is none of the 1"));
     assert!(matches!(
         segment.slice(50..101),
-        Err(NotifyError::Local(QueueError::OutOfBounds { end: 101, .. }))
+        Err(NotifyError::Local(QueueError::Bounds(OutOfBounds { end: 101, .. })))
     ));
     assert!(segment.read(95, &mut [0; 6]).is_err() && segment.write(usize::MAX, &[1]).is_err());
     assert!(segment.remote(2).is_err() && queue.queue_pair(2).is_err() && queue.flush_rank(2, LONG).is_err());
     let foreign = gdsync::MemoryRegion::allocate(&domain(), 10, gdsync::Access::empty()).unwrap();
     let error = queue.write(&foreign.slice(..).unwrap(), 1, segment, 0).unwrap_err();
     assert!(
-        matches!(error, NotifyError::Post { rank: 1, source: QueueError::WrongDomain { .. } }),
+        matches!(
+            error,
+            NotifyError::Post { rank: 1, source: QueueError::Request(RequestError::WrongDomain { .. }) }
+        ),
         "{error}"
     );
     // Nothing of that was sent.
@@ -390,7 +394,10 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     let started = Instant::now();
     let error = queue.flush(Duration::from_millis(100)).unwrap_err();
     assert!(
-        matches!(error, NotifyError::Post { rank: 1, source: QueueError::OtherStream { .. } }),
+        matches!(
+            error,
+            NotifyError::Post { rank: 1, source: QueueError::Order(OrderError::OtherStream { .. }) }
+        ),
         "{error}"
     );
     assert!(started.elapsed() >= Duration::from_millis(100));
@@ -402,7 +409,13 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     // Neither the newest nor one in the middle.
     let [first, second] = [1, 2].map(|value| queue.prepare_notify(1, segment, 0, value).unwrap());
     let error = queue.flush(Duration::from_millis(20)).unwrap_err();
-    assert!(matches!(error, NotifyError::Post { rank: 1, source: QueueError::OutOfOrder { .. } }), "{error}");
+    assert!(
+        matches!(
+            error,
+            NotifyError::Post { rank: 1, source: QueueError::Order(OrderError::OutOfOrder { .. }) }
+        ),
+        "{error}"
+    );
     drop(first);
     stream.post(Batch::new().send(second)).unwrap();
     queue.flush(LONG).unwrap();

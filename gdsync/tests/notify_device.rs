@@ -13,6 +13,7 @@ use gdsync::device::DeviceQpError;
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
+use gdsync::queue::StateError;
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{ConnectOptions, ProtectionDomain, QueueError, QueuePairConfig};
 use libloading::Library;
@@ -256,8 +257,10 @@ fn the_cpu_and_kernels_take_turns_and_talk_to_each_other() {
                 assert_eq!(kernels.waitsome(&job, 0..4, LONG), (Ended::Ok, 1));
                 assert_eq!(kernels.reset(&job, 1), (Ended::Ok, u32::MAX));
                 let error = queue.notify(other, &inbox, 0, 1).unwrap_err();
-                let is_lent =
-                    matches!(&error, NotifyError::Post { source: QueueError::DeviceAttached { .. }, .. });
+                let is_lent = matches!(
+                    &error,
+                    NotifyError::Post { source: QueueError::State(StateError::DeviceAttached { .. }), .. }
+                );
                 assert!(is_lent, "{error}");
                 rank.queue.detach_device(LONG).unwrap().notify(other, &inbox, 0, round).unwrap();
                 rank.queue.detach_device(LONG).unwrap();

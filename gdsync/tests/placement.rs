@@ -8,12 +8,12 @@ use common::{
     Pair, content, cpu, device, drop_the_second_of_three, fail_on, fill, layouts, maker, poll, post_and_poll,
     queue_pair, sharing, soft, synchronize,
 };
-use gdsync::cuda::{Placement, QueuePlacement};
+use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::memop::MemOpStream;
 use gdsync::stream::StreamOptions;
 use gdsync::{
-    Batch, CompletionQueue, ConnectOptions, Error, ProtectionDomain, QueuePairConfig, SoftStream, Stream,
-    WorkRequest,
+    Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, ProtectionDomain, QueuePairConfig,
+    SoftStream, Stream, WorkRequest,
 };
 
 fn pair(placement: QueuePlacement) -> Pair {
@@ -88,7 +88,11 @@ fn a_shared_completion_queue_lies_where_it_was_asked_to() {
     let device = device();
     let pd = ProtectionDomain::new(&device).unwrap();
     for placement in layouts(Placement::StandIn) {
-        let queue = CompletionQueue::with_placement(&device, 64, maker(), placement).unwrap();
+        let queue = CompletionQueue::new(
+            &device,
+            CompletionQueueConfig::from(64).queues(maker()).placement(placement),
+        )
+        .unwrap();
         let config = QueuePairConfig::default().placement(placement);
         let make = || sharing(&pd, config, &queue, &queue).unwrap();
         let (left, right) = (make(), make());
@@ -117,10 +121,17 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
     ] {
         let errors = [
             queue_pair(&pd, config.placement(placement)).unwrap_err(),
-            CompletionQueue::with_placement(&device, 16, maker(), placement).unwrap_err(),
+            CompletionQueue::new(
+                &device,
+                CompletionQueueConfig::from(16).queues(maker()).placement(placement),
+            )
+            .unwrap_err(),
         ];
         for error in errors {
-            assert!(matches!(&error, Error::Placement { placement, .. } if *placement == absent), "{error}");
+            assert!(
+                matches!(&error, Error::Placement(PlacementError { placement, .. }) if *placement == absent),
+                "{error}"
+            );
             let text = error.to_string();
             assert!(text.contains("gpu 1048576"), "{text}");
             assert!(text.contains("GPU 1048576") || text.contains("CUDA"), "{text}");
@@ -128,5 +139,5 @@ fn memory_of_a_gpu_that_is_not_there_is_refused_with_the_reason() {
     }
     let options = StreamOptions::default().timeline(absent);
     let error = Stream::with_options(SoftStream::new().unwrap(), options).unwrap_err();
-    assert!(matches!(error, Error::Placement { .. }), "{error}");
+    assert!(matches!(error, Error::Placement(PlacementError { .. })), "{error}");
 }

@@ -7,6 +7,7 @@ mod common;
 use common::{LONG, Pair, poll};
 use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::queue::{OrderError, StateError};
 use gdsync::stream::{DoorbellPath, PostError, PostFailure, Posted, StreamOptions};
 use gdsync::{
     Batch, ConnectOptions, PreparedSend, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest,
@@ -105,7 +106,11 @@ const DEPTH: u32 = 16;
 
 /// Streams get over it.
 fn in_the_way(failure: &PostFailure) -> bool {
-    matches!(failure, PostFailure::Queue(QueueError::OtherStream { .. }) | PostFailure::WouldBlock { .. })
+    matches!(
+        failure,
+        PostFailure::Queue(QueueError::Order(OrderError::OtherStream { .. }))
+            | PostFailure::WouldBlock { .. }
+    )
 }
 
 impl Sender {
@@ -196,7 +201,13 @@ impl Sender {
                 synchronize(&self.streams[at]);
                 let (first, second) = (self.prepare(), self.prepare());
                 let error = self.streams[at].post_send(second).unwrap_err();
-                assert!(matches!(error.source, PostFailure::Queue(QueueError::OutOfOrder { .. })), "{error}");
+                assert!(
+                    matches!(
+                        error.source,
+                        PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. }))
+                    ),
+                    "{error}"
+                );
                 self.insist(at, self.streams[at].post_send(first));
                 self.insist(at, self.streams[at].post(error.batch));
             }
@@ -291,7 +302,10 @@ fn a_queue_pair_that_failed_takes_no_single_send() {
     let kept = sender.prepare();
     sender.pair.left.abort().unwrap();
     let error = sender.streams[0].post_send(kept).unwrap_err();
-    assert!(matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })), "{error}");
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::State(StateError::Failed { .. }))),
+        "{error}"
+    );
     drop(error);
     assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
 }

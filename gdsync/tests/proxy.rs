@@ -7,6 +7,7 @@ mod common;
 use common::{LONG, Pair, content, cpu, fill, poll, synchronize};
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::queue::OrderError;
 use gdsync::stream::{Cpu, DoorbellPath, Doorbells, PostFailure, StreamOptions};
 use gdsync::{Batch, ConnectOptions, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,7 +105,10 @@ fn another_stream_may_not_overtake_a_mailbox() {
     );
     stream.post(Batch::new().send(first)).unwrap();
     let refused = cpu().post(Batch::new().send(second)).unwrap_err();
-    assert!(matches!(refused.source, PostFailure::Queue(QueueError::OtherStream { .. })), "{refused}");
+    assert!(
+        matches!(refused.source, PostFailure::Queue(QueueError::Order(OrderError::OtherStream { .. }))),
+        "{refused}"
+    );
     word.store(1);
     synchronize(&stream);
     assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));

@@ -3,7 +3,8 @@
 
 #![cfg(feature = "software-card")]
 
-use gdsync::verbs::{GidKind, PortState, Transport, provider};
+use gdsync::queue::RequestError;
+use gdsync::verbs::{GidKind, OpenError, PortError, PortState, QueuePairError, Transport, provider};
 use gdsync::{
     Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
     QueuePairConfig, WorkRequest,
@@ -29,7 +30,7 @@ fn a_device_that_is_not_mlx5_is_refused_by_name() {
     let api = table(|api| api.mlx5dv_is_supported = never);
     for name in [None, Some("softhca0")] {
         let error = Device::open(api, name).unwrap_err();
-        assert!(matches!(&error, Error::NotMlx5 { name } if name == "softhca0"), "{error}");
+        assert!(matches!(&error, Error::Open(OpenError::NotMlx5 { name }) if name == "softhca0"), "{error}");
         assert!(error.to_string().contains("softhca0 is not an mlx5 device"), "{error}");
     }
 }
@@ -59,7 +60,10 @@ fn a_port_that_is_not_active_is_refused() {
     assert_eq!(device.port(1).unwrap().state, PortState::Down);
     let pd = ProtectionDomain::new(&device).unwrap();
     let error = QueuePair::new(&pd, QueuePairConfig::default()).unwrap_err();
-    assert!(matches!(error, Error::PortNotActive { port: 1, state: PortState::Down, .. }), "{error}");
+    assert!(
+        matches!(error, Error::Port(PortError::NotActive { port: 1, state: PortState::Down, .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("is DOWN, but must be ACTIVE"), "{error}");
 }
 
@@ -83,7 +87,10 @@ fn a_transport_that_the_device_lacks_is_named() {
     let pd = ProtectionDomain::new(&device).unwrap();
     let make = |transport| QueuePair::new(&pd, QueuePairConfig::default().transport(transport));
     let error = make(Transport::Ud).unwrap_err();
-    assert!(matches!(&error, Error::NoTransport { transport: Transport::Ud, .. }), "{error}");
+    assert!(
+        matches!(&error, Error::QueuePair(QueuePairError::NoTransport { transport: Transport::Ud, .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("has no UD queue pairs"), "{error}");
     assert!(make(Transport::Rc).is_ok() && make(Transport::Uc).is_ok());
 }
@@ -107,7 +114,10 @@ fn a_device_without_atomics_is_not_asked_for_them() {
     let region = MemoryRegion::allocate(&pd, 8, Access::all()).unwrap();
     let place = region.slice(..).unwrap();
     let error = queue_pair.prepare(WorkRequest::fetch_add(&place, region.remote(), 1)).unwrap_err();
-    assert!(matches!(error, QueueError::NotOnDevice { operation: "atomic operations" }), "{error}");
+    assert!(
+        matches!(error, QueueError::Request(RequestError::NotOnDevice { operation: "atomic operations" })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -116,7 +126,7 @@ fn a_port_that_is_not_there_is_named() {
     let error = QueuePair::new(&pd, QueuePairConfig::default().port(2)).unwrap_err().to_string();
     assert!(error.contains("ibv_query_port") && error.contains("port 2"), "{error}");
     let error = QueuePair::new(&pd, QueuePairConfig::default().gid_index(Some(200))).unwrap_err();
-    assert!(matches!(error, Error::NoGid { index: Some(200), .. }), "{error}");
+    assert!(matches!(error, Error::Port(PortError::NoGid { index: Some(200), .. })), "{error}");
     assert!(QueuePair::new(&pd, QueuePairConfig::default().pkey_index(9)).is_err());
 }
 
@@ -221,9 +231,12 @@ fn without_a_usable_gid_a_queue_pair_is_refused() {
     let device = Device::open(table(|api| api.query_gid_table = Some(none)), None).unwrap();
     let error = device.choose_gid(1, None).unwrap_err();
     assert!(
-        matches!(&error, Error::NoGid { port: 1, index: None, present, .. } if present.is_empty()),
+        matches!(&error, Error::Port(PortError::NoGid { port: 1, index: None, present, .. }) if present.is_empty()),
         "{error}"
     );
     let pd = ProtectionDomain::new(&device).unwrap();
-    assert!(matches!(QueuePair::new(&pd, QueuePairConfig::default()), Err(Error::NoGid { .. })));
+    assert!(matches!(
+        QueuePair::new(&pd, QueuePairConfig::default()),
+        Err(Error::Port(PortError::NoGid { .. }))
+    ));
 }

@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Pair, poll, ring};
+use gdsync::memory::OutOfBounds;
 use gdsync::verbs::{CacheLimits, RegistrationCache};
-use gdsync::{Access, Error, PinnedMemory, QueueError, WorkRequest};
+use gdsync::{Access, Error, PinnedMemory, WorkRequest};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -58,7 +59,7 @@ fn messages_of_the_same_memory_register_once() {
     let region = cache.host(&to, Access::LOCAL_WRITE).unwrap();
     assert_eq!((region.len(), region.is_empty(), region.path()), (3000, false, None));
     assert_eq!(region.remote().rkey, region.rkey());
-    assert!(matches!(region.slice(..3001), Err(QueueError::OutOfBounds { end: 3001, len: 3000, .. })));
+    assert!(matches!(region.slice(..3001), Err(OutOfBounds { end: 3001, len: 3000, .. })));
 }
 
 #[test]

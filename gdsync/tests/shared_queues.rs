@@ -5,7 +5,8 @@
 mod common;
 
 use common::{content, cpu, device, poll, soft, synchronize};
-use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::queue::{OrderError, QueueFull, Syndrome, WorkKind};
+use gdsync::verbs::QueuePairError;
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain,
     QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
@@ -86,7 +87,7 @@ fn as_many_waits_as_completions_are_over_together() {
             batch = batch.wait(crowd.queue.prepare_wait().unwrap());
         }
         let error = crowd.queue.prepare_wait().unwrap_err();
-        assert!(matches!(error, QueueError::NothingToWaitFor { waits: 6 }), "{error}");
+        assert!(matches!(error, QueueError::Order(OrderError::NothingToWaitFor { waits: 6 })), "{error}");
         stream.post(batch).unwrap();
         synchronize(&stream);
         // All are there, without waiting.
@@ -187,7 +188,7 @@ fn queue_pairs_come_and_go_and_the_queue_stays_usable() {
         }
         assert!(crowd.queue.poll().unwrap().is_none());
         let error = crowd.queue.prepare_wait().unwrap_err();
-        assert!(matches!(error, QueueError::NothingToWaitFor { waits: 0 }), "{error}");
+        assert!(matches!(error, QueueError::Order(OrderError::NothingToWaitFor { waits: 0 })), "{error}");
     }
 }
 
@@ -204,7 +205,7 @@ fn a_full_shared_queue_says_so_whoever_has_filled_it() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, QueueError::CompletionQueueFull { .. }), "{error}");
+    assert!(matches!(error, QueueError::Full(QueueFull::CompletionQueue { .. })), "{error}");
     assert_eq!(posted as u32, entries);
     assert!(crowd.pairs[1].1.post_recv(&[], 0).is_err());
     (0..posted).for_each(|_| assert_eq!(poll(&crowd.queue).status, Ok(())));
@@ -237,7 +238,10 @@ fn queues_of_two_queue_pairs_may_be_crossed() {
     });
     for queue in [&crowd.queue, &other] {
         while queue.poll().unwrap().is_some() {}
-        assert!(matches!(queue.prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 0 })));
+        assert!(matches!(
+            queue.prepare_wait(),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }))
+        ));
     }
 }
 
@@ -245,7 +249,10 @@ fn queues_of_two_queue_pairs_may_be_crossed() {
 fn a_queue_of_another_device_is_refused() {
     let (crowd, other) = (Crowd::new(0, 8), Crowd::new(0, 8));
     let refused = common::sharing(&crowd.pd, QueuePairConfig::default(), &crowd.queue, &other.queue);
-    assert!(matches!(refused, Err(Error::OtherDevice { .. })));
+    assert!(matches!(refused, Err(Error::QueuePair(QueuePairError::OtherDevice { .. }))));
     assert!(common::completion_queue(&crowd.device, u32::MAX).is_err());
-    assert!(matches!(crowd.queue.prepare_wait(), Err(QueueError::NothingToWaitFor { .. })));
+    assert!(matches!(
+        crowd.queue.prepare_wait(),
+        Err(QueueError::Order(OrderError::NothingToWaitFor { .. }))
+    ));
 }

@@ -5,7 +5,8 @@
 mod common;
 
 use common::{Pair, content, device, fill, poll, ring, soft, synchronize};
-use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::memory::OutOfBounds;
+use gdsync::queue::{RequestError, Syndrome, WorkKind};
 use gdsync::verbs::{Provider, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, MemoryRegion, QueueError, QueuePairConfig, RemoteMemory, WorkRequest,
@@ -66,17 +67,20 @@ fn atomics_that_cannot_be_are_refused_here_or_there() {
         pair.left.prepare(WorkRequest::fetch_add(&place, remote, 1)).unwrap_err()
     };
     let whole = target.remote();
-    assert!(matches!(refused(7, whole), QueueError::AtomicResult { given: 7 }));
-    assert!(matches!(refused(16, whole), QueueError::AtomicResult { given: 16 }));
-    assert!(matches!(refused(8, whole.slice(4..12).unwrap()), QueueError::AtomicTarget { .. }));
+    assert!(matches!(refused(7, whole), QueueError::Request(RequestError::AtomicResult { given: 7 })));
+    assert!(matches!(refused(16, whole), QueueError::Request(RequestError::AtomicResult { given: 16 })));
+    assert!(matches!(
+        refused(8, whole.slice(4..12).unwrap()),
+        QueueError::Request(RequestError::AtomicTarget { .. })
+    ));
     assert!(matches!(
         refused(8, whole.slice(8..12).unwrap()),
-        QueueError::OutOfBounds { end: 8, len: 4, .. }
+        QueueError::Bounds(OutOfBounds { end: 8, len: 4, .. })
     ));
     let readonly = MemoryRegion::allocate(&pair.pd, 8, Access::empty()).unwrap();
     let place = readonly.slice(..).unwrap();
     let error = pair.left.prepare(WorkRequest::fetch_add(&place, whole, 1)).unwrap_err();
-    assert!(matches!(error, QueueError::NotWritable { .. }), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::NotWritable { .. })), "{error}");
 
     // Without the right: of the region, and of the queue pair.
     let closed = Pair::new();
@@ -168,7 +172,10 @@ fn inline_data_up_to_the_queues_limit() {
         assert_eq!(poll(&pair.right.recv_cq()).byte_len as usize, most);
         assert_eq!(content(&target), bytes[..most]);
         let error = pair.left.post_send(WorkRequest::send_inline(&bytes)).unwrap_err();
-        assert!(matches!(error, QueueError::InlineTooLong { given, .. } if given == most + 1), "{error}");
+        assert!(
+            matches!(error, QueueError::Request(RequestError::InlineTooLong { given, .. }) if given == most + 1),
+            "{error}"
+        );
     }
 }
 
@@ -186,7 +193,7 @@ fn a_send_that_invalidates_needs_a_device_that_can() {
         assert!(poll(&pair.left.send_cq()).status.is_err());
     } else {
         let error = pair.left.post_send(request(&[], target.rkey())).unwrap_err();
-        assert!(matches!(error, QueueError::NotOnDevice { .. }), "{error}");
+        assert!(matches!(error, QueueError::Request(RequestError::NotOnDevice { .. })), "{error}");
     }
 }
 
@@ -244,7 +251,10 @@ fn unreliable_connections_lose_what_finds_no_receive_and_refuse_what_they_lack()
     ];
     for request in requests {
         let error = pair.left.prepare(request.clone()).unwrap_err();
-        let named = matches!(error, QueueError::NotOnTransport { transport: Transport::Uc, .. });
+        let named = matches!(
+            error,
+            QueueError::Request(RequestError::NotOnTransport { transport: Transport::Uc, .. })
+        );
         assert!(named, "{request:?}: {error}");
     }
 }

@@ -3,8 +3,8 @@
 
 use super::gpu::{Gpu, Pair};
 use super::{Comparison, median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::memop::Condition;
 use gdsync::{Batch, ConnectOptions, QueuePair, QueuePairConfig, WorkRequest};
 use serde::Serialize;

@@ -2,7 +2,8 @@
 
 use super::median;
 use crate::cli::BenchOptions;
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use gdsync::stream::Cpu;
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,

@@ -3,8 +3,8 @@
 
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::memop::MemOpStream;
 use gdsync::{
     Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,

@@ -1,9 +1,9 @@
-//! What a stream's wait for a completion costs, by whose memory the completion queue lies in.
+//! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
 
 use super::gpu::Gpu;
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
@@ -76,7 +76,7 @@ fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     Ok(time)
 }
 
-/// Queue pairs whose completion queues lie in one place.
+/// Queue pairs with their completion queues in one place.
 struct Set {
     pairs: Vec<(QueuePair, QueuePair)>,
     source: MemoryRegion,
@@ -102,7 +102,7 @@ impl Set {
         self.pairs.iter().map(|(left, _)| left.send_cq())
     }
 
-    /// A wait on each queue, for what has come.
+    /// A wait on each queue, for a completion that has arrived.
     fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
         let slices = [self.source.slice(..)?];
         for (left, _) in &self.pairs {
@@ -126,7 +126,7 @@ impl Set {
         Ok(time)
     }
 
-    /// The CPU's time for a completion that has come.
+    /// The CPU's time for a completion that has arrived.
     fn poll_all(&self) -> Result<f64, Failure> {
         let slices = [self.source.slice(..)?];
         for (left, _) in &self.pairs {

@@ -1,13 +1,13 @@
 //! What measurements on a GPU share.
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::hca::{self, Hca};
-use gdsync::CudaStream;
-use gdsync::cuda;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::memop::{MemOpStream, Word32, Word64};
 use gdsync::memory::StreamAddr;
-use gdsync::{ConnectOptions, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream};
+use gdsync::{
+    ConnectOptions, CudaStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream, cuda,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

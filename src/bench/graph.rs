@@ -2,8 +2,8 @@
 
 use super::gpu::{Gpu, Pair};
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca::Hca;
 use gdsync::batch::BatchShape;
 use gdsync::graph::CudaGraph;

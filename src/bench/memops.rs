@@ -2,8 +2,8 @@
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Repetitions of each measurement.
 const ROUNDS: usize = 60;
-/// Operations whose cost is taken as the difference between so many and none.
+/// Operations in a batch: their cost is the difference to an empty batch.
 const MANY: usize = 100;
 
 /// Lines of the shared words: what starts the stream, what ends it, and what operations work on.

@@ -13,8 +13,8 @@ mod plan;
 mod post;
 mod turnaround;
 
-use crate::Failure;
 use crate::cli::{BenchOptions, Benchmark};
+use crate::failure::Failure;
 use crate::text;
 use serde::Serialize;
 use std::io::{self, Write};

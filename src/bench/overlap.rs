@@ -2,8 +2,8 @@
 
 use super::gpu::{Gpu, Pair};
 use super::{print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca::Hca;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 const KERNELS: usize = 200;
 const KERNEL_NS: u64 = 2_000_000;
 
-/// Computes for so many nanoseconds: `spin(ns)`.
+/// Computes for a number of nanoseconds: `spin(ns)`.
 const SPIN: &str = r"
 .version 7.0
 .target sm_70

@@ -1,8 +1,8 @@
 //! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against unmerged.
 
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::memop::MemOpCaps;
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
 use serde::Serialize;

@@ -2,8 +2,8 @@
 
 use super::gpu::{Gpu, Pair, by_hand};
 use super::{Comparison, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::memop::Condition;
 use gdsync::{Batch, PreparedSend, WorkRequest};
 use serde::Serialize;

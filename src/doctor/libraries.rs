@@ -1,11 +1,11 @@
 //! What the libraries of this machine say: CUDA's driver API, and libibverbs. Recorded trees have it in a file.
 
 use super::source::Tree;
-use crate::Failure;
 use crate::devices::{self, Listing};
+use crate::failure::Failure;
 use gdsync::Error;
-use gdsync::cuda::{self, Consistency, CudaError, WritesOrdering};
-use gdsync::verbs::provider;
+use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
+use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ const RECORDED: &str = "/libraries.json";
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer<T> {
-    /// Nobody was asked: a recorded tree, in which it was not recorded.
+    /// Not known: a recorded tree that has no record of it.
     #[default]
     NotAsked,
     /// What it asks for is not on this machine.
@@ -111,7 +111,7 @@ fn ask_cuda() -> Answer<Cuda> {
     const NO_DEVICE: u32 = 100;
     match answer() {
         Ok(cuda) => Answer::Says(cuda),
-        Err(error @ (CudaError::NoDriver | CudaError::Call { code: NO_DEVICE, .. })) => {
+        Err(error @ CudaError::Driver(DriverError::NoDriver | DriverError::Call { code: NO_DEVICE, .. })) => {
             Answer::Absent(error.to_string())
         }
         Err(error) => Answer::Broken(error.to_string()),
@@ -154,7 +154,9 @@ fn ask_verbs() -> Answer<Verbs> {
                 notes: listing.notes,
             })
         }
-        Err(error @ Error::Load(LoadError::Library { .. })) => Answer::Absent(error.to_string()),
+        Err(error @ Error::Open(OpenError::Load(LoadError::Library { .. }))) => {
+            Answer::Absent(error.to_string())
+        }
         Err(error) => Answer::Broken(error.to_string()),
     }
 }

@@ -14,8 +14,8 @@ mod report;
 mod source;
 mod topology;
 
-use crate::Failure;
 use crate::cli::DoctorOptions;
+use crate::failure::Failure;
 use libraries::Libraries;
 use machine::Machine;
 use report::{Family, Report};

@@ -79,7 +79,7 @@ pub(super) fn state(text: &str) -> &str {
 /// Access Control Services of a PCI Express function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Acs {
-    /// The bytes end before the extended capabilities; so many there are.
+    /// The bytes end before the extended capabilities; the number of bytes.
     Unreadable(usize),
     /// It has none.
     None,

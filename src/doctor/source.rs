@@ -1,9 +1,8 @@
 //! Where everything is read from: the files of this machine, or a recorded tree of them.
 
-use std::fmt;
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 /// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is cut.
 const MAX_BYTES: u64 = 1 << 20;

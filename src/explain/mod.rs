@@ -2,8 +2,8 @@
 
 mod parse;
 
-use crate::Failure;
 use crate::cli::{Example, ExplainOptions};
+use crate::failure::Failure;
 use crate::text;
 use gdsync::memop::{Condition, MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};

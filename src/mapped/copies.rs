@@ -2,13 +2,13 @@
 
 use super::table::{self, Cell, Report, Row};
 use super::{Memory, Source, pattern};
-use crate::Failure;
 use crate::cli::CopyOptions;
+use crate::failure::Failure;
 use gdsync::cudarc::driver::sys;
 use gdsync::mapped::{LoadKernel, MappingBackend, StoreKernel};
 use std::time::{Duration, Instant};
 
-/// Measurements of each cell last about so long, and consist of so many at least.
+/// Time for the measurements of each cell, and their least number.
 const SPAN: Duration = Duration::from_millis(30);
 const LEAST: usize = 3;
 /// Copies this short are measured in bunches, so that reading the clock does not count.
@@ -109,7 +109,7 @@ fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f6
             copy()?;
         }
         times.push(begin.elapsed().as_secs_f64() * 1e6 / bunch as f64);
-        // What takes seconds is told well enough by one measurement.
+        // One measurement suffices for a copy of seconds.
         if start.elapsed() > 20 * SPAN {
             break;
         }

@@ -1,8 +1,8 @@
-//! What happens to a mapping whose GPU memory goes: the mistake is made here on purpose.
+//! What happens to a mapping when its GPU memory is freed: the mistake is made here on purpose.
 
 use super::pattern;
 use super::sanity::Passed;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::mapped::{MappedMemory, MappingBackend, MappingError};
@@ -16,7 +16,7 @@ pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Resu
     context.bind_to_thread()?;
     let exportable = backend == MappingBackend::ResourceManager;
     let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
-    // SAFETY: not so, on purpose: the memory goes before the handle. Nothing but the mapping uses the handle, and how a mapping stands
+    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but the mapping uses the handle, and how a mapping stands
     // that is what is checked.
     let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN) }?;
     let mapped = MappedMemory::pin_by(backend, &gpu)?;
@@ -77,7 +77,7 @@ impl Memory {
         };
         let (mut handle, mut address) = (0, 0);
         // SAFETY: valid places, and each call gets what the one before made. What is mapped keeps the memory. Where one fails, what was
-        // made before goes with the process.
+        // made before ends with the process.
         unsafe {
             sys::cuMemCreate(&mut handle, LEN, &properties, 0).result()?;
             sys::cuMemAddressReserve(&mut address, LEN, 0, 0, 0).result()?;

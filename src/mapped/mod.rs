@@ -8,8 +8,8 @@ mod table;
 pub(crate) use copies::{bandwidth, latency};
 pub(crate) use sanity::run as sanity;
 
-use crate::Failure;
 use crate::cli::MappedOptions;
+use crate::failure::Failure;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{self, MappedMemory, Mapping, MappingBackend};

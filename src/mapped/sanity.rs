@@ -1,14 +1,12 @@
 //! `gdsync sanity`: whether mappings are what they should be, a line for each check.
 
 use super::{Memory, Source, freed, pattern};
-use crate::Failure;
 use crate::cli::MappedOptions;
-use gdsync::CudaStream;
+use crate::failure::Failure;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::mapped::{LoadKernel, MappedMemory, Mapping, MappingBackend, MappingError, StoreKernel};
-use gdsync::memop::Condition;
-use gdsync::memop::GpuWord32;
-use gdsync::{Batch, Stream};
+use gdsync::memop::{Condition, GpuWord32};
+use gdsync::{Batch, CudaStream, Stream};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -110,7 +108,7 @@ impl Subject {
             Memory::Gpu(memory) => memory.gpu().read(offset, &mut bytes)?,
             Memory::StandIn(mapping) => {
                 for (i, byte) in bytes.iter_mut().enumerate() {
-                    // SAFETY: inside the mapping (the checks'), which nobody unmaps meanwhile.
+                    // SAFETY: inside the mapping, which the check keeps meanwhile.
                     *byte = unsafe { mapping.as_ptr().add(offset + i).read_volatile() };
                 }
             }
@@ -150,7 +148,7 @@ fn direct(subject: &Subject) -> Result<Passed, Failure> {
         (0..1024u32).flat_map(|i| i.wrapping_mul(0x0101_0101).wrapping_add(3).to_ne_bytes()).collect();
     for (i, word) in words.chunks_exact(4).enumerate() {
         let word = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
-        // SAFETY: inside the mapping, whose first byte is at the begin of a page.
+        // SAFETY: inside the mapping, which begins at a page.
         unsafe { mapping.as_ptr().cast::<u32>().add(i).write_volatile(word) };
     }
     // A copy of nothing pushes out what was stored.

@@ -2,7 +2,8 @@
 
 use super::Absent;
 use super::copies::Unit;
-use crate::{Failure, text};
+use crate::failure::Failure;
+use crate::text;
 use serde::Serialize;
 use std::io::{self, Write};
 

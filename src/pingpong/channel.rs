@@ -1,6 +1,6 @@
 //! The channel by which the two sides find each other and tell each other how it went: lines of JSON over pipes.
 
-use crate::Failure;
+use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -24,7 +24,7 @@ type Hook = Box<dyn FnOnce() + Send>;
 /// What is said where nothing better is known.
 pub(super) const GONE: &str = "the other side is gone";
 
-/// What is to be done when the other side is gone.
+/// What to do when the other side has ended.
 #[derive(Clone, Default)]
 pub(super) struct OnLoss {
     state: Arc<Mutex<Loss>>,
@@ -37,7 +37,7 @@ struct Loss {
 }
 
 impl OnLoss {
-    /// Sets what is done; at once, where the other side is gone already.
+    /// Sets what to do; done at once where the other side has ended already.
     pub(super) fn set(&self, hook: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if state.gone {
@@ -100,7 +100,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message; waits for ever where there is no time-out, but not for a side that is gone.
+    /// The next message; waits for ever where there is no time-out, but not for a side that has ended.
     pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         let line = match timeout {
             Some(timeout) => self.lines.recv_timeout(timeout),

@@ -1,13 +1,14 @@
-//! The calling thread performs the work, before it goes on.
+//! The calling thread performs the work, before each call returns.
 
 use super::driver::{self, Driver};
 use super::findings::Findings;
 use super::host::HostMessages;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::memop::StreamError;
+use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Cpu, Doorbells, Posted};
-use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
+use gdsync::{Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
 
 pub(super) struct CpuDriver {
     stream: Stream<Cpu>,
@@ -27,11 +28,11 @@ impl CpuDriver {
 }
 
 impl Driver for CpuDriver {
-    fn source(&self) -> Result<Slice, QueueError> {
+    fn source(&self) -> Result<Slice, OutOfBounds> {
         self.messages.source.slice(..)
     }
 
-    fn target(&self) -> Result<Slice, QueueError> {
+    fn target(&self) -> Result<Slice, OutOfBounds> {
         self.messages.target.slice(..)
     }
 

@@ -1,27 +1,24 @@
-//! Who performs a side's work: a software stream, the calling thread, or a GPU.
+//! The trait of what performs a side's work: a software stream, the calling thread, or a GPU.
 
-use super::cpu::CpuDriver;
-use super::findings::Findings;
-use super::gpu::GpuDriver;
-use super::soft::SoftDriver;
-use crate::Failure;
-use crate::cli::{PingpongOptions, Trigger};
+use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Doorbells, PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
+use gdsync::{Batch, QueuePair, RemoteMemory, Slice, Stream};
 use std::time::Duration;
 
 /// Chunks that are enqueued at a time: while one is performed, the CPU prepares the next.
 pub(super) const CHUNKS: u64 = 2;
 
-/// Holds a side's messages, and performs its work in the order in which it is told of it: at once, or later.
+/// Holds a side's messages, and performs its work in the order of the calls: at once, or later.
 ///
 /// Work comes in *chunks* of exchanges, of which [`CHUNKS`] may be under way.
 pub(super) trait Driver {
     /// The message that is sent, for a work request.
-    fn source(&self) -> Result<Slice, QueueError>;
+    fn source(&self) -> Result<Slice, OutOfBounds>;
     /// Where messages arrive, for a work request.
-    fn target(&self) -> Result<Slice, QueueError>;
+    fn target(&self) -> Result<Slice, OutOfBounds>;
     /// Where messages arrive, for the other side.
     fn remote(&self) -> RemoteMemory;
 
@@ -31,7 +28,7 @@ pub(super) trait Driver {
     fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
     /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the stream takes.
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
-    /// Checks the message that has come, where messages are checked, and takes the time of the exchange on the first side.
+    /// Checks the message that arrived, where messages are checked, and takes the time of the exchange on the first side.
     fn consume(&mut self, sequence: u64) -> Result<(), Failure>;
 
     /// The chunk ends here, after `count` exchanges.
@@ -48,21 +45,6 @@ pub(super) trait Driver {
     fn gpu(&self) -> Option<&str> {
         None
     }
-}
-
-/// The driver that the options ask for, with everything allocated that it will need.
-pub(super) fn new(
-    options: &PingpongOptions,
-    rank: u64,
-    pd: &ProtectionDomain,
-    findings: &Findings,
-) -> Result<Box<dyn Driver>, Failure> {
-    let findings = findings.clone();
-    Ok(match (options.gpu, options.trigger) {
-        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
-        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
-    })
 }
 
 /// A stream on a backend, with the options that concern it.

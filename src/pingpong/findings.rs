@@ -1,7 +1,7 @@
 //! What a side finds out while it runs: its first error, and its times.
 
 use super::timing::Timing;
-use crate::Failure;
+use crate::failure::Failure;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The first error of a side; what fails after it is its consequence.

@@ -2,8 +2,8 @@
 
 use super::findings::Findings;
 use super::pattern::Pattern;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::{Access, MemoryRegion, ProtectionDomain};
 
 /// The messages of a side.
@@ -44,7 +44,7 @@ impl HostMessages {
         self.checked.then_some(move || pattern.fill(&source))
     }
 
-    /// Checks the message that has come, and on the first side takes the time.
+    /// Checks the message that arrived, and on the first side takes the time.
     pub(super) fn consume(&self, sequence: u64) -> impl FnOnce() + Send + 'static {
         let check = self.checked.then(|| Pattern::new(1 - self.rank, sequence));
         let (first, target, findings) = (self.rank == 0, self.target.clone(), self.findings.clone());

@@ -13,8 +13,8 @@ mod side;
 mod soft;
 mod timing;
 
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use channel::Channel;
 use report::Report;
 use side::Side;
@@ -23,7 +23,7 @@ use std::process::{Child, Command, Stdio};
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
-    // Before the other process, so that a GPU that is not there is told of once. Kept: both sides of one process use it.
+    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of one process use it.
     let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
     let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
     let mut out = io::stdout().lock();
@@ -50,7 +50,7 @@ struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // A peer that has ended cannot be killed, which is as good.
+        // Killing a peer that has ended fails, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

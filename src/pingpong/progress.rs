@@ -1,4 +1,4 @@
-//! A progress bar that appears only when it takes long, and somebody looks.
+//! A progress bar that appears only when a run takes long, on a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;

@@ -31,11 +31,11 @@ pub(super) struct Report {
     op: crate::cli::Operation,
     procs: u64,
     trigger: crate::cli::Trigger,
-    /// The GPU whose stream triggers, and whose memory the messages are in.
+    /// The GPU that triggers, and that has the messages in its memory.
     gpu: Option<String>,
     /// How doorbells reach the card.
     doorbells: String,
-    /// Who makes the queues.
+    /// The interface that makes the queues.
     queues: QueueChoice,
     /// Whose memory the queues lie in.
     #[serde(flatten)]

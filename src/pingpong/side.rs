@@ -4,16 +4,19 @@
 //! passed a whole chunk: between prepare and collect no message needs it.
 
 use super::channel::{Channel, GONE, Message};
-use super::driver::{self, CHUNKS, Driver};
+use super::cpu::CpuDriver;
+use super::driver::{CHUNKS, Driver};
 use super::findings::{Findings, FirstError};
+use super::gpu::GpuDriver;
 use super::progress::Progress;
 use super::report::{Measured, Report, Setting};
+use super::soft::SoftDriver;
 use super::timing::Usage;
-use crate::Failure;
-use crate::cli::{Operation, PingpongOptions};
+use crate::cli::{Operation, PingpongOptions, Trigger};
+use crate::failure::Failure;
 use crate::hca;
 use gdsync::memop::Condition;
-use gdsync::queue::GRH_BYTES;
+use gdsync::queue::{GRH_BYTES, QueueFull};
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
@@ -30,7 +33,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it goes first: its end wakes the other side's stream, for which a GPU that both sides use
+    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for which a GPU that both sides use
     /// might wait while it releases what the driver holds.
     channel: Channel,
     card: String,
@@ -53,13 +56,13 @@ pub(super) struct Side {
 struct Datagrams {
     to: AddressHandle,
     remote_qpn: u32,
-    /// Where the header before each message goes.
+    /// The place of the header before each message.
     header: MemoryRegion,
 }
 
 impl Datagrams {
     fn new(queue_pair: &QueuePair, pd: &ProtectionDomain, remote: &Endpoint) -> Result<Self, Failure> {
-        let to = AddressHandle::new(queue_pair, remote, ConnectOptions::default())?;
+        let to = queue_pair.address_handle(remote, ConnectOptions::default())?;
         let header = MemoryRegion::allocate(pd, GRH_BYTES, Access::LOCAL_WRITE)?;
         Ok(Datagrams { to, remote_qpn: remote.qpn, header })
     }
@@ -79,7 +82,7 @@ impl Side {
         let config = config.queues(options.queues.into());
         let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
         let findings = Findings::new(options.warmup);
-        let driver = driver::new(options, rank, &pd, &findings)?;
+        let driver = driver(options, rank, &pd, &findings)?;
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
@@ -113,7 +116,7 @@ impl Side {
             usage: None,
         };
         if side.options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is posted anew, and only RC waits.
+            // One more than is enqueued: the other side may answer the last before its receive is posted again, and only RC waits.
             (0..=window).try_for_each(|_| side.post_recv())?;
         }
         Ok(side)
@@ -249,9 +252,9 @@ impl Side {
             match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(
-                    QueueError::SendQueueFull { .. }
-                    | QueueError::CompletionQueueFull { .. }
-                    | QueueError::WouldBlock(_),
+                    QueueError::Full(QueueFull::SendQueue { .. })
+                    | QueueError::Full(QueueFull::CompletionQueue { .. })
+                    | QueueError::Full(QueueFull::Stream(_)),
                 ) => {
                     self.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));
@@ -358,6 +361,21 @@ impl Side {
     }
 }
 
+/// The driver that the options ask for, with everything allocated that it will need.
+fn driver(
+    options: &PingpongOptions,
+    rank: u64,
+    pd: &ProtectionDomain,
+    findings: &Findings,
+) -> Result<Box<dyn Driver>, Failure> {
+    let findings = findings.clone();
+    Ok(match (options.gpu, options.trigger) {
+        (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
+        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
+        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
+    })
+}
+
 /// Wakes a stream that waits for what will never come: completions by failing the queue pair, the flag by moving it far
 /// ahead. In this order: a failed queue pair takes no late write of the flag any more.
 fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
@@ -367,7 +385,7 @@ fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the flag says when message `sequence` has come. Never 0, which it says in the beginning; compared cyclically.
+/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
 }

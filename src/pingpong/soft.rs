@@ -3,11 +3,12 @@
 use super::driver::{self, Driver};
 use super::findings::Findings;
 use super::host::HostMessages;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use gdsync::memop::StreamError;
+use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Doorbells, Event, Posted};
-use gdsync::{Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
+use gdsync::{Batch, ProtectionDomain, QueuePair, RemoteMemory, Slice, SoftStream, Stream};
 use std::collections::VecDeque;
 
 pub(super) struct SoftDriver {
@@ -33,11 +34,11 @@ impl SoftDriver {
 }
 
 impl Driver for SoftDriver {
-    fn source(&self) -> Result<Slice, QueueError> {
+    fn source(&self) -> Result<Slice, OutOfBounds> {
         self.messages.source.slice(..)
     }
 
-    fn target(&self) -> Result<Slice, QueueError> {
+    fn target(&self) -> Result<Slice, OutOfBounds> {
         self.messages.target.slice(..)
     }
 

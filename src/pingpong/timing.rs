@@ -1,10 +1,10 @@
-//! Times of exchanges, and the CPU time that goes meanwhile.
+//! Times of exchanges, and the CPU time used meanwhile.
 
 use hdrhistogram::Histogram;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Times of exchanges, taken by whoever performs them.
+/// Times of exchanges, taken by what performs them.
 pub(super) struct Timing {
     warmup: u64,
     seen: u64,

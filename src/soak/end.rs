@@ -11,7 +11,7 @@ use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
 use super::wire::{Queues, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::verbs::Transport;
 use gdsync::{Device, Endpoint, ProtectionDomain};
 use std::fmt;
@@ -87,7 +87,7 @@ pub(super) struct End {
     next_up: Option<Message>,
     /// The last epoch in which the other end was connected.
     peer_ready: Option<u32>,
-    /// The other end was told that everything is sent.
+    /// The other end was sent the message that everything is sent.
     ended: bool,
     peer_sent: Option<u64>,
     progress: Instant,
@@ -148,7 +148,7 @@ impl End {
         self.traffic.stop();
     }
 
-    /// Everything is sent and acknowledged, everything of the other end has come.
+    /// Everything was sent and acknowledged, and everything from the other end was received.
     pub(super) fn is_done(&self) -> bool {
         self.ended && self.peer_sent.is_some_and(|sent| self.traffic.has_all(sent))
     }
@@ -213,7 +213,7 @@ impl End {
         Ok(Some(Message::Down { link: self.role.link, epoch: self.epoch }))
     }
 
-    /// Does what can be done now. Returns what is to be told to the other end.
+    /// Does what can be done now. Returns the messages for the other end.
     pub(super) fn step(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         let before = (tally.operations, tally.flushed);
         let failed = self.take(tally)?;

@@ -50,7 +50,7 @@ impl Ledger {
         self.outstanding.len()
     }
 
-    /// The newest one asked for no completion, so that nothing would tell that it is through.
+    /// The newest one asked for no completion, so nothing would report its end.
     pub(super) fn ends_silently(&self) -> bool {
         self.outstanding.back().is_some_and(|newest| !newest.signaled)
     }
@@ -65,11 +65,11 @@ impl Ledger {
         std::mem::take(&mut self.outstanding).len()
     }
 
-    /// A completion has come: which work requests have ended with it. Those before it that asked for none are good, even where
+    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it succeeded, even where
     /// it is bad: a card completes in order.
     ///
     /// # Errors
-    /// In words, where it cannot be: of nothing that was posted, not in its turn, or good though none was asked for.
+    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that asked for no completion.
     pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
         let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
             return Err(format!("completion {serial} is of nothing that was posted"));

@@ -9,7 +9,7 @@ use super::plan::{How, LONGEST, Planned};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::WorkKind;
 use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{
@@ -26,7 +26,7 @@ const PLACES: u64 = 2 * RECEIVES;
 const PLACE: usize = HEADER + LONGEST;
 /// Bytes before the content: two numbers.
 const HEADER: usize = 16;
-/// Messages that the other end has not told to have seen, before the sender waits.
+/// Messages that the other end has not acknowledged, before the sender waits.
 const UNSEEN: u64 = RECEIVES - 2;
 /// After so long without a word it sends one more.
 const PATIENCE: Duration = Duration::from_millis(3);
@@ -130,7 +130,7 @@ impl Traffic for Loose {
         self.remote = Some(offer.window.parse()?);
         self.seen = self.seen.max(offer.expected.min(self.next));
         if wire.transport() == Transport::Ud {
-            let handle = AddressHandle::new(&wire.queue_pair, there, ConnectOptions::default())?;
+            let handle = wire.queue_pair.address_handle(there, ConnectOptions::default())?;
             self.there = Some((handle, there.qpn));
         }
         Ok(())

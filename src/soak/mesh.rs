@@ -1,7 +1,7 @@
 //! How the processes of a soak talk: a stream socket between every two of them, lines of JSON.
 
 use super::traffic::Offer;
-use crate::Failure;
+use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -21,7 +21,7 @@ pub(super) enum Message {
     Ready { link: u32, epoch: u32 },
     /// Its queue pair has failed.
     Down { link: u32, epoch: u32 },
-    /// It has sent so many messages, and sends no more.
+    /// It has sent that many messages, and sends no more.
     End { link: u32, sent: u64 },
     /// Every end of the process has sent and received everything.
     Done,
@@ -50,7 +50,7 @@ fn address(name: &str, rank: usize) -> Result<SocketAddr, Failure> {
     Ok(SocketAddr::from_abstract_name(format!("{name}-{rank}"))?)
 }
 
-/// Passes on what a peer says, and that it is gone.
+/// Passes on a peer's messages, and its end.
 fn listen(rank: usize, stream: UnixStream, inbox: Sender<(usize, Option<Message>)>) {
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -108,7 +108,7 @@ impl Mesh {
         others.into_iter().try_for_each(|rank| self.send(rank, message))
     }
 
-    /// The next message that is there, and who says it; nothing where he is gone.
+    /// The next message, and its sender; no message where the peer has ended.
     pub(super) fn receive(&self) -> Option<(usize, Option<Message>)> {
         self.inbox.try_recv().ok()
     }

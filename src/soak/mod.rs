@@ -16,15 +16,15 @@ mod traffic;
 mod wire;
 mod worker;
 
-use crate::cli::SoakOptions;
+use crate::cli::{LOG_VARIABLE, SoakOptions};
+use crate::failure::Failure;
 use crate::fault_plan;
-use crate::{Failure, LOG_VARIABLE};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use tally::Tally;
 
-/// What a worker process is told.
+/// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
 struct Assignment {
     options: SoakOptions,
@@ -155,7 +155,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, which is as good.
+        // Killing a process that has ended fails, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

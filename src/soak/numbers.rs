@@ -23,7 +23,7 @@ impl Numbers {
         tally.lost += self.acknowledged.saturating_sub(expected_there);
         tally.duplicated += expected_there.saturating_sub(self.next);
         (self.next, self.acknowledged) = (expected_there, expected_there);
-        // The other end is told the same.
+        // The other end gets the same.
         self.told = self.expected;
     }
 
@@ -52,7 +52,7 @@ impl Window {
         self.end
     }
 
-    /// Takes a number in. False where it has come before, or so long ago that nobody can say.
+    /// Records a number. False where it was recorded before, or is too old to decide.
     pub(super) fn take(&mut self, number: u64) -> bool {
         let width = 64 * WORDS as u64;
         if number + width < self.end {

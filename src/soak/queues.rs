@@ -1,15 +1,14 @@
 //! Completion queues that several ends may share, and waits whose status must agree with the completion.
 
 use super::tally::Tally;
-use crate::Failure;
-use gdsync::queue::Status;
-use gdsync::queue::{WorkError, WorkKind};
+use crate::failure::Failure;
+use gdsync::queue::{Status, WorkError, WorkKind};
 use gdsync::{Completion, CompletionQueue};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// A completion queue, and completions that were taken and are for others than who took them.
+/// A completion queue, and completions that one end polled and that belong to others.
 pub(super) struct Hub {
     pub(super) queue: CompletionQueue,
     /// Number of the completion after the one taken last.
@@ -65,7 +64,7 @@ impl Hub {
         let taken = self.taken;
         self.checks.retain(|index, (status, outcome)| {
             let Some(told) = status.get() else { return true };
-            // One that was passed over is of a queue pair's former life, and told to nobody.
+            // One that was passed over is from before a reset of its queue pair, and is not returned.
             let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;
@@ -77,7 +76,7 @@ impl Hub {
         });
     }
 
-    /// Nothing more comes: what is left is told by nobody.
+    /// No more completions arrive: what is left was lost.
     pub(super) fn close(&mut self, tally: &mut Tally) {
         self.compare(tally);
         let strangers: usize = self.inboxes.values().map(VecDeque::len).sum();

@@ -10,7 +10,7 @@ use super::plan::{self, How, LONGEST, Planned, Random};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::queue::WorkKind;
 use gdsync::{
     Access, Completion, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice, WorkRequest,
@@ -116,7 +116,7 @@ impl Reliable {
                 WorkRequest::write(&slices, window.slice(there..there + planned.length)?).immediate(immediate)
             }
         };
-        // The last one tells when all are through.
+        // The last one reports that all have completed.
         let unacknowledged = number - self.numbers.acknowledged;
         let signaled =
             self.random.below(3) > 0 || unacknowledged > RECEIVES / 2 || self.numbers.last.is_some();
@@ -309,7 +309,7 @@ impl Traffic for Reliable {
         match self.numbers.last {
             Some(last) if self.numbers.next >= last => {
                 if wire.ledger.ends_silently() {
-                    // Nothing behind it would tell that it is through.
+                    // No later completion would cover it.
                     self.post_credit(wire, tally)?;
                 } else if self.has_atomics && !self.is_verified && wire.ledger.len() == 0 {
                     // They change nothing, and find what all have left.

@@ -4,7 +4,7 @@ use gdsync::queue::WorkError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Problems that are told in words.
+/// Problems that are described in words.
 const PROBLEMS: usize = 5;
 
 macro_rules! tally {
@@ -15,7 +15,7 @@ macro_rules! tally {
             $($(#[$doc])* pub(super) $name: u64,)*
             /// Work requests that completed with an error, by the error.
             pub(super) errors: BTreeMap<String, u64>,
-            /// What each rule of the plan has come to. Empty where the cards do not tell.
+            /// How often each rule of the plan applied. Empty where the cards do not report it.
             pub(super) rules: Vec<RuleTally>,
             /// The first things that were wrong, in words.
             pub(super) problems: Vec<String>,
@@ -69,7 +69,7 @@ tally! {
     hung,
 }
 
-/// What a rule of the plan has come to.
+/// How often a rule of the plan applied.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RuleTally {
     pub(super) rule: String,
@@ -107,7 +107,7 @@ impl Tally {
         *self.errors.entry(name).or_default() += 1;
     }
 
-    /// All ends are through: whatever was posted must have completed, once.
+    /// All ends have finished: everything posted must have completed, once.
     pub(super) fn balance(&mut self) {
         let (posted, completed) = (self.posted, self.operations + self.flushed + self.silent);
         if posted != completed {

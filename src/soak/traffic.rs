@@ -4,7 +4,7 @@ use super::atomics::Words;
 use super::ledger::Ended;
 use super::tally::Tally;
 use super::wire::Wire;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::{Completion, Endpoint};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -21,7 +21,7 @@ pub(super) struct Offer {
     pub(super) words: Words,
 }
 
-/// What goes through the queue pair of an end, and is checked there.
+/// The traffic of an end's queue pair, and its checks.
 pub(super) trait Traffic: fmt::Display {
     fn offer(&self) -> Offer;
 
@@ -46,7 +46,7 @@ pub(super) trait Traffic: fmt::Display {
     /// No new messages from now on.
     fn stop(&mut self);
 
-    /// How many messages were sent in all, once all are through.
+    /// How many messages were sent in all, once all have ended.
     fn sent(&self, wire: &Wire) -> Option<u64>;
 
     /// Whether everything that the other end has sent is here.

@@ -1,14 +1,13 @@
-//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it starts anew.
+//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is reset.
 
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
 use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
-use crate::Failure;
-use gdsync::qp::AsyncEventKind;
-use gdsync::queue::GRH_BYTES;
+use crate::failure::Failure;
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
 use gdsync::stream::PostFailure;
-use gdsync::verbs::Transport;
+use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
     PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
@@ -39,7 +38,7 @@ pub(super) enum Queues {
 pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'static>,
     queues: Queues,
     pub(super) queue_pair: QueuePair,
     send: SharedHub,
@@ -58,7 +57,7 @@ pub(super) struct Wire {
 fn queue_pair(
     device: &Device,
     pd: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     queues: &Queues,
 ) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
     let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
@@ -77,7 +76,7 @@ fn queue_pair(
     };
     let made = {
         let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
-        QueuePair::with_completion_queues(pd, config, &send, &recv)?
+        QueuePair::new(pd, config.completion_queues(&send, &recv))?
     };
     Ok((made, send, recv))
 }
@@ -140,7 +139,7 @@ impl Wire {
 
     /// A queue pair that can be connected, with nothing outstanding: the same one, or another.
     pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
-        // Events of its past, of which it must not hear when it is new.
+        // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
         let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
@@ -175,7 +174,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The hubs that nobody else looks into are looked through: nothing may be left there.
+    /// Drains the hubs that no other end polls: nothing may be left there.
     fn close(&self, tally: &mut Tally) {
         if !matches!(self.queues, Queues::Shared(..)) {
             self.send.borrow_mut().close(tally);
@@ -208,7 +207,7 @@ impl Wire {
         }
         let wait = match hub.queue.prepare_wait() {
             Ok(wait) => wait,
-            Err(QueueError::NothingToWaitFor { .. }) => return Ok(()),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let index = wait.index();
@@ -278,7 +277,14 @@ impl Wire {
                 Ok(())
             }
             // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
-            Err(error) if matches!(error.source, PostFailure::Queue(QueueError::Failed { .. })) => Ok(()),
+            Err(error)
+                if matches!(
+                    error.source,
+                    PostFailure::Queue(QueueError::State(StateError::Failed { .. }))
+                ) =>
+            {
+                Ok(())
+            }
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -374,10 +380,10 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::SendQueueFull { .. }
-            | QueueError::ReceiveQueueFull { .. }
-            | QueueError::CompletionQueueFull { .. }
-            | QueueError::WouldBlock(_)
-            | QueueError::Failed { .. }
+        QueueError::Full(QueueFull::SendQueue { .. })
+            | QueueError::Full(QueueFull::ReceiveQueue { .. })
+            | QueueError::Full(QueueFull::CompletionQueue { .. })
+            | QueueError::Full(QueueFull::Stream(_))
+            | QueueError::State(StateError::Failed { .. })
     )
 }

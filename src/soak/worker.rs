@@ -7,8 +7,8 @@ use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
 use super::{Assignment, faults};
-use crate::fault_plan;
-use crate::{Failure, hca};
+use crate::failure::Failure;
+use crate::{fault_plan, hca};
 use gdsync::{CompletionQueue, Device, ProtectionDomain};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ fn shared_queues(device: &Device, roles: &[Role]) -> Result<Option<(SharedHub, S
 }
 
 impl Side<'_> {
-    /// Hears what others say. True where somebody has said something.
+    /// Receives messages of the other processes. True where there was one.
     fn listen(&mut self) -> Result<bool, Failure> {
         let mut heard = false;
         while let Some((peer, message)) = self.mesh.receive() {

@@ -1,6 +1,6 @@
 //! The private folder of a run, which goes with it, however it ends.
 
-use crate::Failure;
+use crate::failure::Failure;
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::DirBuilderExt;

@@ -1,6 +1,6 @@
 //! Where the preload library is.
 
-use crate::Failure;
+use crate::failure::Failure;
 use std::path::PathBuf;
 
 /// Environment variable with the library's path; nothing else is looked at then.

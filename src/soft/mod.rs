@@ -6,8 +6,8 @@ mod signals;
 
 pub(crate) use folder::watch;
 
-use crate::Failure;
 use crate::cli::SoftOptions;
+use crate::failure::Failure;
 use folder::Folder;
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;

@@ -5,8 +5,7 @@ use gdsync_sys::api::VerbsApi;
 use gdsync_sys::system;
 use gdsync_sys::verbs as ibv;
 use softhca::card::LIMITS;
-use std::io;
-use std::ptr;
+use std::{io, ptr};
 
 /// Set in the process that takes everything: this test again, under `gdsync soft`.
 const INSIDE: &str = "GDSYNC_TEST_EXHAUSTION";

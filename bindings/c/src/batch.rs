@@ -1,11 +1,11 @@
 //! Descriptors of C programs as a batch.
 
-use crate::fault::{Fault, non_null, non_null_mut};
+use crate::error::{CallError, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
 use gdsync::batch::MemoryWrite;
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, WordError};
 use gdsync::raw::{DeviceRange, DeviceWord32};
 use gdsync::{Batch, QueueError};
 use libc::c_int;
@@ -13,7 +13,7 @@ use libc::c_int;
 /// Where a batch is performed, as far as its making depends on that.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// On a GPU, which has to be told of host memory.
+    /// On a GPU, which needs host memory registered.
     pub(crate) is_cuda: bool,
     /// It flushes on demand.
     pub(crate) has_flush: bool,
@@ -25,13 +25,13 @@ impl Target {
 }
 
 /// `GDS_WAIT_COND_*`.
-pub(crate) fn condition(code: c_int) -> Result<Condition, Fault> {
+pub(crate) fn condition(code: c_int) -> Result<Condition, CallError> {
     match code {
         types::GDS_WAIT_COND_GEQ => Ok(Condition::Geq),
         types::GDS_WAIT_COND_EQ => Ok(Condition::Eq),
         types::GDS_WAIT_COND_AND => Ok(Condition::And),
         types::GDS_WAIT_COND_NOR => Ok(Condition::Nor),
-        _ => Err(Fault::Bad {
+        _ => Err(CallError::Bad {
             what: "the condition",
             value: code.into(),
             limit: "0 (GEQ) to 3 (NOR) are possible",
@@ -40,12 +40,12 @@ pub(crate) fn condition(code: c_int) -> Result<Condition, Fault> {
 }
 
 /// Checks flags: one memory type, and none but these. Returns the memory type.
-pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, Fault> {
+pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallError> {
     let kind = flags & types::GDS_MEMORY_MASK;
     let known = [types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST, types::GDS_MEMORY_IO].contains(&kind);
     if !known || flags & !(allowed | types::GDS_MEMORY_MASK) != 0 {
         let limit = "one memory type and the descriptor's own flags are possible";
-        return Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+        return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
     }
     Ok(kind)
 }
@@ -81,7 +81,7 @@ impl Builder {
     }
 
     /// Adds a prepared send, or wait, by its number.
-    pub(crate) fn request(&mut self, name: u64, is_send: bool) -> Result<(), Fault> {
+    pub(crate) fn request(&mut self, name: u64, is_send: bool) -> Result<(), CallError> {
         self.taken.push((name, requests::take(name, is_send)?));
         self.steps.push(Step::Request);
         Ok(())
@@ -91,7 +91,7 @@ impl Builder {
     ///
     /// # Safety
     /// Its pointers are valid.
-    pub(crate) unsafe fn descriptor(&mut self, one: &gds_descriptor_t) -> Result<(), Fault> {
+    pub(crate) unsafe fn descriptor(&mut self, one: &gds_descriptor_t) -> Result<(), CallError> {
         // SAFETY: the tag says which member the program has written.
         unsafe {
             match one.tag {
@@ -106,38 +106,40 @@ impl Builder {
                 types::GDS_TAG_WRITE_MEMORY => self.bytes(one.body.writemem),
                 tag => {
                     let limit = "0 (send) to 4 (write memory) are possible";
-                    Err(Fault::Bad { what: "the descriptor's tag", value: tag.into(), limit })
+                    Err(CallError::Bad { what: "the descriptor's tag", value: tag.into(), limit })
                 }
             }
         }
     }
 
-    fn wait32(&mut self, wait: gds_wait_value32_t) -> Result<(), Fault> {
+    fn wait32(&mut self, wait: gds_wait_value32_t) -> Result<(), CallError> {
         check_flags(wait.flags, types::GDS_WAIT_POST_FLUSH_REMOTE)?;
         let condition = condition(wait.cond_flags)?;
         check_word(wait.ptr)?;
         if condition.satisfier32(wait.value).is_none() {
-            return Err(QueueError::NeverSatisfied { condition, value: wait.value.into() }.into());
+            return Err(
+                QueueError::Word(WordError::NeverSatisfied { condition, value: wait.value.into() }).into()
+            );
         }
         self.steps.push(Step::Wait(wait));
         Ok(())
     }
 
-    fn write32(&mut self, write: gds_write_value32_t) -> Result<(), Fault> {
+    fn write32(&mut self, write: gds_write_value32_t) -> Result<(), CallError> {
         check_flags(write.flags, types::GDS_WRITE_PRE_BARRIER_SYS)?;
         check_word(write.ptr)?;
         self.steps.push(Step::Write(write));
         Ok(())
     }
 
-    fn bytes(&mut self, write: gds_write_memory_t) -> Result<(), Fault> {
+    fn bytes(&mut self, write: gds_write_memory_t) -> Result<(), CallError> {
         let barriers = types::GDS_WRITE_MEMORY_POST_BARRIER_SYS | types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS;
         check_flags(write.flags, barriers)?;
         non_null_mut("the descriptor's dest", write.dest)?;
         non_null("the descriptor's src", write.src)?;
         if write.count > MOST_BYTES {
             let limit = "a write has at most 16 MiB: copy what is longer on the stream";
-            return Err(Fault::Bad { what: "the descriptor's count", value: write.count as i64, limit });
+            return Err(CallError::Bad { what: "the descriptor's count", value: write.count as i64, limit });
         }
         self.steps.push(Step::Bytes(write));
         Ok(())
@@ -147,7 +149,7 @@ impl Builder {
     ///
     /// # Safety
     /// What the descriptors name is valid on the target, and stays so until it has passed them.
-    pub(crate) unsafe fn finish(mut self) -> Result<Batch, Fault> {
+    pub(crate) unsafe fn finish(mut self) -> Result<Batch, CallError> {
         let mut taken = std::mem::take(&mut self.taken);
         let used = Taken(taken.iter().map(|(name, _)| *name).collect());
         let mut pending = taken.drain(..).map(|(_, pending)| pending);
@@ -170,7 +172,7 @@ impl Builder {
         self.batch = add(std::mem::take(&mut self.batch));
     }
 
-    unsafe fn add_request(&mut self, pending: Option<Pending>) -> Result<(), Fault> {
+    unsafe fn add_request(&mut self, pending: Option<Pending>) -> Result<(), CallError> {
         match pending {
             Some(Pending::Send(send)) => self.put(|batch| batch.send(send)),
             Some(Pending::Sends(sends)) => {
@@ -188,12 +190,12 @@ impl Builder {
         Ok(())
     }
 
-    /// The target's own name for memory of that type, or none where it is to be told of host memory.
+    /// The target's own name for memory of that type, or none where it is host memory to be registered.
     fn is_direct(&self, flags: c_int) -> bool {
         !self.target.is_cuda || flags & types::GDS_MEMORY_MASK == types::GDS_MEMORY_GPU
     }
 
-    unsafe fn add_wait(&mut self, wait: gds_wait_value32_t) -> Result<(), Fault> {
+    unsafe fn add_wait(&mut self, wait: gds_wait_value32_t) -> Result<(), CallError> {
         let (condition, address) = (condition(wait.cond_flags)?, wait.ptr as usize);
         // SAFETY: the caller's.
         unsafe {
@@ -211,7 +213,7 @@ impl Builder {
         Ok(())
     }
 
-    unsafe fn add_write(&mut self, ptr: *mut u32, value: u32, flags: c_int) -> Result<(), Fault> {
+    unsafe fn add_write(&mut self, ptr: *mut u32, value: u32, flags: c_int) -> Result<(), CallError> {
         if flags & types::GDS_WRITE_PRE_BARRIER_SYS != 0 {
             self.put(Batch::barrier);
         }
@@ -228,11 +230,11 @@ impl Builder {
         Ok(())
     }
 
-    unsafe fn add_bytes(&mut self, write: gds_write_memory_t) -> Result<(), Fault> {
+    unsafe fn add_bytes(&mut self, write: gds_write_memory_t) -> Result<(), CallError> {
         if write.flags & types::GDS_WRITE_MEMORY_PRE_BARRIER_SYS != 0 {
             self.put(Batch::barrier);
         }
-        // SAFETY: so many readable bytes, which do not change during the call: the caller's.
+        // SAFETY: the bytes are readable and do not change during the call: the caller's.
         let bytes = unsafe { std::slice::from_raw_parts(write.src, write.count) };
         let mut at = write.dest as usize;
         let mut rest = bytes;
@@ -262,13 +264,13 @@ impl Builder {
 const MOST_BYTES: usize = 16 << 20;
 
 /// A word that descriptors can name.
-pub(crate) fn check_word(ptr: *mut u32) -> Result<(), Fault> {
+pub(crate) fn check_word(ptr: *mut u32) -> Result<(), CallError> {
     non_null_mut("the descriptor's ptr", ptr)?;
     if (ptr as usize).is_multiple_of(size_of::<u32>()) {
         return Ok(());
     }
     let limit = "a word is aligned to 4 bytes";
-    Err(Fault::Bad { what: "the descriptor's ptr", value: ptr as i64, limit })
+    Err(CallError::Bad { what: "the descriptor's ptr", value: ptr as i64, limit })
 }
 
 impl Drop for Builder {

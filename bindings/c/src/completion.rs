@@ -1,7 +1,7 @@
 //! Completions in the form of `struct ibv_wc`.
 
-use crate::fault::Fault;
-use gdsync::queue::{Syndrome, WorkKind};
+use crate::error::CallError;
+use gdsync::queue::{PollError, Syndrome, WorkKind};
 use gdsync::{Completion, CompletionQueue, QueueError};
 use gdsync_sys::verbs::ibv_wc;
 use libc::{c_int, c_uint};
@@ -15,7 +15,7 @@ fn opcode(kind: WorkKind) -> c_int {
         WorkKind::FetchAdd => 4,
         WorkKind::Receive => 1 << 7,
         WorkKind::ReceiveRdmaWithImmediate => (1 << 7) + 1,
-        // Sends. What does nothing is a send that was taken back, of which nobody hears.
+        // Sends. A NOP is a send that was taken back, and not reported.
         _ => 0,
     }
 }
@@ -80,18 +80,18 @@ pub(crate) fn poll(
     queue: &CompletionQueue,
     out: &mut dyn FnMut(ibv_wc),
     most: usize,
-) -> Result<usize, Fault> {
+) -> Result<usize, CallError> {
     let mut polled = 0;
     while polled < most {
         match queue.poll_unawaited() {
             Ok(Some(completion)) => out(translate(&completion)),
             Ok(None) => break,
-            // The entry is skipped; what came before is told first.
-            Err(error @ QueueError::BadCompletion { .. }) if polled > 0 => {
+            // The entry is skipped; earlier completions are returned first.
+            Err(error @ PollError::BadCompletion { .. }) if polled > 0 => {
                 tracing::error!(%error, "polling");
                 break;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(QueueError::from(error).into()),
         }
         polled += 1;
     }

@@ -1,6 +1,6 @@
 //! What the library says on stderr, as libgdsync does: errors and warnings, and more where the environment asks for it.
 
-use std::io::Write;
+use std::io;
 use std::sync::Once;
 use tracing_subscriber::EnvFilter;
 
@@ -25,22 +25,13 @@ fn filter() -> EnvFilter {
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let writer = || std::io::LineWriter::new(Stderr);
-        let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(writer).with_ansi(false);
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter())
+            .with_writer(io::stderr)
+            // Reports a failed write by `eprintln!`, which panics.
+            .log_internal_errors(false)
+            .with_ansi(false);
         // Another log is the program's wish.
         drop(log.try_init());
     });
-}
-
-/// stderr, without a panic where it is closed.
-struct Stderr;
-
-impl Write for Stderr {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        std::io::stderr().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
-    }
 }

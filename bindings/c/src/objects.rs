@@ -1,11 +1,10 @@
 //! Queue pairs, completion queues and contexts that C programs have names of.
 
 use crate::addresses::Addresses;
-use crate::fault::{Fault, non_null_mut};
+use crate::error::{CallError, non_null_mut};
 use crate::placement::{self, Wishes};
-use crate::requests;
-use crate::streams;
 use crate::types::{gds_cq, gds_qp};
+use crate::{requests, streams};
 use gdsync::raw::RegisteredMemory;
 use gdsync::verbs::provider;
 use gdsync::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
@@ -34,7 +33,7 @@ pub(crate) struct QueuePairObject {
     context: usize,
 }
 
-// SAFETY: the C struct, which is plain data, is written by the library only before anybody knows of it; everything else may be
+// SAFETY: the C struct, which is plain data, is written by the library only before the program gets it; everything else may be
 // used from any thread.
 unsafe impl Send for QueuePairObject {}
 // SAFETY: as above.
@@ -59,8 +58,8 @@ struct Objects {
 
 static OBJECTS: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
 
-/// Who drives a context.
-pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, Fault> {
+/// What drives a context.
+pub(crate) fn api_of(context: *mut ibv_context) -> Result<&'static VerbsApi, CallError> {
     non_null_mut("the context", context)?;
     if OBJECTS.read().software.contains(&(context as usize)) {
         return Ok(provider::software());
@@ -90,13 +89,13 @@ pub(crate) fn is_software(context: *mut ibv_context) -> bool {
 pub(crate) unsafe fn create(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     wishes: Wishes,
     signal_all: bool,
-) -> Result<*mut gds_qp, Fault> {
+) -> Result<*mut gds_qp, CallError> {
     let api = api_of(context)?;
-    let context_at = NonNull::new(context).ok_or(Fault::Null { what: "the context" })?;
-    let pd = NonNull::new(pd).ok_or(Fault::Null { what: "the protection domain" })?;
+    let context_at = NonNull::new(context).ok_or(CallError::Null { what: "the context" })?;
+    let pd = NonNull::new(pd).ok_or(CallError::Null { what: "the protection domain" })?;
     let key = context as usize;
     let known = OBJECTS.read().devices.get(&key).map(|(device, _)| device.clone());
     let device = match known {
@@ -128,7 +127,7 @@ pub(crate) unsafe fn create(
         context: key,
     });
     let public = object.public.get();
-    // SAFETY: nobody knows of the object yet.
+    // SAFETY: the program has not got the object yet.
     unsafe { (*public).res_domain = Arc::as_ptr(&object).cast_mut().cast() };
     let mut objects = OBJECTS.write();
     for queue in [send_cq, recv_cq] {
@@ -141,7 +140,7 @@ pub(crate) unsafe fn create(
 }
 
 /// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one at once.
-fn first_active_port(device: &Device) -> Result<u8, Fault> {
+fn first_active_port(device: &Device) -> Result<u8, CallError> {
     let ports = device.attributes()?.ports;
     let active =
         |port: &u8| device.port(*port).is_ok_and(|found| found.state == gdsync::verbs::PortState::Active);
@@ -149,7 +148,7 @@ fn first_active_port(device: &Device) -> Result<u8, Fault> {
 }
 
 /// Destroys a queue pair.
-pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
+pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), CallError> {
     non_null_mut("the queue pair", qp)?;
     let mut objects = OBJECTS.write();
     let object = objects.queue_pairs.remove(&(qp as usize)).ok_or(NO_QUEUE_PAIR)?;
@@ -167,7 +166,7 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
     drop(objects);
     requests::forget(qp as usize);
     drop((queues, gone));
-    // The program goes on to deallocate its domain, which takes that nothing is left in it.
+    // The program will deallocate its domain next, which fails while anything is left in it.
     let object = Arc::into_inner(object);
     let destroyed = object.is_none_or(|object| object.queue_pair.drop_within(PATIENCE, streams::settle));
     if !destroyed {
@@ -179,19 +178,20 @@ pub(crate) fn destroy(qp: *mut gds_qp) -> Result<(), Fault> {
     Ok(())
 }
 
-/// How long streams that are told to go on are given to do so.
+/// Time for streams to pass work that was aborted.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-const NO_QUEUE_PAIR: Fault = Fault::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
-const NO_QUEUE: Fault =
-    Fault::Stale { what: "not a completion queue of a gds_create_qp queue pair, or one that is gone" };
+const NO_QUEUE_PAIR: CallError =
+    CallError::Stale { what: "not a queue pair of gds_create_qp, or one that is gone" };
+const NO_QUEUE: CallError =
+    CallError::Stale { what: "not a completion queue of a gds_create_qp queue pair, or one that is gone" };
 
 /// The queue pair of a C struct.
 ///
 /// # Safety
-/// Null, or a valid `struct gds_qp` whose `res_domain` is null or gdsync's.
+/// Null, or a valid `struct gds_qp` with a `res_domain` that is null or gdsync's.
 #[inline]
-pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, Fault> {
+pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObject, CallError> {
     let qp = non_null_mut("the queue pair", qp)?;
     // SAFETY: valid, as the caller promises.
     let object = unsafe { (*qp).res_domain }.cast::<QueuePairObject>();
@@ -217,7 +217,7 @@ pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
 ///
 /// # Safety
 /// Null, or a valid `struct gds_cq`.
-pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), Fault> {
+pub(crate) unsafe fn queue(cq: *mut gds_cq) -> Result<(CompletionQueue, usize), CallError> {
     let cq = non_null_mut("the completion queue", cq)?;
     // SAFETY: valid, as the caller promises.
     let cq = unsafe { (*cq).cq };

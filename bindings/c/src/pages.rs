@@ -1,8 +1,9 @@
-//! Host memory that descriptors name by address only. A GPU is told of it page by page, and keeps what it was told.
+//! Host memory that descriptors name by address only. A GPU gets it registered page by page, and keeps the pages.
 
-use gdsync::batch::MemoryWrite;
-use gdsync::memop::Word32;
-use gdsync::{PinnedMemory, QueueError};
+use gdsync::PinnedMemory;
+use gdsync::batch::{MemoryWrite, WriteError};
+use gdsync::memop::{Word32, WordError};
+use gdsync::memory::OutOfBounds;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -10,13 +11,13 @@ use std::ptr::NonNull;
 /// The unit in which memory is known.
 pub(crate) const PAGE: usize = 4096;
 
-/// Pages that streams of a GPU were told of.
+/// Pages registered for streams of GPUs.
 static PAGES: Mutex<BTreeMap<usize, PinnedMemory>> = Mutex::new(BTreeMap::new());
 
 /// The page around an address.
 ///
 /// # Safety
-/// It is mapped, readable and writable, until [`forget`] is told of it; the program's other uses of it tolerate concurrent access.
+/// It is mapped, readable and writable, until [`forget`] is called for it; the program's other uses of it tolerate concurrent access.
 unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
     let base = address & !(PAGE - 1);
     let mut pages = PAGES.lock();
@@ -34,8 +35,8 @@ unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
 ///
 /// # Safety
 /// As [`page`].
-pub(crate) unsafe fn word(address: usize) -> Result<Word32, QueueError> {
-    let bad = QueueError::BadWord { offset: address, size: size_of::<u32>(), len: usize::MAX };
+pub(crate) unsafe fn word(address: usize) -> Result<Word32, WordError> {
+    let bad = WordError::Outside { offset: address, size: size_of::<u32>(), len: usize::MAX };
     // SAFETY: the caller's.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     Word32::new(&memory, offset)
@@ -45,8 +46,8 @@ pub(crate) unsafe fn word(address: usize) -> Result<Word32, QueueError> {
 ///
 /// # Safety
 /// As [`page`].
-pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, QueueError> {
-    let bad = QueueError::BadWord { offset: address, size: bytes.len(), len: usize::MAX };
+pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> Result<MemoryWrite, WriteError> {
+    let bad = OutOfBounds { start: address as u64, end: (address + bytes.len()) as u64, len: 0 };
     // SAFETY: the caller's.
     let (memory, offset) = unsafe { page(address) }.ok_or(bad)?;
     MemoryWrite::new(&memory, offset, bytes)

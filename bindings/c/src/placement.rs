@@ -1,18 +1,19 @@
-//! Queue pairs whose queues the program wishes to be in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
+//! Queue pairs with queues that the program wishes in a GPU's memory (`GDS_CREATE_QP_*_ON_GPU`).
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use crate::types::{
     GDS_CREATE_QP_RX_CQ_ON_GPU, GDS_CREATE_QP_TX_CQ_ON_GPU, GDS_CREATE_QP_WISHES,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU,
 };
-use gdsync::cuda::{Placement, QueuePlacement};
-use gdsync::verbs::QueueApi;
-use gdsync::{CompletionQueue, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig};
+use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
+use gdsync::{
+    CompletionQueue, CompletionQueueConfig, Device, Error, ProtectionDomain, QueuePair, QueuePairConfig,
+};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use libc::c_int;
 
-/// What `gds_create_qp` is told of memory.
+/// The arguments of `gds_create_qp` on memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
     /// `GDS_CREATE_QP_*` flags.
@@ -33,9 +34,9 @@ pub(crate) fn make(
     api: &VerbsApi,
     device: &Device,
     domain: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     wishes: Wishes,
-) -> Result<QueuePair, Fault> {
+) -> Result<QueuePair, CallError> {
     if wishes.flags & GDS_CREATE_QP_WISHES != 0 {
         let reason = match (api.provider, u32::try_from(wishes.gpu)) {
             // Such queues are made by commands of the device, without the ibv_qp that the C structs have.
@@ -44,7 +45,7 @@ pub(crate) fn make(
             }
             (_, Err(_)) => "gpu_id names no GPU".to_owned(),
             (_, Ok(gpu)) => match placed(device, domain, config, wishes, gpu) {
-                Err(Error::Placement { reason, .. }) => reason,
+                Err(Error::Placement(PlacementError { reason, .. })) => reason,
                 done => return Ok(done?),
             },
         };
@@ -60,18 +61,21 @@ pub(crate) fn make(
 fn placed(
     device: &Device,
     domain: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     wishes: Wishes,
     gpu: u32,
 ) -> Result<QueuePair, Error> {
     let queue = |flag, depth: u32| {
         let placement = QueuePlacement::HOST.completions(wishes.place(flag, gpu));
         // As many as a queue pair's own queues have: each request's, and those that a stream has still to look at.
-        CompletionQueue::with_placement(device, depth.max(1).saturating_mul(2), QueueApi::Verbs, placement)
+        CompletionQueue::new(
+            device,
+            CompletionQueueConfig::from(depth.max(1).saturating_mul(2)).placement(placement),
+        )
     };
     let send_cq = queue(GDS_CREATE_QP_TX_CQ_ON_GPU, config.send_depth)?;
     let recv_cq = queue(GDS_CREATE_QP_RX_CQ_ON_GPU, config.recv_depth)?;
     let records = wishes.place(GDS_CREATE_QP_WQ_DBREC_ON_GPU, gpu);
     let config = config.placement(QueuePlacement::HOST.records(records));
-    QueuePair::unmanaged_completing_in(domain, config, &send_cq, &recv_cq)
+    QueuePair::unmanaged(domain, config.completion_queues(&send_cq, &recv_cq))
 }

@@ -1,6 +1,6 @@
 //! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away; what they stand for is here.
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use gdsync::{PreparedSend, PreparedWait};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -16,7 +16,7 @@ pub(crate) enum Pending {
 }
 
 struct Place {
-    /// Counts who has had the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
+    /// Counts the uses of the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
     generation: u32,
     /// The queue pair.
     owner: usize,
@@ -32,13 +32,13 @@ struct Table {
 }
 
 /// A request is in the table that its queue pair's address says, so that threads with queue pairs of their own rarely meet. As with
-/// gdsync's send queues, locks are released by a store, and who finds one taken yields: nobody holds one for long.
+/// gdsync's send queues, locks are released by a store, and a thread that finds one taken yields: none is held for long.
 static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
     [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
 
 const TABLE_BITS: u32 = 4;
 
-const STALE: Fault = Fault::Stale {
+const STALE: CallError = CallError::Stale {
     what: "the request was not prepared, or was posted, cancelled or destroyed with its queue pair",
 };
 
@@ -65,13 +65,13 @@ fn lock_of(name: u64) -> SpinMutexGuard<'static, Table, Yield> {
 
 impl Table {
     #[inline]
-    fn place(&mut self, name: u64) -> Result<(u32, &mut Place), Fault> {
+    fn place(&mut self, name: u64) -> Result<(u32, &mut Place), CallError> {
         let index = name as u32 >> TABLE_BITS;
         let place = self.places.get_mut(index as usize).ok_or(STALE)?;
         if place.generation != (name >> 32) as u32 { Err(STALE) } else { Ok((index, place)) }
     }
 
-    /// Nobody has the place any more.
+    /// The place is free.
     #[inline]
     fn free(&mut self, index: u32) {
         if let Some(place) = self.places.get_mut(index as usize) {
@@ -113,8 +113,8 @@ pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
     }
 }
 
-/// Takes it out. The number is used up once [`used_up`] is told; until then [`put_back`] undoes it.
-pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
+/// Takes it out. The number is used up after [`used_up`]; until then [`put_back`] undoes it.
+pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     let is_one = place.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
@@ -124,7 +124,7 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, Fault> {
     place.pending.take().ok_or(STALE)
 }
 
-/// Nothing has come of [`take`].
+/// Undoes [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
     if let Ok((_, place)) = lock_of(name).place(name) {
         place.pending = Some(pending);
@@ -140,7 +140,7 @@ pub(crate) fn used_up(name: u64) {
 }
 
 /// Looks at a wait's words.
-pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, Fault> {
+pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32, CallError> {
     let mut table = lock_of(name);
     let (_, place) = table.place(name)?;
     match &mut place.pending {
@@ -148,12 +148,12 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
             words.push(word);
             Ok(words.len() as u32)
         }
-        Some(Pending::Wait(_, words)) => Err(Fault::NoRoom { words: words.len() as u32 }),
+        Some(Pending::Wait(_, words)) => Err(CallError::NoRoom { words: words.len() as u32 }),
         _ => Err(STALE),
     }
 }
 
-/// The queue pair goes: what was prepared on it is taken back, newest first.
+/// The queue pair is being destroyed: what was prepared on it is taken back, newest first.
 pub(crate) fn forget(owner: usize) {
     let mut table = lock(table_of(owner));
     let mut gone = Vec::new();

@@ -1,13 +1,13 @@
 //! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software streams.
 
 use crate::addresses::Addresses;
-use crate::fault::Fault;
+use crate::error::CallError;
 use crate::types::CUstream;
-use gdsync::CudaStream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::queue::{OrderError, QueueFull};
 use gdsync::stream::{PostError, PostFailure, Posted, StreamOptions};
-use gdsync::{Batch, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
+use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream, Stream, WorkRequest};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ fn patience() -> Duration {
     })
 }
 
-/// Counts the times that a stream was forgotten: what a thread remembers from before may be gone.
+/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The stream that a thread has named last.
@@ -101,7 +101,7 @@ fn remember(stream: CUstream, found: &Arc<StreamObject>) {
     }
 }
 
-fn name_of(stream: CUstream) -> Result<Name, Fault> {
+fn name_of(stream: CUstream) -> Result<Name, CallError> {
     let handle = stream as usize;
     if handle > LAST_DEFAULT {
         return Ok(Name { handle, scope: 0 });
@@ -111,7 +111,7 @@ fn name_of(stream: CUstream) -> Result<Name, Fault> {
     // SAFETY: the driver is there and initialised (`device_count`); `context` is a valid place.
     let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
-        return Err(Fault::Bad {
+        return Err(CallError::Bad {
             what: "the stream",
             value: handle as i64,
             limit: "no CUDA context is current",
@@ -138,7 +138,7 @@ unsafe fn number_of(stream: CUstream) -> u64 {
 /// # Safety
 /// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default streams among them), whose
 /// context stays for the life of the process.
-pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, Fault> {
+pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
     let found = match known {
@@ -153,12 +153,12 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, Fault> 
 }
 
 #[cold]
-unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault> {
+unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
     // SAFETY: the caller's; where there is no driver, this says so before anything else.
     let backend = unsafe { CudaStream::from_raw(stream.cast()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it has come to its end, and the driver cannot be asked then.
+    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
@@ -167,15 +167,15 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, Fault>
 }
 
 /// Makes a software stream.
-pub(crate) fn create_soft() -> Result<CUstream, Fault> {
+pub(crate) fn create_soft() -> Result<CUstream, CallError> {
     let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
     let handle = Arc::as_ptr(&made) as usize;
     STREAMS.write().insert(Name { handle, scope: 0 }, made);
     Ok(handle as CUstream)
 }
 
-/// Forgets a stream; a software stream goes with that.
-pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
+/// Forgets a stream; a software stream ends with that.
+pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError> {
     let name = name_of(stream)?;
     let mut streams = STREAMS.write();
     let gone = match streams.get(&name).map(|found| matches!(**found, StreamObject::Soft(_))) {
@@ -183,7 +183,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
         None if !soft_only => None,
         _ => {
             let limit = if soft_only { "that is no software stream" } else { "that is a software stream" };
-            return Err(Fault::Bad { what: "the stream", value: stream as i64, limit });
+            return Err(CallError::Bad { what: "the stream", value: stream as i64, limit });
         }
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);
@@ -193,7 +193,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Looks how far all streams have come, so that what they have passed is let go of.
+/// Looks at the progress of all streams, and releases what they have passed.
 pub(crate) fn settle() {
     let all: Vec<_> = STREAMS.read().values().cloned().collect();
     all.iter().for_each(|stream| {
@@ -211,7 +211,7 @@ impl StreamObject {
     }
 
     /// Posts a batch. What was not posted is dropped, and thereby taken back.
-    pub(crate) fn post(&self, batch: Batch) -> Result<(), Fault> {
+    pub(crate) fn post(&self, batch: Batch) -> Result<(), CallError> {
         match self.post_once(batch) {
             Ok(()) => Ok(()),
             Err(error) if is_in_the_way(&error.source) => {
@@ -224,7 +224,7 @@ impl StreamObject {
 
     /// Posts a send, as [`Self::post`] does.
     #[inline(always)]
-    pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), Fault> {
+    pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), CallError> {
         let posted = match self {
             StreamObject::Soft(stream) => stream.post_send(send),
             StreamObject::Cuda(stream, _) => stream.post_send(send),
@@ -235,10 +235,10 @@ impl StreamObject {
         }
     }
 
-    /// The reason may be gone in time: what [`Self::post`] waits for, or is in the way.
+    /// The cause may end by itself: [`Self::post`] may wait and try again.
     #[cold]
     #[inline(never)]
-    fn post_after(&self, error: PostError) -> Result<(), Fault> {
+    fn post_after(&self, error: PostError) -> Result<(), CallError> {
         match error.source {
             PostFailure::WouldBlock { .. } => self.post(error.batch),
             source if is_in_the_way(&source) => self.post(error.batch),
@@ -280,13 +280,13 @@ impl StreamObject {
     }
 
     /// Waits until it has performed everything.
-    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), Fault> {
+    pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), CallError> {
         let (idle, at) = match self {
             StreamObject::Soft(stream) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
             StreamObject::Cuda(stream, _) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
         };
         let timeout_ms = timeout.as_millis() as u64;
-        if idle { Ok(()) } else { Err(Fault::TimedOut { timeout_ms, at }) }
+        if idle { Ok(()) } else { Err(CallError::TimedOut { timeout_ms, at }) }
     }
 
     /// Its backend's flushes are there, and do something.
@@ -320,19 +320,22 @@ impl StreamObject {
     }
 }
 
-/// Another stream may have passed what is in the way: nobody has looked.
+/// Another stream may have passed the blocking work since the last look.
 fn is_in_the_way(failure: &PostFailure) -> bool {
     matches!(failure, PostFailure::Queue(error) if waits_for_a_stream(error))
 }
 
 /// The same, of a queue.
 pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
-    matches!(error, QueueError::OtherStream { .. } | QueueError::WouldBlock(_))
+    matches!(
+        error,
+        QueueError::Order(OrderError::OtherStream { .. }) | QueueError::Full(QueueFull::Stream(_))
+    )
 }
 
 /// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no
 /// context.
-pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, Fault> {
+pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, CallError> {
     match name_of(std::ptr::null_mut()) {
         // SAFETY: the legacy default stream of the current context is always there.
         Ok(_) => unsafe { find(std::ptr::null_mut()) }.map(Some),

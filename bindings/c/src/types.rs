@@ -138,7 +138,7 @@ pub struct gds_atomic {
     pub rkey: u32,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct gds_ud {
@@ -347,11 +347,11 @@ pub struct gds_mlx5_send_info_t {
     pub membars: u32,
     /// The doorbell record.
     pub dbrec_ptr: *mut u32,
-    /// What goes there.
+    /// The value written.
     pub dbrec_value: u32,
     /// The doorbell register.
     pub db_ptr: *mut u64,
-    /// What goes there.
+    /// The value written.
     pub db_value: u64,
 }
 

@@ -1,9 +1,10 @@
 //! Work requests of C programs.
 
-use crate::fault::{Fault, non_null, non_null_mut};
+use crate::error::{CallError, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
+use gdsync::queue::StateError;
 use gdsync::raw::BorrowedSlice;
 use gdsync::verbs::AddressHandle;
 use gdsync::{PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
@@ -36,9 +37,9 @@ const MOST_ELEMENTS: c_int = 1024;
 /// # Safety
 /// `list` is null, or an array of `count`.
 #[inline(always)]
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Fault> {
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], CallError> {
     if !(0..=MOST_ELEMENTS).contains(&count) {
-        return Err(Fault::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
+        return Err(CallError::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
     }
     if count == 0 {
         return Ok(&[]);
@@ -56,8 +57,8 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
 unsafe fn with_slices<T>(
     qp: &QueuePairObject,
     list: &[ibv_sge],
-    call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(&[Slice]) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     match list {
         // SAFETY: the caller's.
         [one] => call(unsafe { qp.memory.borrow(one.addr, one.length as usize, one.lkey) }.slices()),
@@ -75,8 +76,8 @@ unsafe fn with_slices<T>(
 unsafe fn with_several<T>(
     qp: &QueuePairObject,
     list: &[ibv_sge],
-    call: impl FnOnce(&[Slice]) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(&[Slice]) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     // SAFETY: the caller's.
     let slice = |sge: &ibv_sge| unsafe { qp.memory.slice(sge.addr, sge.length as usize, sge.lkey) };
     call(&list.iter().map(slice).collect::<Vec<_>>())
@@ -86,7 +87,7 @@ unsafe fn with_several<T>(
 ///
 /// # Safety
 /// The elements name readable memory of the process.
-unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, Fault> {
+unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, CallError> {
     let mut bytes = Vec::new();
     for sge in list.iter().filter(|sge| sge.length > 0) {
         let from = non_null("the address of an inline element", sge.addr as *const u8)?;
@@ -104,8 +105,8 @@ unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, Fault> {
 unsafe fn with_request<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
-    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     // SAFETY: the caller's.
     let list = unsafe { elements(wr.sg_list, wr.num_sge) }?;
     if wr.exp_send_flags & INLINE != 0 && matches!(wr.exp_opcode, opcode::RDMA_WRITE..=opcode::SEND_WITH_IMM)
@@ -118,7 +119,7 @@ unsafe fn with_request<T>(
     unsafe { with_slices(qp, list, with) }
 }
 
-/// The same, of a request whose bytes are copied.
+/// The same, for a request with its bytes copied.
 ///
 /// # Safety
 /// As [`gather`].
@@ -127,8 +128,8 @@ unsafe fn with_inline<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
     list: &[ibv_sge],
-    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     let post = |bytes: &[u8]| match wr.exp_opcode {
         opcode::SEND | opcode::SEND_WITH_IMM => finish(qp, wr, WorkRequest::send_inline(bytes), call),
         _ => finish(qp, wr, WorkRequest::write_inline(bytes, remote(wr)), call),
@@ -143,7 +144,7 @@ unsafe fn with_inline<T>(
     }
 }
 
-fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkRequest<'a>, Fault> {
+fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkRequest<'a>, CallError> {
     Ok(match (wr.exp_opcode, slices) {
         (opcode::SEND | opcode::SEND_WITH_IMM, _) => WorkRequest::send(slices),
         (opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM, _) => WorkRequest::write(slices, remote(wr)),
@@ -159,11 +160,11 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
         }
         (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
             let limit = "an atomic operation has 1";
-            return Err(Fault::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
+            return Err(CallError::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
         }
         (other, _) => {
             let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
-            return Err(Fault::Bad { what: "exp_opcode", value: other.into(), limit });
+            return Err(CallError::Bad { what: "exp_opcode", value: other.into(), limit });
         }
     })
 }
@@ -181,12 +182,12 @@ fn finish<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
     request: WorkRequest<'_>,
-    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     let flags = wr.exp_send_flags;
     if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
         let limit = "fence, signaled, solicited and inline are possible";
-        return Err(Fault::Bad { what: "exp_send_flags", value: flags as i64, limit });
+        return Err(CallError::Bad { what: "exp_send_flags", value: flags as i64, limit });
     }
     let mut request = request.wr_id(wr.wr_id);
     if matches!(wr.exp_opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM) {
@@ -212,24 +213,24 @@ fn to_datagram<T>(
     qp: &QueuePairObject,
     wr: &gds_send_wr,
     request: WorkRequest<'_>,
-    call: impl FnOnce(WorkRequest<'_>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
+) -> Result<T, CallError> {
     // SAFETY: any value of the bytes is one of these plain numbers.
     let ud = unsafe { wr.wr.ud };
-    let path = NonNull::new(ud.ah).ok_or(Fault::Null { what: "wr.ud.ah" })?;
+    let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
     // SAFETY: a datagram's request names a valid address handle, as the caller of the C function promises.
     let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Whether it is worth to try again: the reason may have gone without anybody having looked. The program has connected the queue
+/// Whether to try again: the cause may have ended since the last look. The program has connected the queue
 /// pair, or a stream has passed what was in the way.
 #[cold]
 #[inline(never)]
-fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
-    match fault {
-        Fault::Queue(QueueError::NotConnected { .. }) => qp.queue_pair.adopt_state(),
-        Fault::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
+fn look_again(qp: &QueuePairObject, error: &CallError) -> bool {
+    match error {
+        CallError::Queue(QueueError::State(StateError::NotConnected { .. })) => qp.queue_pair.adopt_state(),
+        CallError::Queue(error) if streams::waits_for_a_stream(error) => streams::settle(),
         _ => return false,
     }
     true
@@ -237,9 +238,9 @@ fn look_again(qp: &QueuePairObject, fault: &Fault) -> bool {
 
 /// Does something, and again where that is worth it.
 #[inline(always)]
-fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
+fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, CallError>) -> Result<T, CallError> {
     match what() {
-        Err(fault) if look_again(qp, &fault) => what(),
+        Err(error) if look_again(qp, &error) => what(),
         done => done,
     }
 }
@@ -252,18 +253,18 @@ unsafe fn each<T>(
     list: *mut T,
     bad: *mut *mut T,
     next: impl Fn(&T) -> *mut T,
-    mut call: impl FnMut(&T) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+    mut call: impl FnMut(&T) -> Result<(), CallError>,
+) -> Result<(), CallError> {
     let mut at = non_null_mut("the work request", list)?;
     while !at.is_null() {
         // SAFETY: a valid request, as the caller promises.
         let wr = unsafe { &*at };
-        if let Err(fault) = call(wr) {
+        if let Err(error) = call(wr) {
             if !bad.is_null() {
                 // SAFETY: a valid place, as the caller promises.
                 unsafe { *bad = at };
             }
-            return Err(fault);
+            return Err(error);
         }
         at = next(wr);
     }
@@ -318,7 +319,7 @@ pub(crate) unsafe fn post_sends(
     qp: &QueuePairObject,
     list: *mut gds_send_wr,
     bad: *mut *mut gds_send_wr,
-) -> Result<(), Fault> {
+) -> Result<(), CallError> {
     let post = |wr: &gds_send_wr| {
         // SAFETY: the caller's.
         attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.post_send(request)?)) })
@@ -331,7 +332,7 @@ pub(crate) unsafe fn post_sends(
 ///
 /// # Safety
 /// As [`with_request`].
-pub(crate) unsafe fn prepare_send(qp: &QueuePairObject, wr: &gds_send_wr) -> Result<PreparedSend, Fault> {
+pub(crate) unsafe fn prepare_send(qp: &QueuePairObject, wr: &gds_send_wr) -> Result<PreparedSend, CallError> {
     // SAFETY: the caller's.
     attempt(qp, || unsafe { with_request(qp, wr, |request| Ok(qp.queue_pair.prepare(request)?)) })
 }
@@ -345,7 +346,7 @@ pub(crate) unsafe fn prepare_sends(
     list: *mut gds_send_wr,
     bad: *mut *mut gds_send_wr,
     mut keep: impl FnMut(PreparedSend),
-) -> Result<(), Fault> {
+) -> Result<(), CallError> {
     // SAFETY: the caller's.
     let prepare = |wr: &gds_send_wr| unsafe { prepare_send(qp, wr) }.map(&mut keep);
     // SAFETY: the caller's.
@@ -360,7 +361,7 @@ pub(crate) unsafe fn post_receives(
     qp: &QueuePairObject,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-) -> Result<(), Fault> {
+) -> Result<(), CallError> {
     let post = |wr: &ibv_recv_wr| {
         // SAFETY: the caller's.
         unsafe {

@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * CPU mappings of GPU memory for C and C++: the interface of gdrcopy's libgdrapi, version 2.6, served by gdsync.
+ * CPU mappings of GPU memory for C and C++: the interface of gdrcopy's libgdrapi, version 2.6,
+ * served by gdsync.
  *
- * A program opens the library (gdr_open), pins a range of GPU memory (gdr_pin_buffer), maps it (gdr_map), copies (gdr_copy_to_mapping,
- * gdr_copy_from_mapping) or uses the pointer itself, and undoes all that in the opposite order.
+ * A program opens the library (gdr_open), pins a range of GPU memory (gdr_pin_buffer), maps it
+ * (gdr_map), copies (gdr_copy_to_mapping, gdr_copy_from_mapping) or uses the pointer itself, and
+ * undoes these steps in the opposite order.
  *
- * Functions that return an int return 0, or a positive errno value; what is in errno itself means nothing. Every handle is checked: one that was
- * given back, or belongs to another gdr_t or to the parent of a forked process, is EINVAL. All functions may be called from any thread at
- * the same time. Only a copy through the pointer of gdr_map itself is on its own: it must be over before gdr_unmap.
+ * Functions that return an int return 0, or a positive errno value; errno itself is unspecified.
+ * Every handle is checked: one that was given back, or belongs to another gdr_t or to the parent of
+ * a forked process, is EINVAL. All functions may be called from any thread at the same time. Only
+ * an access through the pointer of gdr_map is the program's to synchronise: it must end before
+ * gdr_unmap.
  *
  * Environment, read by gdr_open unless said otherwise:
- *   GDSYNC_MAPPING           how to map: gdrdrv, dma-buf, nvrm; or stand-in, for programs that are tried without a GPU: the address
- *                            means nothing, and each mapping is fresh zeroed memory of the host
+ *   GDSYNC_MAPPING           how to map: gdrdrv, dma-buf, nvrm; or stand-in, to try programs without
+ *                            a GPU: the address is not used, and each mapping is fresh zeroed memory
+ *                            of the host
  *   GDRCOPY_USE_DMABUF_MMAP  1: as GDSYNC_MAPPING=dma-buf, unless that is set, too
- *   GDRCOPY_ENABLE_LOGGING   if set, errors are told on stderr (read once)
- *   GDRCOPY_LOG_LEVEL        how much is told: 1 everything, 2 information, 3 warnings, 4 errors, which is the default (read once)
+ *   GDRCOPY_ENABLE_LOGGING   if set, errors are written to stderr (read once)
+ *   GDRCOPY_LOG_LEVEL        how much is written: 1 everything, 2 information, 3 warnings, 4 errors,
+ *                            which is the default (read once)
  */
 #ifndef GDSYNC_GDRAPI_H
 #define GDSYNC_GDRAPI_H
@@ -36,7 +42,8 @@
 #define MINIMUM_GDRDRV_MINOR_VERSION 0
 #define MINIMUM_GDRDRV_VERSION ((MINIMUM_GDRDRV_MAJOR_VERSION << MAJOR_VERSION_SHIFT) | MINIMUM_GDRDRV_MINOR_VERSION)
 
-/* Pages of GPU memory, 64 KiB: memory that is to be mapped begins at one (but see gdr_info_v2_t.page_size). */
+/* Pages of GPU memory, 64 KiB: memory that is to be mapped begins at one (but see
+ * gdr_info_v2_t.page_size). */
 #define GPU_PAGE_SHIFT 16
 #define GPU_PAGE_SIZE (1UL << GPU_PAGE_SHIFT)
 #define GPU_PAGE_OFFSET (GPU_PAGE_SIZE - 1)
@@ -46,16 +53,16 @@
 extern "C" {
 #endif
 
-/* The library, opened. No pointer to anything: a number that only this library understands. */
+/* An open library: a number in the shape of a pointer, which is not dereferenced. */
 struct gdr;
 typedef struct gdr *gdr_t;
 
-/* Pinned memory. 0 is none. */
+/* Pinned memory. 0 is no memory. */
 typedef struct gdr_mh_s {
     unsigned long h;
 } gdr_mh_t;
 
-/* What gdr_pin_buffer_v2 is asked for. */
+/* Flags of gdr_pin_buffer_v2. */
 typedef enum gdr_pin_flags {
     GDR_PIN_FLAG_DEFAULT = 0,
     /* Over PCIe even where CPU and GPU share coherent memory. Not served: EINVAL. */
@@ -68,10 +75,10 @@ typedef enum gdr_mapping_type {
     GDR_MAPPING_TYPE_WC = 1,
     GDR_MAPPING_TYPE_CACHING = 2,
     GDR_MAPPING_TYPE_DEVICE = 3,
-    GDR_MAPPING_TYPE_MAX /* no type: the first number that is none */
+    GDR_MAPPING_TYPE_MAX /* the first number that is no type */
 } gdr_mapping_type_t;
 
-/* What gdr_map_v2 is asked for: any mapping, or one of this type and else none. */
+/* Flags of gdr_map_v2: any mapping, or only one of this type. */
 typedef enum gdr_map_flags {
     GDR_MAP_FLAG_DEFAULT = 0,
     GDR_MAP_FLAG_REQ_WC_MAPPING = 1,
@@ -79,23 +86,23 @@ typedef enum gdr_map_flags {
     GDR_MAP_FLAG_REQ_DEVICE_MAPPING = 3
 } gdr_map_flags_t;
 
-/* What gdr_get_attribute tells. */
+/* Attributes that gdr_get_attribute reads. */
 typedef enum gdr_attr {
-    /* 1: what is pinned stays if CUDA frees it first. */
+    /* 1: pinned memory stays if CUDA frees it first. */
     GDR_ATTR_USE_PERSISTENT_MAPPING = 1,
     /* 1: GDR_PIN_FLAG_FORCE_PCIE is served. Always 0 here. */
     GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE = 2,
     /* 1: mappings are of dma-bufs. */
     GDR_ATTR_USING_DMA_BUF_MMAP = 3,
-    GDR_ATTR_MAX /* no attribute: the first number that is none */
+    GDR_ATTR_MAX /* the first number that is no attribute */
 } gdr_attr_t;
 
-/* What is pinned, and how it is mapped. */
+/* Pinned memory, and how it is mapped. */
 typedef struct gdr_info_v2 {
-    uint64_t va;          /* first GPU address pinned: of a whole page, so perhaps before the one asked for */
+    uint64_t va;          /* first GPU address pinned: that of a whole page */
     uint64_t mapped_size; /* bytes pinned, whole pages */
     uint32_t page_size;   /* bytes of such a page */
-    uint64_t tm_cycles;   /* always 0: nobody measures it any more */
+    uint64_t tm_cycles;   /* always 0: not measured */
     uint32_t cycles_per_ms;
     unsigned mapped : 1;
     unsigned wc_mapping : 1;
@@ -103,18 +110,22 @@ typedef struct gdr_info_v2 {
 } gdr_info_v2_t;
 typedef gdr_info_v2_t gdr_info_t;
 
-/* Opens the library by the first way to map GPU memory that this machine has. NULL where it has none; the log says why. */
+/* Opens the library with the first way to map GPU memory that this machine has. NULL where it has
+ * none; the log says why. */
 gdr_t gdr_open(void);
 
-/* Unmaps and unpins whatever is left, and closes. */
+/* Unmaps and unpins all memory that is still pinned, and closes. */
 int gdr_close(gdr_t g);
 
-/* Pins GPU memory: of the CUDA context that is current, or of the primary context of its GPU where none is. It must stay allocated
- * until it is unpinned (GDR_ATTR_USE_PERSISTENT_MAPPING tells what happens else). The tokens are of another time and must be 0.
+/* Pins GPU memory: in the CUDA context that is current, or in the primary context of its GPU where
+ * none is. It must stay allocated until it is unpinned (GDR_ATTR_USE_PERSISTENT_MAPPING says what
+ * happens otherwise). The tokens are no longer used and must be 0.
  *
- * EINVAL: a null or unknown argument, no bytes, memory that CUDA does not know. ENOTSUP: memory of a kind that this way of mapping
- * cannot map; without gdrdrv, and with drivers before CUDA 13.3, that is all but memory of cuMemCreate with requestedHandleTypes of
- * CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. ENOMEM: no room in the GPU's window to the bus, where that can be told. */
+ * EINVAL: a null or unknown argument, no bytes, memory that CUDA does not know. ENOTSUP: memory of
+ * a kind that this way of mapping cannot map; without gdrdrv, and with drivers before CUDA 13.3,
+ * that is all but memory of cuMemCreate with requestedHandleTypes of
+ * CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR. ENOMEM: no room in the GPU's window to the bus (BAR1),
+ * where the driver says so. */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space, gdr_mh_t *handle);
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle);
 
@@ -125,34 +136,38 @@ int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle);
 int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag);
 
 int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info);
-/* The symbol gdr_get_info is that of old programs: without mapping_type. */
+/* The symbol gdr_get_info fills in the older struct, without mapping_type. */
 #define gdr_get_info gdr_get_info_v2
 
-/* Maps the first `size` bytes of pinned memory, whole pages of the host: *va is the CPU's address of the first.
+/* Maps the first `size` bytes of pinned memory, whole pages of the host: *va is the CPU's address
+ * of the first.
  *
- * EAGAIN: it is mapped already. EINVAL: the memory does not begin at a page (gdr_info_v2_t.page_size), or `size` is 0 or more than was
- * pinned, or flags that there are not, or a type that cannot be had (EOPNOTSUPP where gdrdrv maps). */
+ * EAGAIN: it is mapped already. EINVAL: the memory does not begin at a page
+ * (gdr_info_v2_t.page_size), `size` is 0 or more than was pinned, the flags are unknown, or the
+ * mapping is of another type (EOPNOTSUPP where gdrdrv maps). */
 int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size);
 int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **ptr_va, size_t size, int flags);
 
-/* Unmaps. `va` and `size` are those of gdr_map. EINVAL: they are not, or nothing is mapped. */
+/* Unmaps. EINVAL: `va` is not the address that gdr_map gave, `size` is 0 or more than it mapped, or
+ * the memory is not mapped. */
 int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size);
 
-/* Copies between the host's memory and a mapping; `map_d_ptr` is anywhere in the mapping, aligned or not. Bytes are on their way to the
- * GPU, before anything that this thread stores later, when gdr_copy_to_mapping returns. Work that the GPU has begun before may see them
- * in any order. EINVAL: not mapped, or bytes outside the mapping. */
+/* Copies between the host's memory and a mapping; `map_d_ptr` is anywhere in the mapping, aligned
+ * or not. When gdr_copy_to_mapping returns, its bytes are on their way to the GPU, before anything
+ * that this thread stores later. Work that runs on the GPU meanwhile may see them in any order.
+ * EINVAL: not mapped, or bytes outside the mapping. */
 int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size);
 int gdr_copy_from_mapping(gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, size_t size);
 
 /* The version of this interface. */
 void gdr_runtime_get_version(int *major, int *minor);
 
-/* The protocol of gdrdrv where that maps; else the version of this interface. */
+/* The protocol of gdrdrv if that maps; else the version of this interface. */
 int gdr_driver_get_version(gdr_t g, int *major, int *minor);
 
 int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v);
 
-/* A name for people. EINVAL where there is no such type. */
+/* The name of a type, for people. EINVAL: there is no such type. */
 int gdr_get_mapping_type_string(gdr_mapping_type_t mapping_type, const char **pstr);
 
 #ifdef __cplusplus

@@ -1,19 +1,19 @@
 //! The C functions of `gdrapi.h`, which says what they do.
 //!
-//! Pointers that functions write through may be null, which is an error; else each is to be valid for what the header says is written
-//! there: the contract of every `unsafe fn` here. Handles may be any numbers.
+//! The contract of every `unsafe fn` here: a pointer that a function writes through is null, which
+//! is an error, or valid for what the header says is written there. Handles may be any numbers.
 
 use crate::backend::Backend;
-use crate::fault::{Fault, attempt, non_null, status};
+use crate::error::{CallError, attempt, non_null, status};
 use crate::log;
 use crate::pin::Pin;
 use crate::table::table;
 use crate::types::{self, Gdr, InfoV1, InfoV2, MemoryHandle};
-use gdsync::mapped::MappingBackend;
+use gdsync_gdr::MappingBackend;
 use libc::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::ffi::CStr;
 
-fn number(g: *mut Gdr) -> Result<u64, Fault> {
+fn number(g: *mut Gdr) -> Result<u64, CallError> {
     non_null("g", g)?;
     Ok(g as u64)
 }
@@ -27,7 +27,7 @@ pub extern "C" fn gdr_open() -> *mut Gdr {
         tracing::info!("gdr_open: GPU memory is mapped by {}", backend.kind);
         Ok(table().open(backend))
     });
-    // A number, not an address: nobody looks behind it.
+    // A number, not an address: it is never dereferenced.
     opened.map_or(std::ptr::null_mut(), |number| std::ptr::without_provenance_mut(number as usize))
 }
 
@@ -51,12 +51,12 @@ pub unsafe extern "C" fn gdr_pin_buffer(
     handle: *mut MemoryHandle,
 ) -> c_int {
     status("gdr_pin_buffer", || {
-        let limit = "tokens are of another time: it must be 0";
+        let limit = "peer-to-peer tokens are no longer used: it must be 0";
         if p2p_token != 0 {
-            return Err(Fault::Bad { what: "p2p_token", value: p2p_token, limit });
+            return Err(CallError::Bad { what: "p2p_token", value: p2p_token, limit });
         }
         if va_space != 0 {
-            return Err(Fault::Bad { what: "va_space", value: va_space.into(), limit });
+            return Err(CallError::Bad { what: "va_space", value: va_space.into(), limit });
         }
         // SAFETY: the caller's.
         unsafe { pin(g, addr, size, handle) }
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn gdr_pin_buffer_v2(
     handle: *mut MemoryHandle,
 ) -> c_int {
     status("gdr_pin_buffer_v2", || {
-        let bad = |limit| Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+        let bad = |limit| Err(CallError::Bad { what: "flags", value: flags.into(), limit });
         match flags {
             // SAFETY: the caller's.
             0 => unsafe { pin(g, addr, size, handle) },
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn gdr_pin_buffer_v2(
 
 /// # Safety
 /// As [`gdr_pin_buffer`].
-unsafe fn pin(g: *mut Gdr, addr: c_ulong, size: usize, handle: *mut MemoryHandle) -> Result<(), Fault> {
+unsafe fn pin(g: *mut Gdr, addr: c_ulong, size: usize, handle: *mut MemoryHandle) -> Result<(), CallError> {
     let library = number(g)?;
     let backend = table().library(library)?;
     non_null("handle", handle)?;
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn gdr_get_callback_flag(g: *mut Gdr, handle: MemoryHandle
     })
 }
 
-fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, Fault> {
+fn info(g: *mut Gdr, handle: MemoryHandle) -> Result<InfoV2, CallError> {
     let info = table().look(number(g)?, handle.h, |pin| Ok(pin.info()))?;
     let mapped = if info.mapping_type == types::TYPE_NONE { 0 } else { types::MAPPED };
     let wc = if info.mapping_type == types::TYPE_WC { types::WC_MAPPING } else { 0 };
@@ -205,7 +205,7 @@ unsafe fn map(
     va: *mut *mut c_void,
     size: usize,
     flags: c_int,
-) -> Result<(), Fault> {
+) -> Result<(), CallError> {
     let library = number(g)?;
     table().look(library, handle.h, |pin| pin.check_unmapped())?;
     non_null("va", va)?;
@@ -214,7 +214,7 @@ unsafe fn map(
         Ok(wanted @ types::TYPE_WC..=types::TYPE_DEVICE) => Some(wanted),
         _ => {
             let limit = "there are only those of gdr_map_flags_t";
-            return Err(Fault::Bad { what: "flags", value: flags as u32 as u64, limit });
+            return Err(CallError::Bad { what: "flags", value: flags as u32 as u64, limit });
         }
     };
     let at = table().change(library, handle.h, |pin| pin.map(size, wanted))?;
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn gdr_copy_from_mapping(
 
 /// # Safety
 /// Each is null or valid.
-unsafe fn tell(version: (u16, u16), major: *mut c_int, minor: *mut c_int) {
+unsafe fn write_version(version: (u16, u16), major: *mut c_int, minor: *mut c_int) {
     for (to, number) in [(major, version.0), (minor, version.1)] {
         if !to.is_null() {
             // SAFETY: not null (checked), and so valid (the caller's).
@@ -274,14 +274,14 @@ unsafe fn tell(version: (u16, u16), major: *mut c_int, minor: *mut c_int) {
     }
 }
 
-/// `gdr_runtime_get_version`. Says nothing where it is given null.
+/// `gdr_runtime_get_version`. Null pointers are not written to.
 ///
 /// # Safety
 /// See the module.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
     // SAFETY: the caller's.
-    unsafe { tell(types::VERSION, major, minor) };
+    unsafe { write_version(types::VERSION, major, minor) };
 }
 
 /// `gdr_driver_get_version`.
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn gdr_driver_get_version(g: *mut Gdr, major: *mut c_int, 
         non_null("major", major)?;
         non_null("minor", minor)?;
         // SAFETY: the caller's.
-        unsafe { tell(backend.version, major, minor) };
+        unsafe { write_version(backend.version, major, minor) };
         Ok(())
     })
 }
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn gdr_get_attribute(g: *mut Gdr, attr: c_uint, v: *mut c_
             types::ATTR_DMA_BUF => backend.kind == MappingBackend::DmaBuf,
             _ => {
                 let limit = "there are only those of gdr_attr_t";
-                return Err(Fault::Bad { what: "attr", value: attr.into(), limit });
+                return Err(CallError::Bad { what: "attr", value: attr.into(), limit });
             }
         };
         // SAFETY: not null (checked), and so valid (the caller's).
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn gdr_get_mapping_type_string(
             types::TYPE_DEVICE => c"Device",
             _ => {
                 let limit = "there are only those of gdr_mapping_type_t";
-                return Err(Fault::Bad { what: "mapping_type", value: mapping_type.into(), limit });
+                return Err(CallError::Bad { what: "mapping_type", value: mapping_type.into(), limit });
             }
         };
         // SAFETY: not null (checked), and so valid (the caller's).

@@ -1,11 +1,11 @@
-//! The way in which an open library maps memory, chosen once.
+//! The backend of an open library, chosen once.
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use crate::types::{GPU_PAGE, VERSION};
-use gdsync::mapped::{GdrdrvModule, MappingBackend, Refusal};
+use gdsync_gdr::{GdrdrvModule, MappingBackend, MappingError, Refusal, page_size};
 use std::ffi::OsStr;
 
-/// What the environment wants.
+/// The backend that the environment asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     First,
@@ -13,13 +13,13 @@ enum Wish {
 }
 
 /// From the values of `GDSYNC_MAPPING` and `GDRCOPY_USE_DMABUF_MMAP`.
-fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Wish, Fault> {
+fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Wish, CallError> {
     match mapping.filter(|name| !name.is_empty()).map(OsStr::to_string_lossy) {
-        // `FromStr` knows only backends for GPU memory.
+        // `FromStr` parses only backends for GPU memory.
         Some(name) if name == MappingBackend::StandIn.to_string() => Ok(Wish::Named(MappingBackend::StandIn)),
         Some(name) => match name.parse() {
             Ok(backend) => Ok(Wish::Named(backend)),
-            Err(reason) => Err(Fault::UnknownBackend { reason }),
+            Err(reason) => Err(CallError::UnknownBackend { reason }),
         },
         None if dma_buf == Some(OsStr::new("1")) => Ok(Wish::Named(MappingBackend::DmaBuf)),
         None => Ok(Wish::First),
@@ -30,30 +30,25 @@ fn wish(mapping: Option<&OsStr>, dma_buf: Option<&OsStr>) -> Result<Wish, Fault>
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backend {
     pub(crate) kind: MappingBackend,
-    /// What counts as the driver's version.
+    /// The version that `gdr_driver_get_version` reports.
     pub(crate) version: (u16, u16),
-    /// What is pinned stays if CUDA frees it first.
+    /// Pinned memory stays if CUDA frees it first.
     pub(crate) persistent: bool,
 }
 
 impl Backend {
-    /// That which the environment wants, or the first that the machine has.
-    pub(crate) fn choose() -> Result<Self, Fault> {
+    /// The backend that the environment names, or the first that the machine has.
+    pub(crate) fn choose() -> Result<Self, CallError> {
         let value = |variable| std::env::var_os(variable);
-        match wish(value("GDSYNC_MAPPING").as_deref(), value("GDRCOPY_USE_DMABUF_MMAP").as_deref())? {
+        let wish = wish(value("GDSYNC_MAPPING").as_deref(), value("GDRCOPY_USE_DMABUF_MMAP").as_deref())?;
+        let chosen = match wish {
             Wish::Named(backend) => Self::of(backend, true)
-                .map_err(|refusal| Fault::NoBackend { tried: vec![(backend, refusal)] }),
-            Wish::First => {
-                let mut tried = Vec::new();
-                for backend in MappingBackend::ALL {
-                    match Self::of(backend, false) {
-                        Ok(found) => return Ok(found),
-                        Err(refusal) => tried.push((backend, refusal)),
-                    }
-                }
-                Err(Fault::NoBackend { tried })
-            }
-        }
+                .map_err(|refusal| MappingError::Unavailable { tried: vec![(backend, refusal)] }),
+            Wish::First => MappingBackend::first(|backend, by_name| {
+                Self::of(backend, by_name).map_err(|refusal| MappingError::Refused { backend, refusal })
+            }),
+        };
+        chosen.map_err(CallError::NoBackend)
     }
 
     fn of(kind: MappingBackend, by_name: bool) -> Result<Self, Refusal> {
@@ -70,16 +65,11 @@ impl Backend {
         }
     }
 
-    /// Bytes of a page: what is mapped begins and ends at one. gdrcopy counts so, too: GPU pages, but the host's for dma-bufs.
+    /// Bytes of a page: what is mapped begins and ends at one. As in gdrcopy, GPU pages, but the
+    /// host's for dma-bufs.
     pub(crate) fn page(self) -> usize {
-        if self.kind == MappingBackend::DmaBuf { host_page() } else { GPU_PAGE }
+        if self.kind == MappingBackend::DmaBuf { page_size() } else { GPU_PAGE }
     }
-}
-
-/// Bytes of the host's pages.
-pub(crate) fn host_page() -> usize {
-    // SAFETY: only reads a constant of the system.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 #[cfg(test)]
@@ -106,6 +96,6 @@ mod tests {
     fn pages_are_the_gpus_but_for_dma_bufs() {
         let page = |kind| Backend { kind, version: VERSION, persistent: true }.page();
         assert_eq!((page(MappingBackend::Gdrdrv), page(MappingBackend::ResourceManager)), (65_536, 65_536));
-        assert_eq!(page(MappingBackend::DmaBuf), host_page());
+        assert_eq!(page(MappingBackend::DmaBuf), page_size());
     }
 }

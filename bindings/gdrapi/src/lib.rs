@@ -1,15 +1,30 @@
-//! libgdrapi for C and C++: the interface of gdrcopy's library, version 2.6, on gdsync's CPU mappings of GPU memory
-//! ([`gdsync::mapped`]). Programs that use gdrcopy run without its kernel module where the memory allows: `docs/gdrapi.md`.
+//! libgdrapi for C and C++: the interface of gdrcopy's library, version 2.6, on the CPU mappings of
+//! [`gdsync_gdr`]. Programs that use gdrcopy run without its kernel module where the memory allows.
+//! `docs/gdrapi.md` in the repository lists the symbols and what is different.
 //!
-//! Layers, bottom up: `types` are the structs of the header; `fault` turns errors and panics into errno values; `backend` chooses the way
-//! to map; `pin` is pinned memory; `slots` are places for it; `table` knows what C programs have handles of, the only state of the process; `api` are the C
-//! functions.
+//! Layers, bottom up: `types` are the structs of the header; `log` is the log on stderr; `error`
+//! turns errors and panics into errno values; `backend` chooses the backend; `pin` is pinned
+//! memory; `slots` stores it by handle; `table` has all handles of C programs, the only state of
+//! the process; `api` has the C functions.
 //!
-//! Nothing happens when the library is loaded. Every function may be called from any thread.
+//! Loading the library runs no code. Every function may be called from any thread.
+//!
+//! # Example
+//! The functions are C's; Rust programs use [`gdsync_gdr`]. A Rust program that links the rlib
+//! calls them as C does:
+//! ```
+//! use gdrapi::api::{gdr_close, gdr_open};
+//!
+//! let library = gdr_open();
+//! // Null where nothing maps GPU memory: GDRCOPY_ENABLE_LOGGING=1 says why.
+//! if !library.is_null() {
+//!     assert_eq!(gdr_close(library), 0);
+//! }
+//! ```
 
 pub mod api;
 mod backend;
-mod fault;
+mod error;
 mod log;
 mod pin;
 mod slots;

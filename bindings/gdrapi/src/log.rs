@@ -1,10 +1,11 @@
-//! What the library says on stderr, where the environment asks for it as it asks gdrcopy's.
+//! The log on stderr, switched on by the same environment variables as gdrcopy's.
 
-use std::io::Write;
+use std::io;
 use std::sync::Once;
 use tracing::level_filters::LevelFilter;
 
-/// The least level that is told, as gdrcopy counts: 1 debug, 2 information, 3 warnings, 4 errors.
+/// The least level that is written, as gdrcopy counts: 1 debug, 2 information, 3 warnings, 4
+/// errors.
 fn level(text: Option<&str>) -> LevelFilter {
     // As C's atoi: leading digits, and 0 where there are none.
     let number = text.map_or(4, |text| {
@@ -22,7 +23,8 @@ fn level(text: Option<&str>) -> LevelFilter {
     }
 }
 
-/// Starts the log, if the program wants one, and has none already (a Rust program that links the static library).
+/// Starts the log if the environment asks for one, and the program has none (a Rust program that
+/// links the static library).
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -30,28 +32,16 @@ pub(crate) fn start() {
             return;
         }
         let text = std::env::var_os("GDRCOPY_LOG_LEVEL").map(|text| text.to_string_lossy().into_owned());
-        let writer = || std::io::LineWriter::new(Stderr);
         let log = tracing_subscriber::fmt()
             .with_max_level(level(text.as_deref()))
-            .with_writer(writer)
+            .with_writer(io::stderr)
+            // Reports a failed write by `eprintln!`, which panics.
+            .log_internal_errors(false)
             .with_ansi(false)
             .without_time();
-        // Another log is the program's wish.
+        // Fails if the program has set another log.
         drop(log.try_init());
     });
-}
-
-/// stderr, without a panic where it is closed.
-struct Stderr;
-
-impl Write for Stderr {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        std::io::stderr().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
-    }
 }
 
 #[cfg(test)]

@@ -1,43 +1,16 @@
 //! Pinned memory, and its mapping.
 
-use crate::backend::{Backend, host_page};
-use crate::fault::Fault;
+use crate::backend::Backend;
+use crate::error::{CallError, non_null};
 use crate::types;
-use gdsync::cuda::GpuMemory;
-use gdsync::mapped::{Caching, MappedMemory, Mapping, MappingBackend, MappingError};
-use std::ops::Deref;
-
-/// What is mapped.
-enum Source {
-    Gpu(GpuMemory),
-    /// Host memory in the place of a GPU's.
-    StandIn,
-}
-
-/// A mapping of it.
-enum Mapped {
-    Gpu(MappedMemory),
-    StandIn(Mapping),
-}
-
-impl Deref for Mapped {
-    type Target = Mapping;
-
-    #[inline]
-    fn deref(&self) -> &Mapping {
-        match self {
-            Mapped::Gpu(memory) => memory,
-            Mapped::StandIn(mapping) => mapping,
-        }
-    }
-}
+use gdsync_gdr::{Caching, GpuRange, Mapping, MappingBackend, MappingError, page_size};
 
 #[derive(Default)]
 struct State {
-    /// Made when the memory is pinned, so that what cannot be mapped is refused there; then anew after each `gdr_unmap`, which must not
-    /// leave pages behind.
-    mapping: Option<Mapped>,
-    /// Bytes of it that the program was given. 0: it has none.
+    /// Made when the memory is pinned, so that memory that cannot be mapped is refused there; then
+    /// anew after each `gdr_unmap`, which must not leave pages mapped.
+    mapping: Option<Mapping>,
+    /// Bytes of it that `gdr_map` gave the program; 0 while it is not mapped for the program.
     shown: usize,
 }
 
@@ -51,8 +24,8 @@ struct Pages {
 }
 
 impl Pages {
-    fn around(address: u64, len: usize, page: usize) -> Result<Self, Fault> {
-        let limit = |limit| Fault::Bad { what: "size", value: len as u64, limit };
+    fn around(address: u64, len: usize, page: usize) -> Result<Self, CallError> {
+        let limit = |limit| CallError::Bad { what: "size", value: len as u64, limit };
         if len == 0 {
             return Err(limit("there must be bytes to pin"));
         }
@@ -71,11 +44,12 @@ impl Pages {
 pub(crate) struct Pin {
     backend: Backend,
     pages: Pages,
-    source: Source,
+    /// None where host memory is mapped in the place of a GPU's.
+    memory: Option<GpuRange>,
     state: State,
 }
 
-/// What `gdr_get_info` tells.
+/// What `gdr_get_info` reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Info {
     pub(crate) va: u64,
@@ -97,41 +71,43 @@ impl Pin {
     /// Pins memory.
     ///
     /// # Safety
-    /// If the driver knows the address, the memory and the current context stay until the value goes.
-    pub(crate) unsafe fn new(backend: Backend, address: u64, len: usize) -> Result<Self, Fault> {
+    /// If the driver knows the address, the memory and the current context stay until the value is
+    /// dropped.
+    pub(crate) unsafe fn new(backend: Backend, address: u64, len: usize) -> Result<Self, CallError> {
         let pages = Pages::around(address, len, backend.page())?;
-        let source = match backend.kind {
-            MappingBackend::StandIn => Source::StandIn,
-            // From the memory's own first byte on: whose the bytes before it are, nobody knows. They are never handed out.
+        let memory = match backend.kind {
+            MappingBackend::StandIn => None,
+            // From the memory's own first byte on: the bytes of the page before it may be other
+            // memory, and are never handed out.
             // SAFETY: the caller's.
-            _ => Source::Gpu(unsafe { GpuMemory::from_current(address, pages.size - pages.skew as usize) }?),
+            _ => Some(unsafe { GpuRange::from_current(address, pages.size - pages.skew as usize) }?),
         };
-        let mut pin = Pin { backend, pages, source, state: State::default() };
+        let mut pin = Pin { backend, pages, memory, state: State::default() };
         pin.state.mapping = Some(pin.make()?);
         Ok(pin)
     }
 
-    fn make(&self) -> Result<Mapped, MappingError> {
-        match &self.source {
-            Source::Gpu(memory) => MappedMemory::pin_by(self.backend.kind, memory).map(Mapped::Gpu),
-            Source::StandIn => Mapping::stand_in(self.pages.size).map(Mapped::StandIn),
+    fn make(&self) -> Result<Mapping, MappingError> {
+        match &self.memory {
+            Some(memory) => Mapping::pin_by(self.backend.kind, memory),
+            None => Mapping::stand_in(self.pages.size),
         }
     }
 
-    /// What `gdr_map` looks at first.
-    pub(crate) fn check_unmapped(&self) -> Result<(), Fault> {
-        if self.state.shown > 0 { Err(Fault::Mapped) } else { Ok(()) }
+    /// The check that `gdr_map` makes first.
+    pub(crate) fn check_unmapped(&self) -> Result<(), CallError> {
+        if self.state.shown > 0 { Err(CallError::Mapped) } else { Ok(()) }
     }
 
     /// Hands the mapping out: the address of the first byte.
-    pub(crate) fn map(&mut self, size: usize, wanted: Option<u32>) -> Result<*mut u8, Fault> {
+    pub(crate) fn map(&mut self, size: usize, wanted: Option<u32>) -> Result<*mut u8, CallError> {
         self.check_unmapped()?;
         let (page, skew) = (self.backend.page(), self.pages.skew);
         if skew != 0 {
-            return Err(Fault::Unaligned { skew, page });
+            return Err(CallError::Unaligned { skew, page });
         }
-        let bad = |limit| Fault::Bad { what: "size", value: size as u64, limit };
-        let shown = size.checked_next_multiple_of(host_page()).filter(|shown| *shown <= self.pages.size);
+        let bad = |limit| CallError::Bad { what: "size", value: size as u64, limit };
+        let shown = size.checked_next_multiple_of(page_size()).filter(|shown| *shown <= self.pages.size);
         let shown = match shown {
             Some(0) => return Err(bad("there must be bytes to map")),
             Some(shown) => shown,
@@ -144,22 +120,22 @@ impl Pin {
         let mapping = self.state.mapping.insert(mapping);
         let (has, base) = (type_of(mapping), mapping.as_ptr());
         if let Some(wanted) = wanted.filter(|wanted| *wanted != has) {
-            return Err(Fault::OtherType { wanted, has, backend: self.backend.kind });
+            return Err(CallError::OtherType { wanted, has, backend: self.backend.kind });
         }
         self.state.shown = shown;
         Ok(base)
     }
 
-    /// Takes back what [`Pin::map`] handed out.
-    pub(crate) fn unmap(&mut self, at: u64, size: usize) -> Result<(), Fault> {
+    /// Takes back the mapping that [`Pin::map`] handed out.
+    pub(crate) fn unmap(&mut self, at: u64, size: usize) -> Result<(), CallError> {
         let (mapping, shown) = self.state.handed_out()?;
         let base = mapping.as_ptr() as u64;
         if at != base {
-            return Err(Fault::Bad { what: "va", value: at, limit: "gdr_map gave another address" });
+            return Err(CallError::Bad { what: "va", value: at, limit: "gdr_map gave another address" });
         }
         if size == 0 || size > shown {
             let limit = "gdr_map was asked for another";
-            return Err(Fault::Bad { what: "size", value: size as u64, limit });
+            return Err(CallError::Bad { what: "size", value: size as u64, limit });
         }
         self.state = State::default();
         Ok(())
@@ -174,7 +150,7 @@ impl Pin {
         }
     }
 
-    /// True where the memory went away under its mapping.
+    /// True where the memory was freed under its mapping.
     pub(crate) fn is_freed(&self) -> bool {
         let asked = self.state.mapping.as_ref().map(|mapping| mapping.copy_from(0, &mut []));
         matches!(asked, Some(Err(MappingError::Freed)))
@@ -185,9 +161,9 @@ impl Pin {
     /// # Safety
     /// `from` is readable for `len` bytes, and does not overlap the mapping.
     #[inline]
-    pub(crate) unsafe fn copy_to(&self, at: u64, from: *const u8, len: usize) -> Result<(), Fault> {
+    pub(crate) unsafe fn copy_to(&self, at: u64, from: *const u8, len: usize) -> Result<(), CallError> {
         let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
-        crate::fault::non_null("h_ptr", from)?;
+        non_null("h_ptr", from)?;
         // SAFETY: the caller's; no more bytes than the mapping has, which fit the address space.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         Ok(mapping.copy_to(offset, bytes)?)
@@ -198,37 +174,37 @@ impl Pin {
     /// # Safety
     /// `to` is writable for `len` bytes, and does not overlap the mapping.
     #[inline]
-    pub(crate) unsafe fn copy_from(&self, at: u64, to: *mut u8, len: usize) -> Result<(), Fault> {
+    pub(crate) unsafe fn copy_from(&self, at: u64, to: *mut u8, len: usize) -> Result<(), CallError> {
         let Some((mapping, offset)) = self.state.place(at, len)? else { return Ok(()) };
-        crate::fault::non_null("h_ptr", to)?;
-        // SAFETY: the caller's; as above. The bytes are C's: any value is one.
+        non_null("h_ptr", to)?;
+        // SAFETY: the caller's; as above. The bytes are C memory: any value is valid.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to, len) };
         Ok(mapping.copy_from(offset, bytes)?)
     }
 }
 
 impl State {
-    /// The mapping that the program was given, and how much of it.
+    /// The mapping that `gdr_map` gave the program, and how many bytes of it.
     #[inline]
-    fn handed_out(&self) -> Result<(&Mapped, usize), Fault> {
+    fn handed_out(&self) -> Result<(&Mapping, usize), CallError> {
         match &self.mapping {
             Some(mapping) if self.shown > 0 => Ok((mapping, self.shown)),
-            _ => Err(Fault::NotMapped),
+            _ => Err(CallError::NotMapped),
         }
     }
 
     /// The mapping, and where in it a range begins; none where there is nothing to copy.
     #[inline]
-    fn place(&self, at: u64, len: usize) -> Result<Option<(&Mapped, usize)>, Fault> {
+    fn place(&self, at: u64, len: usize) -> Result<Option<(&Mapping, usize)>, CallError> {
         let (mapping, size) = self.handed_out()?;
         if len == 0 {
             return Ok(None);
         }
         let start = mapping.as_ptr() as u64;
-        // Before the first byte is far beyond the last, too.
+        // An address before the first byte wraps to one far beyond the last.
         let offset = at.wrapping_sub(start);
         if offset > size as u64 || len as u64 > size as u64 - offset {
-            return Err(Fault::Outside { at, len, start, size });
+            return Err(CallError::Outside { at, len, start, size });
         }
         Ok(Some((mapping, offset as usize)))
     }

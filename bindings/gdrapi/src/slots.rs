@@ -1,20 +1,22 @@
-//! Places for what has handles, found without a lock that all share: a copy of a few bytes takes little longer than the lookup.
+//! Objects by handle, found without a lock that all lookups share: a copy of a few bytes takes
+//! little longer than the lookup.
 
-use crate::fault::Fault;
+use crate::error::CallError;
 use parking_lot::{Mutex, RwLock};
 use std::sync::OnceLock;
 
-/// Bits of a handle that say where its place is. The others are its number, which never comes again.
+/// Bits of a handle that are the index of its slot. The others are its number, which is never
+/// reused.
 const INDEX_BITS: u32 = 24;
-/// Places of the first chunk; each further one has twice as many as the one before.
+/// Slots of the first chunk; each further chunk has twice as many as the one before.
 const FIRST: usize = 64;
 const CHUNKS: usize = (INDEX_BITS - FIRST.ilog2()) as usize;
-/// So many there can be at a time.
+/// Most slots.
 const MOST: usize = (FIRST << CHUNKS) - FIRST;
 
-/// A place, which has one thing after the other.
+/// A slot, which holds one object after the other.
 struct Slot<T> {
-    /// 0 where there is none.
+    /// That of the object; 0 while the slot is empty.
     handle: u64,
     content: Option<T>,
 }
@@ -29,11 +31,11 @@ type Chunk<T> = Box<[RwLock<Slot<T>>]>;
 
 struct Free {
     indices: Vec<usize>,
-    /// Those from here on never had anything.
+    /// The first slot that never held an object.
     unused: usize,
 }
 
-/// The places. They stay where they are, and go with the whole.
+/// All slots. They never move, and are freed with the whole.
 pub(crate) struct Slots<T> {
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
@@ -46,15 +48,15 @@ impl<T> Default for Slots<T> {
     }
 }
 
-/// The chunk of an index, and the place in it.
+/// The chunk of an index, and the position in it.
 fn place(index: usize) -> (usize, usize) {
     let from_first = index + FIRST;
     let chunk = (from_first.ilog2() - FIRST.ilog2()) as usize;
     (chunk, from_first - (FIRST << chunk))
 }
 
-fn unknown(handle: u64) -> Fault {
-    Fault::Unknown { what: "memory handle", value: handle }
+fn unknown(handle: u64) -> CallError {
+    CallError::Unknown { what: "memory handle", value: handle }
 }
 
 impl<T> Slots<T> {
@@ -63,18 +65,19 @@ impl<T> Slots<T> {
         self.chunks.get(chunk)?.get()?.get(at)
     }
 
-    /// That of a handle, or of what had the place before or has it now.
-    fn slot_of(&self, handle: u64) -> Result<&RwLock<Slot<T>>, Fault> {
+    /// The slot of a handle, which may hold another object by now.
+    fn slot_of(&self, handle: u64) -> Result<&RwLock<Slot<T>>, CallError> {
         self.slot((handle & ((1 << INDEX_BITS) - 1)) as usize).ok_or_else(|| unknown(handle))
     }
 
-    /// Adds something: its handle. The number was never given before, is not 0, and has at most 40 bits.
-    pub(crate) fn add(&self, number: u64, content: T) -> Result<u64, Fault> {
+    /// Adds an object: its handle. The number was never used before, is not 0, and has at most 40
+    /// bits.
+    pub(crate) fn add(&self, number: u64, content: T) -> Result<u64, CallError> {
         let index = {
             let mut free = self.free.lock();
             match free.indices.pop() {
                 Some(index) => index,
-                None if free.unused == MOST => return Err(Fault::Full { most: MOST }),
+                None if free.unused == MOST => return Err(CallError::Full { most: MOST }),
                 None => {
                     free.unused += 1;
                     free.unused - 1
@@ -89,37 +92,41 @@ impl<T> Slots<T> {
         Ok(handle)
     }
 
-    /// Does something with what has this handle, at the same time as others may.
+    /// Calls `body` with the object of this handle, concurrently with other readers.
     #[inline]
-    pub(crate) fn read<R>(&self, handle: u64, body: impl FnOnce(&T) -> Result<R, Fault>) -> Result<R, Fault> {
+    pub(crate) fn read<R>(
+        &self,
+        handle: u64,
+        body: impl FnOnce(&T) -> Result<R, CallError>,
+    ) -> Result<R, CallError> {
         let slot = self.slot_of(handle)?.read();
         body(slot.content(handle).ok_or_else(|| unknown(handle))?)
     }
 
-    /// Does something with what has this handle, alone with it.
+    /// Calls `body` with the object of this handle, exclusively.
     pub(crate) fn write<R>(
         &self,
         handle: u64,
-        body: impl FnOnce(&mut T) -> Result<R, Fault>,
-    ) -> Result<R, Fault> {
+        body: impl FnOnce(&mut T) -> Result<R, CallError>,
+    ) -> Result<R, CallError> {
         let mut slot = self.slot_of(handle)?.write();
         let slot = &mut *slot;
         let content = slot.content.as_mut().filter(|_| slot.handle == handle);
         body(content.ok_or_else(|| unknown(handle))?)
     }
 
-    /// Takes out what has this handle, if it may go.
+    /// Takes out the object of this handle, if `may_go` allows it.
     pub(crate) fn remove(
         &self,
         handle: u64,
-        may_go: impl FnOnce(&T) -> Result<(), Fault>,
-    ) -> Result<T, Fault> {
+        may_go: impl FnOnce(&T) -> Result<(), CallError>,
+    ) -> Result<T, CallError> {
         let mut slot = self.slot_of(handle)?.write();
         may_go(slot.content(handle).ok_or_else(|| unknown(handle))?)?;
         self.empty(&mut slot).ok_or_else(|| unknown(handle))
     }
 
-    /// Takes out all that are such.
+    /// Takes out all objects for which `such` is true.
     pub(crate) fn remove_all(&self, such: impl Fn(&T) -> bool) -> Vec<T> {
         let unused = self.free.lock().unused;
         let taken = (0..unused).filter_map(|index| {
@@ -136,7 +143,7 @@ impl<T> Slots<T> {
         let index = slot.handle & ((1 << INDEX_BITS) - 1);
         slot.handle = 0;
         let content = slot.content.take();
-        // Under the place's lock; nobody who has this one waits for a place.
+        // Under the slot's lock; no holder of this lock waits for a slot.
         self.free.lock().indices.push(index as usize);
         content
     }
@@ -166,12 +173,12 @@ mod tests {
         let mut random = 1u64;
         for number in 1..3000u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let handle = slots.add(number, number).unwrap_or_else(|fault| panic!("{fault}"));
+            let handle = slots.add(number, number).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(model.insert(handle, number), None);
             if !(random >> 33).is_multiple_of(3) {
                 let at = (random >> 40) as usize % model.len();
                 let Some((&handle, &number)) = model.iter().nth(at) else { panic!("there are some") };
-                assert!(slots.remove(handle, |_| Err(Fault::NotMapped)).is_err());
+                assert!(slots.remove(handle, |_| Err(CallError::NotMapped)).is_err());
                 assert_eq!(slots.remove(handle, |_| Ok(())).ok(), Some(number));
                 model.remove(&handle);
                 gone.push(handle);

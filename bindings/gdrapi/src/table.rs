@@ -1,10 +1,11 @@
-//! What C programs have handles of.
+//! All objects that C programs have handles of.
 //!
-//! Handles are numbers that never come again, so that one that was given back is known as such. A child process starts with an empty
-//! table: its parent's mappings are not its own, and neither are locks that another thread of the parent held when it forked.
+//! Handles are numbers that are never reused, so that one that was given back is recognised. A
+//! child process starts with an empty table: it does not inherit its parent's mappings, and cannot
+//! release locks that another thread of the parent held during the fork.
 
 use crate::backend::Backend;
-use crate::fault::Fault;
+use crate::error::CallError;
 use crate::pin::Pin;
 use crate::slots::Slots;
 use parking_lot::RwLock;
@@ -16,8 +17,8 @@ struct Pinned {
     pin: Pin,
 }
 
-/// What is open and what is pinned. The libraries' lock comes before a pin's, whose readers copy, and whose writers map and unmap: they
-/// wait for copies to end.
+/// Open libraries and pinned memory. The libraries' lock is taken before a pin's. Readers of a pin
+/// copy; writers map and unmap, and so wait for copies to end.
 #[derive(Default)]
 pub(crate) struct Table {
     /// Sorted by number: numbers grow, and are drawn under the lock.
@@ -25,9 +26,11 @@ pub(crate) struct Table {
     pins: Slots<Pinned>,
 }
 
-/// This process' table; null until it is wanted. Never freed: a child must not undo what is in its parent's.
+/// This process' table; null until it is first used. Never freed: a child must not undo its
+/// parent's mappings.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-/// The number drawn last. Goes on in children, so that they do not take their parent's handles for their own.
+/// The number drawn last. Children continue it, so that they do not take their parent's handles for
+/// their own.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn in_child() {
@@ -60,7 +63,7 @@ fn make() -> &'static Table {
         // SAFETY: from `Box::into_raw`, and never freed once it is the table.
         Ok(_) => unsafe { &*made },
         Err(other) => {
-            // SAFETY: from `Box::into_raw`, and nobody else has seen it.
+            // SAFETY: from `Box::into_raw`, and no other thread has seen it.
             drop(unsafe { Box::from_raw(made) });
             // SAFETY: another thread's, as in `table`.
             unsafe { &*other }
@@ -72,14 +75,14 @@ fn draw() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-fn find(libraries: &[(u64, Backend)], number: u64) -> Result<usize, Fault> {
-    let unknown = |_| Fault::Unknown { what: "gdr_t", value: number };
+fn find(libraries: &[(u64, Backend)], number: u64) -> Result<usize, CallError> {
+    let unknown = |_| CallError::Unknown { what: "gdr_t", value: number };
     libraries.binary_search_by_key(&number, |(number, _)| *number).map_err(unknown)
 }
 
 impl Pinned {
-    fn check(&self, library: u64, handle: u64) -> Result<(), Fault> {
-        if self.library == library { Ok(()) } else { Err(Fault::Foreign { value: handle }) }
+    fn check(&self, library: u64, handle: u64) -> Result<(), CallError> {
+        if self.library == library { Ok(()) } else { Err(CallError::Foreign { value: handle }) }
     }
 }
 
@@ -93,13 +96,13 @@ impl Table {
     }
 
     /// The backend of an open library.
-    pub(crate) fn library(&self, number: u64) -> Result<Backend, Fault> {
+    pub(crate) fn library(&self, number: u64) -> Result<Backend, CallError> {
         let libraries = self.libraries.read();
         Ok(libraries[find(&libraries, number)?].1)
     }
 
-    /// Takes out a library, and unmaps and unpins what is pinned by it.
-    pub(crate) fn close(&self, number: u64) -> Result<(), Fault> {
+    /// Takes out a library, and unmaps and unpins the memory that it pinned.
+    pub(crate) fn close(&self, number: u64) -> Result<(), CallError> {
         let mut libraries = self.libraries.write();
         let at = find(&libraries, number)?;
         libraries.remove(at);
@@ -109,31 +112,31 @@ impl Table {
         Ok(())
     }
 
-    /// Adds what is pinned.
-    pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, Fault> {
-        // Held until the pin is in: `close` must find it, or have been before.
+    /// Adds pinned memory.
+    pub(crate) fn add(&self, library: u64, pin: Pin) -> Result<u64, CallError> {
+        // Held until the pin is added: `close` finds the pin, or came first.
         let libraries = self.libraries.read();
         find(&libraries, library)?;
         self.pins.add(draw(), Pinned { library, pin })
     }
 
-    /// Copies through what is pinned, whoever pinned it.
+    /// Copies through pinned memory of any library.
     #[inline]
     pub(crate) fn copy(
         &self,
         handle: u64,
-        body: impl FnOnce(&Pin) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        body: impl FnOnce(&Pin) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
         self.pins.read(handle, |pinned| body(&pinned.pin))
     }
 
-    /// Looks at what is pinned by this library.
+    /// Reads memory that this library pinned.
     pub(crate) fn look<R>(
         &self,
         library: u64,
         handle: u64,
-        body: impl FnOnce(&Pin) -> Result<R, Fault>,
-    ) -> Result<R, Fault> {
+        body: impl FnOnce(&Pin) -> Result<R, CallError>,
+    ) -> Result<R, CallError> {
         self.library(library)?;
         self.pins.read(handle, |pinned| {
             pinned.check(library, handle)?;
@@ -141,13 +144,13 @@ impl Table {
         })
     }
 
-    /// Maps or unmaps what is pinned by this library.
+    /// Maps or unmaps memory that this library pinned.
     pub(crate) fn change<R>(
         &self,
         library: u64,
         handle: u64,
-        body: impl FnOnce(&mut Pin) -> Result<R, Fault>,
-    ) -> Result<R, Fault> {
+        body: impl FnOnce(&mut Pin) -> Result<R, CallError>,
+    ) -> Result<R, CallError> {
         self.library(library)?;
         self.pins.write(handle, |pinned| {
             pinned.check(library, handle)?;
@@ -155,8 +158,8 @@ impl Table {
         })
     }
 
-    /// Unmaps and unpins what is pinned by this library.
-    pub(crate) fn remove(&self, library: u64, handle: u64) -> Result<(), Fault> {
+    /// Unmaps and unpins memory that this library pinned.
+    pub(crate) fn remove(&self, library: u64, handle: u64) -> Result<(), CallError> {
         self.library(library)?;
         self.pins.remove(handle, |pinned| pinned.check(library, handle)).map(drop)
     }

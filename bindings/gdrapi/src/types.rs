@@ -2,7 +2,7 @@
 
 use libc::c_ulong;
 
-/// `struct gdr`: never seen by anybody. A `gdr_t` is a number in the shape of a pointer to it.
+/// `struct gdr`, which no C program sees. A `gdr_t` is a number in the shape of a pointer to it.
 #[repr(C)]
 pub struct Gdr {
     _nothing: [u8; 0],
@@ -16,7 +16,8 @@ pub struct MemoryHandle {
     pub h: c_ulong,
 }
 
-/// `gdr_info_v1_t`, which gdrcopy's header has no name for any more: what the symbol `gdr_get_info` fills in.
+/// `gdr_info_v1_t`, which gdrcopy's header no longer declares: the struct that the symbol
+/// `gdr_get_info` fills in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct InfoV1 {

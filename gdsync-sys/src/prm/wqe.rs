@@ -218,7 +218,7 @@ pub struct DataSeg {
 }
 
 impl DataSeg {
-    /// An element. A byte count of 0 means 2^31 to the card (PRM), so empty elements are left out by whoever builds a WQE.
+    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves empty elements out.
     pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
         DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
     }
@@ -257,7 +257,7 @@ pub struct InlineSeg {
 }
 
 impl InlineSeg {
-    /// A header for so many bytes (31 bits are used).
+    /// A header for that many bytes (31 bits are used).
     pub fn new(byte_count: u32) -> Self {
         InlineSeg { byte_count: U32::new(byte_count | INLINE_FLAG) }
     }

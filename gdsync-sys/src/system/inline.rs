@@ -80,7 +80,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     if td.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a thread domain as `alloc_td` returned it, whose context is open.
+    // SAFETY: a thread domain as `alloc_td` returned it, of an open context.
     match unsafe { extended::<DeallocTd>((*td).context, offset_of!(VerbsContextEnd, dealloc_td)) } {
         // SAFETY: the provider's own function, with the caller's argument.
         Some(dealloc) => unsafe { dealloc(td) },

@@ -1,14 +1,30 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
-use crate::error::QueueError;
-use crate::memop::{MemOpCaps, Staged, StreamError};
-use crate::memop::{MemoryKind, Place, StreamMemory};
+use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
+use crate::memory::OutOfBounds;
 
 /// A piece in host memory does not leave a page: devices map pages one by one.
 const PAGE: u64 = 4096;
 /// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy
 /// is a submission of its own, which words are not.
 const MOST_WORDS: usize = 8;
+
+/// Why a write of bytes cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// It is too long.
+    #[error("a write of {given} bytes is longer than the {limit} that one takes: split it")]
+    TooLong {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// It leaves its memory.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+}
 
 /// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
 ///
@@ -26,16 +42,16 @@ impl MemoryWrite {
     /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the length needs any alignment.
     ///
     /// # Errors
-    /// [`QueueError::WriteTooLong`]; [`QueueError::OutOfBounds`].
-    pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, QueueError> {
+    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, WriteError> {
         let (place, given) = (memory.place(), bytes.len());
         if given > Self::MAX {
-            return Err(QueueError::WriteTooLong { given, limit: Self::MAX });
+            return Err(WriteError::TooLong { given, limit: Self::MAX });
         }
         let end = offset.saturating_add(given);
         if end > place.len() {
             let (start, end, len) = (offset as u64, end as u64, place.len() as u64);
-            return Err(QueueError::OutOfBounds { start, end, len });
+            return Err(OutOfBounds { start, end, len }.into());
         }
         Ok(MemoryWrite { place: place.at(offset), bytes: bytes.to_vec() })
     }
@@ -178,7 +194,7 @@ mod tests {
         assert!(error.contains("4097") && error.contains("4096"), "{error}");
         for offset in [4999, 5001, usize::MAX] {
             let error = MemoryWrite::new(&memory, offset, &[1, 2]).unwrap_err();
-            assert!(matches!(error, QueueError::OutOfBounds { len: 5000, .. }), "{error}");
+            assert!(matches!(error, WriteError::Bounds(OutOfBounds { len: 5000, .. })), "{error}");
         }
         assert_eq!(MemoryWrite::new(&memory, 5000, &[]).unwrap().pieces().count(), 0);
     }

@@ -1,7 +1,6 @@
 //! The one type of a descriptor: what a batch holds, the planner reads and the lowering turns into memory operations.
 
-use crate::error::QueueError;
-use crate::memop::Condition;
+use crate::memop::{Condition, WordError};
 
 /// One step of a batch.
 ///
@@ -62,7 +61,7 @@ impl<S, W, P, B> Descriptor<S, W, P, B> {
 
     /// Refuses a wait that no value of the word satisfies.
     #[inline]
-    pub(crate) fn check_satisfiable(&self) -> Result<(), QueueError> {
+    pub(crate) fn check_satisfiable(&self) -> Result<(), WordError> {
         let (satisfier, condition, value) = match *self {
             Descriptor::Wait32(_, condition, value) => {
                 (condition.satisfier32(value).map(u64::from), condition, value.into())
@@ -70,6 +69,6 @@ impl<S, W, P, B> Descriptor<S, W, P, B> {
             Descriptor::Wait64(_, condition, value) => (condition.satisfier64(value), condition, value),
             _ => return Ok(()),
         };
-        if satisfier.is_none() { Err(QueueError::NeverSatisfied { condition, value }) } else { Ok(()) }
+        if satisfier.is_none() { Err(WordError::NeverSatisfied { condition, value }) } else { Ok(()) }
     }
 }

@@ -16,16 +16,15 @@ mod shape;
 mod stream_wait;
 mod table;
 
-pub use bytes::MemoryWrite;
 pub(crate) use bytes::{Bytes, Word, Words};
+pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use descriptor::Key;
 pub(crate) use lower::{Driver, Lowering, Points};
 pub(crate) use merge::{Chunk, Fate, Planner};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
-use crate::memop::{Condition, MemOpCaps};
-use crate::memop::{Place, StreamWord};
+use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::CheckedWait;
 use crate::qp::prepared::PreparedSend;

@@ -1,9 +1,7 @@
 //! Waits for words that the CPU can cancel.
 
 use super::Descriptor;
-use crate::error::QueueError;
-use crate::memop::Condition;
-use crate::memop::{Word32, Word64};
+use crate::memop::{Condition, Word32, Word64, WordError};
 
 /// A wait for a word that no card writes, and that the CPU can cancel: a stream that waits for it then continues.
 ///
@@ -24,9 +22,9 @@ impl StreamWait {
     /// A wait until a 32-bit word meets a condition.
     ///
     /// # Errors
-    /// [`QueueError::NeverSatisfied`] where no value does.
-    pub fn on32(word: &Word32, condition: Condition, value: u32) -> Result<Self, QueueError> {
-        let never = QueueError::NeverSatisfied { condition, value: value.into() };
+    /// [`WordError::NeverSatisfied`](crate::memop::WordError::NeverSatisfied) where no value does.
+    pub fn on32(word: &Word32, condition: Condition, value: u32) -> Result<Self, WordError> {
+        let never = WordError::NeverSatisfied { condition, value: value.into() };
         let satisfier = condition.satisfier32(value).ok_or(never)?;
         Ok(StreamWait { word: Word::Short { word: word.clone(), value, satisfier }, condition })
     }
@@ -34,9 +32,9 @@ impl StreamWait {
     /// A wait until a 64-bit word meets a condition.
     ///
     /// # Errors
-    /// [`QueueError::NeverSatisfied`] where no value does.
-    pub fn on64(word: &Word64, condition: Condition, value: u64) -> Result<Self, QueueError> {
-        let never = QueueError::NeverSatisfied { condition, value };
+    /// [`WordError::NeverSatisfied`](crate::memop::WordError::NeverSatisfied) where no value does.
+    pub fn on64(word: &Word64, condition: Condition, value: u64) -> Result<Self, WordError> {
+        let never = WordError::NeverSatisfied { condition, value };
         let satisfier = condition.satisfier64(value).ok_or(never)?;
         Ok(StreamWait { word: Word::Long { word: word.clone(), value, satisfier }, condition })
     }

@@ -1,7 +1,8 @@
 //! What a GPU can do for gdsync.
 
-use super::error::{CudaError, check};
+use super::error::CudaError;
 use cudarc::driver::sys;
+use gdsync_gdr::Gpu;
 
 /// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +18,7 @@ pub enum WritesOrdering {
 /// How data that a card wrote into GPU memory become visible to what follows a wait for their completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// The GPU keeps the order of its own accord.
+    /// The GPU keeps the order without help.
     Ordered,
     /// Every wait is followed by a flush.
     Flushed,
@@ -45,16 +46,9 @@ pub struct GpuCapabilities {
 }
 
 impl GpuCapabilities {
-    pub(super) fn read(device: sys::CUdevice) -> Result<Self, CudaError> {
+    pub(super) fn read(gpu: Gpu) -> Result<Self, CudaError> {
         use sys::CUdevice_attribute as A;
-        let attribute = |attribute: A| {
-            let mut value = 0;
-            // SAFETY: `value` is a valid place; the device is the driver's.
-            check("cuDeviceGetAttribute", unsafe {
-                sys::cuDeviceGetAttribute(&mut value, attribute, device)
-            })?;
-            Ok::<i32, CudaError>(value)
-        };
+        let attribute = |attribute: A| gpu.attribute(attribute);
         let ordering = attribute(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
         Ok(GpuCapabilities {
             ops_64_bit: attribute(A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,

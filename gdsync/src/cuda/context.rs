@@ -5,57 +5,19 @@ use super::copier::Copier;
 use super::error::{CudaError, check};
 use super::gate::{Busy, Gate, Submitting};
 use super::handle::StreamHandle;
-use crate::memory::left_behind;
 use crate::memory::peer_map::{MapError, PeerMap, Registered, Registrar};
 use crate::memory::spans::Kind;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, StreamAddr, left_behind};
 use cudarc::driver::{CudaContext, sys};
+use gdsync_gdr::driver::{self, DriverError};
+use gdsync_gdr::{Context, Entered};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// A context handle, as far as Rust is concerned a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Raw(sys::CUcontext);
-
-// SAFETY: the driver allows a context to be used from any thread.
-unsafe impl Send for Raw {}
-// SAFETY: as above.
-unsafe impl Sync for Raw {}
-
-/// Makes a context current for the calling thread; the one before comes back when dropped.
-pub(crate) struct Entered {
-    pushed: bool,
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if self.pushed {
-            let mut popped = std::ptr::null_mut();
-            // SAFETY: `popped` is a valid place. It pops what `enter` pushed.
-            let result = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
-            if let Err(error) = check("cuCtxPopCurrent", result) {
-                tracing::debug!(%error, "a CUDA context was not popped");
-            }
-        }
-    }
-}
-
-fn enter(raw: Raw) -> Result<Entered, CudaError> {
-    let mut current = std::ptr::null_mut();
-    // SAFETY: `current` is a valid place.
-    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
-    if current == raw.0 {
-        return Ok(Entered { pushed: false });
-    }
-    // SAFETY: the context is alive: contexts that gdsync knows are kept, or outlive it by the promise of who gave them.
-    check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(raw.0) })?;
-    Ok(Entered { pushed: true })
-}
-
 /// Host pages in a context's address space.
 struct Pages {
-    raw: Raw,
+    raw: Context,
     ordinal: i32,
 }
 
@@ -71,13 +33,13 @@ impl Registrar for Pages {
                 .then_some(Registered { device: address, owned: false })
                 .ok_or_else(other);
         }
-        let _entered = enter(self.raw).map_err(|error| error.to_string())?;
+        let _entered = self.raw.enter().map_err(|error| error.to_string())?;
         let _mode = CaptureModeGuard::relaxed();
         let registers = matches!(kind, Kind::Registers { .. });
         let mut known = lock(&REGISTERED);
         let owned = known.contains_key(&base)
             || register_pages(base, len, kind == Kind::Registers { mmio: true }).map_err(|error| match error {
-                CudaError::Call { call, code, name } if registers => format!(
+                CudaError::Driver(DriverError::Call { call, code, name }) if registers => format!(
                     "{call} of a page of doorbell registers failed: {name} ({code}); it needs root, or the NVIDIA driver's registry key PeerMappingOverride=1"
                 ),
                 other => other.to_string(),
@@ -114,7 +76,7 @@ impl Registrar for Pages {
             return;
         }
         known.remove(&base);
-        let result = enter(self.raw).and_then(|_entered| {
+        let result = self.raw.enter().map_err(CudaError::from).and_then(|_entered| {
             let _mode = CaptureModeGuard::relaxed();
             // SAFETY: registered by us, once.
             check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(base as *mut libc::c_void) })
@@ -168,7 +130,7 @@ impl Drop for CaptureModeGuard {
 pub(crate) struct GpuContext {
     /// The driver's number for it, never used again.
     id: u64,
-    raw: Raw,
+    raw: Context,
     ordinal: i32,
     capabilities: GpuCapabilities,
     map: Arc<PeerMap<Pages>>,
@@ -193,33 +155,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl GpuContext {
     /// That of a context of cudarc, which lives as long as the process from now on.
     pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
-        super::driver()?;
-        Self::find_or_make(Raw(context.cu_ctx()), Some(context))
+        driver::initialise()?;
+        // SAFETY: `find_or_make` keeps the context.
+        Self::find_or_make(unsafe { Context::from_raw(context.cu_ctx()) }, Some(context))
     }
 
     /// That of a raw context.
     ///
     /// # Safety
-    /// The context is alive, and stays so as long as anything that it is told of.
+    /// The context is alive, and stays so as long as any memory that is mapped into it.
     pub(crate) unsafe fn of_raw(context: sys::CUcontext) -> Result<Arc<Self>, CudaError> {
-        super::driver()?;
-        Self::find_or_make(Raw(context), None)
+        driver::initialise()?;
+        // SAFETY: the caller's.
+        Self::find_or_make(unsafe { Context::from_raw(context) }, None)
     }
 
-    fn find_or_make(raw: Raw, owner: Option<&Arc<CudaContext>>) -> Result<Arc<Self>, CudaError> {
+    fn find_or_make(raw: Context, owner: Option<&Arc<CudaContext>>) -> Result<Arc<Self>, CudaError> {
         let mut id = 0;
         // SAFETY: the context is alive (the caller's), `id` is a valid place.
-        check("cuCtxGetId", unsafe { sys::cuCtxGetId(raw.0, &mut id) })?;
+        check("cuCtxGetId", unsafe { sys::cuCtxGetId(raw.as_raw(), &mut id) })?;
         let mut contexts = lock(&CONTEXTS);
         if let Some(known) = contexts.get(&id) {
             return Ok(known.clone());
         }
-        let _entered = enter(raw)?;
-        let mut device = 0;
-        // SAFETY: `device` is a valid place; a context is current.
-        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        let gpu = raw.gpu()?;
+        let device = gpu.device();
         keep_primary(raw, device)?;
-        let capabilities = GpuCapabilities::read(device)?;
+        let capabilities = GpuCapabilities::read(gpu)?;
         let made = Arc::new(GpuContext {
             id,
             raw,
@@ -249,13 +211,13 @@ impl GpuContext {
         self.ordinal
     }
 
-    pub(crate) fn raw(&self) -> sys::CUcontext {
-        self.raw.0
+    pub(crate) fn raw(&self) -> Context {
+        self.raw
     }
 
     /// Makes the context current for the calling thread.
     pub(crate) fn enter(&self) -> Result<Entered, CudaError> {
-        enter(self.raw)
+        Ok(self.raw.enter()?)
     }
 
     /// While operations are submitted to a stream.
@@ -284,7 +246,7 @@ impl GpuContext {
         self.map.translate(addr, len)
     }
 
-    /// Remembers a stream, whose work must be done before the GPU counts as idle.
+    /// Adds a stream: its work must be done before the GPU counts as idle.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamHandle>) {
         let mut streams = lock(&self.streams);
         streams.retain(|known| known.strong_count() > 0);
@@ -319,7 +281,7 @@ impl GpuContext {
         lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
     }
 
-    /// True where all streams of gdsync on this context are idle, and none that are gone have left work behind.
+    /// True where all streams of gdsync on this context are idle, and no dropped stream has work outstanding.
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
@@ -338,7 +300,7 @@ impl GpuContext {
             return;
         }
         let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
-        // Nobody can submit meanwhile. Never waits for it: who asks may be submitting.
+        // No stream can submit while the gate is closed. `try_close` never waits: the calling thread itself may be submitting.
         let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
         if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;
@@ -360,7 +322,7 @@ pub(crate) fn collect_all() {
 }
 
 /// A primary context stays while we hold it; one that the program made itself stays by its promise.
-fn keep_primary(raw: Raw, device: sys::CUdevice) -> Result<(), CudaError> {
+fn keep_primary(raw: Context, device: sys::CUdevice) -> Result<(), CudaError> {
     let (mut flags, mut active, mut primary) = (0, 0, std::ptr::null_mut());
     // SAFETY: all are valid places.
     check("cuDevicePrimaryCtxGetState", unsafe {
@@ -371,7 +333,7 @@ fn keep_primary(raw: Raw, device: sys::CUdevice) -> Result<(), CudaError> {
     }
     // SAFETY: as above; the count that this adds is given back unless it is ours to keep.
     check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut primary, device) })?;
-    if primary != raw.0 {
+    if primary != raw.as_raw() {
         // SAFETY: retained just now.
         check("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(device) })?;
     }

@@ -52,7 +52,7 @@ impl Copier {
                 sys::cuMemcpyDtoHAsync_v2(staging.cast(), at, chunk.len(), self.stream)
             })?;
             self.synchronize()?;
-            // SAFETY: the copy is done: nobody else touches the buffer, which is as long as the chunk at least.
+            // SAFETY: the copy is done: nothing else touches the buffer, which is as long as the chunk at least.
             unsafe { staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
@@ -66,7 +66,7 @@ impl Copier {
         for (i, chunk) in from.chunks(STAGING).enumerate() {
             let at = to + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the last copy is done: nobody else touches the buffer, which is as long as the chunk at least.
+            // SAFETY: the last copy is done: nothing else touches the buffer, which is as long as the chunk at least.
             unsafe { staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
             // SAFETY: as in `read`.
             check("cuMemcpyHtoDAsync", unsafe {

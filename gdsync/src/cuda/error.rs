@@ -1,44 +1,16 @@
-//! Errors of the CUDA driver.
+//! Errors of the library's use of CUDA.
 
 use crate::memory::HostAddr;
 use cudarc::driver::sys;
-use std::ffi::CStr;
+use gdsync_gdr::driver::{self, DriverError};
 
-/// Errors of the CUDA driver, or of finding it.
+/// Errors of the library's use of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no CUDA driver.
-    #[error("there is no CUDA driver here (libcuda.so.1 cannot be loaded): install the NVIDIA driver")]
-    NoDriver,
-    /// The driver is too old.
-    #[error("the CUDA driver is of version {}, but {} is the oldest that works: install a newer NVIDIA driver", version(*.found), version(*.needed))]
-    TooOld {
-        /// Its version, as `cuDriverGetVersion` counts.
-        found: i32,
-        /// The oldest that works.
-        needed: i32,
-    },
-    /// No such GPU.
-    #[error(
-        "there is no GPU {ordinal}: the driver has {count}, counted from 0 (CUDA_VISIBLE_DEVICES hides the others)"
-    )]
-    NoDevice {
-        /// The number asked for.
-        ordinal: u32,
-        /// How many there are.
-        count: u32,
-    },
-    /// A call failed.
-    #[error("{call} failed: {name} ({code})")]
-    Call {
-        /// The driver's function.
-        call: &'static str,
-        /// `CUresult`.
-        code: u32,
-        /// Its name.
-        name: String,
-    },
+    /// The driver's own, or of loading it.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// The GPU cannot reach host memory.
     #[error("the GPU cannot reach {addr:?}: {reason}")]
     Unreachable {
@@ -77,23 +49,9 @@ pub enum CudaError {
     OtherThread,
 }
 
-fn version(code: i32) -> String {
-    format!("{}.{}", code / 1000, code % 1000 / 10)
-}
-
 impl CudaError {
     pub(crate) fn call(call: &'static str, result: sys::CUresult) -> Self {
-        let mut name = std::ptr::null();
-        // SAFETY: `name` is a valid place; it receives a static string, or null for an unknown code.
-        let known = unsafe { sys::cuGetErrorName(result, &mut name) } == sys::CUresult::CUDA_SUCCESS
-            && !name.is_null();
-        let name = if known {
-            // SAFETY: a zero-terminated static string of the driver.
-            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
-        } else {
-            "unknown error".to_owned()
-        };
-        CudaError::Call { call, code: result as u32, name }
+        DriverError::call(call, result).into()
     }
 
     /// True where the context is lost: the GPU touches nothing any more for its sake.
@@ -119,13 +77,16 @@ impl CudaError {
             R::CUDA_ERROR_TENSOR_MEMORY_LEAK,
             R::CUDA_ERROR_MPS_CLIENT_TERMINATED,
         ];
-        matches!(self, CudaError::Call { code, .. } if FATAL.iter().any(|fatal| *fatal as u32 == *code))
+        matches!(
+            self,
+            CudaError::Driver(DriverError::Call { code, .. }) if FATAL.iter().any(|fatal| *fatal as u32 == *code)
+        )
     }
 }
 
 /// An error, unless the call succeeded.
 pub(crate) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
-    if result == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(CudaError::call(call, result)) }
+    Ok(driver::check(call, result)?)
 }
 
 #[cfg(test)]
@@ -133,19 +94,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_the_value_the_limit_and_the_remedy() {
-        let old = CudaError::TooOld { found: 11_080, needed: 12_000 }.to_string();
-        assert!(old.contains("11.8") && old.contains("12.0"), "{old}");
-        let none = CudaError::NoDevice { ordinal: 7, count: 2 }.to_string();
-        assert!(none.contains("GPU 7") && none.contains("has 2"), "{none}");
-    }
-
-    #[test]
     fn only_errors_that_end_a_context_are_fatal() {
-        let error =
-            |code: sys::CUresult| CudaError::Call { call: "", code: code as u32, name: String::new() };
+        let error = |code: sys::CUresult| {
+            CudaError::Driver(DriverError::Call { call: "", code: code as u32, name: String::new() })
+        };
         assert!(error(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED).is_fatal());
         assert!(!error(sys::CUresult::CUDA_ERROR_INVALID_VALUE).is_fatal());
-        assert!(!CudaError::NoDriver.is_fatal());
+        assert!(!CudaError::Driver(DriverError::NoDriver).is_fatal());
     }
 }

@@ -1,29 +1,15 @@
-//! GPU memory that can be exported: physical memory with an address range of its own (`cuMemCreate`, `cuMemMap`).
+//! GPU memory that can be exported: physical memory with an address range of its own
+//! (`cuMemCreate`, `cuMemMap`).
 
 use super::context::GpuContext;
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
-use std::os::fd::{FromRawFd, OwnedFd};
-
-/// The kind of handle that memory is exported by.
-const KIND: sys::CUmemAllocationHandleType =
-    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Such memory. Freed when dropped, which may wait for the GPU.
 pub(super) struct Exportable {
     address: u64,
     size: usize,
     mapped: bool,
-}
-
-/// What was exported, and where in it some memory lies.
-pub(crate) struct Exported {
-    /// The handle.
-    pub(crate) fd: OwnedFd,
-    /// Bytes of the whole.
-    pub(crate) size: usize,
-    /// Where the memory begins.
-    pub(crate) offset: usize,
 }
 
 impl Exportable {
@@ -35,7 +21,7 @@ impl Exportable {
         };
         let properties = sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: KIND,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             location,
             win32HandleMetaData: std::ptr::null_mut(),
             allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
@@ -101,7 +87,7 @@ impl Drop for Exportable {
     fn drop(&mut self) {
         let undo = || -> Result<(), CudaError> {
             if self.mapped {
-                // SAFETY: mapped by us, and used by nobody any more.
+                // SAFETY: mapped by this value, which is being dropped: nothing uses it.
                 check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.address, self.size) })?;
             }
             // SAFETY: reserved by us, and nothing is mapped there.
@@ -111,33 +97,4 @@ impl Drop for Exportable {
             tracing::debug!(%error, "GPU memory was not freed");
         }
     }
-}
-
-/// Exports the whole allocation at an address. The context is current (the caller's).
-pub(super) fn export(address: u64) -> Result<OwnedFd, CudaError> {
-    let mut handle = 0;
-    // SAFETY: a valid place; the driver checks the address.
-    check("cuMemRetainAllocationHandle", unsafe {
-        sys::cuMemRetainAllocationHandle(&mut handle, address as *mut _)
-    })?;
-    let mut fd: libc::c_int = -1;
-    // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
-    let exported = check("cuMemExportToShareableHandle", unsafe {
-        sys::cuMemExportToShareableHandle((&raw mut fd).cast(), handle, KIND, 0)
-    });
-    // SAFETY: retained just now.
-    let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
-    exported?;
-    // SAFETY: the driver made the descriptor for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    released?;
-    Ok(fd)
-}
-
-/// The first address and the bytes of the allocation that holds an address. The context is current (the caller's).
-pub(super) fn range(address: u64) -> Result<(u64, usize), CudaError> {
-    let (mut base, mut size) = (0, 0);
-    // SAFETY: valid places; the driver checks the address.
-    check("cuMemGetAddressRange", unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) })?;
-    Ok((base, size))
 }

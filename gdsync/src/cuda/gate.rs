@@ -1,8 +1,8 @@
 //! The gate between submitting operations and calls that wait for the GPU.
 //!
 //! Submitting happens all the time and must cost next to nothing; the other calls are rare and may be put off. So the cost lies
-//! with them: whoever submits only writes a flag of its stream and reads one of its context, with no read-modify-write and no
-//! fence, and whoever closes the gate makes all other threads pass a fence first (`membarrier(2)`).
+//! with them: a submitting thread only writes a flag of its stream and reads one of its context, with no read-modify-write and no
+//! fence, and the thread that closes the gate makes all other threads pass a fence first (`membarrier(2)`).
 //!
 //! The argument: submitting stores `busy` and then loads `closed`; closing stores `closed`, has every thread pass a full fence,
 //! and then loads every `busy`. If that fence falls, in the submitting thread, before its load of `closed`, the load sees the
@@ -32,7 +32,7 @@ pub(crate) struct Gate {
     fenced_by_system: bool,
 }
 
-/// A stream's part of it: set while somebody submits there. One at a time.
+/// A stream's part of the gate: set while a thread submits there. One thread at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Busy(AtomicBool);
 
@@ -74,7 +74,7 @@ impl Gate {
         }
     }
 
-    /// Closes the gate, unless somebody else has. Then whoever is still submitting must be asked for ([`Busy::is_set`]).
+    /// Closes the gate, unless another thread has. The caller then asks which streams are still submitting ([`Busy::is_set`]).
     pub(crate) fn try_close(&self) -> Option<Closed<'_>> {
         if self.closed.swap(true, Ordering::Acquire) {
             return None;
@@ -88,7 +88,7 @@ impl Gate {
 }
 
 impl Busy {
-    /// True while somebody submits. Acquire: what was submitted before has been.
+    /// True while a thread submits. Acquire: if it is false, every earlier submission has reached the driver.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -113,7 +113,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::thread;
 
-    /// Whoever submits adds to a counter that only they may touch while the gate is open; whoever closes it reads it twice.
+    /// Submitters add to a counter that only they may touch while the gate is open; the closer reads it twice.
     fn exclude(fenced_by_system: bool) {
         let gate = Gate::fenced(fenced_by_system);
         let (busy, inside, stop) = (Busy::default(), AtomicU64::new(0), AtomicBool::new(false));

@@ -2,21 +2,21 @@
 
 use super::context::GpuContext;
 use super::error::{CudaError, check};
-use super::exportable::{self, Exportable, Exported};
-use crate::memory::mapped::Mapping;
-use crate::memory::page_size;
+use super::exportable::Exportable;
 use crate::memory::use_count::UseCount;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, sys};
+use gdsync_gdr::{Gpu, GpuRange, Mapping};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions hold one.
 #[derive(Clone)]
 pub struct GpuMemory {
-    // Before the memory: whoever keeps that for its users is told first.
+    // Dropped before the memory: watchers of the use count are notified while the memory still exists.
     use_count: Arc<UseCount>,
     inner: Arc<Inner>,
 }
@@ -27,12 +27,12 @@ struct Inner {
     number: u64,
     len: usize,
     context: Arc<GpuContext>,
-    /// The newest mapping for the CPU, as long as somebody has it.
+    /// The newest mapping for the CPU, while a handle of it exists.
     mapping: Mutex<Weak<Mapping>>,
     owner: Owner,
 }
 
-/// Who frees the memory.
+/// The owner, which frees the memory.
 enum Owner {
     /// We do.
     Ours,
@@ -53,7 +53,7 @@ impl GpuMemory {
     /// Allocates `len` zeroed bytes (`cuMemAlloc`). A length of 0 gets memory of which 0 bytes are usable.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where the memory cannot be had.
+    /// [`CudaError::Driver`] where the memory cannot be had.
     pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, CudaError> {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
@@ -103,7 +103,7 @@ impl GpuMemory {
     /// Takes a buffer of cudarc. What was enqueued for it on its stream is waited for.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where that fails.
+    /// [`CudaError::Driver`] where that fails.
     pub fn from_slice<T: Send + Sync + 'static>(slice: CudaSlice<T>) -> Result<Self, CudaError> {
         let context = GpuContext::of(slice.context())?;
         let stream = slice.stream().clone();
@@ -119,11 +119,11 @@ impl GpuMemory {
     /// Wraps memory that the program owns, for example that of another library.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where the context does not answer.
+    /// [`CudaError::Driver`] where the context does not answer.
     ///
     /// # Safety
     /// `address..address + len` is memory of a GPU that the context reaches, and stays so until the last clone of the value
-    /// and everything made from it is gone.
+    /// and everything made from it were dropped.
     pub unsafe fn from_raw(context: &Arc<CudaContext>, address: u64, len: usize) -> Result<Self, CudaError> {
         Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(None)))
     }
@@ -208,7 +208,7 @@ impl GpuMemory {
         *self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = mapping;
     }
 
-    /// The newest mapping of this memory that somebody still has.
+    /// The newest mapping of this memory that still exists.
     #[cfg(feature = "software-card")]
     pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
         self.inner.mapping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).upgrade()
@@ -221,7 +221,7 @@ impl GpuMemory {
     /// Copies out, from `offset` on. Not in the order of any stream: what is still being written may be torn.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Call`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), CudaError> {
         self.check(offset, into.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
@@ -231,7 +231,7 @@ impl GpuMemory {
     /// Copies in, from `offset` on. Not in the order of any stream.
     ///
     /// # Errors
-    /// [`CudaError::OutOfBounds`], [`CudaError::Call`].
+    /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), CudaError> {
         self.check(offset, from.len())?;
         // SAFETY: checked to lie inside, and alive as long as `self`.
@@ -243,66 +243,23 @@ impl GpuMemory {
         if end > len { Err(CudaError::OutOfBounds { start, end, len }) } else { Ok(()) }
     }
 
-    /// True where the memory stays as long as this value: not where only a promise says so ([`Self::from_raw`]).
-    pub(crate) fn is_kept(&self) -> bool {
-        !matches!(self.inner.owner, Owner::Program(None))
+    /// The memory, as mappings of it name it.
+    pub(super) fn range(&self) -> GpuRange {
+        let gpu = Gpu::from_device(self.inner.context.ordinal());
+        // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
+        let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
+        // Kept by this value, unless only a promise keeps it ([`Self::from_raw`]).
+        range.kept(!matches!(self.inner.owner, Owner::Program(None)))
     }
 
-    /// Makes the driver's synchronous copies to and from this memory finish before they return, as memory needs that others than
-    /// the driver look at. Not all kinds of memory know of it; those that do not are copied synchronously.
-    pub(crate) fn synchronise_copies(&self) {
-        let Ok(_entered) = self.inner.context.enter() else { return };
-        let on: libc::c_uint = 1;
-        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-        // SAFETY: the attribute is an unsigned int; the driver checks the address.
-        let result = unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.address()) };
-        if let Err(error) = check("cuPointerSetAttribute", result) {
-            tracing::debug!(%error, "copies to GPU memory are as synchronous as its kind has them");
-        }
-    }
-
-    /// Exports the allocation that holds the memory.
-    pub(crate) fn export(&self) -> Result<Exported, CudaError> {
-        let _entered = self.inner.context.enter()?;
-        let fd = exportable::export(self.address())?;
-        let ours = match &self.inner.owner {
-            Owner::Program(Some(owner)) => owner.downcast_ref::<Exportable>(),
-            _ => None,
-        };
-        let (base, size) = match ours {
-            Some(memory) => (memory.address(), memory.size()),
-            None => exportable::range(self.address())?,
-        };
-        Ok(Exported { fd, size, offset: (self.address() - base) as usize })
-    }
-
-    /// A dma-buf of the memory, for whoever imports it: its file descriptor, and the offset of the first byte in it. It spans whole
+    /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first byte in it. It spans whole
     /// pages of the host, as the driver demands; the memory itself need not.
     ///
     /// # Errors
-    /// [`CudaError::Call`] where the driver makes none, [`CudaError::OutOfBounds`] where the memory ends with the address space.
-    pub fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, u64), CudaError> {
-        use std::os::fd::FromRawFd;
-        let len = self.len().max(1);
-        let whole = whole_pages(self.address(), len as u64, page_size() as u64);
-        let (first, size) = whole.ok_or(CudaError::OutOfBounds { start: 0, end: len, len })?;
-        let _entered = self.inner.context.enter()?;
-        let mut fd: libc::c_int = -1;
-        let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: `fd` is a valid place for a descriptor, which is what this kind of handle is.
-        check("cuMemGetHandleForAddressRange", unsafe {
-            sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), first, size as usize, kind, 0)
-        })?;
-        // SAFETY: the driver made the descriptor for us.
-        Ok((unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }, self.address() - first))
+    /// [`DriverError::Call`](super::DriverError::Call) where the driver makes none.
+    pub fn dma_buf(&self) -> Result<(OwnedFd, u64), CudaError> {
+        Ok(self.range().dma_buf()?)
     }
-}
-
-/// The whole pages that hold `len` bytes from `address` on: first address and length. None where they leave the address space.
-fn whole_pages(address: u64, len: u64, page: u64) -> Option<(u64, u64)> {
-    let first = address - address % page;
-    let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
-    Some((first, end - first))
 }
 
 /// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`): unique in the process.
@@ -336,42 +293,12 @@ impl Drop for Inner {
             Owner::Ours => {
                 let address = self.address;
                 self.context.defer(move || {
-                    // SAFETY: allocated by us in the context that is current for deferred calls, and used by nobody any more.
+                    // SAFETY: allocated by us in the context that is current for deferred calls; the last handle was dropped.
                     if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
                         tracing::debug!(%error, "GPU memory was not freed");
                     }
                 });
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// For pages of every size that hosts have: the registered address and the offset agree within a page, as the kernel demands.
-        #[test]
-        fn a_dma_buf_spans_whole_pages_around_the_memory(address: u64, len in 1u64..1 << 40, shift in 12u32..22) {
-            let page = 1u64 << shift;
-            match whole_pages(address, len, page) {
-                None => prop_assert!(u128::from(address) + u128::from(len) + u128::from(page) > 1 << 64),
-                Some((first, size)) => {
-                    prop_assert!(first % page == 0 && size % page == 0);
-                    prop_assert!(first <= address && address - first < page);
-                    let (end, wanted) = (u128::from(first) + u128::from(size), u128::from(address) + u128::from(len));
-                    prop_assert!(end >= wanted && end - wanted < u128::from(page));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn memory_that_is_aligned_needs_no_page_more() {
-        assert_eq!(whole_pages(2 << 20, 2 << 20, 64 << 10), Some((2 << 20, 2 << 20)));
-        assert_eq!(whole_pages((2 << 20) + 512, 4, 64 << 10), Some((2 << 20, 64 << 10)));
-        assert_eq!(whole_pages(0xffff, 2, 64 << 10), Some((0, 128 << 10)));
     }
 }

@@ -59,12 +59,12 @@
 mod capabilities;
 mod context;
 mod copier;
-mod current;
 mod description;
 mod error;
 mod exportable;
 pub(crate) mod gate;
 mod handle;
+pub mod mapped;
 mod memory;
 #[cfg(feature = "software-card")]
 mod peer_memory;
@@ -73,8 +73,9 @@ mod placement;
 pub use capabilities::{Consistency, GpuCapabilities, WritesOrdering};
 pub use description::{GpuDescription, describe, driver_version};
 pub use error::CudaError;
+pub use gdsync_gdr::driver::DriverError;
 pub use memory::GpuMemory;
-pub use placement::{Placement, QueuePlacement};
+pub use placement::{Placement, PlacementError, QueuePlacement};
 pub(crate) use placement::{QueueArenas, arena_of, gpu};
 
 pub(crate) use context::{CaptureModeGuard, GpuContext, collect_all};
@@ -83,62 +84,31 @@ pub(crate) use handle::StreamHandle;
 pub(crate) use memory::buffer_id;
 
 use crate::memory::{HostAddr, PinnedMemory};
-use cudarc::driver::{CudaContext, sys};
-use std::sync::{Arc, OnceLock};
-
-/// The oldest driver that gdsync works with, as `cuDriverGetVersion` counts: CUDA 12.0.
-const OLDEST_DRIVER: i32 = 12_000;
-
-/// Checks that there is a driver, of the right age, and initialises it. Before any other call of the driver.
-pub(crate) fn driver() -> Result<(), CudaError> {
-    static READY: OnceLock<()> = OnceLock::new();
-    if READY.get().is_some() {
-        return Ok(());
-    }
-    // SAFETY: loads the driver's library; its initialisers have no preconditions.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::NoDriver);
-    }
-    let mut found = 0;
-    // SAFETY: `found` is a valid place; this function needs no initialisation.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut found) })?;
-    if found < OLDEST_DRIVER {
-        return Err(CudaError::TooOld { found, needed: OLDEST_DRIVER });
-    }
-    // SAFETY: no preconditions.
-    check("cuInit", unsafe { sys::cuInit(0) })?;
-    READY.get_or_init(|| ());
-    Ok(())
-}
+use cudarc::driver::CudaContext;
+use gdsync_gdr::{Gpu, driver};
+use std::sync::Arc;
 
 /// Number of GPUs.
 ///
 /// # Errors
-/// [`CudaError::NoDriver`], [`CudaError::TooOld`], or [`CudaError::Call`].
+/// [`DriverError::NoDriver`], [`DriverError::TooOld`], or [`DriverError::Call`].
 pub fn device_count() -> Result<u32, CudaError> {
-    driver()?;
-    let mut count = 0;
-    // SAFETY: `count` is a valid place.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
-    Ok(u32::try_from(count).unwrap_or(0))
+    Ok(driver::device_count()?)
 }
 
 /// The primary context of a GPU.
 ///
 /// # Errors
-/// As [`device_count`], and [`CudaError::NoDevice`].
+/// As [`device_count`], and [`DriverError::NoDevice`].
 pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
-    let count = device_count()?;
-    if ordinal >= count {
-        return Err(CudaError::NoDevice { ordinal, count });
-    }
+    Gpu::new(ordinal)?;
     CudaContext::new(ordinal as usize).map_err(|error| CudaError::call("cuDevicePrimaryCtxRetain", error.0))
 }
 
 /// What a GPU can do.
 ///
 /// # Errors
-/// [`CudaError::Call`].
+/// [`DriverError::Call`].
 pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaError> {
     Ok(GpuContext::of(context)?.capabilities())
 }
@@ -155,7 +125,7 @@ pub fn pin(context: &Arc<CudaContext>, memory: &PinnedMemory) -> Result<u64, Cud
         return Ok(first.get());
     }
     let mut expected = gpu.translate(first, 1)?.get();
-    let page = crate::memory::page_size() as u64;
+    let page = gdsync_sys::host::page_size() as u64;
     let base = expected;
     // Page by page, as streams get to know them. A kernel needs them in a row.
     let mut at = (first.get() & !(page - 1)) + page;

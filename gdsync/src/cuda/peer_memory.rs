@@ -1,7 +1,7 @@
 //! How the software cards of this process reach GPU memory.
 
 use super::memory::GpuMemory;
-use crate::memory::mapped::Mapping;
+use gdsync_gdr::Mapping;
 use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
 use std::sync::{Arc, Once};
 
@@ -11,7 +11,7 @@ struct Client;
 /// about 780 of them (docs/gpu-results.md) and the driver six to begin with. The CPU's stores are always faster.
 const READ_BY_DRIVER: usize = 4096;
 
-/// Holds the memory, so that it is freed after the card has let go of it, and the CPU's mapping of it, where there is one.
+/// Holds the memory until the card has dropped this region, and the CPU's mapping of the memory, where there is one.
 #[derive(Debug)]
 struct Region {
     // In the order in which they go.

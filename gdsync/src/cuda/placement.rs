@@ -1,16 +1,14 @@
 //! Whose memory a queue's rings, doorbell records and progress words lie in.
 
-use crate::error::Error;
 use crate::memory::arena::Arena;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::sync::{Arc, Mutex, Weak};
+use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes (docs/gpu-results.md), but a CPU needs
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU needs
 /// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
 /// the CPU polls does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -33,6 +31,16 @@ impl fmt::Display for Placement {
             Placement::StandIn => f.write_str("stand-in"),
         }
     }
+}
+
+/// A queue's memory cannot lie where it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a queue cannot have memory of the {placement}: {reason}")]
+pub struct PlacementError {
+    /// Where.
+    pub placement: Placement,
+    /// Why.
+    pub reason: String,
 }
 
 /// Where the parts of a queue lie.
@@ -97,9 +105,9 @@ impl QueueArenas {
     /// `host`: the arena of the host's memory.
     ///
     /// # Errors
-    /// [`Error::Placement`] where a GPU's memory cannot be had.
-    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, Error> {
-        let arena = |part| Ok::<_, Error>(arena_of(part)?.unwrap_or_else(|| host.clone()));
+    /// [`PlacementError`](crate::cuda::PlacementError) where a GPU's memory cannot be had.
+    pub(crate) fn new(placement: QueuePlacement, host: &Arc<Arena>) -> Result<Self, PlacementError> {
+        let arena = |part| Ok::<_, PlacementError>(arena_of(part)?.unwrap_or_else(|| host.clone()));
         Ok(QueueArenas {
             work: arena(placement.work)?,
             completions: arena(placement.completions)?,
@@ -130,12 +138,12 @@ impl QueueArenas {
 /// The arena of a placement in a GPU's memory; `None` for the host's.
 ///
 /// # Errors
-/// [`Error::Placement`].
-pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error> {
+/// [`PlacementError`](crate::cuda::PlacementError).
+pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, PlacementError> {
     match placement {
         Placement::Host | Placement::StandIn => Ok(None),
         Placement::Gpu(ordinal) => {
-            gpu::arena(ordinal).map(Some).map_err(|reason| Error::Placement { placement, reason })
+            gpu::arena(ordinal).map(Some).map_err(|reason| PlacementError { placement, reason })
         }
     }
 }
@@ -144,10 +152,11 @@ pub(crate) fn arena_of(placement: Placement) -> Result<Option<Arc<Arena>>, Error
 pub(crate) mod gpu {
     use super::*;
     use crate::cuda::GpuMemory;
+    use crate::cuda::mapped::MappedMemory;
     use crate::memory::arena::ChunkMemory;
-    use crate::memory::mapped::{MappedMemory, MappingError};
     use crate::memory::spans::{Kind, Span};
     use cudarc::driver::CudaContext;
+    use gdsync_gdr::MappingError;
 
     /// Bytes that GPUs give mapped memory in: less takes as much.
     const PIECE: usize = 2 << 20;
@@ -162,7 +171,7 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Here and now: a provider that asks for memory can only be told that there is none.
+        // Allocated now, to report its error: a provider's allocation callback can only return null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -189,7 +198,7 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until it goes itself; made for this chunk alone.
+        // SAFETY: mapped until the memory is dropped, which the span holds until its own release; made for this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

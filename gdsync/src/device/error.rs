@@ -1,8 +1,8 @@
 //! How handing a queue pair over, and taking it back, can fail.
 
 use crate::cuda::CudaError;
-use crate::error::QueueError;
 use crate::memop::StreamError;
+use crate::queue::error::QueueError;
 use crate::verbs::transport::Transport;
 use std::io;
 use std::time::Duration;

@@ -14,9 +14,10 @@ pub(crate) use layout::STATE_BYTES;
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::HostAddr;
 use crate::qp::{QueuePair, QueuePairInner};
-use crate::queue::completion::{BorrowedCompletions, Unread, WorkError};
+use crate::queue::completion::{BorrowedCompletions, Unread};
+use crate::queue::outcome::WorkError;
 use crate::queue::send::BorrowedSends;
-use crate::stream::{DoorbellPath, Doorbells, cpu};
+use crate::stream::{DoorbellPath, Doorbells};
 use crate::verbs::transport::Transport;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
@@ -84,7 +85,7 @@ pub struct DeviceQpProgress {
 /// Receives stay with the CPU and with streams. The memory that kernels name is up to the program: it has to keep the memory regions
 /// alive until what names them has completed.
 ///
-/// While this lives, posting by the CPU or a stream is refused ([`crate::QueueError::DeviceAttached`]), and so is polling.
+/// While this lives, posting by the CPU or a stream is refused ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)), and so is polling.
 /// [`DeviceQp::detach_device`] ends that. Dropped instead, it takes the queue pair back if nothing is outstanding; else it aborts the
 /// queue pair, which then is good for being dropped only.
 ///
@@ -278,7 +279,7 @@ impl QueuePairInner {
         let send = self.send();
         if let Some(doorbell) = send.lent_doorbell(end) {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 }

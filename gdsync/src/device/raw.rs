@@ -4,24 +4,25 @@
 //! The C library `libgdsync` is made on this. Nothing here keeps what it is told of alive: that is the program's part, hence
 //! `unsafe`.
 
-use crate::error::{Error, QueueError};
-use crate::memop::Condition;
-use crate::memop::{Named, Place, StreamMemory, StreamWord};
+use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::config::QueuePairConfig;
 use crate::qp::cq::CompletionQueue;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
 use crate::qp::{QpState, QueuePair};
 use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
 use crate::util::pause::Pause;
 use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::QueuePairConfig;
+use crate::verbs::error::Error;
 use crate::verbs::mr::{MemoryRegionInner, Slice};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -36,21 +37,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`QueuePair::new`].
-    pub fn unmanaged(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    pub fn unmanaged(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config)
-    }
-
-    /// As [`Self::unmanaged`], completing in queues that are there already: for queues that lie in different memory.
-    ///
-    /// # Errors
-    /// As [`QueuePair::with_completion_queues`].
-    pub fn unmanaged_completing_in(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        Self::in_reset_completing_in(pd, config, send_cq, recv_cq)
     }
 
     /// Looks at the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
@@ -74,7 +62,9 @@ impl QueuePair {
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
-        let domains = [&self.inner.domain, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
+        let own: Arc<dyn Debug + Send + Sync> = self.inner.domain.clone();
+        let domains = [&own, &queues[0].domain, &queues[1].domain].map(Arc::downgrade);
+        drop(own);
         drop(self);
         let mut pause = Pause::new();
         loop {
@@ -200,13 +190,17 @@ impl DeviceWord32 {
     /// The word at `address`.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`] where that is not aligned to 4 bytes.
+    /// [`WordError::Outside`](crate::memop::WordError::Outside) where that is not aligned to 4 bytes.
     ///
     /// # Safety
     /// As [`DeviceRange::new`].
     pub unsafe fn new(address: u64) -> Result<Self, QueueError> {
         if !address.is_multiple_of(4) {
-            return Err(QueueError::BadWord { offset: address as usize, size: 4, len: usize::MAX });
+            return Err(QueueError::Word(WordError::Outside {
+                offset: address as usize,
+                size: 4,
+                len: usize::MAX,
+            }));
         }
         Ok(DeviceWord32(address))
     }
@@ -263,7 +257,7 @@ static TIMELINES: Mutex<VecDeque<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(V
 static PASSED: Mutex<Option<Arc<Timeline>>> = Mutex::new(None);
 
 fn new_timeline() -> Result<Arc<Timeline>, QueueError> {
-    Timeline::new(0).map_err(|source| QueueError::NoTimeline { reason: source.to_string() })
+    Timeline::new(0).map_err(|source| QueueError::Full(QueueFull::NoMemory { reason: source.to_string() }))
 }
 
 /// A timeline that nobody waits on, and its next point.
@@ -308,7 +302,7 @@ impl PreparedWait {
     /// [`CompletionQueue::poll_unawaited`], and not given back to the card.
     ///
     /// # Errors
-    /// [`QueueError::NoTimeline`]; [`QueueError::NothingToWaitFor`] where the completion has been polled and its entry is the card's
+    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory); [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) where the completion has been polled and its entry is the card's
     /// again. The wait is dropped then, which gives it back.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;
@@ -317,7 +311,7 @@ impl PreparedWait {
             Some(PeerOp::PollNor { addr, value }) => (addr, Condition::Nor, value),
             _ => {
                 timeline.declare_passed(point);
-                return Err(QueueError::NothingToWaitFor { waits: 0 });
+                return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }));
             }
         };
         Ok(KernelWait { word_at, condition, value, flag_at: timeline.word(), flag: point.get() })

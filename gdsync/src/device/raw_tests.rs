@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use super::*;
+use crate::queue::error::{OrderError, StateError};
 use crate::{Access, ConnectOptions, Device, MemoryRegion, SoftStream, Stream, WorkRequest};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -67,7 +68,7 @@ fn a_kernel_rings_and_waits() {
 fn a_send_out_of_turn_is_not_given_to_a_kernel() {
     let side = connected();
     let (first, second) = (side.send(0), side.send(1));
-    assert!(matches!(second.give_to_kernel(), Err(QueueError::OutOfOrder { .. })));
+    assert!(matches!(second.give_to_kernel(), Err(QueueError::Order(OrderError::OutOfOrder { .. }))));
     assert!(first.give_to_kernel().is_ok());
 }
 
@@ -117,7 +118,7 @@ fn the_program_moves_its_queue_pair() {
         |at: u64| unsafe { queue_pair.registered().slice(region.addr().get() + at, 8, region.lkey()) };
     queue_pair.adopt_state();
     let refused = queue_pair.prepare(WorkRequest::send(&[slice(0)])).unwrap_err();
-    assert!(matches!(refused, QueueError::NotConnected { .. }));
+    assert!(matches!(refused, QueueError::State(StateError::NotConnected { .. })));
     // What the program does by itself, with calls of its own.
     queue_pair.inner.to_init().unwrap();
     queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();

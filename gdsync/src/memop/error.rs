@@ -1,5 +1,6 @@
 //! Why a backend refuses, or has failed.
 
+use super::Condition;
 use crate::memory::HostAddr;
 
 /// Errors of backends.
@@ -60,5 +61,29 @@ pub enum StreamError {
     NoThread {
         /// The operating system's error.
         reason: String,
+    },
+}
+
+/// Why a word is none that a stream can name, or wait for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WordError {
+    /// A word lies outside its memory or is not aligned.
+    #[error("offset {offset} is no aligned {size}-byte word within {len} bytes")]
+    Outside {
+        /// Byte offset.
+        offset: usize,
+        /// Word size in bytes.
+        size: usize,
+        /// Length of the memory.
+        len: usize,
+    },
+    /// A wait that no value of the word satisfies.
+    #[error("no word is {condition:?} {value:#x}: a stream that waits for it never goes on")]
+    NeverSatisfied {
+        /// The condition.
+        condition: Condition,
+        /// The value compared with.
+        value: u64,
     },
 }

@@ -1,8 +1,7 @@
 //! Handles to single words of GPU memory, for streams to wait on and to write.
 
-use super::{Named, Place, StreamWord};
+use super::{Named, Place, StreamWord, WordError};
 use crate::cuda::{CudaError, GpuMemory};
-use crate::error::QueueError;
 
 macro_rules! gpu_word {
     ($(#[$doc:meta])* $name:ident, $value:ty) => {
@@ -17,12 +16,12 @@ macro_rules! gpu_word {
             /// The word at a byte offset of some GPU memory.
             ///
             /// # Errors
-            /// [`QueueError::BadWord`] where its address is not aligned to the word's size or it lies outside.
-            pub fn new(memory: &GpuMemory, offset: usize) -> Result<Self, QueueError> {
+            /// [`WordError::Outside`](crate::memop::WordError::Outside) where its address is not aligned to the word's size or it lies outside.
+            pub fn new(memory: &GpuMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 let inside = offset.checked_add(size).is_some_and(|end| end <= memory.len());
                 if !inside || !(memory.address() + offset as u64).is_multiple_of(size as u64) {
-                    return Err(QueueError::BadWord { offset, size, len: memory.len() });
+                    return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
                 Ok($name { memory: memory.clone(), offset })
             }
@@ -30,7 +29,7 @@ macro_rules! gpu_word {
             /// Its value now: a copy by the driver, which takes some microseconds. Not in the order of any stream.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn load(&self) -> Result<$value, CudaError> {
                 let mut bytes = [0; size_of::<$value>()];
                 self.memory.read(self.offset, &mut bytes)?;
@@ -38,10 +37,10 @@ macro_rules! gpu_word {
             }
 
             /// Sets its value: a copy by the driver, which takes some microseconds. Not in the order of any stream; one that
-            /// waits for the value goes on.
+            /// waits for the value continues.
             ///
             /// # Errors
-            /// [`CudaError::Call`].
+            /// [`CudaError::Driver`].
             pub fn store(&self, value: $value) -> Result<(), CudaError> {
                 self.memory.write(self.offset, &value.to_ne_bytes())
             }

@@ -3,9 +3,10 @@
 mod error;
 mod gpu_word;
 mod place;
+mod pointer;
 mod word;
 
-pub use error::StreamError;
+pub use error::{StreamError, WordError};
 pub use gpu_word::{GpuWord32, GpuWord64};
 pub use place::{MemoryKind, StreamMemory, StreamWord};
 pub(crate) use place::{Named, Place, Site};
@@ -148,13 +149,13 @@ pub trait MemOpStream: Send + Sync {
     /// [`StreamError::Unregistered`] where the stream cannot reach it.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// A number that has changed whenever a translation given earlier may not hold any more, so that who remembers
-    /// translations can tell. Constant for a backend that reaches everything always.
+    /// A number that has changed whenever a translation given earlier may not hold any more, so that a cache of
+    /// translations can be checked. Constant for a backend that reaches everything always.
     fn epoch(&self) -> u64 {
         0
     }
 
-    /// Every submission tells that it is through ([`StreamOptions::always_signal`]): `quiet` says whether all of them are. A backend
+    /// The stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]): `probe` says whether it has performed all. A backend
     /// that does not own its stream asks this in the stream's place, as the program may have destroyed it.
     fn idle_probe(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = quiet;

@@ -51,7 +51,7 @@ enum Memory {
     },
 }
 
-/// An address, with whose address space it is of.
+/// An address, in the host's or the stream's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
     /// This process'.
@@ -74,7 +74,7 @@ impl Place {
         Place { memory: Memory::Stream { address, len }, offset: 0 }
     }
 
-    /// So many bytes further on.
+    /// The place `bytes` further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
         Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset) }
     }

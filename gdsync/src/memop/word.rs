@@ -1,7 +1,7 @@
 //! Handles to single words of pinned memory, for streams to wait on and to write.
 
+use super::WordError;
 use super::place::{Named, Place, StreamWord};
-use crate::error::QueueError;
 use crate::memory::{HostAddr, PinnedMemory};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -18,11 +18,11 @@ macro_rules! word {
             /// The word at a byte offset of some pinned memory.
             ///
             /// # Errors
-            /// [`QueueError::BadWord`] where the offset is not aligned to the word's size or lies outside.
-            pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, QueueError> {
+            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not aligned to the word's size or lies outside.
+            pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
-                    return Err(QueueError::BadWord { offset, size, len: memory.len() });
+                    return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
                 Ok($name { memory: memory.clone(), index: offset / size })
             }
@@ -32,7 +32,7 @@ macro_rules! word {
                 self.atomic().load(Ordering::Acquire)
             }
 
-            /// Sets its value, with release ordering: what was written before is visible to whoever sees the value.
+            /// Sets its value, with release ordering: earlier writes are visible to every observer of the value.
             pub fn store(&self, value: $value) {
                 self.atomic().store(value, Ordering::Release);
             }
@@ -87,10 +87,7 @@ mod tests {
         let memory = PinnedMemory::allocate(16).unwrap();
         Word32::new(&memory, 12).unwrap().store(5);
         assert_eq!(memory.words32()[3].load(Ordering::Relaxed), 5);
-        assert!(matches!(
-            Word32::new(&memory, 16),
-            Err(QueueError::BadWord { offset: 16, size: 4, len: 16 })
-        ));
+        assert!(matches!(Word32::new(&memory, 16), Err(WordError::Outside { offset: 16, size: 4, len: 16 })));
         assert!(Word32::new(&memory, 2).is_err());
         assert!(Word64::new(&memory, 12).is_err());
         let word = Word64::new(&memory, 8).unwrap();

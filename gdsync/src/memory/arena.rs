@@ -5,11 +5,10 @@ use super::{HostAddr, PinnedMemory};
 use crate::util::sync::Mutex;
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, LazyLock};
+use std::{fmt, io};
 
 /// Smallest chunk that an arena asks for, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -22,7 +21,7 @@ pub(crate) struct Arena {
     state: Mutex<State>,
 }
 
-/// Where an arena's memory comes from: at least so many bytes.
+/// Where an arena's memory comes from: a function of the least number of bytes.
 type Source = Box<dyn Fn(usize) -> io::Result<ChunkMemory> + Send + Sync>;
 
 /// What keeps memory, and may know more of it.
@@ -35,12 +34,12 @@ pub(crate) struct ChunkMemory {
     keep: Keeper,
 }
 
-// SAFETY: an address, and what keeps its memory; who is handed a block accesses it.
+// SAFETY: an address, and what keeps its memory; only the owner of a block accesses the block.
 unsafe impl Send for ChunkMemory {}
 
 impl ChunkMemory {
     /// # Safety
-    /// `base..base + len` can be read and written until `keep` is dropped, and belongs to nobody else.
+    /// `base..base + len` can be read and written until `keep` is dropped, and is given to no other user.
     pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: Keeper) -> Self {
         ChunkMemory { base, len, keep }
     }
@@ -51,7 +50,7 @@ impl ChunkMemory {
 
     fn pinned(len: usize) -> io::Result<Self> {
         let memory = PinnedMemory::allocate_whole(len)?;
-        // SAFETY: allocated just now, and nobody else is given it.
+        // SAFETY: allocated just now, and given to this arena alone.
         Ok(unsafe { ChunkMemory::new(memory.as_ptr(), memory.len(), Arc::new(memory)) })
     }
 }
@@ -109,7 +108,7 @@ impl Arena {
             }
         };
         let address = state.chunks[chunk].memory.base.wrapping_add(offset);
-        // SAFETY: the free list says that `offset..offset + size` of this chunk belongs to nobody else.
+        // SAFETY: the free list says that `offset..offset + size` of this chunk is given to no other user.
         unsafe { address.write_bytes(0, size) };
         state.live.insert(address as usize, (chunk, offset, size));
         Ok(address)

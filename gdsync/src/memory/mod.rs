@@ -1,8 +1,11 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how far streams have come.
+//!
+//! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of [`crate::RemoteMemory`].
+//! Owners and users of memory are counted separately ([`use_count`]): regions hold keepers of their memory, everything else holds
+//! handles. With the last handle, caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;
 pub(crate) mod left_behind;
-pub mod mapped;
 pub(crate) mod peer_map;
 mod pinned;
 pub(crate) mod spans;
@@ -10,7 +13,6 @@ pub(crate) mod timeline;
 pub(crate) mod use_count;
 
 pub use pinned::PinnedMemory;
-pub(crate) use pinned::page_size;
 pub use timeline::{Blocked, TimelinePoint};
 
 use std::fmt;
@@ -22,6 +24,18 @@ pub struct HostAddr(pub(crate) u64);
 /// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamAddr(u64);
+
+/// A range that lies outside its memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bytes {start}..{end} lie outside the {len} bytes of the memory region")]
+pub struct OutOfBounds {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// Length of the region.
+    pub len: u64,
+}
 
 impl HostAddr {
     /// The address as a number.

@@ -1,12 +1,12 @@
 //! The peer address map: which of this process' pages a device's address space has, and where.
 //!
-//! Pages are registered when an operation first names them, and forgotten after the last span that holds them is gone. To
+//! Pages are registered when an operation first names them, and unregistered after the last span that holds them is dropped. To
 //! unregister them may have to wait until the device is idle, so they are *retired* first, with what keeps their memory
 //! mapped. What a device answers is kept, refusals too: asking it costs a system call.
 
-use super::page_size;
 use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
+use gdsync_sys::host::page_size;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,11 +60,11 @@ struct Runs {
 struct Run {
     len: u64,
     answer: Result<Registered, String>,
-    /// Only one span can hold it: then whoever names an address in it holds it.
+    /// Only one span can hold it, so that an operation that names an address in it holds that span.
     exclusive: bool,
     /// Spans that hold it.
     holders: u32,
-    /// What keeps the memory of spans that are gone and held it.
+    /// What keeps the memory of dropped spans that held it.
     gone: Vec<Arc<Gone>>,
 }
 
@@ -94,7 +94,7 @@ impl<R: Registrar> PeerMap<R> {
         })
     }
 
-    /// Changes before memory goes that was translated.
+    /// Changes before translated memory is released.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -141,7 +141,7 @@ impl<R: Registrar> PeerMap<R> {
     fn add_run(&self, runs: &mut Runs, span: &Span, addr: u64) -> Result<(), MapError> {
         let (base, len) = span.granule(addr, page_size() as u64);
         if runs.retired.get(&base).is_some_and(|run| run.len == len) {
-            // Still registered: the last of its spans has just gone, and here is another.
+            // Still registered: its last span was dropped just now, and this is a new one.
             let revived = runs.retired.remove(&base);
             runs.by_base.extend(revived.map(|run| (base, run)));
             return Ok(());
@@ -166,11 +166,11 @@ impl<R: Registrar> PeerMap<R> {
         let retired = {
             let mut runs = self.write();
             let retired = std::mem::take(&mut runs.retired);
-            // Under the lock: who names the same pages now must find them unregistered.
+            // Under the lock: a thread that names the same pages now must find them unregistered.
             retired.keys().for_each(|base| self.registrar.unregister(*base));
             retired
         };
-        // Now the memory goes; outside the lock, as anything may hang on it.
+        // The memory is released outside the lock: its drop may take other locks.
         drop(retired);
     }
 
@@ -182,7 +182,7 @@ impl<R: Registrar> PeerMap<R> {
 
 impl<R: Registrar> Watcher for PeerMap<R> {
     fn gone(&self, span: u64, gone: &Arc<Gone>) {
-        // What goes for good goes after the lock: anything may hang on it.
+        // Dropped after the lock is released: the drop may take other locks.
         let mut forgotten = Vec::new();
         let mut runs = self.write();
         self.epoch.fetch_add(1, Ordering::Release);

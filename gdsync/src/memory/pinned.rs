@@ -3,6 +3,7 @@
 use super::HostAddr;
 use super::spans::{Kind, Release, Span};
 use super::use_count::UseCount;
+use gdsync_sys::host::page_size;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -19,10 +20,10 @@ pub struct PinnedMemory {
     handle: Arc<Handle>,
 }
 
-/// Shared by all clones. A memory region keeps the pages without it, so that the pages' users can be told from their keepers.
+/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages are counted separately.
 #[derive(Debug)]
 struct Handle {
-    // Before the pages: whoever keeps these for their users is told first.
+    // Dropped before the pages: watchers of the use count are notified while the pages still exist.
     use_count: UseCount,
     pages: Arc<Pages>,
 }
@@ -75,16 +76,16 @@ impl PinnedMemory {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let address = base.as_ptr() as usize;
         let unmap: Release = Box::new(move || {
-            // SAFETY: we mapped exactly this range; the last handle to it is gone, and no stream knows it any more.
+            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no stream has it mapped.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
-        // All of its pages, also those behind `len`: nobody else has them.
+        // All of its pages, also those behind `len`: no other memory shares them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
         Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }
 
     /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
-    /// clone of the returned value and everything made from it, and, where a GPU was told of the memory, when that has
+    /// clone of the returned value and everything made from it, and, where a GPU has the memory mapped, when that GPU has
     /// forgotten it, which it is asked to while its streams are idle. Its drop must not call this library.
     ///
     /// # Safety
@@ -177,13 +178,6 @@ impl PinnedMemory {
         let start = offset.min(self.len());
         start..start + len.min(self.len() - start)
     }
-}
-
-/// The size of a page in bytes.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Spans of this process' memory that streams may be asked to reach.
 //!
 //! A stream with an address space of its own learns of memory when an operation names it, a *granule* at a time, and has to
-//! forget it before it goes. So everything that operations can name announces itself here.
+//! unmap it before it is released. So everything that operations can name announces itself here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,16 +15,16 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
-    /// Memory of a GPU that the CPU has mapped. Streams of that GPU name it by its own address there; nobody else's can.
+    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's own address.
     Gpu { ordinal: i32, address: u64 },
     /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of a software card.
     Registers { mmio: bool },
 }
 
-/// What to do when a span is gone and every device has forgotten it: unmap its memory, for example.
+/// What to do when a span was dropped and every device has unmapped it: release its memory, for example.
 pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
 
-/// A span that is gone, but that devices may still have in their address spaces. The last of them to drop it releases it.
+/// A dropped span that devices may still have in their address spaces. The last device to drop this value releases the memory.
 pub(crate) struct Gone {
     releases: Vec<Release>,
 }
@@ -35,9 +35,9 @@ impl Drop for Gone {
     }
 }
 
-/// Somebody who maps spans into another address space.
+/// What maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The span is gone; its memory goes as soon as everybody has dropped `gone`. Called with any lock held.
+    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be called with any lock held.
     fn gone(&self, span: u64, gone: &Arc<Gone>);
 }
 
@@ -71,7 +71,7 @@ fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
 impl Span {
     /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
     ///
-    /// `release` is called when the span is gone and no device has it any more.
+    /// `release` is called when the span was dropped and no device has it mapped.
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
         let mut spans = spans();
         let here = spans.entry(base).or_default();
@@ -122,7 +122,7 @@ impl Span {
         }
     }
 
-    /// From now on, `watcher` is told when the span goes.
+    /// From now on, `watcher` is notified when the span is dropped.
     pub(crate) fn watch(&self, watcher: Weak<dyn Watcher>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         watchers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&watcher));

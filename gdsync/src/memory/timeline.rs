@@ -8,10 +8,9 @@
 use crate::memory::HostAddr;
 use crate::memory::arena::{Arena, Line};
 use crate::util::sync::atomic::{AtomicBool, Ordering};
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::{fmt, io};
 
 /// A position in a stream's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,7 +31,7 @@ impl TimelinePoint {
 #[derive(Debug)]
 pub(crate) struct Timeline {
     id: u64,
-    /// Number of the device context whose stream it is.
+    /// Number of the device context that the stream belongs to.
     device: u64,
     line: Line,
     /// Set when the stream will never touch memory again, whatever the word says.
@@ -49,7 +48,7 @@ impl Timeline {
         Ok(Self::on(device, Line::new()?))
     }
 
-    /// A timeline whose word lies in that arena.
+    /// A timeline with its word in that arena.
     pub(crate) fn of(device: u64, arena: &Arc<Arena>) -> io::Result<Arc<Timeline>> {
         Ok(Self::on(device, Line::of(arena)?))
     }
@@ -69,7 +68,7 @@ impl Timeline {
 
     /// The last point that the stream wrote.
     ///
-    /// Acquire: whoever reuses memory because of this value must not have its writes seen by the stream's earlier
+    /// Acquire: a thread that reuses memory because of this value must not have its writes seen by the stream's earlier
     /// operations, nor miss their effects.
     pub(crate) fn progress(&self) -> TimelinePoint {
         TimelinePoint(self.line.word32().load(Ordering::Acquire))

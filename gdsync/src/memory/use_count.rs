@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Somebody who keeps something of memory that goes with its users.
+/// A cache that keeps something of the memory until its last user drops it.
 pub(crate) trait Watcher: Send + Sync {
     /// Memory of that number has no user left. Called with any lock held.
     fn gone(&self, memory: u64);

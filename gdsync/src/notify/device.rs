@@ -159,7 +159,7 @@ impl Table {
 
 /// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
 ///
-/// While this lives, writes of the CPU and of streams through the queue are refused ([`crate::QueueError::DeviceAttached`]); the other queues
+/// While this lives, writes of the CPU and of streams through the queue are refused ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)); the other queues
 /// of the team are nobody's concern. [`DeviceQueue::detach_device`] ends that. Dropped instead, each queue pair of it is treated as
 /// [`DeviceQp`] says.
 ///

@@ -3,9 +3,11 @@
 use crate::bootstrap::BootstrapError;
 use crate::cuda::CudaError;
 use crate::device::DeviceQpError;
-use crate::error::{Error, QueueError};
-use crate::memop::StreamError;
+use crate::memop::{StreamError, WordError};
+use crate::memory::OutOfBounds;
+use crate::queue::error::{QueueError, StateError};
 use crate::queue::failure::FailureCause;
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::io;
 use std::time::Duration;
@@ -166,8 +168,20 @@ impl NotifyError {
 
     pub(super) fn of_queue(rank: u32, error: QueueError) -> Self {
         match error {
-            QueueError::Failed { cause, .. } => Self::of_cause(rank, cause),
+            QueueError::State(StateError::Failed { cause, .. }) => Self::of_cause(rank, cause),
             source => NotifyError::Post { rank, source },
         }
+    }
+}
+
+impl From<OutOfBounds> for NotifyError {
+    fn from(error: OutOfBounds) -> Self {
+        NotifyError::Local(error.into())
+    }
+}
+
+impl From<WordError> for NotifyError {
+    fn from(error: WordError) -> Self {
+        NotifyError::Local(error.into())
     }
 }

@@ -1,10 +1,10 @@
 //! One queue pair of a team, and what of its work has completed.
 
 use super::NotifyError;
-use crate::error::QueueError;
 use crate::qp::QueuePair;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
+use crate::queue::error::{OrderError, QueueError, StateError};
 use crate::queue::request::WorkRequest;
 use crate::util::pause::Pause;
 use parking_lot::Mutex;
@@ -40,7 +40,9 @@ impl Peer {
     /// Takes what has completed. The first failure is the queue pair's, and stays.
     fn poll(&self, progress: &mut Progress) -> Result<(), NotifyError> {
         let queue = self.queue_pair.send_cq();
-        while let Some(completion) = queue.poll().map_err(|error| NotifyError::of_queue(self.rank, error))? {
+        while let Some(completion) =
+            queue.poll().map_err(|error| NotifyError::of_queue(self.rank, error.into()))?
+        {
             progress.completed = progress.completed.max(completion.wr_id);
         }
         self.check()
@@ -63,14 +65,14 @@ impl Peer {
         loop {
             match act(&self.queue_pair) {
                 Ok(done) => return Ok(done),
-                Err(error) if error.is_full() && pause.elapsed() < timeout => {
+                Err(error) if matches!(error, QueueError::Full(_)) && pause.elapsed() < timeout => {
                     let before = progress.completed;
                     self.poll(progress)?;
                     if progress.completed == before {
                         pause.pause();
                     }
                 }
-                Err(error) if error.is_full() => {
+                Err(error) if matches!(error, QueueError::Full(_)) => {
                     return Err(NotifyError::TimedOut { what: "waiting for room in a queue", timeout });
                 }
                 Err(error) => return Err(NotifyError::of_queue(self.rank, error)),
@@ -126,7 +128,7 @@ impl Peer {
         loop {
             match queue.prepare_wait() {
                 Ok(wait) => waits.push(wait),
-                Err(QueueError::NothingToWaitFor { .. }) => return Ok(waits),
+                Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
                 Err(error) => return Err(NotifyError::of_queue(self.rank, error)),
             }
         }
@@ -148,7 +150,7 @@ impl Peer {
                 let number = progress.given + 1;
                 match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
                     Ok(()) => (progress.given, progress.certain) = (number, number),
-                    Err(QueueError::Failed { cause, .. }) => {
+                    Err(QueueError::State(StateError::Failed { cause, .. })) => {
                         return Err(NotifyError::of_cause(self.rank, cause));
                     }
                     // A stream has still to come to what it was given, or the program still holds it.

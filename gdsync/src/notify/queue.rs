@@ -16,7 +16,7 @@ use std::time::Duration;
 ///
 /// What goes to one rank through one queue arrives in order; between queues, and between ranks, there is no order. Several threads may use a
 /// queue, but CPU and streams in turn only: while a stream has still to come to what it was given of a queue, posting there by the CPU or
-/// another stream is refused ([`crate::QueueError::OtherStream`]), so a stream that sends best has a queue of its own.
+/// another stream is refused ([`OrderError::OtherStream`](crate::queue::OrderError::OtherStream)), so a stream that sends best has a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
     team: Arc<Inner>,

@@ -3,9 +3,9 @@
 use super::NotifyError;
 use super::word::{NotificationWord, Taker};
 use crate::cuda::{Consistency, GpuCapabilities, GpuMemory};
-use crate::error::QueueError;
-use crate::memop::GpuWord32;
-use crate::memop::Word32;
+use crate::memop::{GpuWord32, Word32};
+use crate::memory::OutOfBounds;
+use crate::queue::error::QueueError;
 use crate::util::pause::Pause;
 use crate::verbs::gpu_mr::GpuMemoryRegion;
 use crate::verbs::mr::{Access, MemoryRegion, RemoteMemory, Slice};
@@ -175,7 +175,7 @@ impl Segment {
         };
         if start > end || end > len {
             let (start, end, len) = (start as u64, end as u64, len as u64);
-            return Err(QueueError::OutOfBounds { start, end, len }.into());
+            return Err(QueueError::Bounds(OutOfBounds { start, end, len }).into());
         }
         Ok(match self.memory() {
             SegmentMemory::Host(region) => region.slice(start..end)?,
@@ -350,15 +350,15 @@ fn total(len: usize, notifications: u32) -> Result<usize, NotifyError> {
         len.checked_next_multiple_of(ALIGNMENT).zip(words).and_then(|(data, words)| data.checked_add(words));
     total.ok_or_else(|| {
         let source = std::io::ErrorKind::OutOfMemory.into();
-        crate::error::Error::Memory { len, source }.into()
+        crate::verbs::error::Error::Memory { len, source }.into()
     })
 }
 
-fn bad_description(text: &str) -> crate::error::Error {
-    crate::error::Error::Parse {
+fn bad_description(text: &str) -> crate::verbs::error::Error {
+    crate::verbs::error::Error::Parse(crate::verbs::ParseError {
         what: "segment",
         reason: format!("{text:?} is not addr:len:rkey len notifications"),
-    }
+    })
 }
 
 /// What another rank told of its part.

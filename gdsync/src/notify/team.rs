@@ -6,7 +6,8 @@ use super::queue::Queue;
 use super::segment::Segment;
 use crate::bootstrap::Bootstrap;
 use crate::qp::QueuePair;
-use crate::verbs::config::{ConnectOptions, QueuePairConfig};
+use crate::qp::config::QueuePairConfig;
+use crate::verbs::config::ConnectOptions;
 use crate::verbs::endpoint::Endpoint;
 use crate::verbs::mr::Access;
 use crate::verbs::pd::ProtectionDomain;
@@ -24,7 +25,7 @@ pub struct TeamConfig {
     /// its own.
     pub queues: u32,
     /// Queue pairs: of transport RC; remote writes are allowed in any case. At first as [`QueuePairConfig::default`], with one receive.
-    pub queue_pair: QueuePairConfig,
+    pub queue_pair: QueuePairConfig<'static>,
     /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. At first [`ConnectOptions::default`]: some seconds.
     pub connect: ConnectOptions,
     /// How long posting waits for room in a queue: 30 s at first.
@@ -50,7 +51,7 @@ impl TeamConfig {
     }
 
     /// Sets [`Self::queue_pair`].
-    pub fn queue_pair(mut self, queue_pair: QueuePairConfig) -> Self {
+    pub fn queue_pair(mut self, queue_pair: QueuePairConfig<'static>) -> Self {
         self.queue_pair = queue_pair;
         self
     }
@@ -107,7 +108,7 @@ impl Team {
             .collect::<Result<Vec<_>, _>>();
         let told = made.and_then(|queues| {
             let endpoints = queues.iter().flatten().map(|one| Ok(one.endpoint()?.to_string()));
-            let endpoints = endpoints.collect::<Result<Vec<_>, crate::error::Error>>()?;
+            let endpoints = endpoints.collect::<Result<Vec<_>, crate::verbs::error::Error>>()?;
             Ok((queues, endpoints.join(" ")))
         });
         let (queues, everywhere) = together(&bootstrap, told.map_err(NotifyError::from))?;

@@ -2,9 +2,7 @@
 
 use crate::batch::Batch;
 use crate::cuda::{self, CudaError, GpuMemory};
-use crate::memop::Condition;
-use crate::memop::GpuWord32;
-use crate::memop::{Named, Place, StreamWord, Word32};
+use crate::memop::{Condition, GpuWord32, Named, Place, StreamWord, Word32};
 use crate::memory::PinnedMemory;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;

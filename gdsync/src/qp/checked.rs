@@ -1,18 +1,18 @@
 //! Waits that tell success from failure.
 //!
-//! A stream can wait for the owner bit of a completion entry, which flips with any completion, good or bad: no condition on that
+//! A stream can wait for the owner bit of a completion entry, which flips with any completion, successful or not: no condition on that
 //! word tells the two apart. So a thread of the library looks at the entry in the stream's place and writes a *status word*,
 //! which the stream waits for instead, and which kernels and later descriptors can read.
 
-use crate::error::Error;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::wait::PreparedWait;
 use crate::queue::Status;
-use crate::queue::completion::outcome;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::outcome::outcome;
 use crate::util::poller::{self, Watched};
+use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,8 +36,8 @@ impl CheckedWait {
 }
 
 impl PreparedWait {
-    /// The same wait, with a [`Status`] that says how it ended: by the time the stream goes on, it is there for whatever comes
-    /// next on the stream. A queue pair whose work failed has failed by then, too, though nobody has polled.
+    /// The same wait, with a [`Status`] that says how it ended: when the stream continues, it is written, for whatever follows
+    /// on the stream. A queue pair that the work failed on is in the error state by then, too, without a poll.
     ///
     /// It takes a thread of the library, which sleeps while no checked wait is outstanding, and the time until that has looked;
     /// `gdsync bench checked` measures it.
@@ -56,7 +56,7 @@ impl PreparedWait {
 #[derive(Debug)]
 pub(crate) struct Checked {
     status: Status,
-    /// The post that the thread was told of did not happen.
+    /// The post that the thread watches for was undone.
     called_off: Arc<AtomicBool>,
 }
 
@@ -112,7 +112,7 @@ impl Watched for Check {
             return true;
         }
         let state = self.cq.lock();
-        // Polling fails the queue pair, too; it may have begun anew after that.
+        // Polling fails the queue pair, too; it may have been reset after that.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             drop(state);

@@ -1,77 +1,42 @@
 //! Connecting a queue pair: addresses, and the attributes of each step of its state.
 
-use crate::error::Error;
 use crate::qp::create::QpObject;
-use crate::qp::{QpState, QueuePairInner};
+use crate::qp::{QpState, QueuePair, QueuePairInner};
+use crate::verbs::ah::{AddressHandle, path};
 use crate::verbs::call;
 use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::{DeviceInner, Mtu, PortAttributes, PortState};
+use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
-use crate::verbs::gid::{GidEntry, LinkLayer};
+use crate::verbs::error::{Error, OutOfRange, QueuePairError};
+use crate::verbs::gid::GidEntry;
 use crate::verbs::transport::Transport;
-use gdsync_sys::verbs::{self, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
+use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::atomic::Ordering;
-
-impl DeviceInner {
-    /// A port that carries traffic.
-    pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
-        let port = self.port(number)?;
-        if port.state == PortState::Active {
-            return Ok(port);
-        }
-        let device = self.name().to_owned();
-        Err(Error::PortNotActive { device, port: number, state: port.state, link: port.link })
-    }
-}
-
-/// The path to the remote port.
-///
-/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with a global route where that
-/// is asked for, or the remote port lies in another subnet.
-pub(crate) fn path(
-    port: u8,
-    own: &GidEntry,
-    remote: &Endpoint,
-    options: &ConnectOptions,
-) -> Result<ibv_ah_attr, Error> {
-    if own.kind != remote.kind {
-        return Err(Error::OtherWire { own: own.kind, remote: remote.kind });
-    }
-    let mut attr = ibv_ah_attr { port_num: port, sl: options.service_level, ..Default::default() };
-    let ethernet = own.kind.link() == LinkLayer::Ethernet;
-    if !ethernet {
-        attr.dlid = remote.lid;
-    }
-    let routed = own.gid.subnet_prefix() != remote.gid.subnet_prefix();
-    if ethernet || options.global || routed {
-        attr.is_global = 1;
-        attr.grh = ibv_global_route {
-            dgid: ibv_gid { raw: remote.gid.0 },
-            flow_label: options.flow_label,
-            sgid_index: u8::try_from(own.index).map_err(|_| Error::OutOfRange {
-                what: "gid_index",
-                value: own.index.into(),
-                limit: "a connection can name the first 256".to_owned(),
-                remedy: "choose a smaller index",
-            })?,
-            hop_limit: options.hop_limit,
-            traffic_class: options.traffic_class,
-        };
-    }
-    Ok(attr)
-}
 
 /// The path MTU: the one asked for, or the largest that both ports take.
 fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Error> {
     let largest = own.unwrap_or(remote).min(remote);
     match asked {
-        Some(mtu) if mtu > largest => Err(Error::OutOfRange {
+        Some(mtu) if mtu > largest => Err(Error::OutOfRange(OutOfRange {
             what: "path MTU",
             value: mtu.bytes().into(),
             limit: format!("the two ports take at most {}", largest.bytes()),
             remedy: "choose a smaller one, or leave it to gdsync",
-        }),
+        })),
         asked => Ok(asked.unwrap_or(largest)),
+    }
+}
+
+impl QueuePair {
+    /// The address of a remote port, reached from this queue pair's port and global identifier, for datagrams
+    /// ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence number are ignored; of the options, service
+    /// level and global route count.
+    ///
+    /// # Errors
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`Error::Verbs`] where the provider refuses.
+    pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
+        AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
     }
 }
 
@@ -129,7 +94,7 @@ impl QueuePairInner {
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
         let port = self.domain.pd.device.active_port(self.config.port)?;
-        let mtu = port.mtu.ok_or(Error::Layout { what: "port MTU", value: 0 })?;
+        let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
         let GidEntry { gid, kind, .. } = self.gid;
         Ok(Endpoint {
             qpn: self.number(),
@@ -147,12 +112,16 @@ impl QueuePairInner {
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,
-            Transport::Ud => return Err(Error::Connectionless { qpn }),
+            Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
         };
         match *status {
             QpState::Initialised => {}
-            QpState::Connected => return Err(Error::State { qpn, state: "connected", needed }),
-            QpState::Failed(_) => return Err(Error::State { qpn, state: "failed", needed }),
+            QpState::Connected => {
+                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "connected", needed }));
+            }
+            QpState::Failed(_) => {
+                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "failed", needed }));
+            }
         }
         let device = &self.domain.pd.device;
         options.check(device.attributes()?.max_reads)?;
@@ -202,57 +171,6 @@ impl QueuePairInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::gid::{Gid, GidKind};
-
-    fn entry(kind: GidKind, index: u32, prefix: u8) -> GidEntry {
-        GidEntry { index, gid: Gid([prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), kind }
-    }
-
-    fn endpoint(kind: GidKind, prefix: u8) -> Endpoint {
-        let gid = entry(kind, 0, prefix).gid;
-        Endpoint { qpn: 7, psn: 0, kind, lid: 9, gid, mtu: Mtu::Bytes1024 }
-    }
-
-    #[test]
-    fn an_infiniband_port_is_addressed_by_its_lid() {
-        let own = entry(GidKind::InfiniBand, 0, 0xfe);
-        let options = ConnectOptions::default().service_level(3);
-        let near = path(2, &own, &endpoint(GidKind::InfiniBand, 0xfe), &options).unwrap();
-        assert_eq!((near.dlid, near.is_global, near.port_num, near.sl), (9, 0, 2, 3));
-        let asked = path(1, &own, &endpoint(GidKind::InfiniBand, 0xfe), &options.global(true)).unwrap();
-        assert_eq!((asked.dlid, asked.is_global, asked.grh.hop_limit), (9, 1, 64));
-        let routed = path(1, &own, &endpoint(GidKind::InfiniBand, 0x20), &options).unwrap();
-        assert_eq!((routed.is_global, routed.grh.dgid.raw[0]), (1, 0x20));
-    }
-
-    #[test]
-    fn an_ethernet_port_is_addressed_by_its_gid() {
-        let own = entry(GidKind::RoceV2, 3, 0xfe);
-        let options = ConnectOptions::default().hop_limit(5).traffic_class(0x68).flow_label(0xfffff);
-        let attr = path(1, &own, &endpoint(GidKind::RoceV2, 0xfe), &options).unwrap();
-        assert_eq!((attr.dlid, attr.is_global, attr.grh.sgid_index), (0, 1, 3));
-        assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class, attr.grh.flow_label), (5, 0x68, 0xfffff));
-    }
-
-    #[test]
-    fn other_packets_are_refused() {
-        for (own, remote) in [
-            (GidKind::InfiniBand, GidKind::RoceV2),
-            (GidKind::RoceV2, GidKind::InfiniBand),
-            (GidKind::RoceV1, GidKind::RoceV2),
-        ] {
-            let error = path(1, &entry(own, 0, 1), &endpoint(remote, 1), &ConnectOptions::default());
-            let text = error.unwrap_err().to_string();
-            assert!(text.contains(&own.to_string()) && text.contains(&remote.to_string()), "{text}");
-        }
-    }
-
-    #[test]
-    fn an_index_that_no_route_can_name_is_refused() {
-        let own = entry(GidKind::RoceV2, 256, 1);
-        let error = path(1, &own, &endpoint(GidKind::RoceV2, 1), &ConnectOptions::default()).unwrap_err();
-        assert!(error.to_string().starts_with("gid_index is 256"), "{error}");
-    }
 
     #[test]
     fn the_path_mtu_is_what_both_ports_take() {

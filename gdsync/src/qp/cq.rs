@@ -1,20 +1,14 @@
 //! Completion queues.
 
-use crate::cuda::QueuePlacement;
-use crate::error::{Error, QueueError};
 use crate::qp::QueuePairInner;
-use crate::qp::devx;
-use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::wait::PreparedWait;
 use crate::queue::Ring;
-use crate::queue::completion::{Completion, CompletionState};
-use crate::verbs::call;
-use crate::verbs::config::QueueApi;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::pd::ProtectionDomain;
-use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
-use gdsync_sys::prm::cqe::CQE_SIZE;
-use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex};
+use crate::queue::completion::CompletionState;
+use crate::queue::error::{PollError, QueueError};
+use crate::queue::outcome::Completion;
+use crate::verbs::device::DeviceInner;
+use gdsync_sys::verbs::ibv_cq;
+use std::fmt::Debug;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -24,14 +18,39 @@ use std::sync::{Arc, Mutex, Weak};
 /// A cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
 /// # Sharing
-/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePair::with_completion_queues`]), for one direction or both.
+/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePairConfig::completion_queues`]), for one direction or both.
 /// Entries come in the order in which the card writes them, each with the number of its queue pair. A queue pair posts only what
-/// the ring has room for, whoever has booked the rest.
+/// the ring has room for, beside what the others have booked.
 ///
 /// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written n entries, of whichever queue
-/// pairs. A stream that must know *which* message has come shares no queue for it, or waits for all that it has posted. The error
-/// of one queue pair ends waits, too, also those that counted on another's; polling tells. A batch keeps every queue pair that
+/// pairs. A stream that must know *which* message arrived shares no queue for it, or waits for all that it has posted. The error
+/// of one queue pair ends waits, too, also those that counted on another's; polling returns the error. A batch keeps every queue pair that
 /// completed here when its waits were prepared; and where its stream fails, all of them fail.
+///
+/// ```
+/// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let shared = CompletionQueue::new(&device, 256)?;
+/// let config = QueuePairConfig::default().completion_queues(&shared, &shared);
+/// let queue_pair = QueuePair::new(&pd, config)?;
+/// queue_pair.connect(&queue_pair.endpoint()?, Default::default())?; // to itself
+/// queue_pair.post_recv(&[region.slice(..32)?], 1)?;
+/// queue_pair.post_send(WorkRequest::send(&[region.slice(32..)?]).wr_id(2))?;
+/// let mut seen = Vec::new();
+/// while seen.len() < 2 {
+///     seen.extend(shared.poll()?.map(|completion| completion.wr_id));
+/// }
+/// seen.sort();
+/// assert_eq!(seen, [1, 2]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<CompletionQueueInner>,
@@ -39,90 +58,46 @@ pub struct CompletionQueue {
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueueInner {
-    object: Object,
+    object: Box<dyn CqObject>,
     state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
-    /// The domain whose allocator supplied the ring.
-    pub(crate) domain: Arc<QueueDomain>,
-}
-
-/// The queue as who made it knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they are gone.
-#[derive(Debug)]
-enum Object {
-    Verbs(VerbsCq),
-    Devx(devx::Cq),
-}
-
-#[derive(Debug)]
-struct VerbsCq {
-    raw: NonNull<ibv_cq>,
-    number: u32,
     device: Arc<DeviceInner>,
+    /// The domain whose allocator supplied the ring.
+    pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
 
-// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is done with it.
-unsafe impl Send for VerbsCq {}
-// SAFETY: as above.
-unsafe impl Sync for VerbsCq {}
+/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they were destroyed before.
+pub(crate) trait CqObject: Debug + Send + Sync {
+    /// Its number.
+    fn number(&self) -> u32;
+
+    /// The queue as verbs know it, if they do.
+    fn verbs(&self) -> Option<NonNull<ibv_cq>>;
+}
 
 impl CompletionQueue {
-    /// Makes a completion queue that queue pairs can share, of at least so many entries: at best as many as their work requests
-    /// that are outstanding at a time, twice. With fewer, posting says [`QueueError::CompletionQueueFull`] early.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length.
-    pub fn new(device: &Device, entries: u32) -> Result<Self, Error> {
-        Self::made_by(device, entries, QueueApi::Verbs)
-    }
-
-    /// Makes a completion queue as [`CompletionQueue::new`] does, by verbs or by commands. In one made by commands only queue pairs
-    /// complete that are made so, too ([`crate::QueuePairConfig::queues`]), which may also complete in one made by verbs.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::new`]; [`Error::OutOfRange`] and [`Error::Devx`] for those made by commands.
-    pub fn made_by(device: &Device, entries: u32, queues: QueueApi) -> Result<Self, Error> {
-        Self::with_placement(device, entries, queues, QueuePlacement::HOST)
-    }
-
-    /// As [`CompletionQueue::made_by`], with a say in whose memory its ring and its record lie in. Of a GPU's memory on the system's
-    /// provider, it is made by commands in any case.
-    ///
-    /// # Errors
-    /// As [`CompletionQueue::made_by`]; [`Error::Placement`].
-    pub fn with_placement(
-        device: &Device,
-        entries: u32,
-        queues: QueueApi,
-        placement: QueuePlacement,
-    ) -> Result<Self, Error> {
-        // A ring's memory comes by way of a domain. This one has no other use.
-        let pd = ProtectionDomain::new(device)?;
-        let domain = QueueDomain::of_completions(&pd.inner, queues, placement)?;
-        Ok(CompletionQueue { inner: CompletionQueueInner::new(&domain, entries)? })
-    }
-
     /// Takes the next completion, if there is one. Completions come in the order in which the card wrote them.
     ///
     /// # Errors
-    /// [`QueueError::BadCompletion`] where the card wrote something that makes no sense; the entry is skipped.
-    /// [`QueueError::DeviceAttached`] where kernels read the queue.
-    pub fn poll(&self) -> Result<Option<Completion>, QueueError> {
+    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) where the card wrote something that makes no sense; the entry is skipped.
+    /// [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) where kernels read the queue.
+    pub fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.inner.poll()
     }
 
     /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is prepared for: libgdsync's
-    /// polling, on which programs rely that start to poll before they decide who waits.
+    /// polling. Programs rely on it that start to poll before they decide whether a stream or the CPU waits.
     ///
     /// A wait that is never posted is in the way until it is dropped, or given up ([`PreparedWait::leave_to_cpu`]).
     ///
     /// # Errors
     /// As [`Self::poll`].
-    pub fn poll_unawaited(&self) -> Result<Option<Completion>, QueueError> {
+    pub fn poll_unawaited(&self) -> Result<Option<Completion>, PollError> {
         self.inner.take(Take::Unawaited).transpose()
     }
 
-    /// Prepares a wait for the next completion that nobody waits for yet.
+    /// Prepares a wait for the next completion that no other wait is for.
     ///
     /// What follows the wait on a stream sees what the card wrote before the completion; for messages in GPU memory, see
     /// [`crate::cuda`].
@@ -131,7 +106,7 @@ impl CompletionQueue {
     /// and has to be: polling is what frees its place in the queues.
     ///
     /// # Errors
-    /// [`QueueError::NothingToWaitFor`].
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
     pub fn prepare_wait(&self) -> Result<PreparedWait, QueueError> {
         PreparedWait::new(self.inner.clone())
     }
@@ -143,39 +118,29 @@ impl CompletionQueue {
 }
 
 impl CompletionQueueInner {
-    pub(crate) fn new(domain: &Arc<QueueDomain>, entries: u32) -> Result<Arc<Self>, Error> {
-        let (object, ring) = match &domain.maker {
-            Maker::Verbs(parent) => {
-                let (cq, ring) = VerbsCq::new(domain, parent, entries)?;
-                (Object::Verbs(cq), ring)
-            }
-            Maker::Devx(devx) => {
-                let (cq, ring) = devx::Cq::new(devx, entries)?;
-                (Object::Devx(cq), ring)
-            }
-        };
-        let ring = ring.write_combined(domain.placement.completions_are_combined());
-        Ok(Arc::new(CompletionQueueInner {
+    /// Around a queue that was just made, with its ring. `domain` is what its memory is made in.
+    pub(crate) fn new(
+        object: Box<dyn CqObject>,
+        ring: Ring,
+        device: &Arc<DeviceInner>,
+        domain: Arc<dyn Debug + Send + Sync>,
+    ) -> Arc<Self> {
+        Arc::new(CompletionQueueInner {
             object,
             state: parking_lot::Mutex::new(CompletionState::new(ring)),
             queue_pairs: Mutex::default(),
-            domain: domain.clone(),
-        }))
+            device: device.clone(),
+            domain,
+        })
     }
 
     pub(crate) fn number(&self) -> u32 {
-        match &self.object {
-            Object::Verbs(cq) => cq.number,
-            Object::Devx(cq) => cq.number(),
-        }
+        self.object.number()
     }
 
     /// The queue as verbs know it, if they do.
     pub(crate) fn verbs(&self) -> Option<NonNull<ibv_cq>> {
-        match &self.object {
-            Object::Verbs(cq) => Some(cq.raw),
-            Object::Devx(_) => None,
-        }
+        self.object.verbs()
     }
 
     /// The queue's state. Lock order: completion queue, then send or receive queue.
@@ -193,17 +158,17 @@ impl CompletionQueueInner {
     }
 
     pub(crate) fn device(&self) -> &Arc<DeviceInner> {
-        &self.domain.pd.device
+        &self.device
     }
 
-    /// A queue pair is gone. Its state's lock is held, so that none of its number takes its place meanwhile.
+    /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same number is attached meanwhile.
     pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
         state.forget(qpn);
     }
 
-    /// The queue pairs that complete here; none, where one of them is going.
+    /// The queue pairs that complete here; `None` while one of them is being destroyed.
     pub(crate) fn attached(&self) -> Option<Vec<Arc<QueuePairInner>>> {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if known.iter().any(|(_, weak)| weak.strong_count() == 0) {
@@ -220,31 +185,31 @@ impl CompletionQueueInner {
         }
     }
 
-    pub(crate) fn poll(&self) -> Result<Option<Completion>, QueueError> {
+    pub(crate) fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.take(Take::Next).transpose()
     }
 
-    /// Takes what has completed, for persistent requests that have claimed it. Other completions are set aside for whoever polls.
+    /// Reads what has completed, for persistent requests that have claimed it. Other completions are set aside for the next poll.
     pub(crate) fn progress(&self) {
         self.take(Take::Aside);
     }
 
     /// Takes the next completion; or, to set them aside, all of them.
-    fn take(&self, what: Take) -> Option<Result<Completion, QueueError>> {
+    fn take(&self, what: Take) -> Option<Result<Completion, PollError>> {
         let aside = what == Take::Aside;
         loop {
             let mut state = self.lock();
             if !aside && let Some(taken) = state.set_aside.pop_front() {
                 return Some(taken);
             }
-            if let Err(attached) = state.check_not_borrowed() {
-                return if aside { None } else { Some(Err(attached)) };
+            if let Some(qpn) = state.attached_to() {
+                return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
             }
             if what == Take::Unawaited && state.is_awaited() {
                 return None;
             }
             let raw = state.peek()?;
-            let bad = |reason| QueueError::BadCompletion { index: raw.index, reason };
+            let bad = |reason| PollError::BadCompletion { index: raw.index, reason };
             let qpn = raw.cqe.qpn();
             if state.take_left_behind(raw.index) {
                 state.advance();
@@ -254,7 +219,7 @@ impl CompletionQueueInner {
             if let Owner::Here(queue_pair) = &owner
                 && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
             {
-                // The cause may be in its other queue, whose lock is not taken under this one. Then from the beginning.
+                // The cause may be in its other queue, whose lock is not taken under this one. The loop then starts again.
                 let psn = queue_pair.psn.load(Ordering::Relaxed);
                 drop(state);
                 queue_pair.fail_with_work(psn, flush);
@@ -263,7 +228,7 @@ impl CompletionQueueInner {
             state.advance();
             let queue_pair = match owner {
                 Owner::Here(queue_pair) => queue_pair,
-                // Nobody is there to hear of it; what is booked for it goes with the queue pair.
+                // Not returned; the destruction of the queue pair unbooks its entries.
                 Owner::Going => continue,
                 Owner::Unknown => {
                     let taken = Err(bad(format!("queue pair {qpn:#x} does not complete here")));
@@ -303,57 +268,10 @@ enum Take {
     Aside,
 }
 
-/// Whose an entry is.
+/// The queue pair of an entry.
 enum Owner {
     Here(Arc<QueuePairInner>),
     /// A queue pair's that is being destroyed.
     Going,
     Unknown,
-}
-
-impl VerbsCq {
-    /// The queue, and its ring, which must not be used longer.
-    fn new(domain: &QueueDomain, parent: &ParentDomain, entries: u32) -> Result<(Self, Ring), Error> {
-        let device = &domain.pd.device;
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe: entries.saturating_sub(1).max(1),
-            cq_context: ptr::null_mut(),
-            channel: ptr::null_mut(),
-            comp_vector: 0,
-            wc_flags: 0,
-            comp_mask: verbs::IBV_CQ_INIT_ATTR_MASK_PD,
-            flags: 0,
-            parent_domain: parent.raw(),
-        };
-        let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
-        let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
-        let raw = call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
-        let mut made = VerbsCq { raw, number: 0, device: device.clone() };
-        // SAFETY: all-zero bytes are a valid value of this plain C struct.
-        let mut out: mlx5dv_cq = unsafe { std::mem::zeroed() };
-        let mut obj = mlx5dv_obj::default();
-        obj.cq.r#in = raw.as_ptr();
-        obj.cq.out = &mut out;
-        // SAFETY: the queue was just created, and `out` is a valid place.
-        let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
-        call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
-        if out.cqe_size as usize != CQE_SIZE {
-            return Err(Error::Layout { what: "completion entry size", value: out.cqe_size.into() });
-        }
-        if !out.cqe_cnt.is_power_of_two() {
-            return Err(Error::Layout { what: "completion queue entries", value: out.cqe_cnt.into() });
-        }
-        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
-        let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
-        made.number = out.cqn;
-        Ok((made, ring))
-    }
-}
-
-impl Drop for VerbsCq {
-    fn drop(&mut self) {
-        // SAFETY: created by us; nothing completes there any more, as `Object` says.
-        call::on_drop("ibv_destroy_cq", unsafe { (self.device.api.destroy_cq)(self.raw.as_ptr()) });
-    }
 }

@@ -1,15 +1,15 @@
-//! The beginning and the end of a queue pair: its attributes, what its maker says of its memory, and what goes with it.
+//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
 
-use crate::error::Error;
 use crate::memory::HostAddr;
-use crate::qp::QueuePairInner;
+use crate::qp::config::QueuePairConfig;
 use crate::qp::cq::CompletionQueueInner;
-use crate::qp::devx::{self, DevxError};
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{QueuePairInner, devx};
 use crate::queue::Ring;
 use crate::verbs::call;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::devx::DevxError;
+use crate::verbs::error::{Error, QueuePairError};
 use crate::verbs::transport::Transport;
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A queue pair as who made it knows it. Destroyed when dropped, if not before.
+/// A queue pair as its maker knows it. Destroyed when dropped, if not before.
 #[derive(Debug)]
 pub(crate) enum QpObject {
     Verbs(VerbsQp),
@@ -91,7 +91,7 @@ impl Drop for VerbsQp {
 /// Makes a queue pair, in the state RESET.
 pub(crate) fn make(
     domain: &QueueDomain,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     send_cq: &CompletionQueueInner,
     recv_cq: &CompletionQueueInner,
 ) -> Result<Made, Error> {
@@ -121,7 +121,7 @@ pub(crate) fn make(
 fn make_by_verbs(
     domain: &QueueDomain,
     parent: &ParentDomain,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
 ) -> Result<Made, Error> {
     let device = &domain.pd.device;
@@ -160,7 +160,7 @@ fn make_by_verbs(
 }
 
 fn init_attr(
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     parent: &ParentDomain,
     [send_cq, recv_cq]: [NonNull<ibv_cq>; 2],
 ) -> ibv_qp_init_attr_ex {
@@ -185,7 +185,10 @@ fn init_attr(
 fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            Error::NoTransport { device: domain.pd.device.name().to_owned(), transport }
+            Error::QueuePair(QueuePairError::NoTransport {
+                device: domain.pd.device.name().to_owned(),
+                transport,
+            })
         }
         _ => error,
     }
@@ -201,7 +204,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     // SAFETY: the queue pair is alive, and `out` is a valid place.
     let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
     call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::Layout { what, value: value.into() });
+    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
     if out.sq.stride as usize != BASIC_BLOCK {
         return bad("send queue stride", out.sq.stride);
     }
@@ -219,7 +222,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
-        // Locked before the number may come again: nobody takes this queue pair's entries for another's. Of two queues, in the
+        // Locked before the number may be used again, so that this queue pair's entries are not taken for another's. Two queues in the
         // order of their addresses, as another queue pair may have them the other way round.
         let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),

@@ -1,10 +1,10 @@
 //! What queues are made in: doorbell registers of their own, and where their memory comes from.
 
 use crate::cuda::{QueueArenas, QueuePlacement};
-use crate::error::Error;
 use crate::qp::devx;
 use crate::verbs::call;
 use crate::verbs::config::QueueApi;
+use crate::verbs::error::Error;
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_pd};
@@ -19,7 +19,7 @@ pub(crate) struct QueueDomain {
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-/// Who makes them.
+/// The interface that makes them.
 #[derive(Debug)]
 pub(crate) enum Maker {
     Verbs(ParentDomain),
@@ -57,7 +57,7 @@ impl QueueDomain {
     }
 }
 
-/// Who makes queues: for queues of verbs, a kernel pins pages of the host, and takes no others.
+/// The interface that can make the queues: for queues of verbs, a kernel pins pages of the host, and takes no other memory.
 fn who(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacement) -> QueueApi {
     let has_kernel = pd.device.api.provider != Provider::Software;
     if has_kernel && placement.wants_gpu() { QueueApi::Devx } else { asked }
@@ -88,7 +88,7 @@ impl ParentDomain {
         let td = unsafe { (api.alloc_td)(context, &mut td_attr) };
         let td = call::pointer("ibv_alloc_td", td, String::new)?;
         Self::with_register(pd, placement, Some(td)).inspect_err(|_| {
-            // SAFETY: allocated above, used by nobody.
+            // SAFETY: allocated above, and not used yet.
             call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
         })
     }
@@ -123,10 +123,10 @@ impl ParentDomain {
 impl Drop for ParentDomain {
     fn drop(&mut self) {
         let api = self.pd.device.api;
-        // SAFETY: allocated by us; queues made in it hold an `Arc` of the `QueueDomain` around this, so they are gone.
+        // SAFETY: allocated by us; queues made in it held an `Arc` of the `QueueDomain` around this, so they were destroyed.
         call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
         if let Some(td) = self.td {
-            // SAFETY: as above; the parent domain that named it is gone.
+            // SAFETY: as above; the parent domain that named it was deallocated.
             call::on_drop("ibv_dealloc_td", unsafe { (api.dealloc_td)(td.as_ptr()) });
         }
     }

@@ -1,238 +1,29 @@
-//! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
+//! What an asynchronous event of the card does to a queue pair.
 
-use crate::error::Error;
 use crate::qp::QueuePairInner;
 use crate::qp::cq::CompletionQueueInner;
 use crate::queue::failure::FailureCause;
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
-use parking_lot::Mutex;
-use std::fmt;
-use std::io;
-use std::os::fd::RawFd;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-/// What happened (`enum ibv_event_type` of `infiniband/verbs.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AsyncEventKind {
-    /// A completion queue overran or failed.
-    CompletionQueueError,
-    /// A queue pair failed and could not say so in a completion.
-    QueuePairFatal,
-    /// A remote request broke the transport's rules.
-    QueuePairRequestError,
-    /// A remote request broke this side's access rights.
-    QueuePairAccessError,
-    /// The first packet came before the queue pair was told that it is connected.
-    CommunicationEstablished,
-    /// The device failed for good.
-    DeviceFatal,
-    /// A port carries traffic.
-    PortActive,
-    /// A port carries no traffic any more.
-    PortError,
-    /// Some other code.
-    Other(i32),
-}
-
-const PORT_ACTIVE: i32 = 9;
-const PORT_ERROR: i32 = 10;
-/// Codes of events that concern queue pairs, and of those that concern ports.
-const OF_QUEUE_PAIRS: [i32; 8] = [1, 2, 3, 4, 5, 6, 7, 16];
-const OF_PORTS: [i32; 7] = [PORT_ACTIVE, PORT_ERROR, 11, 12, 13, 17, 18];
-
-impl AsyncEventKind {
-    fn from_raw(code: i32) -> Self {
-        match code {
-            verbs::IBV_EVENT_CQ_ERR => AsyncEventKind::CompletionQueueError,
-            verbs::IBV_EVENT_QP_FATAL => AsyncEventKind::QueuePairFatal,
-            verbs::IBV_EVENT_QP_REQ_ERR => AsyncEventKind::QueuePairRequestError,
-            verbs::IBV_EVENT_QP_ACCESS_ERR => AsyncEventKind::QueuePairAccessError,
-            verbs::IBV_EVENT_COMM_EST => AsyncEventKind::CommunicationEstablished,
-            verbs::IBV_EVENT_DEVICE_FATAL => AsyncEventKind::DeviceFatal,
-            PORT_ACTIVE => AsyncEventKind::PortActive,
-            PORT_ERROR => AsyncEventKind::PortError,
-            other => AsyncEventKind::Other(other),
-        }
-    }
-
-    /// True where the queue pairs that it concerns do not work any more.
-    pub fn is_fatal(self) -> bool {
-        matches!(
-            self,
-            AsyncEventKind::CompletionQueueError
-                | AsyncEventKind::QueuePairFatal
-                | AsyncEventKind::QueuePairRequestError
-                | AsyncEventKind::QueuePairAccessError
-                | AsyncEventKind::DeviceFatal
-                | AsyncEventKind::PortError
-        )
-    }
-}
-
-impl fmt::Display for AsyncEventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            AsyncEventKind::CompletionQueueError => "completion queue overrun",
-            AsyncEventKind::QueuePairFatal => "fatal error of the queue pair",
-            AsyncEventKind::QueuePairRequestError => "the remote side sent an invalid request",
-            AsyncEventKind::QueuePairAccessError => "the remote side used a wrong rkey, bounds or access",
-            AsyncEventKind::CommunicationEstablished => "communication established",
-            AsyncEventKind::DeviceFatal => "fatal error of the device",
-            AsyncEventKind::PortActive => "port active",
-            AsyncEventKind::PortError => "port down",
-            AsyncEventKind::Other(code) => return write!(f, "asynchronous event {code}"),
-        })
-    }
-}
-
-/// An asynchronous event, and what it concerns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AsyncEvent {
-    /// What happened.
-    pub kind: AsyncEventKind,
-    /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of the completion queue or
-    /// the port that it names, or all of the device.
-    pub queue_pairs: Vec<u32>,
-    /// The port, where it names one.
-    pub port: Option<u8>,
-}
-
-impl fmt::Display for AsyncEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        self.port.map_or(Ok(()), |port| write!(f, ", port {port}"))?;
-        self.queue_pairs.iter().try_for_each(|qpn| write!(f, ", queue pair {qpn:#x}"))
-    }
-}
-
-/// What an event names, by the addresses of verbs objects, which are compared only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Element {
-    Cq(usize),
-    Qp(usize),
-    Port(u8),
-    Device,
-}
-
-impl Element {
-    fn of(event: &ibv_async_event) -> Self {
-        let code = event.event_type;
-        if code == verbs::IBV_EVENT_CQ_ERR {
-            // SAFETY: the type says that this field holds; any bits are a valid pointer, which is not dereferenced.
-            Element::Cq(unsafe { event.element.cq } as usize)
-        } else if OF_QUEUE_PAIRS.contains(&code) {
-            // SAFETY: as above.
-            Element::Qp(unsafe { event.element.qp } as usize)
-        } else if OF_PORTS.contains(&code) {
-            // SAFETY: as above; any bits are a valid number.
-            Element::Port(u8::try_from(unsafe { event.element.port_num }).unwrap_or(0))
-        } else {
-            Element::Device
-        }
-    }
-}
+use crate::verbs::events::{AsyncEventKind, Element, EventSink};
 
 /// Whether an event names a completion queue. It never names one that verbs do not know.
 fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
     queue.verbs().is_some_and(|known| known.as_ptr() as usize == raw)
 }
 
-/// The queue pairs of a device.
-#[derive(Debug, Default)]
-pub(crate) struct QueuePairs {
-    known: Mutex<Vec<Weak<QueuePairInner>>>,
-}
-
-impl QueuePairs {
-    pub(crate) fn add(&self, queue_pair: &Arc<QueuePairInner>) {
-        let mut known = self.known.lock();
-        known.retain(|weak| weak.strong_count() > 0);
-        known.push(Arc::downgrade(queue_pair));
+impl EventSink for QueuePairInner {
+    fn number(&self) -> u32 {
+        QueuePairInner::number(self)
     }
 
-    fn concerned(&self, element: Element) -> Vec<Arc<QueuePairInner>> {
-        // Collected before any is dropped: dropping the last handle of one takes other locks.
-        let alive: Vec<_> = self.known.lock().iter().filter_map(Weak::upgrade).collect();
-        let is_meant = |queue_pair: &Arc<QueuePairInner>| match element {
-            Element::Qp(raw) => queue_pair.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
-            Element::Cq(raw) => {
-                [queue_pair.send_cq(), queue_pair.recv_cq()].iter().any(|queue| is_named(queue, raw))
-            }
-            Element::Port(port) => queue_pair.config.port == port,
+    fn is_concerned(&self, element: Element) -> bool {
+        match element {
+            Element::Qp(raw) => self.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
+            Element::Cq(raw) => [self.send_cq(), self.recv_cq()].iter().any(|queue| is_named(queue, raw)),
+            Element::Port(port) => self.config.port == port,
             Element::Device => true,
-        };
-        alive.into_iter().filter(is_meant).collect()
-    }
-}
-
-impl Device {
-    /// Takes the next asynchronous event of the card, if one comes within `timeout`. Of a fatal one
-    /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and whatever waits for them wakes.
-    ///
-    /// Nobody reads events unless the program calls this, or [`Device::watch_events`]. Of a device made by
-    /// [`Device::from_raw`], the program reads them either through this library or itself: whoever reads an event takes it from
-    /// the other.
-    ///
-    /// # Errors
-    /// [`Error::Verbs`].
-    pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
-        self.inner.next_event(timeout, None)
-    }
-}
-
-impl DeviceInner {
-    fn event_fd(&self) -> RawFd {
-        // SAFETY: the context is open as long as `self`.
-        unsafe { (*self.context()).async_fd }
-    }
-
-    /// `stop`: another descriptor that ends the wait when it becomes readable.
-    pub(super) fn next_event(
-        &self,
-        timeout: Duration,
-        stop: Option<RawFd>,
-    ) -> Result<Option<AsyncEvent>, Error> {
-        if !poll(self.event_fd(), stop, timeout)? {
-            return Ok(None);
         }
-        // One reader at a time: who finds the descriptor readable finds an event.
-        let _reader = self.reader.lock();
-        if !poll(self.event_fd(), None, Duration::ZERO)? {
-            return Ok(None);
-        }
-        let mut event = ibv_async_event { element: ibv_async_element { port_num: 0 }, event_type: -1 };
-        // SAFETY: the context is open, and the place is valid.
-        let rc = unsafe { (self.api.get_async_event)(self.context(), &mut event) };
-        call::status("ibv_get_async_event", rc, String::new)?;
-        let concerned = self.queue_pairs.concerned(Element::of(&event));
-        let told = self.take_event(&event, &concerned);
-        // SAFETY: as it was filled above, and not acknowledged yet. Before the queue pairs are let go: destroying one waits for it.
-        unsafe { (self.api.ack_async_event)(&mut event) };
-        Ok(Some(told))
     }
 
-    fn take_event(&self, event: &ibv_async_event, concerned: &[Arc<QueuePairInner>]) -> AsyncEvent {
-        let kind = AsyncEventKind::from_raw(event.event_type);
-        let element = Element::of(event);
-        let port = if let Element::Port(port) = element { Some(port) } else { None };
-        let queue_pairs = concerned.iter().map(|queue_pair| queue_pair.number()).collect();
-        let told = AsyncEvent { kind, queue_pairs, port };
-        if kind.is_fatal() {
-            tracing::warn!(device = self.name(), event = %told, "the card reported an asynchronous event");
-            concerned.iter().for_each(|queue_pair| queue_pair.fail_by_event(kind, element));
-        } else {
-            tracing::info!(device = self.name(), event = %told, "the card reported an asynchronous event");
-        }
-        told
-    }
-}
-
-impl QueuePairInner {
     fn fail_by_event(&self, kind: AsyncEventKind, element: Element) {
         self.fail(FailureCause::Event(kind));
         if let Err(error) = self.to_error() {
@@ -248,25 +39,3 @@ impl QueuePairInner {
         }
     }
 }
-
-/// Waits until `fd` is readable; false after `timeout`, or when `stop` is readable.
-fn poll(fd: RawFd, stop: Option<RawFd>, timeout: Duration) -> Result<bool, Error> {
-    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut fds = [entry(fd), entry(stop.unwrap_or(-1))];
-    // Rounded up: a wait for less than a millisecond is one.
-    let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-    // SAFETY: two valid entries; a descriptor of -1 is ignored (poll(2)).
-    let rc = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
-    if rc < 0 {
-        let source = io::Error::last_os_error();
-        if source.kind() == io::ErrorKind::Interrupted {
-            return Ok(false);
-        }
-        return Err(Error::Verbs { call: "poll", detail: "asynchronous events".to_owned(), source });
-    }
-    Ok(fds[0].revents & libc::POLLIN != 0)
-}
-
-#[cfg(test)]
-#[path = "events_tests.rs"]
-mod tests;

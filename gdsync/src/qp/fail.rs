@@ -1,11 +1,9 @@
-//! The end of a queue pair's good days: the cause that it remembers, and what the card is told so that nothing waits for ever.
+//! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
 
-use crate::error::Error;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
-use crate::queue::completion::WorkError;
-use crate::queue::completion::outcome;
 use crate::queue::failure::FailureCause;
-use crate::stream::cpu;
+use crate::queue::outcome::{WorkError, outcome};
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
 
@@ -23,8 +21,8 @@ impl QueuePair {
 
     /// The first error of the queue pair, if it has failed.
     ///
-    /// A flush is named only while nothing better is known: work was flushed, and neither of its completion queues, nor an
-    /// event, has told of what came before.
+    /// A flush is named only while its cause is unknown: work was flushed, and neither of its completion queues, nor an
+    /// event, has reported an earlier error.
     pub fn failure(&self) -> Option<FailureCause> {
         self.inner.failure()
     }
@@ -51,7 +49,7 @@ impl QueuePairInner {
         }
     }
 
-    /// Remembers the first error. A flush is none: it gives way to whatever the card tells later.
+    /// Records the first error. A flush is replaced by the error that the card reports later.
     pub(crate) fn fail(&self, cause: FailureCause) {
         self.fail_status(&mut self.status(), cause);
     }
@@ -75,9 +73,9 @@ impl QueuePairInner {
     }
 
     /// Remembers the error of a completion; in the place of a flush, the error before it, which the card has written perhaps
-    /// where nobody has looked yet. No completion queue's lock is held.
+    /// where it was not polled yet. No completion queue's lock is held.
     ///
-    /// Nothing, where it has begun anew since: `psn` is the one that it had when the entry was seen.
+    /// Does nothing after a reset: `psn` is the one that the queue pair had when the entry was read.
     pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
         let cause = FailureCause::Work(self.first_cause(error));
         let mut status = self.status();
@@ -86,7 +84,7 @@ impl QueuePairInner {
         }
     }
 
-    /// The flush that an entry tells of, where nothing is known of what came before it.
+    /// The flush that an entry reports, where no earlier error is known.
     pub(crate) fn flush_of_unknown_cause(&self, cqe: &Cqe64) -> Option<WorkError> {
         let error = outcome(cqe).err().filter(|error| error.is_flush())?;
         self.failure().is_none().then_some(error)
@@ -109,18 +107,18 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// In the error state the card flushes what it has been told of. What is only prepared it must be told of, for the
-    /// sake of waits; but not before streams have posted what they still have to post, so this is tried again by whoever
+    /// In the error state the card flushes what was rung. What is only prepared must be rung, too, for the
+    /// sake of waits; but not before streams have posted what they still have to post. So this is tried again by each thread that
     /// polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
-        // It may have begun anew since its failure was seen, for which this lock is held.
+        // It may have been reset since its failure was seen: resetting holds this lock.
         if self.failure().is_none() {
             return;
         }
         if let Some(doorbell) = send.flush() {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 

@@ -1,12 +1,32 @@
-//! Queue pairs: making, connecting, preparing sends, posting receives, aborting.
+//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives, failing, resetting.
+//!
+//! # Invariants
+//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that waits for it has
+//!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
+//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
+//!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
+//!   queue's lock, before its number can be used again ([`create`]).
+//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
+//!   flushed, including what was only prepared ([`fail`]).
+//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
+//!   all places of its completion queue are taken.
+//!
+//! # Lock order
+//! 1. A stream's state, then a completion queue, then a send or receive queue.
+//! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
+//! 3. The state of an attached device queue pair, then its mailbox or the queues.
+//!
+//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is innermost, but for calls of the CUDA
+//! driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
 pub(crate) mod create;
+mod create_cq;
 pub(crate) mod devx;
 pub(crate) mod domain;
-mod event_watch;
 mod events;
 mod fail;
 pub(crate) mod prepared;
@@ -15,34 +35,34 @@ mod reset;
 mod spoilt_tests;
 pub(crate) mod wait;
 
+use crate::queue::{RequestError, StateError};
+use crate::verbs::QueuePairError;
 pub use checked::CheckedWait;
+pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
-pub use devx::{DevxError, DevxStatus};
-pub use event_watch::EventWatch;
-pub(crate) use events::QueuePairs;
-pub use events::{AsyncEvent, AsyncEventKind};
 pub use prepared::PreparedSend;
+pub use reset::ResetError;
 pub use wait::PreparedWait;
 
 use self::create::{Made, QpObject};
-use crate::error::{Error, QueueError};
 use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::claim::Claim;
-use crate::queue::completion::{
-    Completion, CompletionState, RawCompletion, WorkError, WorkKind, bytes_of, requester_kind,
-};
+use crate::queue::completion::{CompletionState, RawCompletion};
 use crate::queue::datagram::DatagramSource;
+use crate::queue::error::QueueError;
 use crate::queue::failure::FailureCause;
+use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
 use crate::queue::send::SendState;
-use crate::stream::cpu;
 use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::{ConnectOptions, QueuePairConfig};
+use crate::verbs::config::ConnectOptions;
 use crate::verbs::device::Mtu;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::Error;
+use crate::verbs::events::EventSink;
 use crate::verbs::gid::GidEntry;
 use crate::verbs::mr::Slice;
 use crate::verbs::pd::ProtectionDomain;
@@ -62,6 +82,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
 /// released when the last of them has passed.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
+/// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
+/// // Each side needs the other's endpoint, which has a text form.
+/// left.connect(&right.endpoint()?.to_string().parse()?, Default::default())?;
+/// right.connect(&left.endpoint()?, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE)?;
+/// right.post_recv(&[region.slice(..32)?], 7)?;
+/// left.post_send(WorkRequest::send(&[region.slice(32..)?]))?;
+/// let arrived = loop {
+///     if let Some(completion) = right.recv_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((arrived.wr_id, arrived.byte_len), (7, 32));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct QueuePair {
     pub(crate) inner: Arc<QueuePairInner>,
@@ -75,7 +117,7 @@ pub(crate) struct QueuePairInner {
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
     pub(crate) psn: AtomicU32,
-    pub(crate) config: QueuePairConfig,
+    pub(crate) config: QueuePairConfig<'static>,
     limits: Limits,
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
@@ -86,7 +128,7 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
-    /// Receives that will be posted when a stream has come to the start of a persistent request.
+    /// Receives that will be posted when a stream has reached the start of a persistent request.
     pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers.
     _registers: Arc<Span>,
@@ -100,7 +142,7 @@ pub(crate) enum QpState {
     Failed(FailureCause),
 }
 
-/// Source of initial packet sequence numbers: any value will do, but a number from an earlier connection should not come
+/// Source of initial packet sequence numbers: any value serves, but a number from an earlier connection should not be used
 /// again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
@@ -112,63 +154,44 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`Error::PortNotActive`], [`Error::NoGid`], [`Error::NoTransport`], [`Error::Verbs`] where the provider refuses; of queues made
-    /// by commands ([`QueuePairConfig::queues`]), [`Error::OutOfRange`] and [`Error::Devx`], too.
-    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
+    pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
 
     /// The same, left in the state RESET.
-    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<Self, Error> {
+    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
+        let device = &pd.inner.device;
+        let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
+        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
 
-    /// Makes a queue pair, and completion queues of its own, in a domain; left in the state RESET.
-    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig) -> Result<Self, Error> {
+    /// Makes a queue pair in a domain; left in the state RESET.
+    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         if let Maker::Devx(devx) = &domain.maker {
             devx.check(&config)?;
         }
         // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
         // look at come on top.
-        let cq_entries = |depth: u32| depth.max(1).saturating_mul(2);
-        let send_cq = CompletionQueueInner::new(&domain, cq_entries(config.send_depth))?;
-        let recv_cq = CompletionQueueInner::new(&domain, cq_entries(config.recv_depth))?;
-        Self::complete_to(domain, config, send_cq, recv_cq)
-    }
-
-    /// Makes a queue pair as [`Self::new`] does, which completes in queues that it shares with others, or with itself: both may
-    /// be the same.
-    ///
-    /// # Errors
-    /// As [`Self::new`]; [`Error::OtherDevice`].
-    pub fn with_completion_queues(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        Self::in_reset_completing_in(pd, config, send_cq, recv_cq).and_then(Self::started)
-    }
-
-    /// The same, left in the state RESET.
-    pub(crate) fn in_reset_completing_in(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-    ) -> Result<Self, Error> {
-        let device = &pd.inner.device;
-        if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::OtherDevice { device: device.name().to_owned() });
-        }
-        let domain = QueueDomain::new(&pd.inner, config.queues, config.placement)?;
-        Self::complete_to(domain, config, send_cq.inner.clone(), recv_cq.inner.clone())
+        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
+        let queue = |shared: Option<&CompletionQueue>, depth| match shared {
+            Some(queue) => Ok(queue.inner.clone()),
+            None => own(depth),
+        };
+        let send_cq = queue(config.send_cq, config.send_depth)?;
+        let recv_cq = queue(config.recv_cq, config.recv_depth)?;
+        Self::complete_to(domain, config.to_static(), send_cq, recv_cq)
     }
 
     /// In the state in which the provider makes it: RESET.
     fn complete_to(
         domain: Arc<QueueDomain>,
-        config: QueuePairConfig,
+        config: QueuePairConfig<'static>,
         send_cq: Arc<CompletionQueueInner>,
         recv_cq: Arc<CompletionQueueInner>,
     ) -> Result<Self, Error> {
@@ -181,7 +204,7 @@ impl QueuePair {
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which goes when no stream's device knows the page any more.
+        // The page stays as long as the domain, which the span holds until no device has the page mapped.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
@@ -215,7 +238,9 @@ impl QueuePair {
         });
         inner.send_cq.attach(&inner);
         inner.recv_cq.attach(&inner);
-        device.queue_pairs.add(&inner);
+        // The list holds it weakly.
+        let sink: Arc<dyn EventSink> = inner.clone();
+        device.queue_pairs.add(Arc::downgrade(&sink));
         Ok(QueuePair { inner })
     }
 
@@ -251,7 +276,7 @@ impl QueuePair {
     /// Its address, for the remote side.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the port cannot be asked.
+    /// [`Error::Verbs`] where the port cannot be queried.
     pub fn endpoint(&self) -> Result<Endpoint, Error> {
         self.inner.endpoint()
     }
@@ -259,8 +284,8 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`Error::State`] where it is connected already, [`Error::Connectionless`] where it is UD, [`Error::OutOfRange`] for options outside their ranges,
-    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
+    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -315,8 +340,8 @@ impl QueuePairInner {
 
     /// The send queue. Lock order: completion queue first.
     ///
-    /// A lock that is released by a store: another read-modify-write is a good part of what posting costs. Who finds it taken
-    /// yields, as nobody holds it for long but who resets the queue pair.
+    /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
+    /// it taken yields, as only a reset of the queue pair holds it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
@@ -346,9 +371,9 @@ impl QueuePairInner {
         let qpn = self.number;
         match *self.status() {
             // Only that keeps a queue pair that is connected from being ready.
-            QpState::Connected => Err(QueueError::DeviceAttached { qpn }),
-            QpState::Initialised => Err(QueueError::NotConnected { qpn }),
-            QpState::Failed(cause) => Err(QueueError::Failed { qpn, cause }),
+            QpState::Connected => Err(QueueError::State(StateError::DeviceAttached { qpn })),
+            QpState::Initialised => Err(QueueError::State(StateError::NotConnected { qpn })),
+            QpState::Failed(cause) => Err(QueueError::State(StateError::Failed { qpn, cause })),
         }
     }
 
@@ -356,7 +381,7 @@ impl QueuePairInner {
     fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
-        // Under the lock: whoever flushes the queue has failed the queue pair before.
+        // Under the lock: the queue is flushed only after the queue pair was marked as failed.
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
@@ -375,7 +400,7 @@ impl QueuePairInner {
         claim: Option<Arc<Claim>>,
     ) -> Result<(), QueueError> {
         if let QpState::Failed(cause) = *self.status() {
-            return Err(QueueError::Failed { qpn: self.number, cause });
+            return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
         for slice in slices {
             self.check(slice, true)?;
@@ -453,12 +478,12 @@ impl QueuePairInner {
         }
     }
 
-    /// Rings the card as a stream asked the proxy to.
+    /// Rings the card in the place of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
-            unsafe { cpu::perform_stores(&doorbell.peer_ops()) };
+            unsafe { doorbell.ring() };
         }
     }
 }
@@ -472,10 +497,10 @@ impl Rules for QueuePairInner {
         let region = slice.region();
         let lkey = slice.lkey();
         if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::WrongDomain { lkey, qpn: self.number });
+            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
         }
         if card_writes && !region.is_writable() {
-            return Err(QueueError::NotWritable { lkey });
+            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
         }
         Ok(())
     }
@@ -484,7 +509,7 @@ impl Rules for QueuePairInner {
         if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
             Ok(())
         } else {
-            Err(QueueError::OtherAddress { qpn: self.number })
+            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A prepared send: a work request in the send queue that the card has not been told of.
+//! A prepared send: a work request in the send queue for which the card was not rung.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::queue::claim::Claim;
 use crate::queue::doorbell::Doorbell;
+use crate::queue::error::QueueError;
 use crate::queue::request::WorkRequest;
 use crate::queue::send::{Before, Replaced};
 use std::mem::ManuallyDrop;
@@ -15,6 +15,27 @@ use std::sync::atomic::Ordering;
 ///
 /// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
 /// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let slices = [region.slice(..8)?];
+/// let first = left.prepare(WorkRequest::write(&slices, region.remote().slice(8..16)?))?;
+/// let second = left.prepare(WorkRequest::write(&slices, region.remote().slice(16..24)?))?;
+/// // The card knows nothing of either yet. The newest can be taken back; the other is rung by the stream.
+/// drop(second);
+/// stream.post_send(first)?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
 pub struct PreparedSend {
@@ -30,7 +51,7 @@ impl PreparedSend {
         Self::prepare(queue_pair, request, None)
     }
 
-    /// A send whose completion goes to `claim`.
+    /// A send with its completion stored in `claim`.
     pub(crate) fn claimed(
         queue_pair: Arc<QueuePairInner>,
         request: WorkRequest<'_>,
@@ -63,7 +84,7 @@ impl PreparedSend {
         &self.queue_pair
     }
 
-    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card was told of it because its
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got it already because its
     /// queue pair failed meanwhile.
     #[inline]
     pub(crate) fn commit(
@@ -77,7 +98,7 @@ impl PreparedSend {
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
-    /// Which one of its queue pair's sends it is, and what hands it to the card, unless that was told of it because the queue pair
+    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card, unless the card got it already because the queue pair
     /// failed.
     #[inline]
     pub(crate) fn place(&self) -> (u64, Doorbell) {
@@ -101,7 +122,7 @@ impl PreparedSend {
 }
 
 impl QueuePairInner {
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion goes to
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion is stored in
     /// the claim, if there is one.
     #[inline]
     pub(crate) fn prepare_send(

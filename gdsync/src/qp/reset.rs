@@ -1,12 +1,29 @@
 //! From the error state to a new connection, with the same object.
 
-use crate::error::Error;
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::failure::ResetBlocker;
 use crate::verbs::config::ConnectOptions;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::Error;
 use crate::verbs::transport::Transport;
 use std::sync::atomic::Ordering;
+
+/// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetError {
+    /// Something of the queue pair's last connection is outstanding.
+    #[error("queue pair {qpn:#x} cannot be reset: {blocker}")]
+    Blocked {
+        /// Its number.
+        qpn: u32,
+        /// What is in the way.
+        blocker: ResetBlocker,
+    },
+    /// The provider refused a change of the queue pair's state, or the new connection cannot be.
+    #[error(transparent)]
+    Verbs(#[from] Error),
+}
 
 impl QueuePair {
     /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and to be connected, with no
@@ -16,45 +33,45 @@ impl QueuePair {
     /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`], let the streams pass what
     /// they were given, and poll both completion queues until every work request has completed. Those at the end that asked for no
     /// completion need none: done before the failure, they have none. Prepared sends that were kept are refused from then on
-    /// ([`crate::QueueError::Stale`]).
+    /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
-    /// Give the remote side the new [`QueuePair::endpoint`]; it has to start anew, too.
+    /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
     ///
     /// # Errors
-    /// [`Error::NotDrained`], which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
+    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
     /// refuses; the queue pair has failed then.
-    pub fn reset(&self) -> Result<(), Error> {
+    pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()
     }
 
     /// Resets the queue pair, unless it is ready to be connected already, and connects it.
     ///
-    /// The remote endpoint is that of after the remote side's own reset: where both start anew, both call
+    /// The remote endpoint is the one after the remote side's own reset: where both reset, both call
     /// [`QueuePair::reset`] first, then exchange endpoints, then call this.
     ///
     /// # Errors
     /// As [`QueuePair::reset`] and [`QueuePair::connect`].
-    pub fn reconnect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
+    pub fn reconnect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), ResetError> {
         if !matches!(*self.inner.status(), QpState::Initialised) {
             self.inner.reset()?;
         }
-        self.inner.connect(remote, options)
+        Ok(self.inner.connect(remote, options)?)
     }
 }
 
 impl QueuePairInner {
-    fn reset(&self) -> Result<(), Error> {
+    fn reset(&self) -> Result<(), ResetError> {
         if self.failure().is_some() {
             // What was only prepared completes, too.
             self.flush_unposted();
         }
-        let refuse = |blocker| Err(Error::NotDrained { qpn: self.number(), blocker });
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number(), blocker });
         for queue in [self.send_cq(), self.recv_cq()] {
             if queue.lock().is_lost() {
                 return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
             }
         }
-        // Held to the end: nobody puts work into queues that are about to be forgotten.
+        // Held to the end: no thread adds work to queues that are being reset.
         let mut completions = self.send_cq().lock();
         let mut send = self.send();
         let mut recv = self.recv();
@@ -66,7 +83,7 @@ impl QueuePairInner {
         }
         let mut status = self.status();
         self.connected.store(false, Ordering::Release);
-        // Every completion was polled, but perhaps of sends that asked for none; so none of the old queues comes under the new ones'
+        // Every completion was polled, but perhaps of sends that asked for none; so no entry of the old queues appears under the new ones'
         // numbers. (libmlx5 would look for some, but leaves completion queues alone whose ring it has given away.)
         self.to_reset()?;
         let silent = send.outstanding();

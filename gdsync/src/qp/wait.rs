@@ -1,21 +1,43 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
 use crate::qp::cq::CompletionQueueInner;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::error::QueueError;
 use std::fmt;
 use std::sync::Arc;
 
-/// A wait for the next completion of a completion queue that nobody waits for yet.
+/// A wait for the next completion of a completion queue that no other wait is for.
 ///
 /// Which completion that is, of several queue pairs that share the queue, the card decides: the entry that it writes next. So a wait
-/// says that as many completions have come as were waited for, of whichever queue pair.
+/// says that as many completions have arrived as were waited for, of any of the queue pairs.
 ///
 /// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back: where it was the newest
 /// wait, the next one prepared takes its place; otherwise no stream waits for that completion.
+///
+/// ```
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// right.post_recv(&[region.slice(..8)?], 0)?;
+/// let arrival = right.recv_cq().prepare_wait()?; // after the receive that it waits for
+/// left.post_send(WorkRequest::send(&[region.slice(8..16)?]))?;
+/// stream.post(Batch::new().wait(arrival))?;
+/// stream.launch(|| println!("the message is there"))?;
+/// stream.synchronize()?;
+/// // The CPU polls it, too: that frees its places in the queues.
+/// assert!(right.recv_cq().poll()?.is_some());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
 pub struct PreparedWait {
@@ -23,7 +45,7 @@ pub struct PreparedWait {
     index: u32,
     /// Once posted: what the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
-    /// The queue pairs that completed here when it was prepared: what it counts on is theirs, and would not come without them.
+    /// The queue pairs that completed here when it was prepared: the completion that it counts on is theirs, and needs them alive.
     queue_pairs: Vec<Arc<QueuePairInner>>,
     /// A thread looks at the entry, and the stream waits for what it says.
     pub(crate) checked: Option<Checked>,
@@ -33,25 +55,25 @@ impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         loop {
             let mut state = cq.lock();
-            // What is counted on may be a queue pair's that is going, which takes its share off under this lock.
+            // The completion counted on may be that of a queue pair being destroyed, which unbooks its entries under this lock.
             let Some(queue_pairs) = cq.attached() else {
                 drop(state);
                 std::thread::yield_now();
                 continue;
             };
             let prepared = state.prepare_wait();
-            // Before the queue pairs are let go of: the last one to do so needs the lock.
+            // Released before the queue pairs may be dropped: the drop of the last handle takes this lock.
             drop(state);
             return Ok(PreparedWait { index: prepared?, cq, point: None, queue_pairs, checked: None });
         }
     }
 
-    /// Which completion it waits for: the how-manieth of the queue, from 0 on, modulo 2^32.
+    /// Index of the completion that it waits for, from 0 on, modulo 2^32.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Marks it as posted. Returns the peer operation that waits: none where the completion is known to have come, because a
+    /// Marks it as posted. Returns the peer operation that waits: none where the completion is known to have arrived, because a
     /// covering wait was posted with it before, and refused.
     pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) -> Option<PeerOp> {
         self.point = Some(point);

@@ -1,14 +1,14 @@
-//! Completions that belong to a persistent request, and not to whoever polls.
+//! Completions that belong to a persistent request, and are not returned by polling.
 
-use crate::error::Error;
 use crate::queue::Status;
-use crate::queue::completion::{Completion, WorkError, WorkKind};
+use crate::queue::outcome::{Completion, WorkError, WorkKind};
+use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Where the completion of one start goes.
+/// Where the completion of one start is stored.
 #[derive(Debug)]
 pub(crate) struct Claim {
     status: Status,
@@ -34,7 +34,7 @@ impl Claim {
         }
     }
 
-    /// The work never came to the card: `syndrome` says why, 0 where that is not one of the card's reasons.
+    /// The card never got the work: `syndrome` says why, 0 where that is not one of the card's reasons.
     pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, syndrome: u8) {
         let status = Err(WorkError { syndrome, vendor: 0 });
         self.finish(Completion {
@@ -71,7 +71,7 @@ impl Claims {
         self.claims.push_back((serial, claim));
     }
 
-    /// The work request is gone, and nothing completes.
+    /// The work request was taken back: nothing completes.
     pub(crate) fn forget(&mut self, serial: u64) {
         self.claims.retain(|(known, _)| *known != serial);
     }

@@ -1,17 +1,15 @@
 //! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
 
 mod device;
-mod outcome;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
-pub use outcome::{Completion, WorkError, WorkKind};
-pub(crate) use outcome::{bytes_of, outcome, requester_kind};
 
 use super::{ENTRY_WORDS, Ring};
-use crate::error::QueueError;
 use crate::memory::HostAddr;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::doorbell::PeerOp;
+use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
+use crate::queue::outcome::Completion;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
@@ -26,10 +24,10 @@ pub(crate) struct RawCompletion {
     pub(crate) cqe: Cqe64,
 }
 
-/// Who still has to look at an entry.
+/// What still has to read an entry besides the CPU.
 #[derive(Debug)]
 enum Slot {
-    /// Nobody.
+    /// Nothing.
     Free,
     /// A wait that is prepared and not posted.
     Prepared,
@@ -40,7 +38,7 @@ enum Slot {
 /// The state of one completion queue, under its lock.
 ///
 /// Entries are counted from 0 on, for ever (modulo 2^32); entry `n` lives in ring slot `n % entries`.
-/// `recycled <= polled <= next_wait` or `next_wait` lags behind `polled` where nobody waits.
+/// `recycled <= polled <= next_wait`, or `next_wait` lags behind `polled` where no wait is prepared.
 #[derive(Debug)]
 pub(crate) struct CompletionState {
     ring: Ring,
@@ -54,14 +52,14 @@ pub(crate) struct CompletionState {
     expected: u32,
     /// Work requests that may complete here (in an error, unsignaled sends too), not retired yet.
     reserved: u32,
-    /// Entries of queue pairs that are gone, not polled yet: nobody is told of them.
+    /// Entries of destroyed queue pairs, not polled yet: polling passes over them.
     left_behind: VecDeque<u32>,
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
     attached: Option<u32>,
-    /// Completions that were taken on behalf of persistent requests, and are for whoever polls next.
-    pub(crate) set_aside: VecDeque<Result<Completion, QueueError>>,
+    /// Completions that were read on behalf of persistent requests: the next poll returns them.
+    pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
 
 impl CompletionState {
@@ -106,24 +104,28 @@ impl CompletionState {
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) -> Result<(), QueueError> {
-        self.check_not_borrowed()?;
+        self.check_not_attached()?;
         self.recycle();
         if self.taken() < self.entries() {
             return Ok(());
         }
         Err(match self.slots.front() {
             Some(Slot::Posted(timeline, point)) if self.held() > 0 => {
-                QueueError::WouldBlock(timeline.blocked_on(*point))
+                QueueError::Full(QueueFull::Stream(timeline.blocked_on(*point)))
             }
-            Some(Slot::Prepared) if self.held() > 0 => QueueError::HeldByPreparedWait,
-            _ => QueueError::CompletionQueueFull { entries: self.entries() },
+            Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
+            _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
     }
 
-    /// The CPU reads the queue.
+    /// The queue pair that kernels drive with this queue, if they do.
     #[inline]
-    pub(crate) fn check_not_borrowed(&self) -> Result<(), QueueError> {
-        self.attached.map_or(Ok(()), |qpn| Err(QueueError::DeviceAttached { qpn }))
+    pub(crate) fn attached_to(&self) -> Option<u32> {
+        self.attached
+    }
+
+    fn check_not_attached(&self) -> Result<(), StateError> {
+        self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }
 
     /// Gives a booked entry back: its work request retired, or was never given to the card.
@@ -132,14 +134,14 @@ impl CompletionState {
         self.expected = self.expected.saturating_sub(u32::from(signaled));
     }
 
-    /// A queue pair is gone: the card writes no more entries of it, and its number may come again. Those that are in the ring keep
+    /// A queue pair was destroyed: the card writes no more entries of it, and its number may come again. Those that are in the ring keep
     /// their places, which streams may wait for, and are passed over by [`Self::take_left_behind`].
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.leave_behind(qpn);
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
-    /// What the card has written for a queue pair, and nobody has polled, is for nobody: its place stays.
+    /// Entries of a destroyed queue pair that were not polled keep their places.
     pub(crate) fn leave_behind(&mut self, qpn: u32) {
         let mut index = self.polled;
         while let Some(entry) = self.read(index) {
@@ -152,7 +154,7 @@ impl CompletionState {
         }
     }
 
-    /// Whether the entry that was polled last belongs to a queue pair that is gone.
+    /// Whether the entry at `index` belongs to a destroyed queue pair.
     pub(crate) fn take_left_behind(&mut self, index: u32) -> bool {
         let Some(position) = self.left_behind.iter().position(|known| *known == index) else { return false };
         self.left_behind.remove(position);
@@ -188,8 +190,8 @@ impl CompletionState {
         self.waits_ahead() + removed >= self.expected
     }
 
-    /// The card writes nothing here any more, as it has said: writes what streams wait for in its place, now and for waits that
-    /// are posted later, so that they go on. The CPU is not shown these entries.
+    /// The card has reported that it writes nothing here any more: the CPU writes what streams wait for, now and for waits that
+    /// are posted later, so that the streams continue. Polling does not return these entries.
     pub(crate) fn lose(&mut self) {
         if self.lost_from.is_some() {
             return;
@@ -238,11 +240,11 @@ impl CompletionState {
         }
     }
 
-    /// Takes the next entry that nobody waits for yet.
+    /// Takes the next entry that no wait is for.
     pub(crate) fn prepare_wait(&mut self) -> Result<u32, QueueError> {
-        self.check_not_borrowed()?;
+        self.check_not_attached()?;
         if self.waits_ahead() >= self.expected {
-            return Err(QueueError::NothingToWaitFor { waits: self.waits_ahead() });
+            return Err(QueueError::Order(OrderError::NothingToWaitFor { waits: self.waits_ahead() }));
         }
         let index = self.next_wait();
         while self.recycled.wrapping_add(self.slots.len() as u32) != index {
@@ -253,7 +255,7 @@ impl CompletionState {
     }
 
     /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the entry can be waited for
-    /// again; otherwise nobody looks at it.
+    /// again; otherwise no stream reads it.
     pub(crate) fn cancel_wait(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         while self.waits_ahead() > 0 && matches!(self.slots.back(), Some(Slot::Free)) {
@@ -353,7 +355,7 @@ impl CompletionState {
     /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
     pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
         if self.attached.is_some() {
-            // The kernel's, who tells of it.
+            // The kernel reads the queue, and reports its errors.
             return None;
         }
         let indices = (0..self.entries()).map(|i| self.polled.wrapping_add(i));
@@ -367,13 +369,13 @@ impl CompletionState {
         failures.next()
     }
 
-    /// True for entries that were polled, or that nobody is told of: they say nothing of what their queue pair is now.
+    /// True for entries that were polled, or are passed over: they say nothing about the present state of their queue pair.
     pub(crate) fn is_history(&self, index: u32) -> bool {
         let passed = self.polled.wrapping_sub(index);
         (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
     }
 
-    /// Whether a stream has still to look at the next entry to be polled, or a wait for it is prepared.
+    /// Whether a stream has still to read the next entry to be polled, or a wait for it is prepared.
     pub(crate) fn is_awaited(&self) -> bool {
         match self.slots.get(self.held() as usize) {
             Some(Slot::Prepared) => true,

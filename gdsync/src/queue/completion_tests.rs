@@ -1,4 +1,5 @@
 use super::*;
+use crate::queue::error::OrderError;
 use crate::queue::test_ring;
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::prm::wqe::Opcode;
@@ -177,5 +178,8 @@ fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
     }
     state.unreserve(true);
     assert_eq!((state.reserved, state.expected), (0, 0));
-    assert!(matches!(state.prepare_wait(), Err(QueueError::NothingToWaitFor { waits: 0 })));
+    assert!(matches!(
+        state.prepare_wait(),
+        Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }))
+    ));
 }

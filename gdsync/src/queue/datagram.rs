@@ -1,7 +1,7 @@
 //! Where a datagram came from: what its completion and the header before it say.
 
-use crate::error::Error;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::{Error, ParseError};
 use crate::verbs::gid::{Gid, LinkLayer};
 use gdsync_sys::prm::cqe::{Cqe64, L3_IPV4, L3_IPV6};
 
@@ -53,9 +53,9 @@ impl DatagramSource {
     /// the receive. Its packet sequence number is not known, and of no concern to datagrams.
     ///
     /// # Errors
-    /// [`Error::Parse`] where the header is shorter than [`GRH_BYTES`], or is missing where only it names the sender.
+    /// [`ParseError`](crate::verbs::ParseError) where the header is shorter than [`GRH_BYTES`], or is missing where only it names the sender.
     pub fn endpoint(&self, own: &Endpoint, receive: &[u8]) -> Result<Endpoint, Error> {
-        let bad = |reason: String| Error::Parse { what: "network header of a datagram", reason };
+        let bad = |reason: String| Error::Parse(ParseError { what: "network header of a datagram", reason });
         let header: Option<&[u8; GRH_BYTES]> = receive.first_chunk();
         let gid = match (self.header, header) {
             (Some(_), None) => {

@@ -1,9 +1,12 @@
-//! Peer operations: the small language between queues and streams.
+//! Doorbells, and peer operations: the small language between queues and streams.
 //!
-//! A queue says in these words what has to happen in memory for its card to act, or to be known to have acted; it does not
-//! know who will do it. (libgdsync's `peer_op_wr`.) The batch compiler turns them into the operations of a stream.
+//! A queue says in peer operations what has to happen in memory for its card to act, or to be known to have acted (libgdsync's
+//! `peer_op_wr`). The batch compiler turns them into the operations of a stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
 
+use super::Ring;
 use crate::memory::HostAddr;
+use gdsync_sys::barrier;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One step of the card's protocol. Steps are performed in order; a store becomes visible to the card no later than the
 /// stores after the next [`PeerOp::Fence`].
@@ -41,7 +44,7 @@ pub(crate) enum PeerOp {
     },
 }
 
-/// What hands send work to the card: where which record goes, and which doorbell.
+/// What hands send work to the card: the record and its address, the doorbell and its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doorbell {
     /// The doorbell record.
@@ -65,4 +68,36 @@ impl Doorbell {
             PeerOp::StoreQword { addr: self.register, value: self.value },
         ]
     }
+
+    /// Rings the card from the CPU, in the place of a stream: what was written to the queue, then the record, then the register.
+    ///
+    /// # Safety
+    /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of their send queue.
+    pub(crate) unsafe fn ring(self) {
+        // The queue may lie in write-combined memory: each store waits until the ones before it have left the CPU.
+        barrier::drain();
+        barrier::to_device();
+        // SAFETY: the caller's.
+        unsafe { AtomicU32::from_ptr(self.record_at.get() as *mut u32) }
+            .store(self.record, Ordering::Release);
+        barrier::drain();
+        barrier::to_device();
+        // SAFETY: the caller's.
+        unsafe { AtomicU64::from_ptr(self.register.get() as *mut u64) }.store(self.value, Ordering::Release);
+        barrier::drain();
+    }
+}
+
+/// Rings the card from the CPU: what was written to the queue, then the record, then the register.
+///
+/// # Safety
+/// The register is valid, and aligned to 8 bytes.
+#[inline]
+pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: u64) {
+    barrier::to_device();
+    queue.publish(record);
+    barrier::to_device();
+    // SAFETY: the caller's.
+    unsafe { AtomicU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
+    barrier::drain();
 }

@@ -1,8 +1,8 @@
 //! Why a queue pair has failed, and what is in the way of its recovery.
 
 use crate::memory::timeline::Blocked;
-use crate::qp::AsyncEventKind;
-use crate::queue::completion::WorkError;
+use crate::queue::outcome::WorkError;
+use crate::verbs::events::AsyncEventKind;
 
 /// Why a queue pair is in the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,24 +1,30 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
+//!
+//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so [`Ring`] drains them
+//! before and after each record, and reads an entry by one streaming load behind a full fence.
 
 pub(crate) mod claim;
 pub(crate) mod completion;
 pub(crate) mod datagram;
 pub(crate) mod doorbell;
+pub(crate) mod error;
 pub(crate) mod failure;
+pub(crate) mod outcome;
 pub(crate) mod recv;
 pub(crate) mod regions;
 pub(crate) mod request;
 pub(crate) mod send;
 pub(crate) mod status;
 
-pub use completion::{Completion, WorkError, WorkKind};
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
+pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
 pub use failure::{FailureCause, ResetBlocker};
 pub use gdsync_sys::prm::cqe::Syndrome;
+pub use outcome::{Completion, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
 
-use crate::memory::mapped::load_combined;
+use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -61,7 +67,7 @@ impl Ring {
         self
     }
 
-    /// Makes what was written to the ring leave the CPU, where ordinary fences do not see to that.
+    /// Drains stores to the ring from the CPU, where the ring is write-combined memory, which ordinary fences do not order.
     #[inline(always)]
     pub(crate) fn drain(&self) {
         if self.combined {
@@ -114,7 +120,7 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
     }
 
-    /// The first 8 bytes of entry `index`, whoever has written it, this side or a device that has told so.
+    /// The first 8 bytes of entry `index`, written by the CPU or by a kernel that has published them.
     pub(crate) fn first_bytes(&self, index: u32) -> u64 {
         if self.combined {
             barrier::from_device();
@@ -129,7 +135,7 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.record) }
     }
 
-    /// Publishes entries to the card: everything written before is visible to whoever sees the record.
+    /// Publishes entries to the card: everything written before is visible to the card when it sees the record.
     pub(crate) fn publish(&self, record: u32) {
         self.drain();
         self.record().store(record, Ordering::Release);
@@ -191,7 +197,7 @@ impl Copy {
     }
 }
 
-/// Writes segments one after the other. Who makes it says for how many there is room.
+/// Writes segments one after the other. Its maker says for how many there is room.
 pub(crate) struct SegmentWriter {
     start: *mut [u8; SEGMENT],
     at: *mut [u8; SEGMENT],
@@ -226,7 +232,7 @@ impl SegmentWriter {
 impl Segments for SegmentWriter {
     #[inline(always)]
     fn put(&mut self, segment: [u8; SEGMENT]) {
-        // SAFETY: whoever made the writer promised that there is room. The card does not read entries that no doorbell record
+        // SAFETY: the maker of the writer promised that there is room. The card does not read entries that no doorbell record
         // has announced to it, which is when they are written.
         unsafe { self.at.write(segment) };
         self.skip();
@@ -240,12 +246,12 @@ impl Segments for Vec<u8> {
     }
 }
 
-/// Plain heap memory that stands in for a queue's ring in unit tests.
+/// Heap memory that stands in for a queue's ring in unit tests.
 #[cfg(test)]
 pub(crate) fn test_ring(entries: u32, stride: usize) -> Ring {
     let words = entries as usize * stride / 8;
     let base = Box::leak(vec![[0u64; 8]; words.div_ceil(8)].into_boxed_slice()).as_mut_ptr().cast();
     let record = Box::leak(Box::new(0u64)) as *mut u64;
-    // SAFETY: both allocations are leaked, so they stay valid; nobody else uses them.
+    // SAFETY: both allocations are leaked, so they stay valid; nothing else uses them.
     unsafe { Ring::new(base, entries, stride, record.cast()) }
 }

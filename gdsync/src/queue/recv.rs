@@ -1,8 +1,8 @@
 //! The state of a receive queue.
 
 use super::Ring;
-use crate::error::QueueError;
 use crate::queue::claim::{Claim, Claims};
+use crate::queue::error::{QueueError, QueueFull};
 use crate::verbs::mr::MemoryRegionInner;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::DataSeg;
@@ -23,7 +23,7 @@ pub(crate) struct RecvState {
     ring: Ring,
     tail: u32,
     entries: VecDeque<Entry>,
-    /// Whose completions are not for whoever polls, by index.
+    /// Receives of persistent requests, by index: polling does not return their completions.
     claims: Claims,
 }
 
@@ -35,7 +35,7 @@ impl RecvState {
     pub(crate) fn check_room(&self) -> Result<(), QueueError> {
         let capacity = self.ring.entries();
         if self.entries.len() as u32 >= capacity {
-            Err(QueueError::ReceiveQueueFull { capacity })
+            Err(QueueError::Full(QueueFull::ReceiveQueue { capacity }))
         } else {
             Ok(())
         }
@@ -65,7 +65,7 @@ impl RecvState {
         self.ring.word(newest, 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// The completion of the newest receive goes to `claim`.
+    /// The completion of the newest receive is stored in `claim`.
     pub(crate) fn claim_newest(&mut self, claim: Arc<Claim>) {
         let newest = self.tail.wrapping_add(self.entries.len() as u32).wrapping_sub(1);
         self.claims.add(newest.into(), claim);
@@ -89,7 +89,7 @@ impl RecvState {
         Some((last.wr_id, retired))
     }
 
-    /// Starts anew after the card has forgotten the queue, which is empty.
+    /// Restarts the queue, which is empty, after the card was reset.
     pub(crate) fn reset(&mut self) {
         self.tail = 0;
         self.ring.publish(0);
@@ -135,7 +135,7 @@ mod tests {
         for wr_id in 0..2 {
             queue.post(&[DataSeg::new(8, 1, 0x1000)], wr_id, Vec::new());
         }
-        assert!(matches!(queue.check_room(), Err(QueueError::ReceiveQueueFull { capacity: 2 })));
+        assert!(matches!(queue.check_room(), Err(QueueError::Full(QueueFull::ReceiveQueue { capacity: 2 }))));
         assert_eq!(u32::from_be(queue.ring.word(1, 20).load(Ordering::Relaxed)), 0x100, "the invalid lkey");
         assert_eq!(queue.retire(1), Some((1, 2)));
     }

@@ -1,7 +1,8 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
-use crate::error::QueueError;
+use crate::memory::OutOfBounds;
 use crate::queue::Segments;
+use crate::queue::error::{QueueError, RequestError};
 use crate::queue::regions::Regions;
 use crate::verbs::ah::AddressHandle;
 use crate::verbs::mr::{RemoteMemory, Slice};
@@ -15,6 +16,29 @@ use zerocopy::IntoBytes;
 /// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
 ///
 /// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let (source, target) = (region.slice(..16)?, region.remote().slice(32..48)?);
+/// let slices = [source];
+/// left.post_send(WorkRequest::write(&slices, target).unsignaled())?; // no completion of its own
+/// left.post_send(WorkRequest::read(&slices, target).wr_id(5))?;
+/// let done = loop {
+///     if let Some(completion) = left.send_cq().poll()? {
+///         break completion;
+///     }
+/// };
+/// assert_eq!((done.wr_id, done.byte_len, done.status), (5, 16, Ok(())));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a work request does nothing until it is prepared"]
 pub struct WorkRequest<'a> {
@@ -30,7 +54,7 @@ pub struct WorkRequest<'a> {
     wr_id: u64,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 struct Destination<'a> {
     handle: &'a AddressHandle,
@@ -81,7 +105,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU is not told.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
@@ -102,7 +126,7 @@ impl<'a> WorkRequest<'a> {
     /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory window, or of a region whose owner
     /// registered it for that, as kernel drivers do. A card refuses to invalidate the key of an ordinary region, such as
     /// [`crate::MemoryRegion`]: both queue pairs fail. gdsync makes neither windows nor such regions, and the software card has none,
-    /// so there this is refused ([`QueueError::NotOnDevice`]).
+    /// so there this is refused ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
     #[inline]
     pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
         WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
@@ -137,8 +161,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Where a datagram goes: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
-    /// others have it. A receiver with another Q_Key drops the datagram, and nobody is told.
+    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
+    /// others have it. A receiver with another Q_Key drops the datagram without an error.
     ///
     /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
     #[inline]
@@ -198,7 +222,7 @@ impl<'a> WorkRequest<'a> {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of so many segments.
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds` segments.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
@@ -219,41 +243,50 @@ impl<'a> WorkRequest<'a> {
     #[cold]
     #[inline(never)]
     fn check_special(&self, limits: Limits) -> Result<(), QueueError> {
-        limits.transport.check(self.opcode)?;
+        let transport = limits.transport;
+        transport
+            .check(self.opcode)
+            .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
         let goes_somewhere = limits.transport == Transport::Ud && self.opcode != Opcode::Nop;
         match &self.to {
-            None if goes_somewhere => return Err(QueueError::NoDestination),
+            None if goes_somewhere => return Err(QueueError::Request(RequestError::NoDestination)),
             Some(_) if !goes_somewhere => {
-                return Err(QueueError::NotOnTransport {
+                return Err(QueueError::Request(RequestError::NotOnTransport {
                     operation: "an address of its own",
                     transport: limits.transport,
-                });
+                }));
             }
             Some(to) if to.qpn > MAX_QPN => {
-                return Err(QueueError::BadDestination { qpn: to.qpn });
+                return Err(QueueError::Request(RequestError::BadDestination { qpn: to.qpn }));
             }
             _ => {}
         }
         if self.opcode == Opcode::SendInval && !limits.invalidation {
-            return Err(QueueError::NotOnDevice { operation: "sends that invalidate a remote key" });
+            return Err(QueueError::Request(RequestError::NotOnDevice {
+                operation: "sends that invalidate a remote key",
+            }));
         }
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 
     fn check_atomic(&self, limits: Limits) -> Result<(), QueueError> {
         if !limits.atomics {
-            return Err(QueueError::NotOnDevice { operation: "atomic operations" });
+            return Err(QueueError::Request(RequestError::NotOnDevice { operation: "atomic operations" }));
         }
         match &self.payload {
             Payload::Slices([result]) if result.len() == ATOMIC_BYTES => {}
             Payload::Slices(slices) => {
-                return Err(QueueError::AtomicResult { given: slices.iter().map(Slice::len).sum() });
+                return Err(QueueError::Request(RequestError::AtomicResult {
+                    given: slices.iter().map(Slice::len).sum(),
+                }));
             }
-            Payload::Inline(bytes) => return Err(QueueError::AtomicResult { given: bytes.len() }),
+            Payload::Inline(bytes) => {
+                return Err(QueueError::Request(RequestError::AtomicResult { given: bytes.len() }));
+            }
         }
         match &self.remote {
             Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
-                Err(QueueError::AtomicTarget { addr: remote.addr })
+                Err(QueueError::Request(RequestError::AtomicTarget { addr: remote.addr }))
             }
             _ => Ok(()),
         }
@@ -274,7 +307,10 @@ impl<'a> WorkRequest<'a> {
             Payload::Slices(slices) if slices.len() <= limits.segments as usize => slices.len(),
             Payload::Slices(slices) => count_segments(slices, limits.segments)?,
             Payload::Inline(bytes) if bytes.len() > limits.inline as usize => {
-                return Err(QueueError::InlineTooLong { given: bytes.len(), limit: limits.inline });
+                return Err(QueueError::Request(RequestError::InlineTooLong {
+                    given: bytes.len(),
+                    limit: limits.inline,
+                }));
             }
             Payload::Inline(bytes) => (size_of::<InlineSeg>() + bytes.len()).div_ceil(SEGMENT),
         };
@@ -287,11 +323,12 @@ impl<'a> WorkRequest<'a> {
         let room = usize::from(MAX_DS) - fixed;
         match self.payload {
             Payload::Slices(slices) => {
-                QueueError::TooManySegments { given: slices.len(), limit: room as u32 }
+                QueueError::Request(RequestError::TooManySegments { given: slices.len(), limit: room as u32 })
             }
-            Payload::Inline(bytes) => {
-                QueueError::InlineTooLong { given: bytes.len(), limit: (room * SEGMENT) as u32 }
-            }
+            Payload::Inline(bytes) => QueueError::Request(RequestError::InlineTooLong {
+                given: bytes.len(),
+                limit: (room * SEGMENT) as u32,
+            }),
         }
     }
 
@@ -334,11 +371,11 @@ impl<'a> WorkRequest<'a> {
         };
         let limit = rules.limits().message;
         if length > limit {
-            return Err(QueueError::MessageTooLong { given: length, limit });
+            return Err(QueueError::Request(RequestError::MessageTooLong { given: length, limit }));
         }
         match &self.remote {
             Some(remote) if length > remote.len => {
-                Err(QueueError::OutOfBounds { start: 0, end: length, len: remote.len })
+                Err(QueueError::Bounds(OutOfBounds { start: 0, end: length, len: remote.len }))
             }
             _ => Ok(several),
         }
@@ -370,7 +407,10 @@ impl<'a> WorkRequest<'a> {
             }
         }
         if all > u64::from(MAX_COUNT) {
-            return Err(QueueError::MessageTooLong { given: length, limit: MAX_COUNT.into() });
+            return Err(QueueError::Request(RequestError::MessageTooLong {
+                given: length,
+                limit: MAX_COUNT.into(),
+            }));
         }
         Ok((length, several))
     }
@@ -410,14 +450,21 @@ fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
 /// libmlx5 does.
 fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     let given = slices.iter().filter(|slice| !slice.is_empty()).count();
-    if given > limit as usize { Err(QueueError::TooManySegments { given, limit }) } else { Ok(given) }
+    if given > limit as usize {
+        Err(QueueError::Request(RequestError::TooManySegments { given, limit }))
+    } else {
+        Ok(given)
+    }
 }
 
 /// The data segment of a slice that is not empty.
 fn data_segment(slice: &Slice) -> Result<DataSeg, QueueError> {
     match u32::try_from(slice.len()) {
         Ok(count) if count <= MAX_COUNT => Ok(DataSeg::new(count, slice.lkey(), slice.addr())),
-        _ => Err(QueueError::MessageTooLong { given: slice.len() as u64, limit: MAX_COUNT.into() }),
+        _ => Err(QueueError::Request(RequestError::MessageTooLong {
+            given: slice.len() as u64,
+            limit: MAX_COUNT.into(),
+        })),
     }
 }
 

@@ -1,4 +1,6 @@
 use super::*;
+use crate::memory::OutOfBounds;
+use crate::queue::error::RequestError;
 
 pub(crate) const LIMITS: Limits = Limits {
     segments: 4,
@@ -67,16 +69,16 @@ fn an_immediate_changes_the_opcode_but_not_of_a_read() {
 fn limits_are_named() {
     let long = [0; 45];
     let error = encode(WorkRequest::send_inline(&long), LIMITS).unwrap_err();
-    assert!(matches!(error, QueueError::InlineTooLong { given: 45, limit: 44 }));
+    assert!(matches!(error, QueueError::Request(RequestError::InlineTooLong { given: 45, limit: 44 })));
     let cut = REMOTE.slice(..43).unwrap();
     let error = encode(WorkRequest::write_inline(&[0; 44], cut), LIMITS).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfBounds { end: 44, len: 43, .. }));
+    assert!(matches!(error, QueueError::Bounds(OutOfBounds { end: 44, len: 43, .. })));
     let error =
         encode(WorkRequest::send_inline(&long), Limits { message: 40, inline: 64, ..LIMITS }).unwrap_err();
-    assert!(matches!(error, QueueError::MessageTooLong { given: 45, limit: 40 }));
+    assert!(matches!(error, QueueError::Request(RequestError::MessageTooLong { given: 45, limit: 40 })));
     let huge = vec![0; 2000];
     let error = encode(WorkRequest::send_inline(&huge), Limits { inline: 4000, ..LIMITS }).unwrap_err();
-    assert!(matches!(error, QueueError::InlineTooLong { limit: 992, .. }));
+    assert!(matches!(error, QueueError::Request(RequestError::InlineTooLong { limit: 992, .. })));
 }
 
 #[test]
@@ -121,7 +123,7 @@ fn each_transport_takes_its_operations() {
         assert_eq!(encode(request.clone(), on(Transport::Ud)).is_ok(), on_ud, "{request:?}");
     }
     let error = encode(WorkRequest::send(&[]), on(Transport::Ud)).unwrap_err();
-    assert!(matches!(error, QueueError::NoDestination), "{error}");
+    assert!(matches!(error, QueueError::Request(RequestError::NoDestination)), "{error}");
     let error = encode(WorkRequest::read(&[], REMOTE), on(Transport::Ud)).unwrap_err().to_string();
     assert!(error.contains("an RDMA read") && error.contains("UD"), "{error}");
 }

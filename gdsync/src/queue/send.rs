@@ -11,13 +11,12 @@ pub(crate) use order::{Before, Replaced};
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
-use crate::error::QueueError;
 use crate::memory::HostAddr;
 use crate::queue::claim::{Claim, Claims};
-use crate::queue::doorbell::Doorbell;
+use crate::queue::doorbell::{Doorbell, ring};
+use crate::queue::error::{OrderError, QueueError, QueueFull};
 use crate::queue::failure::ResetBlocker;
 use crate::queue::request::{Rules, WorkRequest};
-use crate::stream::cpu;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -64,7 +63,7 @@ pub(crate) struct Retired {
     /// Work requests that retired together, and how many of them had a completion of their own coming.
     pub(crate) entries: u32,
     pub(crate) signaled: u32,
-    /// The send had been dropped: nobody wants to hear of it.
+    /// The send had been dropped: its completion is not returned.
     pub(crate) cancelled: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
@@ -79,7 +78,7 @@ pub(crate) struct Removed {
 
 /// A work request that was written.
 struct Written {
-    /// What goes into the doorbell register: the first 8 bytes.
+    /// The value of the doorbell register: the first 8 bytes of the WQE.
     doorbell: u64,
     /// Its slices are of several regions.
     several: bool,
@@ -87,7 +86,7 @@ struct Written {
     units: u32,
 }
 
-/// Writes a work request, whose first block is `head`.
+/// Writes a work request from block `head` on.
 #[inline(always)]
 fn write(
     writer: &mut SegmentWriter,
@@ -104,7 +103,7 @@ fn write(
     Ok(Written { doorbell: words[0], several, units })
 }
 
-/// Basic blocks of so many segments.
+/// Basic blocks that hold that many segments.
 fn blocks_of(units: u32) -> u32 {
     units.div_ceil(UNITS_PER_BLOCK)
 }
@@ -119,7 +118,7 @@ pub(crate) struct SendState {
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
-    /// Whose completions are not for whoever polls.
+    /// Sends of persistent requests: polling does not return their completions.
     pub(crate) claims: Claims,
     /// Serial number of `entries[0]`.
     first_serial: u64,
@@ -129,7 +128,7 @@ pub(crate) struct SendState {
     last_post: Option<LastPost>,
     /// Doorbells of posted sends that the proxy still has to ring.
     proxied: u32,
-    /// The card has been told of everything, after the queue pair failed.
+    /// The queue pair has failed, and everything prepared was handed to the card.
     flushed: bool,
     /// A kernel drives the queue.
     attached: bool,
@@ -159,7 +158,7 @@ impl SendState {
         self.register
     }
 
-    /// A doorbell has gone to the proxy (true), or is done with (false).
+    /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
     pub(crate) fn count_proxied(&mut self, pending: bool) {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
@@ -183,7 +182,7 @@ impl SendState {
     pub(crate) fn check_room(&self, blocks: u32) -> Result<(), QueueError> {
         let (free, capacity) = (self.free(), self.ring.entries());
         if blocks > free {
-            return Err(QueueError::SendQueueFull { needed: blocks, free, capacity });
+            return Err(QueueError::Full(QueueFull::SendQueue { needed: blocks, free, capacity }));
         }
         Ok(())
     }
@@ -218,7 +217,11 @@ impl SendState {
     ) -> Result<(), QueueError> {
         let (qpn, serial) = (self.qpn, self.next_serial());
         if self.next_to_post != serial {
-            return Err(QueueError::OutOfOrder { qpn, serial, expected: self.next_to_post });
+            return Err(QueueError::Order(OrderError::OutOfOrder {
+                qpn,
+                serial,
+                expected: self.next_to_post,
+            }));
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
             if !last.timeline.has_passed(last.point) || self.proxied > 0 {
@@ -230,13 +233,13 @@ impl SendState {
         self.next_to_post = serial + 1;
         let record = doorbell::record(self.head);
         // SAFETY: the caller's.
-        unsafe { cpu::ring(&self.ring, record, self.register, doorbell) };
+        unsafe { ring(&self.ring, record, self.register, doorbell) };
         Ok(())
     }
 
     /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
     ///
-    /// Returns what goes into the doorbell register.
+    /// Returns the value of the doorbell register.
     #[inline(always)]
     fn place(
         &mut self,
@@ -249,7 +252,7 @@ impl SendState {
         let most = request.most_units(rules.limits())?;
         self.check_room(blocks_of(most))?;
         let head = self.head;
-        // SAFETY: there is room for so many in the ring, and `write` writes no more.
+        // SAFETY: the ring has room for that many segments, and `write` writes no more.
         let written = match unsafe { self.ring.writer(head, most) } {
             Some(mut writer) => write(&mut writer, request, rules, head, self.qpn)?,
             None => self.place_wrapped(request, rules)?,
@@ -266,7 +269,7 @@ impl SendState {
             _regions: request.regions(written.several),
         });
         self.head = head.wrapping_add(blocks);
-        // Whoever rings for it need not know what memory the ring is in.
+        // Drained here, so that ringing does not depend on the kind of memory that the ring is in.
         self.ring.drain();
         Ok(written.doorbell)
     }
@@ -400,9 +403,9 @@ impl SendState {
         self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
     }
 
-    /// What keeps the queue from starting anew.
+    /// What prevents a restart of the queue.
     ///
-    /// `failed`: the card takes no more work, and completes whatever it has. Then it is no use to wait for what asked for no
+    /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless for sends that asked for no
     /// completion, if that is all there is: it was done before the failure.
     pub(crate) fn blocker(&self, failed: bool) -> Option<ResetBlocker> {
         if self.attached {
@@ -420,7 +423,7 @@ impl SendState {
         (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
     }
 
-    /// Starts anew after the card has forgotten the queue: block 0 is next. Serial numbers go on, so that a send prepared before is
+    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so that a send prepared before is
     /// known as such.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
@@ -450,7 +453,7 @@ impl SendState {
         self.has_posted() || self.attached
     }
 
-    /// Sends are posted in order, so the oldest that was not dropped tells.
+    /// Sends are posted in order, so the state of the oldest that was not dropped decides.
     fn has_posted(&self) -> bool {
         self.entries
             .iter()

@@ -1,5 +1,6 @@
 use super::*;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::error::{OrderError, QueueFull};
 use crate::queue::request::Limits;
 use crate::queue::test_ring;
 use gdsync_sys::prm::wqe::CtrlSeg;
@@ -14,7 +15,7 @@ fn queue(blocks: u32) -> SendState {
 
 const LIMITS: Limits = Limits { inline: 960, ..crate::queue::request::tests::LIMITS };
 
-/// A send of so many inline bytes.
+/// A send of that many inline bytes.
 fn payload(len: usize, wr_id: u64) -> Vec<u8> {
     (0..len).map(|i| i as u8 ^ wr_id as u8).collect()
 }
@@ -80,7 +81,7 @@ fn a_full_queue_names_what_is_free() {
     queue.prepare_bytes(100, 0);
     assert!(queue.check_room(2).is_ok());
     let error = queue.check_room(3).unwrap_err();
-    assert!(matches!(error, QueueError::SendQueueFull { needed: 3, free: 2, capacity: 4 }));
+    assert!(matches!(error, QueueError::Full(QueueFull::SendQueue { needed: 3, free: 2, capacity: 4 })));
 }
 
 #[test]
@@ -118,13 +119,13 @@ fn sends_are_posted_in_the_order_of_preparation() {
     let mut queue = queue(8);
     let serials: Vec<u64> = (0..3).map(|i| queue.prepare_bytes(0, i)).collect();
     let error = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 }));
+    assert!(matches!(error, QueueError::Order(OrderError::OutOfOrder { qpn: 0x42, serial: 1, expected: 0 })));
     queue.cancel(serials[0], |_| false);
     let before = queue.post(serials[1], &timeline, TimelinePoint(1)).unwrap();
     assert!(matches!(before, Before::Other(None)), "a dropped one is passed over");
     let other = Timeline::new(0).unwrap();
     let error = queue.post(serials[2], &other, TimelinePoint(1)).unwrap_err();
-    assert!(matches!(error, QueueError::OtherStream { .. }));
+    assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })));
     timeline.declare_passed(TimelinePoint(1));
     let before = queue.post(serials[2], &other, TimelinePoint(1)).unwrap();
     queue.undo_post(serials[2], before);
@@ -205,16 +206,19 @@ fn a_send_is_posted_at_once_only_when_its_turn_has_come() {
     let mut queue = ringing(8);
     let serial = queue.prepare_bytes(0, 1);
     let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
-    assert!(matches!(error, QueueError::OutOfOrder { serial: 1, expected: 0, .. }), "{error}");
+    assert!(
+        matches!(error, QueueError::Order(OrderError::OutOfOrder { serial: 1, expected: 0, .. })),
+        "{error}"
+    );
     queue.post(serial, &timeline, TimelinePoint(1)).unwrap();
     let error = post_now(&mut queue, |_| Ok(())).unwrap_err();
-    assert!(matches!(error, QueueError::OtherStream { .. }), "{error}");
+    assert!(matches!(error, QueueError::Order(OrderError::OtherStream { .. })), "{error}");
     timeline.declare_passed(TimelinePoint(1));
     queue.count_proxied(true);
     assert!(post_now(&mut queue, |_| Ok(())).is_err(), "the proxy has not rung it yet");
     queue.count_proxied(false);
-    let full = |_| Err(QueueError::CompletionQueueFull { entries: 1 });
-    assert!(matches!(post_now(&mut queue, full), Err(QueueError::CompletionQueueFull { .. })));
+    let full = |_| Err(QueueError::Full(QueueFull::CompletionQueue { entries: 1 }));
+    assert!(matches!(post_now(&mut queue, full), Err(QueueError::Full(QueueFull::CompletionQueue { .. }))));
     assert_eq!((queue.head, queue.entries.len()), (1, 1), "nothing has changed");
     post_now(&mut queue, |_| Ok(())).unwrap();
     // A stream may go on where the CPU has stopped, and the other way round.

@@ -1,10 +1,10 @@
 //! Status words: how a piece of work ended, where a stream can wait for it.
 
-use crate::error::Error;
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
-use crate::queue::completion::WorkError;
 use crate::queue::doorbell::PeerOp;
+use crate::queue::outcome::WorkError;
+use crate::verbs::error::Error;
 use parking_lot::Mutex;
 
 /// Bytes of pinned memory that status words are taken from, and from one word to the next.
@@ -66,7 +66,7 @@ impl Status {
         }
     }
 
-    /// Says what became of the work. Whoever waits for the word goes on.
+    /// Writes how the work ended. Streams that wait for the word continue.
     pub(crate) fn set(&self, outcome: Result<(), WorkError>) {
         self.word.store(match outcome {
             Ok(()) => Self::OK,

@@ -3,8 +3,7 @@
 use super::post::{PROGRESS_EVERY, State, Stream};
 use super::post_error::PostFailure;
 use crate::batch::{Bytes, Points};
-use crate::memop::{MemOpStream, StreamError};
-use crate::memop::{Place, Site};
+use crate::memop::{MemOpStream, Place, Site, StreamError};
 use crate::memory::StreamAddr;
 
 impl<B: MemOpStream> Stream<B> {

@@ -1,15 +1,10 @@
 //! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::execute;
-use crate::memop::MemoryKind;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::queue::Ring;
-use crate::queue::doorbell::PeerOp;
 use crate::util::pause::Pause;
-use gdsync_sys::barrier;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Performs memory operations on the thread that submits them, before `submit` returns.
@@ -89,42 +84,12 @@ impl MemOpStream for Cpu {
     }
 }
 
-/// Rings the card: what was written to the queue, then the record, then the register.
-///
-/// # Safety
-/// The register is valid, and aligned to 8 bytes.
-#[inline]
-pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, doorbell: u64) {
-    barrier::to_device();
-    queue.publish(record);
-    barrier::to_device();
-    // SAFETY: the caller's.
-    unsafe { AtomicU64::from_ptr(register.get() as *mut u64) }.store(doorbell, Ordering::Release);
-    barrier::drain();
-}
-
-/// Performs the stores of peer operations now. Polls are not stores: they are left out.
-///
-/// # Safety
-/// Addresses are valid and aligned.
-pub(crate) unsafe fn perform_stores(ops: &[PeerOp]) {
-    for op in ops {
-        let op = match *op {
-            PeerOp::Fence => MemOp::Barrier,
-            PeerOp::StoreDword { addr, value } => MemOp::Write32 { addr: StreamAddr::new(addr.get()), value },
-            PeerOp::StoreQword { addr, value } => MemOp::Write64 { addr: StreamAddr::new(addr.get()), value },
-            PeerOp::PollAnd { .. } | PeerOp::PollNor { .. } => continue,
-        };
-        // SAFETY: the caller's; host addresses are stream addresses of the CPU.
-        unsafe { execute::try_perform(&op) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memop::Condition;
     use crate::memory::PinnedMemory;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn a_wait_that_times_out_fails_the_backend_for_good() {

@@ -5,13 +5,14 @@ use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
+use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
 use crate::qp::QueuePair;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::wait::PreparedWait;
 use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::queue::error::QueueError;
 
 /// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
@@ -29,16 +30,6 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Place = Place;
     type Bytes = Bytes;
     type Error = PostFailure;
-
-    #[inline]
-    fn caps(&self) -> &MemOpCaps {
-        &self.stream.caps
-    }
-
-    #[inline]
-    fn timeline(&self) -> HostAddr {
-        self.stream.timeline.word()
-    }
 
     #[inline]
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
@@ -60,13 +51,14 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     #[inline]
-    fn commit_wait(&self, wait: &mut PreparedWait, point: TimelinePoint) -> Option<PeerOp> {
-        wait.commit(&self.stream.timeline, point)
-    }
-
-    #[inline]
-    fn commit_covered(&self, wait: &mut PreparedWait, point: TimelinePoint) {
-        wait.commit_covered(point);
+    fn commit_wait(&self, wait: &mut PreparedWait, fate: Fate, point: TimelinePoint) -> Option<PeerOp> {
+        match fate {
+            Fate::Kept => wait.commit(&self.stream.timeline, point),
+            Fate::Covered => {
+                wait.commit_covered(point);
+                None
+            }
+        }
     }
 
     /// To the card's register, or through the proxy.
@@ -142,7 +134,7 @@ impl<B: MemOpStream> Stream<B> {
         ops: &'a mut Vec<MemOp>,
     ) -> Lowering<'a, Posting<'a, B>> {
         let driver = Posting { stream: self, state, end: points.end, rings: Vec::new() };
-        Lowering::new(driver, merged, points.before, ops)
+        Lowering::new(driver, &self.caps, self.timeline.word(), merged, points.before, ops)
     }
 
     /// Marks descriptors as posted and appends their operations.
@@ -152,7 +144,7 @@ impl<B: MemOpStream> Stream<B> {
         descriptors: impl Iterator<Item = (&'d mut Descriptor, Fate)>,
     ) -> Result<(), PostFailure> {
         for (descriptor, fate) in descriptors {
-            descriptor.check_satisfiable()?;
+            descriptor.check_satisfiable().map_err(QueueError::from)?;
             lowering.lower(descriptor, fate)?;
         }
         Ok(())

@@ -7,20 +7,20 @@
 //! Every start has a [`Status`] of its own, which its stream wait waits for and which a thread of the library writes.
 
 use crate::batch::Batch;
-use crate::error::{Error, QueueError};
-use crate::memop::Word32;
-use crate::memop::{Condition, MemOpStream};
+use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
 use crate::qp::cq::CompletionQueueInner;
 use crate::qp::prepared::PreparedSend;
 use crate::qp::{QueuePair, QueuePairInner};
 use crate::queue::Status;
 use crate::queue::claim::Claim;
-use crate::queue::completion::{Completion, WorkKind};
+use crate::queue::error::{QueueError, StateError};
+use crate::queue::outcome::{Completion, WorkKind};
 use crate::queue::request::{Rules, WorkRequest};
 use crate::stream::{PostFailure, Stream};
 use crate::util::pause::Pause;
 use crate::util::poller::{self, Watched};
+use crate::verbs::error::Error;
 use crate::verbs::mr::{RemoteMemory, Slice};
 use std::collections::VecDeque;
 use std::fmt;
@@ -312,7 +312,7 @@ impl PersistentRecv {
         self.request.check_start(&stream.timeline)?;
         let queue_pair = &self.request.queue_pair;
         if let Some(cause) = queue_pair.failure() {
-            return Err(QueueError::Failed { qpn: queue_pair.number(), cause }.into());
+            return Err(QueueError::State(StateError::Failed { qpn: queue_pair.number(), cause }).into());
         }
         let claim = Claim::new()?;
         if matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
@@ -415,11 +415,11 @@ impl Watched for PostReceive {
         }
         match self.queue_pair.post_recv(&self.slices, 0, Some(self.claim.clone())) {
             Ok(()) => true,
-            Err(error) if error.is_full() => {
+            Err(error) if matches!(error, QueueError::Full(_)) => {
                 progress(self.queue_pair.recv_cq(), &self.queue_pair);
                 false
             }
-            Err(QueueError::Failed { .. }) => {
+            Err(QueueError::State(StateError::Failed { .. })) => {
                 self.claim.finish_flushed(qpn, kind);
                 true
             }

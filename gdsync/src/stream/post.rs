@@ -8,10 +8,10 @@ use super::proxy;
 use super::translations::Translations;
 use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
-use crate::error::Error;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::util::pause::Pause;
+use crate::verbs::error::Error;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -66,7 +66,7 @@ impl<B: MemOpStream> Stream<B> {
     /// A stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] where its timeline cannot be had; [`Error::Placement`].
+    /// [`Error::Memory`] where its timeline cannot be had; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }

@@ -1,9 +1,9 @@
 //! What posting a batch yields.
 
 use crate::batch::Batch;
-use crate::error::QueueError;
 use crate::memop::StreamError;
 use crate::memory::timeline::Blocked;
+use crate::queue::error::QueueError;
 
 /// A batch that was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

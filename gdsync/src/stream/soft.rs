@@ -1,8 +1,7 @@
 //! A stream in software: a worker thread that performs memory operations and host closures in order.
 
 use super::execute;
-use crate::memop::MemoryKind;
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Staged, StreamError};
+use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
 use crate::util::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -19,6 +18,18 @@ use std::time::{Duration, Instant};
 /// performed, by a thread that ends after the last of it.
 ///
 /// A kernel that panics fails the stream, as an illegal access fails a GPU's: nothing after it is performed.
+///
+/// ```
+/// use gdsync::{PinnedMemory, SoftStream, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let kernel = memory.clone();
+/// stream.launch(move || assert_eq!(kernel.write(0, b"computed"), 8))?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct SoftStream {
     shared: Arc<Shared>,
 }

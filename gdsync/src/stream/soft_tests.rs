@@ -1,6 +1,5 @@
 use super::*;
-use crate::memop::Condition;
-use crate::memop::Word32;
+use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
 use std::sync::atomic::{AtomicU32, Ordering};
 

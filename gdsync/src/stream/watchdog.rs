@@ -1,8 +1,8 @@
 //! A watchdog: says what a stream hangs at.
 
-use crate::error::Error;
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
+use crate::verbs::error::{Error, OutOfRange};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -47,19 +47,19 @@ impl<B: MemOpStream + 'static> Stream<B> {
     /// It ends with the returned handle, or with the stream, which it does not keep.
     ///
     /// # Errors
-    /// [`Error::Thread`]; [`Error::OutOfRange`] for an `after` of nothing.
+    /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of nothing.
     pub fn watchdog(
         self: &Arc<Self>,
         after: Duration,
         callback: impl FnMut(&StalledWait, Duration) + Send + 'static,
     ) -> Result<Watchdog, Error> {
         if after.is_zero() {
-            return Err(Error::OutOfRange {
+            return Err(Error::OutOfRange(OutOfRange {
                 what: "the time after which a wait is named",
                 value: 0,
                 limit: "it must be more than 0".to_owned(),
                 remedy: "choose longer than any healthy wait takes",
-            });
+            }));
         }
         let shared = Arc::<Shared>::default();
         let (watched, own) = (Arc::downgrade(self), shared.clone());

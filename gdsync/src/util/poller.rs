@@ -1,7 +1,7 @@
 //! The thread that looks at memory in the place of streams. It sleeps while there is nothing to look at.
 
-use crate::error::Error;
 use crate::util::pause::{Pause, use_fine_timers};
+use crate::verbs::error::Error;
 use parking_lot::{Condvar, Mutex};
 
 const NAME: &str = "gdsync-checked";

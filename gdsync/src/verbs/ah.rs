@@ -1,19 +1,19 @@
 //! Address handles: where datagrams go.
 
-use crate::error::Error;
-use crate::qp::QueuePair;
-use crate::qp::connect::path;
 use crate::verbs::call;
 use crate::verbs::config::ConnectOptions;
 use crate::verbs::endpoint::Endpoint;
+use crate::verbs::error::{Error, OutOfRange, PortError, QueuePairError};
+use crate::verbs::gid::{GidEntry, LinkLayer};
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
-use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr};
+use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]). Made by
+/// [`crate::QueuePair::address_handle`].
 ///
 /// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and serves every UD queue pair of
 /// both. Work requests in flight hold it, and it holds its protection domain.
@@ -39,20 +39,17 @@ unsafe impl Send for AddressHandleInner {}
 unsafe impl Sync for AddressHandleInner {}
 
 impl AddressHandle {
-    /// The address of a remote port, reached from the port and the global identifier of `queue_pair`. Of `remote`, the queue pair's
-    /// number and the packet sequence number are of no concern here.
-    ///
-    /// Of the options, service level and global route count.
-    ///
-    /// # Errors
-    /// [`Error::OtherWire`] where the remote port speaks another protocol, [`Error::OutOfRange`] for options outside their ranges,
-    /// [`Error::Verbs`] where the provider refuses.
-    pub fn new(queue_pair: &QueuePair, remote: &Endpoint, options: ConnectOptions) -> Result<Self, Error> {
-        let inner = &queue_pair.inner;
+    /// The address of a remote port, reached from a port and one of its global identifiers.
+    pub(crate) fn new(
+        pd: &Arc<ProtectionDomainInner>,
+        port: u8,
+        own: &GidEntry,
+        remote: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<Self, Error> {
         options.check(u32::from(u8::MAX))?;
-        let (pd, port) = (inner.domain.pd.clone(), inner.config.port);
-        let attr = path(port, &inner.gid, remote, &options)?;
-        let made = AddressHandleInner::new(pd, attr, || remote.to_string())?;
+        let attr = path(port, own, remote, options)?;
+        let made = AddressHandleInner::new(pd.clone(), attr, || remote.to_string())?;
         Ok(AddressHandle { inner: Arc::new(made) })
     }
 
@@ -78,6 +75,45 @@ impl AddressHandle {
     pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
         &self.inner.pd
     }
+}
+
+/// The path to the remote port.
+///
+/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with a global route where that
+/// is asked for, or the remote port lies in another subnet.
+pub(crate) fn path(
+    port: u8,
+    own: &GidEntry,
+    remote: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<ibv_ah_attr, Error> {
+    if own.kind != remote.kind {
+        return Err(Error::Port(PortError::OtherWire { own: own.kind, remote: remote.kind }));
+    }
+    let mut attr = ibv_ah_attr { port_num: port, sl: options.service_level, ..Default::default() };
+    let ethernet = own.kind.link() == LinkLayer::Ethernet;
+    if !ethernet {
+        attr.dlid = remote.lid;
+    }
+    let routed = own.gid.subnet_prefix() != remote.gid.subnet_prefix();
+    if ethernet || options.global || routed {
+        attr.is_global = 1;
+        attr.grh = ibv_global_route {
+            dgid: ibv_gid { raw: remote.gid.0 },
+            flow_label: options.flow_label,
+            sgid_index: u8::try_from(own.index).map_err(|_| {
+                Error::OutOfRange(OutOfRange {
+                    what: "gid_index",
+                    value: own.index.into(),
+                    limit: "a connection can name the first 256".to_owned(),
+                    remedy: "choose a smaller index",
+                })
+            })?,
+            hop_limit: options.hop_limit,
+            traffic_class: options.traffic_class,
+        };
+    }
+    Ok(attr)
 }
 
 /// A path in the card's format, with all that the operating system knows of it: on Ethernet, the remote port's address there.
@@ -119,7 +155,7 @@ impl AddressHandleInner {
         let rc = unsafe { (self.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_AH) };
         call::status("mlx5dv_init_obj", rc, || "address handle".to_owned())?;
         if out.av.is_null() {
-            return Err(Error::Layout { what: "an address vector", value: 0 });
+            return Err(Error::QueuePair(QueuePairError::Layout { what: "an address vector", value: 0 }));
         }
         // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
@@ -134,5 +170,62 @@ impl Drop for AddressHandleInner {
         }
         // SAFETY: created by us, and no work request names it any more: they hold an `Arc` of this.
         call::on_drop("ibv_destroy_ah", unsafe { (self.pd.device.api.destroy_ah)(self.raw.as_ptr()) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::device::Mtu;
+    use crate::verbs::gid::{Gid, GidKind};
+
+    fn entry(kind: GidKind, index: u32, prefix: u8) -> GidEntry {
+        GidEntry { index, gid: Gid([prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), kind }
+    }
+
+    fn endpoint(kind: GidKind, prefix: u8) -> Endpoint {
+        let gid = entry(kind, 0, prefix).gid;
+        Endpoint { qpn: 7, psn: 0, kind, lid: 9, gid, mtu: Mtu::Bytes1024 }
+    }
+
+    #[test]
+    fn an_infiniband_port_is_addressed_by_its_lid() {
+        let own = entry(GidKind::InfiniBand, 0, 0xfe);
+        let options = ConnectOptions::default().service_level(3);
+        let near = path(2, &own, &endpoint(GidKind::InfiniBand, 0xfe), &options).unwrap();
+        assert_eq!((near.dlid, near.is_global, near.port_num, near.sl), (9, 0, 2, 3));
+        let asked = path(1, &own, &endpoint(GidKind::InfiniBand, 0xfe), &options.global(true)).unwrap();
+        assert_eq!((asked.dlid, asked.is_global, asked.grh.hop_limit), (9, 1, 64));
+        let routed = path(1, &own, &endpoint(GidKind::InfiniBand, 0x20), &options).unwrap();
+        assert_eq!((routed.is_global, routed.grh.dgid.raw[0]), (1, 0x20));
+    }
+
+    #[test]
+    fn an_ethernet_port_is_addressed_by_its_gid() {
+        let own = entry(GidKind::RoceV2, 3, 0xfe);
+        let options = ConnectOptions::default().hop_limit(5).traffic_class(0x68).flow_label(0xfffff);
+        let attr = path(1, &own, &endpoint(GidKind::RoceV2, 0xfe), &options).unwrap();
+        assert_eq!((attr.dlid, attr.is_global, attr.grh.sgid_index), (0, 1, 3));
+        assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class, attr.grh.flow_label), (5, 0x68, 0xfffff));
+    }
+
+    #[test]
+    fn other_packets_are_refused() {
+        for (own, remote) in [
+            (GidKind::InfiniBand, GidKind::RoceV2),
+            (GidKind::RoceV2, GidKind::InfiniBand),
+            (GidKind::RoceV1, GidKind::RoceV2),
+        ] {
+            let error = path(1, &entry(own, 0, 1), &endpoint(remote, 1), &ConnectOptions::default());
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains(&own.to_string()) && text.contains(&remote.to_string()), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_no_route_can_name_is_refused() {
+        let own = entry(GidKind::RoceV2, 256, 1);
+        let error = path(1, &own, &endpoint(GidKind::RoceV2, 1), &ConnectOptions::default()).unwrap_err();
+        assert!(error.to_string().starts_with("gid_index is 256"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! The calling conventions of libibverbs, turned into `Result`s.
 
-use crate::error::Error;
+use crate::verbs::error::Error;
 use libc::c_int;
 use std::io;
 use std::ptr::NonNull;
@@ -28,7 +28,7 @@ pub(crate) fn status(call: &'static str, rc: c_int, detail: impl FnOnce() -> Str
     Err(Error::Verbs { call, detail: detail(), source })
 }
 
-/// A call made by a destructor, which has nobody to tell.
+/// A call made by a destructor, which cannot return an error: it is logged.
 pub(crate) fn on_drop(call: &'static str, rc: c_int) {
     if let Err(error) = status(call, rc, String::new) {
         tracing::error!(%error, "an object could not be released and leaks");

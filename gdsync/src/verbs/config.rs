@@ -1,45 +1,9 @@
-//! Sizes of a queue pair, and attributes of its connection.
+//! Attributes of a connection, and the interfaces that make queues.
 
-use crate::cuda::QueuePlacement;
-use crate::error::Error;
-use crate::verbs::device::{DEFAULT_PORT, Mtu};
-use crate::verbs::mr::Access;
-use crate::verbs::transport::Transport;
+use crate::verbs::device::Mtu;
+use crate::verbs::error::{Error, OutOfRange};
 
-/// Sizes of a [`crate::QueuePair`]. The provider may grant more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QueuePairConfig {
-    /// Transport service.
-    pub transport: Transport,
-    /// Q_Key of a UD queue pair: what datagrams to it must carry. The top bit set needs privileges. Others have none.
-    pub qkey: u32,
-    /// Send work requests in flight.
-    pub send_depth: u32,
-    /// Receives posted at a time.
-    pub recv_depth: u32,
-    /// Slices of one send.
-    pub send_segments: u32,
-    /// Slices of one receive.
-    pub recv_segments: u32,
-    /// Bytes that a send can carry inline.
-    pub inline: u32,
-    /// What the remote side may do to this side's memory regions.
-    pub access: Access,
-    /// Physical port, from 1 on.
-    pub port: u8,
-    /// Index of the port's global identifier; by default chosen by the rule of [`crate::Device::choose_gid`].
-    pub gid_index: Option<u32>,
-    /// Index of the partition key in the port's table. Both sides must be members of the same partition; index 0 is the
-    /// default partition unless an administrator changed it.
-    pub pkey_index: u16,
-    /// Whose memory its queues, records and (where they are its own) completion queues lie in.
-    pub placement: QueuePlacement,
-    /// Who makes its queues.
-    pub queues: QueueApi,
-}
-
-/// Who makes queues: a queue pair's, a completion queue's.
+/// The interface that makes queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueApi {
@@ -52,63 +16,13 @@ pub enum QueueApi {
     Devx,
 }
 
-impl Default for QueuePairConfig {
-    /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
-    /// and writes allowed, port 1, its best GID, the partition key at index 0, made by verbs.
-    fn default() -> Self {
-        QueuePairConfig {
-            transport: Transport::Rc,
-            qkey: 0x1111_1111,
-            send_depth: 128,
-            recv_depth: 128,
-            send_segments: 4,
-            recv_segments: 4,
-            inline: 44,
-            access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
-            port: DEFAULT_PORT,
-            gid_index: None,
-            pkey_index: 0,
-            placement: QueuePlacement::HOST,
-            queues: QueueApi::Verbs,
-        }
-    }
-}
-
+/// A method for each field of a configuration, which sets it.
 macro_rules! setters {
-    ($options:ident: $($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
+    ($options:ty: $($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
         impl $options {
-            $($(#[$doc])* pub fn $field(mut self, $field: $type) -> Self { self.$field = $field; self })*
+            $($(#[$doc])* #[must_use] pub fn $field(mut self, $field: $type) -> Self { self.$field = $field; self })*
         }
     };
-}
-
-setters! { QueuePairConfig:
-    /// Sets [`QueuePairConfig::transport`](#structfield.transport).
-    transport: Transport;
-    /// Sets [`QueuePairConfig::qkey`](#structfield.qkey).
-    qkey: u32;
-    /// Sets [`QueuePairConfig::send_depth`](#structfield.send_depth).
-    send_depth: u32;
-    /// Sets [`QueuePairConfig::recv_depth`](#structfield.recv_depth).
-    recv_depth: u32;
-    /// Sets [`QueuePairConfig::send_segments`](#structfield.send_segments).
-    send_segments: u32;
-    /// Sets [`QueuePairConfig::recv_segments`](#structfield.recv_segments).
-    recv_segments: u32;
-    /// Sets [`QueuePairConfig::inline`](#structfield.inline).
-    inline: u32;
-    /// Sets [`QueuePairConfig::access`](#structfield.access).
-    access: Access;
-    /// Sets [`QueuePairConfig::port`](#structfield.port).
-    port: u8;
-    /// Sets [`QueuePairConfig::gid_index`](#structfield.gid_index).
-    gid_index: Option<u32>;
-    /// Sets [`QueuePairConfig::pkey_index`](#structfield.pkey_index).
-    pkey_index: u16;
-    /// Sets [`QueuePairConfig::placement`](#structfield.placement).
-    placement: QueuePlacement;
-    /// Sets [`QueuePairConfig::queues`](#structfield.queues).
-    queues: QueueApi;
 }
 
 /// Attributes of a connection. The defaults suit a switched fabric of one site.
@@ -160,6 +74,8 @@ impl Default for ConnectOptions {
     }
 }
 
+pub(crate) use setters;
+
 setters! { ConnectOptions:
     /// Sets [`ConnectOptions::timeout`](#structfield.timeout).
     timeout: u8;
@@ -200,7 +116,7 @@ impl ConnectOptions {
         ] {
             if value > limit {
                 let limit = format!("at most {limit} is possible");
-                return Err(Error::OutOfRange { what, value: value.into(), limit, remedy });
+                return Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy }));
             }
         }
         Ok(())

@@ -1,9 +1,9 @@
 //! Devices and their ports.
 
-use crate::error::Error;
 use crate::memory::arena::Arena;
-use crate::qp::QueuePairs;
 use crate::verbs::call;
+use crate::verbs::error::{Error, OpenError, PortError};
+use crate::verbs::events::EventSinks;
 use crate::verbs::gid::{GidEntry, LinkLayer};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
@@ -14,12 +14,22 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Port of a device that is used unless told otherwise. Ports are counted from 1.
+/// Port of a device that is used by default. Ports are counted from 1.
 pub const DEFAULT_PORT: u8 = 1;
 
 /// An open card.
 ///
 /// A cheap handle; clones name the same device, which closes with the last object made on it.
+///
+/// ```
+/// use gdsync::{Device, verbs::DEFAULT_PORT};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::software()?; // needs nothing installed; `Device::open` takes the system's cards
+/// let port = device.port(DEFAULT_PORT)?;
+/// println!("{}: {}, {:?}", device.name(), port.state, port.mtu);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(crate) inner: Arc<DeviceInner>,
@@ -29,13 +39,13 @@ pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
     name: String,
-    /// The context is somebody else's, who closes it.
+    /// The context is the program's, which closes it.
     borrowed: bool,
     /// Where the rings of this device's queues live.
     pub(crate) arena: Arc<Arena>,
     /// Whom asynchronous events concern.
-    pub(crate) queue_pairs: QueuePairs,
-    /// Held by who reads an event.
+    pub(crate) queue_pairs: EventSinks,
+    /// Held by the thread that reads an event.
     pub(crate) reader: Mutex<()>,
 }
 
@@ -43,6 +53,18 @@ pub(crate) struct DeviceInner {
 unsafe impl Send for DeviceInner {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceInner {}
+
+impl DeviceInner {
+    /// A port that carries traffic.
+    pub(crate) fn active_port(&self, number: u8) -> Result<PortAttributes, Error> {
+        let port = self.port(number)?;
+        if port.state == PortState::Active {
+            return Ok(port);
+        }
+        let device = self.name().to_owned();
+        Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
+    }
+}
 
 impl fmt::Debug for DeviceInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,7 +97,7 @@ impl DeviceList {
             Ok(list) => list.as_ptr(),
             // The manual page's word for it.
             Err(Error::Verbs { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => {
-                return Err(Error::NoKernelSupport);
+                return Err(Error::Open(OpenError::NoKernelSupport));
             }
             Err(error) => return Err(error),
         };
@@ -112,7 +134,7 @@ impl Device {
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
     /// # Errors
-    /// [`Error::NoDevice`], [`Error::NotMlx5`], or [`Error::Verbs`] where it cannot be opened.
+    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice), [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -121,12 +143,12 @@ impl Device {
         let supported = |device| unsafe { (api.mlx5dv_is_supported)(device) };
         let Some((device, found)) = candidates.iter().find(|(device, _)| supported(*device)) else {
             return Err(match candidates.first() {
-                Some((_, found)) => Error::NotMlx5 { name: found.clone() },
-                None => Error::NoDevice {
+                Some((_, found)) => Error::Open(OpenError::NotMlx5 { name: found.clone() }),
+                None => Error::Open(OpenError::NoDevice {
                     name: name.map(str::to_owned),
                     provider: provider_name(api.provider),
                     present: list.devices().map(|(_, name)| name).collect(),
-                },
+                }),
             });
         };
         // SAFETY: as above.
@@ -138,16 +160,16 @@ impl Device {
             name: found.clone(),
             borrowed: false,
             arena: Arc::default(),
-            queue_pairs: QueuePairs::default(),
+            queue_pairs: EventSinks::default(),
             reader: Mutex::default(),
         };
         Ok(Device { inner: Arc::new(inner) })
     }
 
-    /// Uses a context that the program has opened itself. It is not closed when the last object made on it goes.
+    /// Uses a context that the program has opened itself. gdsync does not close it.
     ///
     /// # Errors
-    /// [`Error::NotMlx5`].
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
     ///
     /// # Safety
     /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
@@ -160,7 +182,7 @@ impl Device {
             unsafe { (CStr::from_ptr((api.get_device_name)(device)), (api.mlx5dv_is_supported)(device)) };
         let name = name.to_string_lossy().into_owned();
         if !supported {
-            return Err(Error::NotMlx5 { name });
+            return Err(Error::Open(OpenError::NotMlx5 { name }));
         }
         let inner = DeviceInner {
             raw: context,
@@ -168,7 +190,7 @@ impl Device {
             name,
             borrowed: true,
             arena: Arc::default(),
-            queue_pairs: QueuePairs::default(),
+            queue_pairs: EventSinks::default(),
             reader: Mutex::default(),
         };
         Ok(Device { inner: Arc::new(inner) })
@@ -188,7 +210,7 @@ impl Device {
         &self.inner.name
     }
 
-    /// Who drives it.
+    /// The provider that drives it.
     pub fn provider(&self) -> Provider {
         self.inner.api.provider
     }
@@ -221,7 +243,7 @@ impl Device {
     /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
     ///
     /// # Errors
-    /// [`Error::NoGid`] where there is none, [`Error::Verbs`].
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
         self.inner.choose_gid(port, index)
     }
@@ -383,7 +405,7 @@ impl Mtu {
         128 << self as u32
     }
 
-    /// The MTU of so many bytes, if there is one.
+    /// The MTU of that number of bytes, if there is one.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }

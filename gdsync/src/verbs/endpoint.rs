@@ -1,7 +1,7 @@
-//! What one side of a connection tells the other. How it gets there is the program's business.
+//! What one side of a connection sends to the other. The program chooses the channel.
 
-use crate::error::Error;
 use crate::verbs::device::Mtu;
+use crate::verbs::error::{Error, ParseError};
 use crate::verbs::gid::{Gid, GidKind};
 use std::fmt;
 use std::str::FromStr;
@@ -45,7 +45,7 @@ impl FromStr for Endpoint {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse { what: "endpoint", reason };
+        let bad = |reason: String| Error::Parse(ParseError { what: "endpoint", reason });
         let parts: Vec<&str> = text.trim().split(':').collect();
         let [kind, lid, qpn, psn, mtu, gid] = parts[..] else {
             return Err(bad(format!(

@@ -1,14 +1,13 @@
 //! Global identifiers: which a port has, and which one a connection uses.
 
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::error::{Error, PortError, QueuePairError};
 use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
 use std::ffi::CStr;
-use std::fmt;
-use std::io;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 /// A global identifier; printed like the IPv6 address that it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -113,13 +112,15 @@ pub enum LinkLayer {
 
 impl LinkLayer {
     /// # Errors
-    /// [`Error::Layout`] for a code that is not known.
+    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not known.
     pub(crate) fn from_raw(raw: u8) -> Result<Self, Error> {
         match raw {
             // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
             verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
             verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => Err(Error::Layout { what: "port link layer", value: other.into() }),
+            other => {
+                Err(Error::QueuePair(QueuePairError::Layout { what: "port link layer", value: other.into() }))
+            }
         }
     }
 }
@@ -159,11 +160,13 @@ pub(crate) fn choose(
         Some(index) => table.iter().find(|entry| entry.index == index),
         None => table.iter().min_by_key(|entry| (preference(entry), entry.index)),
     };
-    found.copied().ok_or_else(|| Error::NoGid {
-        device: device.to_owned(),
-        port,
-        index: asked,
-        present: table.iter().map(|entry| entry.index).collect(),
+    found.copied().ok_or_else(|| {
+        Error::Port(PortError::NoGid {
+            device: device.to_owned(),
+            port,
+            index: asked,
+            present: table.iter().map(|entry| entry.index).collect(),
+        })
     })
 }
 
@@ -229,7 +232,7 @@ impl DeviceInner {
             .collect())
     }
 
-    /// One entry as kernel and libibverbs told it before they had the query: `None` where it is empty.
+    /// One entry, by the interface that predates the query of the table: `None` where it is empty.
     fn gid_by_sysfs(&self, port: u8, index: u32, link: LinkLayer) -> Result<Option<GidEntry>, Error> {
         let file = self.sysfs_folder().join(format!("ports/{port}/gid_attrs/types/{index}"));
         let kind = match std::fs::read_to_string(&file) {
@@ -270,7 +273,7 @@ impl DeviceInner {
         PathBuf::from(path.to_string_lossy().into_owned())
     }
 
-    /// A port's attributes as the provider tells them.
+    /// A port's attributes as the provider reports them.
     pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Error> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: the context is open; the place is valid for the struct.

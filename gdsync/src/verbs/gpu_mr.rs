@@ -1,7 +1,8 @@
 //! GPU memory registered with a card.
 
 use crate::cuda::{Consistency, CudaError, GpuMemory};
-use crate::error::{Error, QueueError};
+use crate::memory::OutOfBounds;
+use crate::verbs::error::Error;
 use crate::verbs::mr::{Access, Backing, MemoryRegionInner, RemoteMemory, Slice};
 use crate::verbs::pd::ProtectionDomain;
 use gdsync_sys::api::Provider;
@@ -28,8 +29,8 @@ impl GpuMemoryRegion {
     /// Registers GPU memory.
     ///
     /// # Errors
-    /// [`Error::GpuRegistration`] where the card cannot have it, with the reason of each way that was tried;
-    /// [`Error::GpuConsistency`] where a real card would write into memory whose GPU shows writes in no order and cannot flush
+    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card cannot have it, with the reason of each way that was tried;
+    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory of a GPU that shows writes in no order and cannot flush
     /// them: a stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
@@ -44,7 +45,7 @@ impl GpuMemoryRegion {
         let real = pd.inner.device.api.provider != Provider::Software;
         let consistency = memory.context().capabilities().consistency();
         if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
-            return Err(Error::GpuConsistency { gpu: memory.context().ordinal() });
+            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal() }));
         }
         let (address, len) = (memory.address(), memory.len());
         let (raw, path) = register(pd, memory, access)?;
@@ -77,8 +78,8 @@ impl GpuMemoryRegion {
     /// A part of the region, for a work request.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         Slice::new(&self.inner, range)
     }
 
@@ -86,6 +87,32 @@ impl GpuMemoryRegion {
     pub fn remote(&self) -> RemoteMemory {
         self.inner.remote()
     }
+}
+
+/// Why GPU memory cannot be registered with a card.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistrationError {
+    /// GPU memory could not be registered with the card.
+    #[error(
+        "{len} bytes of GPU memory cannot be registered: as a dma-buf: {dma_buf}; through peer memory (modprobe nvidia-peermem): {peer_memory}"
+    )]
+    Refused {
+        /// Bytes asked for.
+        len: usize,
+        /// Why not as a dma-buf.
+        dma_buf: String,
+        /// Why not through peer memory.
+        peer_memory: String,
+    },
+    /// Streams of the GPU could not be sure to see what a card writes.
+    #[error(
+        "GPU {gpu} shows a card's writes in no order and has no flush: let cards write into host memory, and copy in stream order"
+    )]
+    NoOrder {
+        /// The GPU.
+        gpu: i32,
+    },
 }
 
 /// How a card gets to GPU memory.
@@ -130,7 +157,7 @@ fn register(
         Some(raw) => Ok((raw, path)),
         None => {
             let peer_memory = io::Error::last_os_error().to_string();
-            Err(Error::GpuRegistration { len, dma_buf, peer_memory })
+            Err(Error::Registration(RegistrationError::Refused { len, dma_buf, peer_memory }))
         }
     }
 }

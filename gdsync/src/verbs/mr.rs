@@ -1,10 +1,10 @@
 //! Memory regions: pinned memory that a card may reach, and slices of it.
 
 use crate::cuda::GpuMemory;
-use crate::error::{Error, QueueError};
-use crate::memop::{Word32, Word64};
-use crate::memory::PinnedMemory;
+use crate::memop::{Word32, Word64, WordError};
+use crate::memory::{OutOfBounds, PinnedMemory};
 use crate::verbs::call;
+use crate::verbs::error::{Error, ParseError};
 use crate::verbs::gpu_mr::RegistrationPath;
 use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
 use gdsync_sys::verbs::{self, ibv_mr};
@@ -36,6 +36,20 @@ bitflags::bitflags! {
 ///
 /// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and atomic words;
 /// the region dereferences to it.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+/// assert_eq!(region.write(100, b"hello"), 5);
+/// let part = region.slice(100..105)?; // for a work request of this side
+/// let remote = region.remote(); // for the remote side, by any channel
+/// assert_eq!(remote.to_string().parse::<gdsync::RemoteMemory>()?, remote);
+/// assert!(region.slice(4000..5000).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemoryRegion {
     pub(crate) inner: Arc<MemoryRegionInner>,
@@ -127,8 +141,8 @@ impl MemoryRegion {
     /// A part of the region, for a work request: `region.slice(..)`, `region.slice(16..32)`.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         Slice::new(&self.inner, range)
     }
 
@@ -141,16 +155,16 @@ impl MemoryRegion {
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`].
-    pub fn word32(&self, offset: usize) -> Result<Word32, QueueError> {
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word32(&self, offset: usize) -> Result<Word32, WordError> {
         Word32::new(self.memory(), offset)
     }
 
     /// The 64-bit word at a byte offset, for a stream to wait on or to write.
     ///
     /// # Errors
-    /// [`QueueError::BadWord`].
-    pub fn word64(&self, offset: usize) -> Result<Word64, QueueError> {
+    /// [`WordError::Outside`](crate::memop::WordError::Outside).
+    pub fn word64(&self, offset: usize) -> Result<Word64, WordError> {
         Word64::new(self.memory(), offset)
     }
 }
@@ -173,7 +187,7 @@ impl MemoryRegionInner {
         len: usize,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`, whose keys never change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
     }
@@ -218,7 +232,7 @@ impl Drop for MemoryRegionInner {
     }
 }
 
-fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, QueueError> {
+fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, OutOfBounds> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start as u64,
         Bound::Excluded(&start) => (start as u64).saturating_add(1),
@@ -229,10 +243,27 @@ fn resolve(range: impl RangeBounds<usize>, len: u64) -> Result<Range<u64>, Queue
         Bound::Excluded(&end) => end as u64,
         Bound::Unbounded => len,
     };
-    if start > end || end > len { Err(QueueError::OutOfBounds { start, end, len }) } else { Ok(start..end) }
+    if start > end || end > len { Err(OutOfBounds { start, end, len }) } else { Ok(start..end) }
 }
 
 /// A part of a [`MemoryRegion`]; holds the region.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// // A message of two parts, gathered by the card.
+/// let parts = [region.slice(..8)?, region.slice(32..48)?];
+/// right.post_recv(&[region.slice(48..)?], 0)?;
+/// left.post_send(WorkRequest::send(&parts[..1]))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Slice {
     region: Arc<MemoryRegionInner>,
@@ -245,7 +276,7 @@ impl Slice {
     pub(crate) fn new(
         region: &Arc<MemoryRegionInner>,
         range: impl RangeBounds<usize>,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, OutOfBounds> {
         let Range { start, end } = resolve(range, region.len as u64)?;
         let (addr, len) = (region.addr + start, (end - start) as usize);
         Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
@@ -262,7 +293,7 @@ impl Slice {
         region: &Arc<MemoryRegionInner>,
         addresses: &Range<u64>,
         range: impl RangeBounds<usize>,
-    ) -> Result<Self, QueueError> {
+    ) -> Result<Self, OutOfBounds> {
         let Range { start, end } = resolve(range, addresses.end - addresses.start)?;
         let (addr, len) = (addresses.start + start, (end - start) as usize);
         Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
@@ -308,8 +339,8 @@ impl RemoteMemory {
     /// A part of it.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, OutOfBounds> {
         let Range { start, end } = resolve(range, self.len)?;
         Ok(RemoteMemory { addr: self.addr.wrapping_add(start), len: end - start, rkey: self.rkey })
     }
@@ -325,7 +356,7 @@ impl FromStr for RemoteMemory {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |reason: String| Error::Parse { what: "remote memory", reason };
+        let bad = |reason: String| Error::Parse(ParseError { what: "remote memory", reason });
         let parts: Vec<&str> = text.trim().split(':').collect();
         let [addr, len, rkey] = parts[..] else {
             return Err(bad(format!("{text:?} has {} fields, not the 3 of addr:len:rkey", parts.len())));
@@ -347,7 +378,7 @@ mod tests {
         assert_eq!(whole.slice(4..).unwrap(), RemoteMemory { addr: 0x1004, len: 12, rkey: 7 });
         assert_eq!(whole.slice(..=15).unwrap(), whole);
         assert_eq!(whole.slice(16..).unwrap().len, 0);
-        assert!(matches!(whole.slice(8..17), Err(QueueError::OutOfBounds { start: 8, end: 17, len: 16 })));
+        assert!(matches!(whole.slice(8..17), Err(OutOfBounds { start: 8, end: 17, len: 16 })));
         #[expect(clippy::reversed_empty_ranges, reason = "this is the mistake under test")]
         let reversed = whole.slice(9..8);
         assert!(reversed.is_err());

@@ -1,15 +1,28 @@
 //! Protection domains.
 
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::device::{Device, DeviceInner};
+use crate::verbs::error::{Error, OpenError};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
-/// A cheap handle; clones name the same domain, which goes with the last object made in it.
+/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
+///
+/// ```
+/// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = ProtectionDomain::new(&Device::software()?)?;
+/// // What is made in one domain works together, and keeps the domain.
+/// let queue_pair = QueuePair::new(&pd, Default::default())?;
+/// let region = MemoryRegion::allocate(&pd, 4096, Access::LOCAL_WRITE)?;
+/// drop(pd);
+/// queue_pair.post_recv(&[region.slice(..)?], 0)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     pub(crate) inner: Arc<ProtectionDomainInner>,
@@ -18,7 +31,7 @@ pub struct ProtectionDomain {
 #[derive(Debug)]
 pub(crate) struct ProtectionDomainInner {
     raw: NonNull<ibv_pd>,
-    /// Somebody else's, who deallocates it.
+    /// The program's, which deallocates it.
     borrowed: bool,
     pub(crate) device: Arc<DeviceInner>,
 }
@@ -45,7 +58,7 @@ impl ProtectionDomain {
     /// goes.
     ///
     /// # Errors
-    /// [`Error::OtherContext`] where it belongs to another context than the device.
+    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to another context than the device.
     ///
     /// # Safety
     /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
@@ -53,7 +66,7 @@ impl ProtectionDomain {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
         if unsafe { (*pd.as_ptr()).context } != device.context() {
-            return Err(Error::OtherContext { device: device.name().to_owned() });
+            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }
@@ -70,7 +83,7 @@ impl Drop for ProtectionDomainInner {
         if self.borrowed {
             return;
         }
-        // SAFETY: allocated by us, and everything made in it holds an `Arc` of this, so it is gone.
+        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was destroyed.
         call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }
 }

@@ -1,6 +1,6 @@
-//! Who drives the card: the software card, or the system's libraries.
+//! Providers, which drive the card: the software card, or the system's libraries.
 
-use crate::error::Error;
+use crate::verbs::error::{Error, OpenError};
 use gdsync_sys::VerbsApi;
 
 /// The software card of this process: always there, needs nothing installed.
@@ -12,7 +12,7 @@ pub fn software() -> &'static VerbsApi {
 /// The system's libibverbs and libmlx5, loaded at the first call.
 ///
 /// # Errors
-/// [`Error::Load`] where a library or a symbol is missing; it says which package brings it.
+/// [`OpenError::Load`](crate::verbs::OpenError::Load) where a library or a symbol is missing; it says which package brings it.
 pub fn system() -> Result<&'static VerbsApi, Error> {
-    Ok(gdsync_sys::system::load()?)
+    Ok(gdsync_sys::system::load().map_err(OpenError::from)?)
 }

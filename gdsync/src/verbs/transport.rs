@@ -1,6 +1,5 @@
 //! Transport services, and which requests each of them takes.
 
-use crate::error::QueueError;
 use gdsync_sys::prm::wqe::Opcode;
 use gdsync_sys::verbs;
 use std::fmt;
@@ -13,10 +12,10 @@ pub enum Transport {
     #[default]
     Rc,
     /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is lost, and the
-    /// sender is not told.
+    /// sender gets no error.
     Uc,
-    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names where it goes
-    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender is not told.
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
+    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender gets no error.
     Ud,
 }
 
@@ -39,8 +38,11 @@ impl Transport {
         }
     }
 
-    /// Refuses what queue pairs of this transport cannot do.
-    pub(crate) fn check(self, opcode: Opcode) -> Result<(), QueueError> {
+    /// Checks that queue pairs of this transport have an operation.
+    ///
+    /// # Errors
+    /// The operation in words, where they do not.
+    pub(crate) fn check(self, opcode: Opcode) -> Result<(), &'static str> {
         if self.has(opcode) {
             return Ok(());
         }
@@ -50,7 +52,7 @@ impl Transport {
             Opcode::SendInval => "a send that invalidates",
             _ => "an atomic operation",
         };
-        Err(QueueError::NotOnTransport { operation, transport: self })
+        Err(operation)
     }
 }
 

@@ -7,12 +7,14 @@
 
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::MemOpStream;
+use gdsync::qp::ResetError;
 use gdsync::queue::{FailureCause, ResetBlocker};
 use gdsync::stream::Cpu;
 use gdsync::verbs::{QueueApi, provider};
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, PreparedSend,
-    ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, Completion, CompletionQueue, CompletionQueueConfig, ConnectOptions, Device, Error,
+    MemoryRegion, PreparedSend, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream,
+    WorkRequest,
 };
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -53,28 +55,28 @@ pub fn skip(test: &str, why: &str) {
 }
 
 /// A queue pair, made by whoever is under test.
-pub fn queue_pair(pd: &ProtectionDomain, config: QueuePairConfig) -> Result<QueuePair, Error> {
+pub fn queue_pair(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<QueuePair, Error> {
     QueuePair::new(pd, placed(config).queues(maker()))
 }
 
 /// One that completes in shared queues.
 pub fn sharing(
     pd: &ProtectionDomain,
-    config: QueuePairConfig,
+    config: QueuePairConfig<'_>,
     send_cq: &CompletionQueue,
     recv_cq: &CompletionQueue,
 ) -> Result<QueuePair, Error> {
-    QueuePair::with_completion_queues(pd, placed(config).queues(maker()), send_cq, recv_cq)
+    QueuePair::new(pd, placed(config).queues(maker()).completion_queues(send_cq, recv_cq))
 }
 
 /// A completion queue for several.
 pub fn completion_queue(device: &Device, entries: u32) -> Result<CompletionQueue, Error> {
     let placement = placed(QueuePairConfig::default()).placement;
-    CompletionQueue::with_placement(device, entries, maker(), placement)
+    CompletionQueue::new(device, CompletionQueueConfig::from(entries).queues(maker()).placement(placement))
 }
 
 /// The queues' memory that `GDSYNC_TEST_PLACEMENT` names (`gpu`, `stand-in`) for those that a test leaves in the host's.
-fn placed(config: QueuePairConfig) -> QueuePairConfig {
+fn placed(config: QueuePairConfig<'_>) -> QueuePairConfig<'_> {
     let everywhere = match std::env::var("GDSYNC_TEST_PLACEMENT").as_deref() {
         Err(_) | Ok("host") => return config,
         Ok("gpu") => Placement::Gpu(0),
@@ -95,7 +97,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn with(config: QueuePairConfig, options: ConnectOptions) -> Pair {
+    pub fn with(config: QueuePairConfig<'_>, options: ConnectOptions) -> Pair {
         let device = device();
         let pd = ProtectionDomain::new(&device).unwrap();
         let (left, right) = (queue_pair(&pd, config).unwrap(), queue_pair(&pd, config).unwrap());
@@ -214,7 +216,7 @@ pub fn drain(queue_pair: &QueuePair) {
     loop {
         match queue_pair.reset() {
             Ok(()) => return,
-            Err(Error::NotDrained {
+            Err(ResetError::Blocked {
                 blocker: ResetBlocker::Sends(_) | ResetBlocker::Receives(_), ..
             }) => {}
             Err(error) => panic!("{error}"),

@@ -2,13 +2,12 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its part")]
 
-use gdsync::CudaStream;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::{DoorbellPath, StreamOptions};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Stream};
+use gdsync::{Access, CudaStream, Stream};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -35,7 +35,7 @@ impl World {
         self.gpu[stream].with_mut(|gpu| unsafe { *gpu += 1 });
     }
 
-    /// Touches every stream's part, where nobody submits.
+    /// Touches every stream's part, while no thread submits.
     fn collect(&self) {
         let Some(_closed) = self.gate.try_close() else { return };
         if self.busy.iter().any(Busy::is_set) {

@@ -64,7 +64,7 @@ impl World {
         Arc::new(World { timeline, memory: [UnsafeCell::new(0), UnsafeCell::new(0)] })
     }
 
-    /// Whoever performs a submission, or takes its memory back.
+    /// Performs a submission, or takes its memory back.
     fn touch(&self, which: usize) {
         // SAFETY: loom reports who accesses it at the same time.
         self.memory[which].with_mut(|memory| unsafe { *memory += 1 });

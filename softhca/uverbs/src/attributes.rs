@@ -1,15 +1,16 @@
-//! A command as it arrives: a header with attributes in the program's memory.
+//! A command as the program passes it to ioctl(2): a header, and attributes that follow it.
 //!
-//! The one place where memory named by a command's pointers is read and written. What is not mapped is EFAULT.
+//! Only this module reads and writes memory that a command points to. Memory that is not mapped is
+//! EFAULT.
 
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::{ATTR_MANDATORY, ATTR_VALID_OUTPUT, Attr, Header};
 use softhca::card::is_mapped;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Most attributes of one command; the largest of the kernel has 16.
+/// Limit on the attributes of one command; the kernel's largest command has 16.
 const MAX_ATTRIBUTES: usize = 64;
-/// Values up to this size travel in the attribute itself.
+/// Values of at most this many bytes stand in the attribute itself.
 const INLINE: usize = size_of::<u64>();
 
 /// A command.
@@ -23,7 +24,7 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug)]
 struct Attribute {
     attr: Attr,
-    /// Where the program has it.
+    /// Address of the attribute in the program's memory.
     place: u64,
 }
 
@@ -35,8 +36,8 @@ fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
     if !is_mapped(addr, bytes.len() as u64, false) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the range was just found mapped; a program that unmaps memory of a command in flight breaks the interface's
-    // rules. The target is ours, so they do not overlap.
+    // SAFETY: `is_mapped` found the range mapped, and the interface obliges the program to keep it
+    // mapped during the command. The target is private to the caller, so the ranges do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, bytes.as_mut_ptr(), bytes.len()) };
     Ok(())
 }
@@ -49,7 +50,8 @@ fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     if !is_mapped(addr, bytes.len() as u64, true) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as in `load`; the program hands the range over for the answer.
+    // SAFETY: as in `load`; the interface obliges the program not to use the range of an answer
+    // during the command.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, bytes.len()) };
     Ok(())
 }
@@ -87,12 +89,12 @@ impl Request {
         self.find(id).ok_or(Errno::INVALID)
     }
 
-    /// Refuses attributes that must be understood and are not among `known`.
+    /// Refuses a command with a mandatory attribute that is not in `known`.
     pub(crate) fn knows(&self, known: &[u16]) -> Result<()> {
-        let stranger = self.attributes.iter().find(|attribute| {
+        let unknown = self.attributes.iter().find(|attribute| {
             attribute.attr.flags & ATTR_MANDATORY != 0 && !known.contains(&attribute.attr.attr_id)
         });
-        match stranger {
+        match unknown {
             None => Ok(()),
             Some(attribute) => {
                 tracing::warn!(self.object, self.method, attribute.attr.attr_id, "unknown attribute");
@@ -101,17 +103,17 @@ impl Request {
         }
     }
 
-    /// Whether an attribute is there.
+    /// Whether the command has an attribute.
     pub(crate) fn has(&self, id: u16) -> bool {
         self.find(id).is_some()
     }
 
-    /// Length in bytes of an attribute; 0 where it is missing.
+    /// Length of an attribute in bytes; 0 if it is missing.
     pub(crate) fn len(&self, id: u16) -> usize {
         self.find(id).map_or(0, |attribute| usize::from(attribute.attr.len))
     }
 
-    /// The bytes of an input; none where it is missing.
+    /// The bytes of an input attribute; empty if it is missing.
     pub(crate) fn bytes(&self, id: u16) -> Result<Vec<u8>> {
         let Some(Attribute { attr, .. }) = self.find(id) else { return Ok(Vec::new()) };
         let len = usize::from(attr.len);
@@ -123,7 +125,8 @@ impl Request {
         Ok(bytes)
     }
 
-    /// An input structure. Programs older or newer than the structure give less or more: the rest is zero, or must be.
+    /// An input structure. The missing fields of an older program are zero; the additional fields of
+    /// a newer program must be zero.
     pub(crate) fn structure<T: FromBytes + IntoBytes>(&self, id: u16) -> Result<T> {
         let bytes = self.bytes(id)?;
         let mut value = T::new_zeroed();
@@ -136,7 +139,7 @@ impl Request {
         Ok(value)
     }
 
-    /// A number of up to 64 bits.
+    /// A number of at most 64 bits.
     pub(crate) fn number(&self, id: u16) -> Result<u64> {
         self.need(id)?;
         let bytes = self.bytes(id)?;
@@ -145,7 +148,7 @@ impl Request {
         Ok(u64::from_ne_bytes(value))
     }
 
-    /// A number, where it is given.
+    /// A number, if the attribute is present.
     pub(crate) fn optional_number(&self, id: u16) -> Result<Option<u64>> {
         self.has(id).then(|| self.number(id)).transpose()
     }
@@ -162,12 +165,12 @@ impl Request {
 
     /// A file descriptor.
     pub(crate) fn fd(&self, id: u16) -> Result<i32> {
-        // Written as a signed 64-bit number.
+        // The program writes a signed 64-bit number.
         i32::try_from(self.need(id)?.attr.data as i64).map_err(|_| Errno::BAD_FD)
     }
 
-    /// Answers an output: cut to what the program has room for, the rest of its room zeroed. One that is not asked for is
-    /// left out.
+    /// Fills an output attribute: cut to the program's room, and padded with zeros to its end. Does
+    /// nothing if the attribute is missing.
     pub(crate) fn answer(&self, id: u16, bytes: &[u8]) -> Result<()> {
         let Some(attribute) = self.find(id) else { return Ok(()) };
         let room = usize::from(attribute.attr.len);
@@ -177,15 +180,15 @@ impl Request {
         self.mark(attribute)
     }
 
-    /// Answers with a structure or number.
+    /// Fills an output attribute with a structure or number.
     pub(crate) fn answer_with<T: IntoBytes + Immutable>(&self, id: u16, value: &T) -> Result<()> {
         self.answer(id, value.as_bytes())
     }
 
-    /// Answers with the handle or file descriptor of what was made: in the attribute itself.
-    pub(crate) fn answer_made(&self, id: u16, made: u32) -> Result<()> {
+    /// Answers with a new handle or file descriptor, in the attribute itself.
+    pub(crate) fn answer_created(&self, id: u16, created: u32) -> Result<()> {
         let attribute = self.need(id)?;
-        store(attribute.place + std::mem::offset_of!(Attr, data) as u64, &u64::from(made).to_ne_bytes())?;
+        store(attribute.place + std::mem::offset_of!(Attr, data) as u64, &u64::from(created).to_ne_bytes())?;
         self.mark(attribute)
     }
 

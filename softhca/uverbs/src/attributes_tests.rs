@@ -1,4 +1,4 @@
-//! Commands made by hand.
+//! Commands built by hand.
 
 use super::*;
 
@@ -66,7 +66,7 @@ fn answers_are_cut_or_padded_and_marked() {
     let request = read(&mut made).unwrap();
     request.answer_with(0, &0x0102_0304_0506_0708u64).unwrap();
     request.answer_with(1, &0x0102_0304_0506_0708u64).unwrap();
-    request.answer_made(2, 77).unwrap();
+    request.answer_created(2, 77).unwrap();
     request.answer_with(3, &1u32).unwrap();
     assert_eq!(small, [8, 7, 6, 5]);
     assert_eq!(large, [8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0]);

@@ -1,29 +1,30 @@
-//! The cards of this process: one for each device that is open, shared by its contexts.
+//! The cards of this process: one for each device that is open, shared by the device's contexts.
 
+use crate::cuda;
 use crate::errno::{Errno, Result};
-use crate::events::Routes;
+use crate::events::routes::Routes;
 use parking_lot::Mutex;
 use softhca::card::{Card, LinkLayer};
 use softhca::devices::devices_from_environment;
 use std::sync::{Arc, Weak};
 
-/// A running card, and where the events of its objects go.
+/// A running card, and the routes of its events.
 #[derive(Debug)]
 pub(crate) struct OpenCard {
     pub(crate) card: Card,
     pub(crate) routes: Arc<Routes>,
-    /// Which device of the process it is.
+    /// Index of the device.
     pub(crate) index: usize,
 }
 
-/// The cards that run, by the device's index. They are not kept running from here.
+/// The running cards, by device index. Contexts keep a card running; this list does not.
 #[derive(Debug, Default)]
 pub(crate) struct Cards {
     running: Mutex<Vec<Weak<OpenCard>>>,
 }
 
 impl Cards {
-    /// The card of a device; starts it if it does not run.
+    /// The card of a device. Starts it if it does not run.
     pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
         let link: LinkLayer = *devices_from_environment().get(index).ok_or(Errno::NO_ENTRY)?;
         let mut running = self.running.lock();
@@ -34,7 +35,7 @@ impl Cards {
             return Ok(card);
         }
         let routes = Arc::new(Routes::default());
-        crate::cuda::tell_cards();
+        cuda::register();
         let sink = routes.clone();
         let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
         let card = Arc::new(OpenCard { card, routes, index });

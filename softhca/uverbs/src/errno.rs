@@ -1,8 +1,8 @@
-//! Errors as the kernel would answer them.
+//! Error numbers, as the kernel would return them.
 
 use softhca::card::CardError;
 
-/// An errno value; never 0.
+/// A nonzero `errno` value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -19,25 +19,26 @@ impl Errno {
     pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
     pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);
     pub(crate) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
-    /// A command, or an attribute that must be understood, is not known: rdma-core then tries an older way.
+    /// The command or a mandatory attribute is unknown. rdma-core then tries an older command.
     pub(crate) const UNKNOWN: Errno = Errno(libc::EPROTONOSUPPORT);
 
-    /// Of the system call that just failed.
+    /// The error of the system call that just failed.
     pub(crate) fn last() -> Self {
         std::io::Error::last_os_error().into()
     }
 
+    /// Stores the value in the calling thread's `errno`.
     pub(crate) fn set(self) {
-        // SAFETY: the location is the calling thread's own, valid as long as the thread.
+        // SAFETY: the C library keeps the calling thread's location valid as long as the thread.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }
 
-/// Does work that leaves `errno` as it was, as system calls do that succeed.
+/// Runs `work` and restores `errno`: a system call that succeeds leaves it unchanged.
 pub(crate) fn preserving<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the location is the calling thread's own, valid as long as the thread.
+    // SAFETY: the C library keeps the calling thread's location valid as long as the thread.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: as above; nobody else uses it.
+    // SAFETY: as above; only this thread accesses the location.
     let before = unsafe { *place };
     let result = work();
     // SAFETY: as above.
@@ -52,7 +53,7 @@ impl From<std::io::Error> for Errno {
 }
 
 impl From<CardError> for Errno {
-    /// The words go to the log: there is no other place for them.
+    /// Logs the error's text, which an error number cannot carry.
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
         match error {
@@ -61,7 +62,7 @@ impl From<CardError> for Errno {
             CardError::TooMany { .. } => Errno::NO_MEMORY,
             CardError::Fabric(_) => Errno::NO_DEVICE,
             CardError::System(error) => error.into(),
-            // NotFound, Invalid, Transition, Missing, Superfluous, and whatever a newer card refuses.
+            // NotFound, Invalid, Transition, Missing, Superfluous, and variants added later.
             _ => Errno::INVALID,
         }
     }

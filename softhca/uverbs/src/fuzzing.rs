@@ -1,23 +1,24 @@
-//! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
+//! Entry point of the fuzz targets. Only built with `cfg(fuzzing)`, which cargo-fuzz sets.
 
 use crate::attributes::Request;
 use crate::uapi::ioctl::{Attr, Header};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Attributes that are pointers whatever their length.
+/// Whether an attribute is treated as an output: a pointer, whatever its length.
 fn is_output(id: u16) -> bool {
     id % 2 == 1
 }
 
-/// Reads a command whose header and attributes are these bytes. Pointers of attributes are taken as offsets into them, so that
-/// they lead to memory, or behind it.
+/// Reads a command whose header and attributes are these bytes. A pointer of an attribute becomes an
+/// offset into the bytes, so that it leads to mapped memory or past it.
 pub fn command(bytes: &[u8]) {
-    // Of words, as programs align it; with room behind it, so that no attribute's bytes are another's memory.
+    // Words, as programs align commands; followed by room, so that no attribute's bytes reach memory
+    // that the test does not own.
     let mut memory = vec![0u64; bytes.len().div_ceil(8) + usize::from(u16::MAX) / 8 + 16];
     let base = memory.as_ptr() as u64;
     let place = memory.as_mut_bytes();
     place[..bytes.len()].copy_from_slice(bytes);
-    // An attribute that the bytes end in, too: zeroes complete it.
+    // Includes a last, incomplete attribute: zeros complete it.
     let attributes = size_of::<Header>()..bytes.len().max(size_of::<Header>()) + size_of::<Attr>();
     for attr in place[attributes].chunks_exact_mut(size_of::<Attr>()) {
         let Ok(mut fixed) = Attr::read_from_bytes(attr) else { continue };
@@ -40,8 +41,8 @@ pub fn command(bytes: &[u8]) {
         let _ = (request.number(id), request.number32(id), request.optional_number(id));
         let _ = (request.handle(id), request.fd(id), request.structure::<[u64; 4]>(id));
         if is_output(id) && request.answer(id, &[7; 40]).is_ok() && request.has(id) {
-            // In the attribute itself, which is memory of ours.
-            assert!(request.answer_made(id, 5).is_ok());
+            // Writes to the attribute itself, which `memory` contains.
+            assert!(request.answer_created(id, 5).is_ok());
         }
     }
 }

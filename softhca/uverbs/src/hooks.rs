@@ -1,47 +1,51 @@
-//! The C functions that stand before the C library's.
+//! The C functions that the library puts before those of the C library.
 //!
-//! They make the real calls as raw system calls: the C library's functions of these names lead back here. Each of them may be
-//! called by this library itself, too (a file is closed, a card's memory mapped): whatever is not a device or a channel
-//! passes without a lock.
+//! They make system calls directly: the C library's functions of these names would lead back here.
+//! This library calls them, too, when it closes a file or maps memory of a card, possibly with a lock
+//! held. So a call for any file that is not a device or a channel takes no lock.
 
 use crate::attributes::Request;
+use crate::commands;
+use crate::descriptors;
 use crate::errno::{Errno, Result, preserving};
-use crate::files;
+use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
-use crate::uar;
+use crate::verbs::uar;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-/// What devices are called, before their number.
+/// The path of a device, without its number.
 const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
-/// The file that stands in for a device: a character device, as libibverbs wants to see. The stand-in for sysfs says its number.
+/// The file that stands in for a device: a character device, as libibverbs requires. The stand-in for
+/// sysfs has its device number.
 const STAND_IN: &CStr = c"/dev/null";
 /// Protocol of RDMA's netlink sockets (`NETLINK_RDMA`).
 const NETLINK_RDMA: c_int = 20;
 
-/// The device that a path names.
+/// The index of the device that a path names.
 ///
 /// # Safety
-/// `path` is null, or a C string. (A system call would answer EFAULT to what is not mapped; here it is a signal.)
+/// `path` must be null or a C string. (For memory that is not mapped, a system call returns EFAULT;
+/// this function raises a signal.)
 unsafe fn device_of(path: *const c_char) -> Option<usize> {
     if path.is_null() {
         return None;
     }
-    // Byte by byte: the program's string may end before the prefix does, where a page ends.
+    // Byte by byte: the program's string may end before the prefix does, at the end of a page.
     for (i, expected) in DEVICE_PREFIX.iter().enumerate() {
-        // SAFETY: no byte before it was the terminating one.
+        // SAFETY: the bytes before this one equal the prefix, so none of them ended the string.
         if unsafe { *path.add(i) } as u8 != *expected {
             return None;
         }
     }
-    // SAFETY: the prefix has no zero byte, so the string goes on behind it.
+    // SAFETY: the prefix has no zero byte, so the string continues after it.
     let number = unsafe { CStr::from_ptr(path.add(DEVICE_PREFIX.len())) };
     let index = number.to_str().ok()?.parse().ok()?;
     (index < softhca::devices::MAX_DEVICES).then_some(index)
 }
 
-/// -1 with `errno` set, or the value.
+/// The value, or -1 with `errno` set.
 fn returned<T: From<i8>>(result: Result<T>) -> T {
     result.unwrap_or_else(|errno| {
         errno.set();
@@ -53,8 +57,8 @@ fn open_device(index: usize, flags: c_int) -> Result<c_int> {
     // SAFETY: the path is a C string.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, STAND_IN.as_ptr(), flags, 0) };
     let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(Errno::last)?;
-    files::open(fd, index).inspect_err(|_| {
-        // SAFETY: our own descriptor.
+    process::open(fd, index).inspect_err(|_| {
+        // SAFETY: the call above has opened the descriptor, and nothing else owns it.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     })?;
     Ok(fd)
@@ -63,152 +67,27 @@ fn open_device(index: usize, flags: c_int) -> Result<c_int> {
 /// # Safety
 /// As `openat(2)`.
 unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for `path`.
     match unsafe { device_of(path) } {
         Some(index) => returned(preserving(|| open_device(index, flags))),
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for the arguments.
         None => unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int },
     }
-}
-
-/// `open(2)`. The mode is there whether the caller gave one or not: it is in a register that variable arguments use, too.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { open_any(libc::AT_FDCWD, path, flags, mode) }
-}
-
-/// `open64(3)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode) }
-}
-
-/// `openat(2)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { open_any(directory, path, flags, mode) }
-}
-
-/// `openat64(3)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn openat64(
-    directory: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: mode_t,
-) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { open_any(directory, path, flags | libc::O_LARGEFILE, mode) }
 }
 
 /// # Safety
 /// As `fstatat(2)`.
 unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for `path`.
     let path = if unsafe { device_of(path) }.is_some() { STAND_IN.as_ptr() } else { path };
-    // SAFETY: the caller's; on 64-bit machines the kernel's structure is the C library's.
+    // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is
+    // the kernel's.
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, path, buffer, flags) as c_int }
-}
-
-/// `stat(2)`: a device looks like the file that stands in for it.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { stat_any(libc::AT_FDCWD, path, buffer, 0) }
-}
-
-/// `stat64(3)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { stat_any(libc::AT_FDCWD, path, buffer, 0) }
-}
-
-/// `stat` of programs built before glibc 2.33.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { stat_any(libc::AT_FDCWD, path, buffer, 0) }
-}
-
-/// `stat64` of programs built before glibc 2.33.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { stat_any(libc::AT_FDCWD, path, buffer, 0) }
-}
-
-/// `fstatat(2)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn fstatat(
-    directory: c_int,
-    path: *const c_char,
-    buffer: *mut libc::stat,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { stat_any(directory, path, buffer, flags) }
-}
-
-/// `close(2)`: closing a device destroys everything in it.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn close(fd: c_int) -> c_int {
-    if files::is_ours(fd) {
-        preserving(|| files::forget(fd));
-    }
-    // SAFETY: no memory is involved.
-    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
-}
-
-/// `ioctl(2)`: commands to a device are performed here.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void) -> c_int {
-    if number == RDMA_VERBS_IOCTL
-        && let Some(context) = files::context(fd)
-    {
-        let perform = || Request::read(argument as u64).and_then(|request| context.perform(&request));
-        return returned(preserving(perform).map(|()| 0));
-    }
-    // SAFETY: the caller's.
-    unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }
 }
 
 /// # Safety
 /// As `mmap(2)`.
-unsafe fn map(
+unsafe fn map_any(
     at: *mut c_void,
     len: size_t,
     protection: c_int,
@@ -216,7 +95,7 @@ unsafe fn map(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let found = preserving(|| files::context(fd).map(|context| uar::mapping(&context, offset as u64, len)));
+    let found = preserving(|| process::context(fd).map(|context| uar::mapping(&context, offset as u64, len)));
     let page = match found {
         Some(Ok(page)) => page,
         Some(Err(errno)) => {
@@ -227,51 +106,119 @@ unsafe fn map(
     };
     let (fd, offset) =
         page.as_ref().map_or((fd, offset), |(file, place)| (file.as_raw_fd(), *place as off_t));
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the arguments; the file of a page replaces only `fd` and `offset`.
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     mapped as *mut c_void
 }
 
-/// `mmap(2)`: a device's pages are those of its card.
+/// Defines C functions whose safety is that of the C library's function of the same name.
+macro_rules! c_functions {
+    ($($(#[$doc:meta])+ $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
+        $(
+            $(#[$doc])+
+            ///
+            /// # Safety
+            /// As the C function.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($argument: $type),+) -> $result {
+                // SAFETY: the caller vouches for the arguments, as for those of the C function.
+                unsafe { $call }
+            }
+        )+
+    };
+}
+
+c_functions! {
+    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode the
+    /// value is arbitrary, and the kernel ignores it.
+    open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        open_any(libc::AT_FDCWD, path, flags, mode)
+    }
+
+    /// `open64(3)`.
+    open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, mode)
+    }
+
+    /// `openat(2)`.
+    openat(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        open_any(directory, path, flags, mode)
+    }
+
+    /// `openat64(3)`.
+    openat64(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        open_any(directory, path, flags | libc::O_LARGEFILE, mode)
+    }
+
+    /// `stat(2)`. A device has the attributes of its stand-in.
+    stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat64(3)`.
+    stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat` of programs built before glibc 2.33.
+    __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat64` of programs built before glibc 2.33.
+    __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `fstatat(2)`.
+    fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
+        stat_any(directory, path, buffer, flags)
+    }
+
+    /// `mmap(2)`. The pages of a device are those of its card.
+    mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+        map_any(at, len, protection, flags, fd, offset)
+    }
+
+    /// `mmap64(3)`.
+    mmap64(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
+        map_any(at, len, protection, flags, fd, offset)
+    }
+}
+
+/// `close(2)`. Closing a device destroys its objects.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn close(fd: c_int) -> c_int {
+    if descriptors::is_ours(fd) {
+        preserving(|| process::close(fd));
+    }
+    // SAFETY: the call accesses no memory of the process.
+    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+}
+
+/// `ioctl(2)`. The library performs the commands of its devices.
 ///
 /// # Safety
 /// As the C function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn mmap(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: the caller's.
-    unsafe { map(at, len, protection, flags, fd, offset) }
+pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void) -> c_int {
+    if number == RDMA_VERBS_IOCTL
+        && let Some(context) = process::context(fd)
+    {
+        let perform =
+            || Request::read(argument as u64).and_then(|request| commands::perform(&context, &request));
+        return returned(preserving(perform).map(|()| 0));
+    }
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }
 }
 
-/// `mmap64(3)`.
-///
-/// # Safety
-/// As the C function.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn mmap64(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: the caller's.
-    unsafe { map(at, len, protection, flags, fd, offset) }
-}
-
-/// `socket(2)`: there is no RDMA netlink, so that libibverbs looks into sysfs instead, of which there is a stand-in.
+/// `socket(2)`. Refuses RDMA netlink, so that libibverbs reads sysfs, which has a stand-in.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
         return returned(Err(Errno::UNKNOWN));
     }
-    // SAFETY: no memory is involved.
+    // SAFETY: the call accesses no memory of the process.
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }

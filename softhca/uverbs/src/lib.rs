@@ -1,39 +1,54 @@
-//! A preload library: the unmodified libibverbs and libmlx5, and any program on them, run on the software card.
+//! A preload library that runs the unmodified libibverbs and libmlx5, and any program that uses
+//! them, on the software card.
 //!
-//! It stands in the place of the kernel's `ib_uverbs` and `mlx5_ib`. Loaded with `LD_PRELOAD`, it takes the calls with which
-//! libibverbs opens `/dev/infiniband/uverbs*` and commands it, and answers them from a [`softhca::card::Card`] inside the
-//! process. `gdsync soft -- COMMAND` sets the environment up: a stand-in for sysfs, and the preloaded library.
+//! The library takes the place of the kernel modules `ib_uverbs` and `mlx5_ib`. Loaded with
+//! `LD_PRELOAD`, it intercepts the calls with which libibverbs opens `/dev/infiniband/uverbs*` and
+//! sends commands to it, and performs the commands on a [`softhca::card::Card`] inside the process.
+//! `gdsync soft -- COMMAND` sets up the environment: a stand-in for sysfs, and the preloaded library.
 //!
-//! Layers, bottom up: `uapi` is what the kernel's headers say; `attributes` reads and answers a command; one module per kind
-//! of object performs it on the card, for a `context`; `files` knows which file descriptors are contexts; `hooks` are the C
-//! functions.
+//! # Layers
 //!
-//! Nothing happens when the library is loaded. A card starts with the first open device, and belongs to the process: the
-//! child of a fork has none until it opens a device itself.
+//! Each module imports only modules above it in this list:
+//!
+//! | module | contents |
+//! |---|---|
+//! | `uapi` | the kernel's headers: numbers and structures |
+//! | `errno` | error numbers |
+//! | `log` | the log on stderr |
+//! | `descriptors` | the file descriptors that belong to the library |
+//! | `resource` | the objects of a card, by number |
+//! | `attributes` | the only access to memory that a command points to |
+//! | `events` | events of the card, delivered through pipes |
+//! | `cuda` | GPU memory, through the CUDA driver that the program has loaded |
+//! | `card` | the running cards of the process |
+//! | `context` | an open device and its objects, by handle |
+//! | `verbs` | the objects of the verbs interface, one module each |
+//! | `devx` | commands in the device's own format (`mlx5dv_devx_*`) |
+//! | `commands` | dispatch from a command's numbers to the function that performs it |
+//! | `process` | the open devices of the process, before and after a fork |
+//! | `hooks` | the C functions that replace those of the C library |
+//!
+//! Loading the library starts nothing. A card starts when the first device is opened, and belongs to
+//! that process: the child of a fork has no card until it opens a device itself.
 
-mod ah;
 mod attributes;
 mod card;
-mod channel;
+mod commands;
 mod context;
-mod cq;
 mod cuda;
-mod device;
+mod descriptors;
 mod devx;
 mod errno;
 mod events;
-mod files;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hooks;
-mod mr;
-mod pd;
-mod port;
-mod qp;
+mod log;
+mod process;
+mod resource;
 mod uapi;
-mod uar;
-mod write;
+mod verbs;
 
 #[cfg(test)]
 mod command_tests;

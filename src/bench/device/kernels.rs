@@ -1,7 +1,7 @@
 //! The kernels of `kernels.cu`, and their launches.
 
 use super::super::gpu::Gpu;
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::PinnedMemory;
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;

@@ -5,8 +5,8 @@ mod layout;
 
 use super::gpu::Gpu;
 use super::{median, print, print_json};
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
@@ -206,7 +206,7 @@ impl<'a> Bench<'a> {
         self.results.words64()[at].load(Ordering::Acquire)
     }
 
-    /// What a kernel has told, once it has ended; an error where a call of it has failed.
+    /// A kernel's report, once it has ended; an error where one of its calls failed.
     fn finish(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
         match self.result(0) {

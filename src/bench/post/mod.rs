@@ -4,8 +4,8 @@
 mod reference;
 
 use super::median;
-use crate::Failure;
 use crate::cli::BenchOptions;
+use crate::failure::Failure;
 use gdsync::{
     Access, CompletionQueue, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice,
     WorkRequest,

@@ -1,6 +1,6 @@
 //! libmlx5's own way to post: a queue pair that gdsync knows nothing of.
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::hca::{self, Hca};
 use gdsync::verbs::{GidEntry, LinkLayer};
 use gdsync::{ConnectOptions, Device, Endpoint, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory};
@@ -265,7 +265,7 @@ impl<'a> Qp<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Connected to `target`. Elements are the first four of so many bytes each of `source`.
+    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes each.
     pub(super) fn new(
         opened: &'a Opened,
         target: &QueuePair,

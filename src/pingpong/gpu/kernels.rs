@@ -1,6 +1,6 @@
 //! The kernels of `kernels.cu`, and their launches.
 
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::cudarc::driver::{CudaStream, DriverError, result, sys};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;

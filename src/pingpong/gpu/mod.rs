@@ -6,17 +6,17 @@ mod words;
 use super::driver::{self, CHUNKS, Driver};
 use super::findings::Findings;
 use super::pattern::Pattern;
-use crate::Failure;
 use crate::cli::PingpongOptions;
+use crate::failure::Failure;
 use crate::hca;
-use gdsync::CudaStream;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaEvent;
 use gdsync::mapped::MappedMemory;
 use gdsync::memop::StreamError;
+use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Doorbells, Posted};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Batch, ProtectionDomain, QueueError, QueuePair, RemoteMemory, Slice, Stream};
+use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
 use kernels::{Kernels, failed};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -120,11 +120,11 @@ impl GpuDriver {
 }
 
 impl Driver for GpuDriver {
-    fn source(&self) -> Result<Slice, QueueError> {
+    fn source(&self) -> Result<Slice, OutOfBounds> {
         self.source.slice(..)
     }
 
-    fn target(&self) -> Result<Slice, QueueError> {
+    fn target(&self) -> Result<Slice, OutOfBounds> {
         self.target.slice(..)
     }
 

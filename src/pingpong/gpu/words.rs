@@ -1,6 +1,6 @@
 //! Words of pinned host memory that kernels write, and the CPU reads.
 
-use crate::Failure;
+use crate::failure::Failure;
 use gdsync::PinnedMemory;
 use gdsync::cudarc::driver::CudaContext;
 use std::sync::Arc;

@@ -32,7 +32,7 @@ int gds_query_param(gds_param_t param, int *value);
 enum gds_create_qp_flags {
     GDS_CREATE_QP_DEFAULT = 0,
     GDS_CREATE_QP_WQ_ON_GPU = 1 << 0, /* refused, as libgdsync does */
-    /* The others are wishes. gdsync puts queues and records into host memory, and says so in its log. */
+    /* The others are wishes: granted on the software card where the CPU can map memory of GPU gpu_id. Else the log says why not. */
     GDS_CREATE_QP_TX_CQ_ON_GPU = 1 << 1,
     GDS_CREATE_QP_RX_CQ_ON_GPU = 1 << 2,
     GDS_CREATE_QP_WQ_DBREC_ON_GPU = 1 << 5

@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: words, bytes, and lists of descriptors.
 
 use crate::batch::{Builder, Target, check_flags, check_word, condition};
-use crate::fault::{self, Fault, no_flags, non_null, non_null_mut};
+use crate::error::{self, CallError, no_flags, non_null, non_null_mut};
 use crate::streams;
 use crate::types::{
     self, CUstream, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t,
@@ -22,7 +22,7 @@ pub unsafe extern "C" fn gds_prepare_wait_value32(
     cond_flags: c_int,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_prepare_wait_value32", || {
+    error::status("gds_prepare_wait_value32", || {
         let desc = non_null_mut("the descriptor", desc)?;
         check_word(ptr)?;
         check_flags(flags, types::GDS_WAIT_POST_FLUSH_REMOTE)?;
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn gds_prepare_write_value32(
     value: u32,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_prepare_write_value32", || {
+    error::status("gds_prepare_write_value32", || {
         let desc = non_null_mut("the descriptor", desc)?;
         check_word(ptr)?;
         check_flags(flags, types::GDS_WRITE_PRE_BARRIER_SYS)?;
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn gds_prepare_write_memory(
     count: size_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_prepare_write_memory", || {
+    error::status("gds_prepare_write_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
         non_null_mut("dest", dest)?;
         non_null("src", src)?;
@@ -79,14 +79,14 @@ pub unsafe extern "C" fn gds_prepare_write_memory(
 }
 
 /// Descriptors, ready to become a batch.
-unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) -> Result<Builder, Fault> {
+unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) -> Result<Builder, CallError> {
     let mut builder = Builder::new(target, n_descs.min(1024));
     if n_descs == 0 {
         return Ok(builder);
     }
     let descs = non_null_mut("the descriptors", descs)?;
     for i in 0..n_descs {
-        // SAFETY: an array of so many, the caller's.
+        // SAFETY: an array of that many, the caller's.
         unsafe { builder.descriptor(&*descs.add(i)) }?;
     }
     Ok(builder)
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn gds_stream_post_descriptors(
     descs: *mut gds_descriptor_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_stream_post_descriptors", || {
+    error::status("gds_stream_post_descriptors", || {
         no_flags(flags)?;
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn gds_post_descriptors(
     descs: *mut gds_descriptor_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_post_descriptors", || {
+    error::status("gds_post_descriptors", || {
         no_flags(flags)?;
         // SAFETY: the caller's.
         let batch = unsafe { read(Target::CPU, n_descs, descs)?.finish() }?;

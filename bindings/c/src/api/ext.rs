@@ -1,11 +1,11 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
 use super::verbs::check;
-use crate::fault::{self, Fault, non_null, non_null_mut};
+use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
-use gdsync::verbs::provider;
+use gdsync::verbs::{OpenError, provider};
 use gdsync_sys::verbs::ibv_context;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// `gdsync_error_text`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdsync_error_text() -> *const c_char {
-    fault::text()
+    error::text()
 }
 
 /// `gdsync_soft_open`.
@@ -24,15 +24,15 @@ pub extern "C" fn gdsync_error_text() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_context {
     log::start();
-    fault::pointer("gdsync_soft_open", || {
+    error::pointer("gdsync_soft_open", || {
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
-        // SAFETY: `count` is a valid place; the list has so many entries, and each a name, until it is freed.
+        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it is freed.
         let context = unsafe {
             let list = (api.get_device_list)(&mut count);
             if list.is_null() {
-                return Err(Fault::Verbs {
+                return Err(CallError::Verbs {
                     call: "ibv_get_device_list",
                     source: std::io::Error::last_os_error(),
                 });
@@ -50,12 +50,14 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
                 objects::note_software(context, true);
                 Ok(context)
             }
-            Some(_) => Err(Fault::Verbs { call: "ibv_open_device", source: std::io::Error::last_os_error() }),
-            None => Err(gdsync::Error::NoDevice {
+            Some(_) => {
+                Err(CallError::Verbs { call: "ibv_open_device", source: std::io::Error::last_os_error() })
+            }
+            None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
                 provider: "software",
                 present: gdsync::Device::names(api)?,
-            }
+            })
             .into()),
         }
     })
@@ -67,10 +69,12 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 /// The context is null or was opened by [`gdsync_soft_open`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
-    fault::status("gdsync_soft_close", || {
+    error::status("gdsync_soft_close", || {
         let context = non_null_mut("the context", context)?;
         if !objects::is_software(context) {
-            return Err(Fault::Stale { what: "not a context of gdsync_soft_open, or one that is closed" });
+            return Err(CallError::Stale {
+                what: "not a context of gdsync_soft_open, or one that is closed",
+            });
         }
         // SAFETY: open, as it is known.
         check("ibv_close_device", unsafe { (provider::software().close_device)(context) })?;
@@ -82,16 +86,16 @@ pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
 /// `gdsync_soft_stream_create`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gdsync_soft_stream_create() -> CUstream {
-    fault::pointer("gdsync_soft_stream_create", streams::create_soft)
+    error::pointer("gdsync_soft_stream_create", streams::create_soft)
 }
 
 /// `gdsync_soft_stream_destroy`.
 ///
 /// # Safety
-/// Nobody else uses the stream any more.
+/// No other thread uses the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
-    fault::status("gdsync_soft_stream_destroy", || {
+    error::status("gdsync_soft_stream_destroy", || {
         non_null_mut("the stream", stream)?;
         streams::forget(stream, true)
     })
@@ -120,13 +124,13 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
     function: Option<unsafe extern "C" fn(*mut c_void)>,
     argument: *mut c_void,
 ) -> c_int {
-    fault::status("gdsync_soft_stream_launch", || {
+    error::status("gdsync_soft_stream_launch", || {
         non_null_mut("the stream", stream)?;
-        let kernel = Kernel(function.ok_or(Fault::Null { what: "the function" })?, argument);
+        let kernel = Kernel(function.ok_or(CallError::Null { what: "the function" })?, argument);
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
         let limit = "functions run on software streams: launch a kernel there";
-        let bad = Fault::Bad { what: "the stream", value: 0, limit };
+        let bad = CallError::Bad { what: "the stream", value: 0, limit };
         stream.soft().ok_or(bad)?.launch(move || kernel.run())?;
         Ok(())
     })
@@ -138,7 +142,7 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
 /// The stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms: c_uint) -> c_int {
-    fault::status("gdsync_stream_synchronize", || {
+    error::status("gdsync_stream_synchronize", || {
         // SAFETY: the caller's.
         unsafe { streams::find(stream) }?.synchronize(Duration::from_millis(timeout_ms.into()))
     })
@@ -150,7 +154,7 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
 /// The stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
-    fault::status("gdsync_stream_forget", || streams::forget(stream, false))
+    error::status("gdsync_stream_forget", || streams::forget(stream, false))
 }
 
 /// `gdsync_cancel_send`.
@@ -159,7 +163,7 @@ pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
 /// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) -> c_int {
-    fault::status("gdsync_cancel_send", || {
+    error::status("gdsync_cancel_send", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).rollback_id };
@@ -179,7 +183,7 @@ pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) ->
 /// The request is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) -> c_int {
-    fault::status("gdsync_cancel_wait", || {
+    error::status("gdsync_cancel_wait", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).peek_id };
@@ -196,7 +200,7 @@ pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
     // SAFETY: the caller's.
-    fault::status("gdsync_abort_qp", || Ok(unsafe { objects::queue_pair(qp) }?.queue_pair.abort()?))
+    error::status("gdsync_abort_qp", || Ok(unsafe { objects::queue_pair(qp) }?.queue_pair.abort()?))
 }
 
 /// `gdsync_forget_memory`.
@@ -205,7 +209,7 @@ pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
 /// No stream that has not passed it names the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_forget_memory(addr: *const c_void, length: size_t) -> c_int {
-    fault::status("gdsync_forget_memory", || {
+    error::status("gdsync_forget_memory", || {
         pages::forget(non_null("the memory", addr)? as usize, length);
         Ok(())
     })

@@ -1,6 +1,6 @@
 //! `gdsync/tools.h`: memory that streams and the CPU both reach.
 
-use crate::fault::{self, Fault, non_null_mut};
+use crate::error::{self, CallError, non_null_mut};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 /// What was allocated, by the numbers in `mh`.
 static ALLOCATED: LazyLock<Mutex<(u64, HashMap<u64, Allocated>)>> = LazyLock::new(Mutex::default);
 
-/// Memory that a descriptor stands for; it goes with this.
+/// Memory that a descriptor stands for; it is released with this value.
 enum Allocated {
     Host(#[expect(dead_code, reason = "held")] PinnedMemory),
     Gpu(#[expect(dead_code, reason = "held")] Box<MappedMemory>),
@@ -29,7 +29,7 @@ struct Addresses {
     bar: *mut c_void,
 }
 
-/// Memory of the GPU whose context is current, mapped for the CPU. `None` where that is not to be had.
+/// Memory of the current context's GPU, mapped for the CPU. `None` where that cannot be had.
 fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
     let ordinal = streams::current_gpu()?;
     let context = gdsync::cuda::context(ordinal).ok()?;
@@ -47,7 +47,7 @@ fn on_gpu(size: usize) -> Option<(Allocated, Addresses)> {
 }
 
 /// Pinned memory of the host, which the GPU reaches where there is one.
-fn on_host(size: usize) -> Result<(Allocated, Addresses), Fault> {
+fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
     // A last page of fewer than 4 bytes has no word to ask for.
     let whole = size.saturating_add(size_of::<u32>() - 1) & !(size_of::<u32>() - 1);
     let memory = PinnedMemory::allocate(whole).map_err(|source| Error::Memory { len: size, source })?;
@@ -57,14 +57,14 @@ fn on_host(size: usize) -> Result<(Allocated, Addresses), Fault> {
 }
 
 /// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know one address.
-fn device_address(memory: &PinnedMemory) -> Result<u64, Fault> {
+fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
     let Some(stream) = streams::current()? else { return Ok(memory.addr().get()) };
     let first = stream.translate(memory.addr(), 1)?;
     for offset in (PAGE..memory.len()).step_by(PAGE) {
         let page = stream.translate(Word32::new(memory, offset)?.addr(), 1)?;
         if page != first + offset as u64 {
             let remedy = "allocate less at a time";
-            return Err(Fault::Unsupported { what: "the GPU has the pages in several places", remedy });
+            return Err(CallError::Unsupported { what: "the GPU has the pages in several places", remedy });
         }
     }
     Ok(first)
@@ -80,14 +80,14 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
     size: size_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_alloc_mapped_memory", || {
+    error::status("gds_alloc_mapped_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
         if ![types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST].contains(&flags) {
             let limit = "GDS_MEMORY_GPU or GDS_MEMORY_HOST is possible";
-            return Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+            return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
         }
         if size == 0 {
-            return Err(Fault::Bad { what: "size", value: 0, limit: "it must be at least 1" });
+            return Err(CallError::Bad { what: "size", value: 0, limit: "it must be at least 1" });
         }
         let mapped = if flags == types::GDS_MEMORY_GPU { on_gpu(size) } else { None };
         let (memory, at) = mapped.map_or_else(|| on_host(size), Ok)?;
@@ -108,13 +108,13 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
 /// `desc` is null or valid; no stream that has not passed it names the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_free_mapped_memory(desc: *mut gds_mem_desc_t) -> c_int {
-    fault::status("gds_free_mapped_memory", || {
+    error::status("gds_free_mapped_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
         // SAFETY: valid, the caller's.
         let name = unsafe { (*desc).mh };
         let gone = ALLOCATED.lock().1.remove(&name);
         if gone.is_none() {
-            return Err(Fault::Stale {
+            return Err(CallError::Stale {
                 what: "not memory of gds_alloc_mapped_memory, or it is free already",
             });
         }

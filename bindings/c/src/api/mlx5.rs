@@ -2,7 +2,7 @@
 
 use super::send::how_many;
 use crate::batch::{check_flags, check_word};
-use crate::fault::{self, Fault, non_null, non_null_mut};
+use crate::error::{self, CallError, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::streams::{self, StreamObject};
@@ -21,11 +21,11 @@ use std::sync::Arc;
 struct View(Option<Arc<StreamObject>>);
 
 impl View {
-    fn new() -> Result<Self, Fault> {
+    fn new() -> Result<Self, CallError> {
         Ok(View(streams::current()?))
     }
 
-    fn pointer<T>(&self, at: HostAddr) -> Result<*mut T, Fault> {
+    fn pointer<T>(&self, at: HostAddr) -> Result<*mut T, CallError> {
         let address = match &self.0 {
             Some(stream) => stream.translate(at, size_of::<T>())?,
             None => at.get(),
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn gds_mlx5_get_dword_wait_info(
     flags: c_int,
     mlx5_info: *mut gds_mlx5_dword_wait_info_t,
 ) -> c_int {
-    fault::status("gds_mlx5_get_dword_wait_info", || {
+    error::status("gds_mlx5_get_dword_wait_info", || {
         check_word(ptr)?;
         let info = non_null_mut("mlx5_info", mlx5_info)?;
         let view = View::new()?;
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn gds_mlx5_get_dword_wait_info(
 }
 
 /// Gives sends to a kernel, of which the last one's doorbell rings for all.
-fn give(sends: Vec<PreparedSend>) -> Result<Option<KernelSend>, Fault> {
+fn give(sends: Vec<PreparedSend>) -> Result<Option<KernelSend>, CallError> {
     let mut last = None;
     for send in sends {
         last = Some(send.give_to_kernel()?);
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
     requests: *const gds_send_request_t,
     mlx5_infos: *mut gds_mlx5_send_info_t,
 ) -> c_int {
-    fault::status("gds_mlx5_get_send_info", || {
+    error::status("gds_mlx5_get_send_info", || {
         let (requests, count) = (non_null("the requests", requests)?, how_many(count)?);
         let infos = non_null_mut("mlx5_infos", mlx5_infos)?;
         let view = View::new()?;
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn gds_mlx5_get_wait_info(
     requests: *const gds_wait_request_t,
     mlx5_infos: *mut gds_mlx5_wait_info_t,
 ) -> c_int {
-    fault::status("gds_mlx5_get_wait_info", || {
+    error::status("gds_mlx5_get_wait_info", || {
         let (requests, count) = (non_null("the requests", requests)?, how_many(count)?);
         let infos = non_null_mut("mlx5_infos", mlx5_infos)?;
         let view = View::new()?;
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn gds_mlx5_get_wait_info(
             if !words.is_empty() {
                 requests::put_back(name, Pending::Wait(wait, words));
                 let remedy = "have the kernel write the words that were appended itself";
-                return Err(Fault::Unsupported { what: "a kernel's wait has no words appended", remedy });
+                return Err(CallError::Unsupported { what: "a kernel's wait has no words appended", remedy });
             }
             requests::used_up(name);
             let wait = wait.give_to_kernel()?;

@@ -1,10 +1,9 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
-use crate::completion;
-use crate::fault::{self, Fault, non_null_mut};
+use crate::error::{self, CallError, non_null_mut};
 use crate::placement::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
-use crate::{log, objects, work};
+use crate::{completion, log, objects, work};
 use gdsync::QueuePairConfig;
 use gdsync::verbs::Transport;
 use gdsync_sys::verbs::{ibv_context, ibv_pd, ibv_qp_attr, ibv_wc};
@@ -16,11 +15,11 @@ use libc::c_int;
 /// `value` is null or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_int {
-    fault::status("gds_query_param", || {
+    error::status("gds_query_param", || {
         let value = non_null_mut("value", value)?;
         if param != types::GDS_PARAM_VERSION {
             let limit = "0 (GDS_PARAM_VERSION) is the only one";
-            return Err(Fault::Bad { what: "the parameter", value: param.into(), limit });
+            return Err(CallError::Bad { what: "the parameter", value: param.into(), limit });
         }
         // SAFETY: a valid place.
         unsafe { *value = types::GDS_API_VERSION };
@@ -28,13 +27,13 @@ pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_i
     })
 }
 
-fn transport(code: c_int) -> Result<Transport, Fault> {
+fn transport(code: c_int) -> Result<Transport, CallError> {
     // `enum ibv_qp_type`.
     match code {
         2 => Ok(Transport::Rc),
         3 => Ok(Transport::Uc),
         4 => Ok(Transport::Ud),
-        _ => Err(Fault::Bad {
+        _ => Err(CallError::Bad {
             what: "qp_type",
             value: code.into(),
             limit: "2 (RC), 3 (UC) and 4 (UD) are possible",
@@ -42,20 +41,20 @@ fn transport(code: c_int) -> Result<Transport, Fault> {
     }
 }
 
-fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), Fault> {
+fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), CallError> {
     if flags & !(types::GDS_CREATE_QP_WQ_ON_GPU | types::GDS_CREATE_QP_WISHES) != 0 {
         let limit = "only GDS_CREATE_QP_* flags are possible";
-        return Err(Fault::Bad { what: "flags", value: flags.into(), limit });
+        return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
     }
     if flags & types::GDS_CREATE_QP_WQ_ON_GPU != 0 {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
-        return Err(Fault::Unsupported { what: "work queues cannot be in GPU memory", remedy });
+        return Err(CallError::Unsupported { what: "work queues cannot be in GPU memory", remedy });
     }
-    // Without a driver nobody can tell, and nobody minds.
+    // Without a driver the number cannot be checked, and does not matter.
     let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
     if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
         let limit = "it must be the number of a GPU, or -1 for none";
-        return Err(Fault::Bad { what: "gpu_id", value: gpu_id.into(), limit });
+        return Err(CallError::Bad { what: "gpu_id", value: gpu_id.into(), limit });
     }
     Ok(())
 }
@@ -73,16 +72,16 @@ pub unsafe extern "C" fn gds_create_qp(
     flags: c_int,
 ) -> *mut gds_qp {
     log::start();
-    fault::pointer("gds_create_qp", || {
+    error::pointer("gds_create_qp", || {
         non_null_mut("the protection domain", pd)?;
         non_null_mut("the context", context)?;
         let attr = non_null_mut("qp_init_attr", qp_init_attr)?;
         check_create(flags, gpu_id)?;
-        // SAFETY: valid (the caller's), and nobody else's during the call.
+        // SAFETY: valid, and not used elsewhere during the call (the caller's).
         let attr = unsafe { &mut *attr };
         if !attr.srq.is_null() {
             let remedy = "leave srq NULL";
-            return Err(Fault::Unsupported { what: "shared receive queues cannot be used", remedy });
+            return Err(CallError::Unsupported { what: "shared receive queues cannot be used", remedy });
         }
         let config = QueuePairConfig::default()
             .transport(transport(attr.qp_type)?)
@@ -109,10 +108,10 @@ pub unsafe extern "C" fn gds_create_qp(
 /// `gds_destroy_qp`.
 ///
 /// # Safety
-/// Nobody else uses the queue pair any more.
+/// No other thread uses the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
-    fault::status("gds_destroy_qp", || objects::destroy(qp))
+    error::status("gds_destroy_qp", || objects::destroy(qp))
 }
 
 /// `gds_modify_qp`.
@@ -121,7 +120,7 @@ pub unsafe extern "C" fn gds_destroy_qp(qp: *mut gds_qp) -> c_int {
 /// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_modify_qp(qp: *mut gds_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
-    fault::status("gds_modify_qp", || {
+    error::status("gds_modify_qp", || {
         // SAFETY: the caller's.
         let qp = unsafe { objects::queue_pair(qp) }?;
         let attr = non_null_mut("attr", attr)?;
@@ -143,7 +142,7 @@ pub unsafe extern "C" fn gds_post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    fault::status("gds_post_recv", || {
+    error::status("gds_post_recv", || {
         // SAFETY: the caller's.
         unsafe { work::post_receives(objects::queue_pair(qp)?, wr, bad_wr) }
     })
@@ -152,10 +151,10 @@ pub unsafe extern "C" fn gds_post_recv(
 /// `gds_poll_cq`.
 ///
 /// # Safety
-/// The pointers are null or valid; `wc` has room for so many.
+/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_poll_cq(cq: *mut gds_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    fault::count("gds_poll_cq", || {
+    error::count("gds_poll_cq", || {
         // SAFETY: the caller's.
         let (queue, _) = unsafe { objects::queue(cq) }?;
         // SAFETY: the caller's.
@@ -171,13 +170,14 @@ pub(super) unsafe fn poll(
     queue: &gdsync::CompletionQueue,
     num_entries: c_int,
     wc: *mut ibv_wc,
-) -> Result<c_int, Fault> {
+) -> Result<c_int, CallError> {
     let wc = non_null_mut("wc", wc)?;
-    let bad = Fault::Bad { what: "num_entries", value: num_entries.into(), limit: "it must not be negative" };
+    let bad =
+        CallError::Bad { what: "num_entries", value: num_entries.into(), limit: "it must not be negative" };
     let most = usize::try_from(num_entries).map_err(|_| bad)?;
     let mut at = 0;
     let mut put = |completion| {
-        // SAFETY: no more than `most` are put, and there is room for so many.
+        // SAFETY: no more than `most` are written, and there is room for them.
         unsafe { wc.add(at).write(completion) };
         at += 1;
     };

@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: sends.
 
 use crate::batch::{Builder, Target};
-use crate::fault::{self, Fault, non_null_mut};
+use crate::error::{self, CallError, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn gds_post_send(
         let plain = work::Plain::of(qp, wr)?;
         qp.queue_pair.post_send(plain.request()?).ok()
     };
-    if fault::quietly(plain).is_some() {
+    if error::quietly(plain).is_some() {
         return 0;
     }
     // SAFETY: the caller's.
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn gds_post_send(
 #[cold]
 #[inline(never)]
 unsafe fn post_any(qp: *mut gds_qp, wr: *mut gds_send_wr, bad_wr: *mut *mut gds_send_wr) -> c_int {
-    fault::status("gds_post_send", || {
+    error::status("gds_post_send", || {
         // SAFETY: the caller's.
         unsafe { work::post_sends(objects::queue_pair(qp)?, wr, bad_wr) }
     })
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn gds_prepare_send(
         name_it(request, requests::keep(qp.name(), Pending::Send(send)));
         Some(())
     };
-    if fault::quietly(plain).is_some() {
+    if error::quietly(plain).is_some() {
         return 0;
     }
     // SAFETY: the caller's.
@@ -104,7 +104,7 @@ unsafe fn prepare_any(
     bad_wr: *mut *mut gds_send_wr,
     request: *mut gds_send_request_t,
 ) -> c_int {
-    fault::status("gds_prepare_send", || {
+    error::status("gds_prepare_send", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: the caller's.
         let qp = unsafe { objects::queue_pair(qp) }?;
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn gds_stream_queue_send(
         let plain = work::Plain::of(qp, wr)?;
         stream.queue_send(&qp.queue_pair, plain.request()?).ok()
     };
-    if fault::quietly(plain).is_some() {
+    if error::quietly(plain).is_some() {
         return 0;
     }
     // SAFETY: the caller's.
@@ -157,7 +157,7 @@ unsafe fn queue_any(
     wr: *mut gds_send_wr,
     bad_wr: *mut *mut gds_send_wr,
 ) -> c_int {
-    fault::status("gds_stream_queue_send", || {
+    error::status("gds_stream_queue_send", || {
         // SAFETY: the caller's.
         let (qp, stream) = unsafe { (objects::queue_pair(qp)?, streams::find(stream)?) };
         let mut batch = Batch::new();
@@ -173,7 +173,7 @@ unsafe fn queue_any(
 /// The request is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_send(stream: CUstream, request: *mut gds_send_request_t) -> c_int {
-    fault::status("gds_stream_post_send", || {
+    error::status("gds_stream_post_send", || {
         // SAFETY: the caller's.
         if let (Some(stream), Some(request)) = unsafe { (streams::remembered(stream), request.as_ref()) }
             && let Some(send) = requests::take_send(request.rollback_id)
@@ -196,11 +196,15 @@ pub unsafe extern "C" fn gds_stream_post_send_all(
     request: *mut gds_send_request_t,
 ) -> c_int {
     // SAFETY: the caller's.
-    fault::status("gds_stream_post_send_all", || unsafe { post_all(stream, count, request) })
+    error::status("gds_stream_post_send_all", || unsafe { post_all(stream, count, request) })
 }
 
 #[inline(never)]
-unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_send_request_t) -> Result<(), Fault> {
+unsafe fn post_all(
+    stream: CUstream,
+    count: c_int,
+    request: *mut gds_send_request_t,
+) -> Result<(), CallError> {
     let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
     // SAFETY: the caller's.
     let stream = unsafe { streams::find(stream) }?;
@@ -215,7 +219,7 @@ unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_send_reques
 }
 
 /// A count of requests, of which there is at least one.
-pub(super) fn how_many(count: c_int) -> Result<usize, Fault> {
-    let bad = || Fault::Bad { what: "the count", value: count.into(), limit: "it must be at least 1" };
+pub(super) fn how_many(count: c_int) -> Result<usize, CallError> {
+    let bad = || CallError::Bad { what: "the count", value: count.into(), limit: "it must be at least 1" };
     usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(bad)
 }

@@ -1,7 +1,7 @@
 //! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object is of.
 
 use super::queue_pair::poll;
-use crate::fault::{self, Fault, non_null_mut};
+use crate::error::{self, CallError, non_null_mut};
 use crate::objects::{self, api_of};
 use crate::types::ibv_recv_wr;
 use crate::work;
@@ -19,18 +19,18 @@ type PostRecv =
     unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int;
 
 /// A call that returns 0, a positive errno, or -1 and `errno`.
-pub(super) fn check(call: &'static str, code: c_int) -> Result<(), Fault> {
+pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
     let source = match code {
         0 => return Ok(()),
         code if code > 0 => io::Error::from_raw_os_error(code),
         _ => io::Error::last_os_error(),
     };
-    Err(Fault::Verbs { call, source })
+    Err(CallError::Verbs { call, source })
 }
 
-fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
+fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
     if pointer.is_null() {
-        Err(Fault::Verbs { call, source: io::Error::last_os_error() })
+        Err(CallError::Verbs { call, source: io::Error::last_os_error() })
     } else {
         Ok(pointer)
     }
@@ -39,16 +39,16 @@ fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, Fault> {
 /// `gdsync_poll_cq`.
 ///
 /// # Safety
-/// The pointers are null or valid; `wc` has room for so many.
+/// The pointers are null or valid; `wc` has room for `num_entries`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    fault::count("gdsync_poll_cq", || {
+    error::count("gdsync_poll_cq", || {
         let cq = non_null_mut("the completion queue", cq)?;
         if let Some(queue) = objects::find_queue(cq) {
             // SAFETY: the caller's.
             return unsafe { poll(&queue, num_entries, wc) };
         }
-        // SAFETY: a valid queue of another's, whose context has the function of this type in this place.
+        // SAFETY: a valid queue of another library: its context has the function of this type in this place.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
@@ -59,8 +59,8 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     })
 }
 
-const NO_FUNCTION: Fault =
-    Fault::Unsupported { what: "the provider has no such function", remedy: "use gdsync's queues on it" };
+const NO_FUNCTION: CallError =
+    CallError::Unsupported { what: "the provider has no such function", remedy: "use gdsync's queues on it" };
 
 /// `gdsync_post_recv`.
 ///
@@ -72,13 +72,13 @@ pub unsafe extern "C" fn gdsync_post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    fault::status("gdsync_post_recv", || {
+    error::status("gdsync_post_recv", || {
         let qp = non_null_mut("the queue pair", qp)?;
         if let Some(ours) = objects::find_queue_pair(qp) {
             // SAFETY: the caller's.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
-        // SAFETY: a valid queue pair of another's, whose context has the function of this type in this place.
+        // SAFETY: a valid queue pair of another library: its context has the function of this type in this place.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn gdsync_post_recv(
 /// The context is null or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    fault::pointer("gdsync_alloc_pd", || {
+    error::pointer("gdsync_alloc_pd", || {
         // SAFETY: the caller's.
         made("ibv_alloc_pd", unsafe { (api_of(context)?.alloc_pd)(context) })
     })
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 /// The domain is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    fault::status("gdsync_dealloc_pd", || {
+    error::status("gdsync_dealloc_pd", || {
         let pd = non_null_mut("the protection domain", pd)?;
         // SAFETY: the caller's.
         check("ibv_dealloc_pd", unsafe { (api_of((*pd).context)?.dealloc_pd)(pd) })
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn gdsync_reg_mr(
     length: size_t,
     access: c_int,
 ) -> *mut ibv_mr {
-    fault::pointer("gdsync_reg_mr", || {
+    error::pointer("gdsync_reg_mr", || {
         let pd = non_null_mut("the protection domain", pd)?;
         non_null_mut("the memory", addr)?;
         // SAFETY: the caller's.
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn gdsync_reg_mr(
 /// The region is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    fault::status("gdsync_dereg_mr", || {
+    error::status("gdsync_dereg_mr", || {
         let mr = non_null_mut("the memory region", mr)?;
         // SAFETY: the caller's.
         check("ibv_dereg_mr", unsafe { (api_of((*mr).context)?.dereg_mr)(mr) })
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn gdsync_query_port(
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    fault::status("gdsync_query_port", || {
+    error::status("gdsync_query_port", || {
         let (api, attr) = (api_of(context)?, non_null_mut("attr", attr)?);
         // SAFETY: a valid place of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    fault::status("gdsync_query_gid", || {
+    error::status("gdsync_query_gid", || {
         let (api, gid) = (api_of(context)?, non_null_mut("gid", gid)?);
         // SAFETY: the caller's.
         check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
 /// The pointers are null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    fault::pointer("gdsync_create_ah", || {
+    error::pointer("gdsync_create_ah", || {
         let pd = non_null_mut("the protection domain", pd)?;
         let attr = non_null_mut("attr", attr)?;
         // SAFETY: the caller's.
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 /// The handle is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    fault::status("gdsync_destroy_ah", || {
+    error::status("gdsync_destroy_ah", || {
         let ah = non_null_mut("the address handle", ah)?;
         // SAFETY: the caller's.
         check("ibv_destroy_ah", unsafe { (api_of((*ah).context)?.destroy_ah)(ah) })

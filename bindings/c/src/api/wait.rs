@@ -2,7 +2,7 @@
 
 use super::send::how_many;
 use crate::batch::{Builder, Target, check_word};
-use crate::fault::{self, Fault, no_flags, non_null_mut};
+use crate::error::{self, CallError, no_flags, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, GDS_INFO_MAX_OPS, gds_cq, gds_wait_request_t};
 use crate::{objects, streams};
@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const OWN_OPS: usize = 2;
 
 /// Prepares the next wait of a queue, and says in the program's struct which one is next.
-unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), Fault> {
+unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), CallError> {
     // SAFETY: the caller's.
     let (queue, owner) = unsafe { objects::queue(cq) }?;
     let wait = queue.prepare_wait()?;
-    // SAFETY: a valid struct, the caller's, whose field is aligned; other threads may do the same.
+    // SAFETY: a valid struct (the caller's) with an aligned field; other threads may do the same.
     let next = unsafe { AtomicU32::from_ptr(&raw mut (*cq).curr_offset) };
     next.store(wait.index().wrapping_add(1), Ordering::Relaxed);
     Ok((wait, owner))
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn gds_prepare_wait_cq(
     request: *mut gds_wait_request_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_prepare_wait_cq", || {
+    error::status("gds_prepare_wait_cq", || {
         let request = non_null_mut("the request", request)?;
         no_flags(flags)?;
         // SAFETY: the caller's.
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn gds_append_wait_cq(
     dw: *mut u32,
     val: u32,
 ) -> c_int {
-    fault::status("gds_append_wait_cq", || {
+    error::status("gds_append_wait_cq", || {
         let request = non_null_mut("the request", request)?;
         check_word(dw)?;
         // SAFETY: valid, the caller's.
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn gds_stream_post_wait_cq(
     request: *mut gds_wait_request_t,
 ) -> c_int {
     // SAFETY: the caller's.
-    fault::status("gds_stream_post_wait_cq", || unsafe { post_all(stream, 1, request) })
+    error::status("gds_stream_post_wait_cq", || unsafe { post_all(stream, 1, request) })
 }
 
 /// `gds_stream_post_wait_cq_all`.
@@ -97,10 +97,14 @@ pub unsafe extern "C" fn gds_stream_post_wait_cq_all(
     request: *mut gds_wait_request_t,
 ) -> c_int {
     // SAFETY: the caller's.
-    fault::status("gds_stream_post_wait_cq_all", || unsafe { post_all(stream, count, request) })
+    error::status("gds_stream_post_wait_cq_all", || unsafe { post_all(stream, count, request) })
 }
 
-unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_wait_request_t) -> Result<(), Fault> {
+unsafe fn post_all(
+    stream: CUstream,
+    count: c_int,
+    request: *mut gds_wait_request_t,
+) -> Result<(), CallError> {
     let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
     // SAFETY: the caller's.
     let stream = unsafe { streams::find(stream) }?;
@@ -120,7 +124,7 @@ unsafe fn post_all(stream: CUstream, count: c_int, request: *mut gds_wait_reques
 /// The queue is null or valid; the stream is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_wait_cq(stream: CUstream, cq: *mut gds_cq, flags: c_int) -> c_int {
-    fault::status("gds_stream_wait_cq", || {
+    error::status("gds_stream_wait_cq", || {
         no_flags(flags)?;
         non_null_mut("the completion queue", cq)?;
         // SAFETY: the caller's.
@@ -139,7 +143,7 @@ pub unsafe extern "C" fn gds_post_wait_cq(
     request: *mut gds_wait_request_t,
     flags: c_int,
 ) -> c_int {
-    fault::status("gds_post_wait_cq", || {
+    error::status("gds_post_wait_cq", || {
         no_flags(flags)?;
         // SAFETY: the caller's.
         unsafe { leave_to_cpu(cq, request) }
@@ -153,10 +157,10 @@ pub unsafe extern "C" fn gds_post_wait_cq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_abort_wait_cq(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> c_int {
     // SAFETY: the caller's.
-    fault::status("gds_abort_wait_cq", || unsafe { leave_to_cpu(cq, request) })
+    error::status("gds_abort_wait_cq", || unsafe { leave_to_cpu(cq, request) })
 }
 
-unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Result<(), Fault> {
+unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Result<(), CallError> {
     // SAFETY: the caller's.
     unsafe { objects::queue(cq) }?;
     let request = non_null_mut("the request", request)?;

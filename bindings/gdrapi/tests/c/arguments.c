@@ -162,7 +162,7 @@ int main(void)
     EXPECT(EINVAL, gdr_unmap(g, mh, at, SIZE));
     EXPECT(EINVAL, gdr_copy_to_mapping(mh, map, bytes, 8));
 
-    /* What is left goes with the library. */
+    /* Closing the library unpins what is left. */
     EXPECT(0, gdr_close(g));
     EXPECT(EINVAL, gdr_unpin_buffer(g, unaligned));
     EXPECT(EINVAL, gdr_copy_to_mapping(unaligned, map, bytes, 8));

@@ -268,7 +268,7 @@ int main(void)
     /* No GPU's memory. */
     EQUAL(gdr_pin_buffer(g, (unsigned long)(uintptr_t)source & GPU_PAGE_MASK, GPU_PAGE_SIZE, 0, 0, &mh), EINVAL);
 
-    /* Contexts: none, and one that goes away. */
+    /* Contexts: none, and one that is destroyed. */
     struct pinner pinner = { g, memory };
     pthread_t thread;
     DONE(pthread_create(&thread, NULL, pin_elsewhere, &pinner));

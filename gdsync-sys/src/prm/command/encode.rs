@@ -153,7 +153,7 @@ pub struct Route {
     pub ethernet: bool,
 }
 
-/// What a connection is told on the way to receiving.
+/// The attributes of a connection for the step to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The path.

@@ -1,9 +1,9 @@
 //! Giving commands to the device, and the objects that they make.
 
-use super::error::{DevxError, DevxStatus};
-use crate::error::Error;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::devx::{DevxError, DevxStatus};
+use crate::verbs::error::Error;
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::mlx5dv_devx_obj;
 use gdsync_sys::prm::command::encode::{self, ANSWER, CAPABILITIES, Command, Transition};

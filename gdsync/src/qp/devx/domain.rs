@@ -4,11 +4,11 @@ use super::command::{api_of, event_queue, timestamp_format};
 use super::memory::{Blocks, MemorySource, source_of};
 use super::sizes::Sizes;
 use crate::cuda::QueuePlacement;
-use crate::error::Error;
 use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
 use crate::verbs::call;
-use crate::verbs::config::QueuePairConfig;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::error::Error;
 use crate::verbs::pd::ProtectionDomainInner;
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
@@ -46,7 +46,7 @@ impl Sources {
 }
 
 impl Domain {
-    /// Queues that lie where they are asked to.
+    /// A domain for queues in the memory that `placement` names.
     pub(crate) fn new(pd: &Arc<ProtectionDomainInner>, placement: QueuePlacement) -> Result<Self, Error> {
         Self::in_memory_of(pd, Sources::new(placement, &pd.device)?)
     }
@@ -64,17 +64,17 @@ impl Domain {
         })
     }
 
-    /// Whether there can be such queues: asked before anything is made.
-    pub(crate) fn check(&self, config: &QueuePairConfig) -> Result<(), Error> {
+    /// Checks that such queues can be made, before anything is.
+    pub(crate) fn check(&self, config: &QueuePairConfig<'_>) -> Result<(), Error> {
         Sizes::new(config, &self.device.attributes()?).map(drop)
     }
 
-    /// Registered memory for the rings of a queue pair, of so many bytes, and its record.
+    /// Registered memory for the rings of a queue pair, of `bytes` bytes, and its record.
     pub(super) fn work_memory(&self, len: usize) -> Result<Blocks, Error> {
         Blocks::register(&self.device, len, &self.sources.work, &self.sources.records)
     }
 
-    /// Registered memory for the ring of a completion queue, of so many bytes, and its record.
+    /// Registered memory for the ring of a completion queue, of `bytes` bytes, and its record.
     pub(super) fn completion_memory(&self, len: usize) -> Result<Blocks, Error> {
         Blocks::register(&self.device, len, &self.sources.completions, &self.sources.records)
     }
@@ -130,7 +130,7 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span that tells streams of it.
+        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
 }

@@ -3,21 +3,20 @@
 use super::command::api_of;
 use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
-use crate::error::Error;
 use crate::memory::arena::Arena;
-use crate::memory::page_size;
 use crate::verbs::call;
 use crate::verbs::device::DeviceInner;
+use crate::verbs::error::Error;
 use gdsync_sys::api::DevxApi;
+use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
 use gdsync_sys::prm::command::encode::UmemPlace;
 use gdsync_sys::verbs::IBV_ACCESS_LOCAL_WRITE;
 use std::any::Any;
-use std::fmt;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// A zeroed block of memory for a queue: its rings, and its doorbell record.
 pub(crate) struct QueueMemory {
@@ -28,10 +27,10 @@ pub(crate) struct QueueMemory {
     keep: Keep,
 }
 
-/// Whatever keeps a block of memory mapped. Dropped when the device has let go of the memory.
+/// What keeps a block of memory mapped. Dropped when the device has deregistered the memory.
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
-/// How the device is told of the memory.
+/// How the memory is registered with the device.
 #[derive(Debug)]
 pub(crate) enum UmemSource {
     /// By the CPU's address, whose pages the kernel pins.
@@ -44,7 +43,7 @@ pub(crate) enum UmemSource {
 impl QueueMemory {
     /// # Safety
     /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until `keep` is dropped, and
-    /// belongs to nobody else; the source names the same memory. Streams know of it (a `Span`).
+    /// has no other user; the source names the same memory. A `Span` announces it to streams.
     pub(crate) unsafe fn new(cpu: NonNull<u8>, len: usize, source: UmemSource, keep: Keep) -> Self {
         QueueMemory { cpu, len, source, keep }
     }
@@ -52,7 +51,7 @@ impl QueueMemory {
 
 /// Where the memory of queues comes from.
 pub(crate) trait MemorySource: fmt::Debug + Send + Sync {
-    /// At least so many bytes.
+    /// A block of at least `bytes` bytes.
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error>;
 }
 
@@ -90,7 +89,7 @@ struct GpuSource(Arc<Arena>);
 impl MemorySource for GpuSource {
     fn allocate(&self, len: usize) -> Result<QueueMemory, Error> {
         let memory = |source| Error::Memory { len, source };
-        // Devices are told of whole pages, which nobody else must have a part of.
+        // Whole pages are registered with devices, and nothing else may share them.
         let len = len.next_multiple_of(page_size());
         let block = self.0.allocate(len, page_size()).map_err(memory)?;
         let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
@@ -109,7 +108,7 @@ impl MemorySource for GpuSource {
 /// Where the memory of a placement comes from.
 ///
 /// # Errors
-/// [`Error::Placement`].
+/// [`PlacementError`](crate::cuda::PlacementError).
 pub(super) fn source_of(
     placement: Placement,
     device: &Arc<DeviceInner>,
@@ -237,7 +236,7 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: registered by us; the object that lay in it was destroyed before, as who owns both says by its fields' order.
+        // SAFETY: registered by us; the object that lay in it was destroyed before: the fields of the owner of both stand in that order.
         call::on_drop("mlx5dv_devx_umem_dereg", unsafe { (self.api.umem_dereg)(self.raw.as_ptr()) });
     }
 }

@@ -4,11 +4,11 @@ use super::command::Object;
 use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes::Sizes;
-use crate::error::Error;
 use crate::memory::HostAddr;
+use crate::qp::config::QueuePairConfig;
 use crate::queue::Ring;
 use crate::verbs::ah;
-use crate::verbs::config::QueuePairConfig;
+use crate::verbs::error::Error;
 use crate::verbs::gid::LinkLayer;
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::transport::Transport;
@@ -24,7 +24,7 @@ const NO_INDEX: u32 = 0xff_ffff;
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    // In this order: the device lets go of the memory before that goes.
+    // In this order: the device destroys the queue pair before its memory is released.
     object: Object,
     _memory: Blocks,
 }
@@ -53,13 +53,13 @@ impl Qp {
     /// Makes a queue pair that completes in the queues of these numbers.
     pub(crate) fn make(
         domain: &Domain,
-        config: &QueuePairConfig,
+        config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
     ) -> Result<Made, Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
         // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are powers of
-        // two. Nobody but the card is told of it.
+        // two. Only the card accesses it besides.
         let (sq, rq) = unsafe {
             (
                 Ring::new(
@@ -107,7 +107,7 @@ impl Qp {
     pub(crate) fn modify(
         &self,
         pd: &Arc<ProtectionDomainInner>,
-        config: &QueuePairConfig,
+        config: &QueuePairConfig<'_>,
         link: LinkLayer,
         attr: &ibv_qp_attr,
     ) -> Result<(), Error> {
@@ -122,7 +122,7 @@ impl Qp {
 
 fn transition(
     pd: &Arc<ProtectionDomainInner>,
-    config: &QueuePairConfig,
+    config: &QueuePairConfig<'_>,
     link: LinkLayer,
     attr: &ibv_qp_attr,
 ) -> Result<Transition, Error> {

@@ -1,8 +1,8 @@
 //! How large queues made by commands become. Pure.
 
-use crate::error::Error;
-use crate::verbs::config::QueuePairConfig;
+use crate::qp::config::QueuePairConfig;
 use crate::verbs::device::DeviceAttributes;
+use crate::verbs::error::{Error, OutOfRange};
 use crate::verbs::transport::Transport;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
@@ -46,10 +46,10 @@ fn check(what: &'static str, value: u32, most: u32) -> Result<(), Error> {
         return Ok(());
     }
     let limit = format!("queues made by commands have at most {most} on this device");
-    Err(Error::OutOfRange { what, value: value.into(), limit, remedy: "ask for less" })
+    Err(Error::OutOfRange(OutOfRange { what, value: value.into(), limit, remedy: "ask for less" }))
 }
 
-/// Entries of a completion queue that has room for so many; devices have powers of two only.
+/// Entries of a completion queue with room for `entries`; devices have powers of two only.
 pub(super) fn completion_entries(asked: u32, most: u32) -> Result<u32, Error> {
     // The greatest power of two that the device has.
     let most = 1 << most.clamp(2, MOST_COMPLETIONS).ilog2();
@@ -58,7 +58,7 @@ pub(super) fn completion_entries(asked: u32, most: u32) -> Result<u32, Error> {
 }
 
 impl Sizes {
-    pub(super) fn new(config: &QueuePairConfig, device: &DeviceAttributes) -> Result<Self, Error> {
+    pub(super) fn new(config: &QueuePairConfig<'_>, device: &DeviceAttributes) -> Result<Self, Error> {
         let segment = SEGMENT as u32;
         let overhead = overhead(config.transport);
         let room = u32::from(MAX_DS) - overhead;
@@ -70,7 +70,7 @@ impl Sizes {
         check("recv_depth", config.recv_depth, most)?;
 
         let inline_segments = (INLINE_HEADER + config.inline).div_ceil(segment);
-        // An atomic operation has two segments behind its address: what is asked for, and where the result goes.
+        // An atomic operation has two segments behind its address: the operands, and the place of the result.
         let data = config.send_segments.max(inline_segments).max(2);
         let per_block = BASIC_BLOCK as u32 / segment;
         let blocks = (overhead + data).div_ceil(per_block);

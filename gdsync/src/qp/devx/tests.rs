@@ -3,10 +3,12 @@
 
 use super::domain::Sources;
 use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
-use super::{Cq, DevxError, DevxStatus, Domain, Qp};
+use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
+use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::{LinkLayer, QueueApi, provider};
 use crate::*;
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Nothing here takes longer, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
 
-/// The system's first device; none, and it is told, where the software card of this process is under test.
+/// The system's first device; none, with a message, where the software card of this process is under test.
 fn device(test: &str) -> Option<Device> {
     if std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|name| name == "system") {
         return Some(Device::open(provider::system().unwrap(), None).unwrap());
@@ -70,7 +72,7 @@ impl MemorySource for MemoryFiles {
         };
         assert_ne!(base, libc::MAP_FAILED);
         let address = base as usize;
-        // SAFETY: our mapping; nobody has it any more when its span is released.
+        // SAFETY: our mapping; nothing uses it when its span is released.
         let unmap = move || assert_eq!(unsafe { libc::munmap(address as *mut libc::c_void, mapped) }, 0);
         let keep: Keep =
             Box::new(Span::announce(address as u64, mapped as u64, Kind::Whole, Box::new(unmap)));
@@ -116,7 +118,7 @@ impl MemorySource for RunsOut {
                 UmemSource::DmaBuf { fd: read.into(), offset: 0 }
             }
         };
-        // SAFETY: not true, which is the point: the device refuses it, so that nobody ever touches it.
+        // SAFETY: not true, which is the point: the device refuses it, so that nothing ever touches it.
         Ok(unsafe { QueueMemory::new(NonNull::new(4096 as *mut u8).unwrap(), len, source, Box::new(())) })
     }
 }
@@ -221,7 +223,7 @@ fn devx_queues_that_cannot_have_their_memory_leave_nothing_behind() {
             source.files.made.lock().unwrap().clear();
             assert_eq!(descriptors_of(c"runs-out"), 0, "{then:?} after {made}");
             if let Some(mut writer) = source.writer.lock().unwrap().take() {
-                // Nobody has the end to read from any more.
+                // The reading end was closed.
                 assert_eq!(writer.write(&[0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
             }
             let text = error.to_string();
@@ -257,7 +259,7 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
         assert_eq!(status, DevxStatus(0x05), "bad resource");
         assert_ne!(syndrome, 0);
     }
-    // A queue pair that is not connected cannot be told to send.
+    // A queue pair that is not connected cannot be moved to RTS.
     let made = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
     let attr =
         gdsync_sys::verbs::ibv_qp_attr { qp_state: gdsync_sys::verbs::IBV_QPS_RTS, ..Default::default() };

@@ -24,7 +24,7 @@ pub(crate) enum Unread {
 }
 
 impl CompletionState {
-    /// Lends the queue to a kernel that posts to queue pair `qpn`: until [`Self::give_back`] nobody else takes entries out of it,
+    /// Attaches the queue to a kernel that posts to queue pair `qpn`: until [`Self::give_back`] only the kernel takes entries out of it,
     /// and nothing else can complete here.
     pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
         self.recycle();
@@ -35,7 +35,7 @@ impl CompletionState {
             return Err(Unread::Waits(self.slots.len() as u32));
         }
         self.attached = Some(qpn);
-        // All places are taken: who wants one is told why.
+        // All places are taken: posting to other queue pairs is refused with the reason.
         self.reserved = self.entries();
         self.ring.drain();
         Ok(BorrowedCompletions {

@@ -18,17 +18,17 @@ pub(crate) struct BorrowedSends {
 }
 
 impl SendState {
-    /// Lends the queue to a kernel: until [`Self::give_back`] nobody else touches it.
+    /// Attaches the queue to a kernel: until [`Self::give_back`] only the kernel writes to it.
     ///
     /// # Errors
     /// How many sends are prepared or have not completed.
     pub(crate) fn attach(&mut self) -> Result<BorrowedSends, u32> {
-        // Where all have completed, everything that rings for them has rung.
+        // If all sends have completed, all their doorbells were rung.
         if !self.entries.is_empty() {
             return Err(self.entries.len() as u32);
         }
         self.attached = true;
-        // What was written and taken back is not to arrive after what the kernel writes.
+        // Stores of requests that were taken back must not arrive after the kernel's.
         self.ring.drain();
         Ok(BorrowedSends {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),

@@ -1,8 +1,8 @@
 //! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream at a time.
 
 use super::{SendState, State};
-use crate::error::QueueError;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::error::{OrderError, QueueError};
 use std::sync::Arc;
 
 /// Where the newest posted sends of a queue are.
@@ -25,7 +25,7 @@ impl LastPost {
     #[cold]
     #[inline(never)]
     pub(super) fn in_the_way(&self, qpn: u32) -> QueueError {
-        QueueError::OtherStream { qpn, blocked: self.timeline.blocked_on(self.point) }
+        QueueError::Order(OrderError::OtherStream { qpn, blocked: self.timeline.blocked_on(self.point) })
     }
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum Before {
 }
 
 impl SendState {
-    /// Marks a send as handed to a stream at `point`, after checking that its turn has come.
+    /// Marks a send as handed to a stream at `point`, after checking that it is the next to be posted.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
     #[inline]
@@ -59,10 +59,10 @@ impl SendState {
         let (qpn, expected) = (self.qpn, self.next_to_post);
         if serial != expected {
             if serial > expected {
-                return Err(QueueError::OutOfOrder { qpn, serial, expected });
+                return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
             }
             if serial < self.first_serial {
-                return Err(QueueError::Stale { qpn, serial });
+                return Err(QueueError::Order(OrderError::Stale { qpn, serial }));
             }
         }
         let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.timeline, timeline));
@@ -83,7 +83,7 @@ impl SendState {
         })
     }
 
-    /// As [`Self::post`], where nothing but the common case has to be thought of: the next send, on the timeline of the last one.
+    /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last one.
     /// Otherwise changes nothing.
     #[inline]
     pub(crate) fn post_next(

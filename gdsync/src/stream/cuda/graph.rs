@@ -298,7 +298,7 @@ pub(super) fn node_params(
     params: &mut [sys::CUstreamBatchMemOpParams],
 ) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
     sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw(),
+        ctx: context.raw().as_raw(),
         count: params.len() as u32,
         paramArray: params.as_mut_ptr(),
         flags: 0,

@@ -11,6 +11,7 @@ use crate::memory::{HostAddr, StreamAddr};
 use crate::util::pause::Pause;
 
 use cudarc::driver::sys;
+use gdsync_gdr::driver;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +50,7 @@ impl CudaStream {
     /// outstanding then). Its context stays alive as long as the process uses memory that this library has told it of: pinned
     /// memory, queues, GPU memory. A primary context does, as it is retained.
     pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
-        crate::cuda::driver()?;
+        driver::initialise()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream is alive (the caller's), `context` a valid place.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
@@ -402,7 +403,7 @@ mod tests {
 
     #[test]
     fn no_operations_are_no_call_and_many_are_one() {
-        with_params(&[], |_| Err(CudaError::NoDriver)).unwrap();
+        with_params(&[], |_| Err(driver::DriverError::NoDriver.into())).unwrap();
         let ops = vec![MemOp::Barrier; 255];
         let mut seen = 0;
         with_params(&ops, |params| {

@@ -1,13 +1,14 @@
-//! Registrations that outlast a request, for programs that name their memory anew with each message.
+//! Registrations that outlast a request, for programs that name their memory with each message.
 
 mod table;
 
+use crate::verbs::OutOfRange;
 pub use table::{CacheLimits, CacheStatistics};
 
 use crate::cuda::{GpuContext, GpuMemory, buffer_id};
-use crate::error::{Error, QueueError};
-use crate::memory::PinnedMemory;
 use crate::memory::use_count::{UseCount, Watcher};
+use crate::memory::{OutOfBounds, PinnedMemory};
+use crate::verbs::error::Error;
 use crate::verbs::gpu_mr::{GpuMemoryRegion, RegistrationPath};
 use crate::verbs::mr::{Access, MemoryRegion, MemoryRegionInner, RemoteMemory, Slice};
 use crate::verbs::pd::ProtectionDomain;
@@ -25,7 +26,7 @@ use table::{Extent, Table};
 /// for new ones, the longest unused first; what is in use stays, and where there is no room beside it, a new registration is handed
 /// out without being kept. A request is served by any registration that has all of its bytes, and all of the access asked for, or more.
 ///
-/// A registration goes from the cache with its memory: when the last handle of a [`PinnedMemory`] or [`GpuMemory`] that the program or
+/// A registration leaves the cache with its memory: when the last handle of a [`PinnedMemory`] or [`GpuMemory`] that the program or
 /// a stream has is dropped, or when [`RegistrationCache::invalidate`] names its addresses. The card forgets it when the last work
 /// request that uses it has completed; until then the memory is kept, too.
 ///
@@ -120,7 +121,7 @@ impl RegistrationCache {
 
     /// GPU memory that the program owns and names by its address, registered with at least that access. The driver says with
     /// each request which allocation is at the address: where the program has freed the memory and the address has become
-    /// another's, the old registration goes, and the memory is registered anew.
+    /// another's, the old registration is dropped, and the memory is registered again.
     ///
     /// # Errors
     /// As [`RegistrationCache::gpu`].
@@ -164,7 +165,7 @@ impl RegistrationCache {
         }
         // Without the lock: others look up meanwhile. Two that miss together both register, and both are kept.
         let region = Arc::new(register()?);
-        // What has users is watched, and so goes with them; nothing else tells of the rest.
+        // Counted memory is watched, and its registration is dropped with its last user; of other memory no end is reported.
         let extent = if use_count.is_some() { Extent { identity: None, ..extent } } else { extent };
         if let Some(use_count) = use_count {
             let watcher: Weak<Inner> = Arc::downgrade(&self.inner);
@@ -196,12 +197,12 @@ impl RegistrationCache {
 
 /// The addresses of registered memory: of no bytes, one is registered.
 fn addresses(start: u64, len: usize) -> Result<Range<u64>, Error> {
-    let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange {
+    let end = start.checked_add(len.max(1) as u64).ok_or(Error::OutOfRange(OutOfRange {
         what: "the length of memory to register",
         value: len as u64,
         limit: format!("{} bytes are left above its address {start:#x}", u64::MAX - start),
         remedy: "check the address and the length",
-    })?;
+    }))?;
     Ok(start..end)
 }
 
@@ -209,8 +210,8 @@ impl CachedRegion {
     /// A part of the memory, for a work request.
     ///
     /// # Errors
-    /// [`QueueError::OutOfBounds`].
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, QueueError> {
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Slice, OutOfBounds> {
         Slice::within(&self.region, &self.addresses, range)
     }
 

@@ -65,7 +65,7 @@ impl Extent {
 
 struct Entry<T> {
     extent: Extent,
-    /// Number of the memory whose end is the entry's, too.
+    /// Number of the memory: the entry is dropped when its last user is.
     memory: Option<u64>,
     region: Arc<T>,
     /// When it was last asked for.
@@ -98,7 +98,7 @@ impl<T> Table<T> {
         self.statistics
     }
 
-    /// The registration that serves a request, if there is one. The second: those that were found to be of memory that is gone.
+    /// The registration that serves a request, if there is one. The second: registrations found to be of released memory.
     pub(super) fn find(&mut self, wanted: &Extent) -> (Option<Arc<T>>, Vec<Arc<T>>) {
         let gone = self.take(&wanted.addresses, |entry| {
             entry.extent.identity.is_some() && entry.extent.identity != wanted.identity
@@ -149,7 +149,7 @@ impl<T> Table<T> {
         {
             let idle = self.entries.iter().filter(|(_, entry)| !in_use(entry));
             let Some(key) = idle.min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key) else {
-                // Somebody has begun to use one meanwhile.
+                // A program has begun to use one meanwhile.
                 self.statistics.not_kept += 1;
                 return gone;
             };
@@ -209,7 +209,7 @@ impl<T> Table<T> {
     }
 }
 
-/// Whether somebody beside the table has the region: a work request, or the program.
+/// Whether a work request or the program holds the region besides the table.
 fn in_use<T>(entry: &Entry<T>) -> bool {
     Arc::strong_count(&entry.region) > 1
 }

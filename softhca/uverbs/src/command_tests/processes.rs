@@ -1,4 +1,4 @@
-//! Devices and the life of processes.
+//! Devices across fork, vfork and the end of processes.
 
 use super::*;
 
@@ -11,18 +11,18 @@ fn the_child_of_a_fork_has_a_card_of_its_own() {
         u16::from_ne_bytes([answer[22], answer[23]])
     };
     let parents = lid(&device);
-    // SAFETY: the child does what a program does that forks to serve, and leaves without unwinding.
+    // SAFETY: the child uses only the library and its own card, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let inherited =
             new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, 1).run(&device).err();
         let own = Device::open();
         let fine = inherited == Some(libc::ENOTTY) && ![0, parents].contains(&lid(&own));
-        // SAFETY: ends the child at once.
+        // SAFETY: the call ends the child immediately.
         unsafe { libc::_exit(if fine { 0 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: a valid place; the child is ours.
+    // SAFETY: `status` is a valid place; `fork` has returned the child's id.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     assert_eq!(lid(&device), parents, "nothing has changed for the parent");
@@ -38,8 +38,8 @@ fn a_child_that_shares_memory_closes_its_own_files_only() {
     let pd = alloc_pd(&device).unwrap();
     let mut stack = vec![0u64; 1 << 15];
     let mut status = -1;
-    // SAFETY: as vfork does it: this thread waits until the child, which has a stack of its own and copies of the files, has
-    // ended.
+    // SAFETY: as in vfork(2), this thread waits until the child has ended. The child has a stack of its
+    // own and copies of the files.
     let waited = unsafe {
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         let top = stack.as_mut_ptr_range().end.cast();
@@ -57,7 +57,7 @@ fn what_succeeds_leaves_errno_alone() {
     let cq = create_cq(&device, 15, &a_cq(Rings::new())).unwrap();
     let errno = || std::io::Error::last_os_error().raw_os_error();
     crate::errno::Errno(77).set();
-    // It looks for events that nobody has read, and finds none: EAGAIN inside.
+    // The library looks for unread events and finds none: EAGAIN inside.
     destroy(&device, object::CQ, method::DESTROY, cq).unwrap();
     assert_eq!(errno(), Some(77));
     create_cq(&device, 15, &a_cq(Rings::new())).unwrap();

@@ -1,4 +1,4 @@
-//! Memory regions of files, and by the newer command.
+//! Memory regions of files, and the newer command for regions.
 
 use super::*;
 
@@ -15,13 +15,13 @@ fn memory_of_a_file_is_registered_and_a_device_without_memory_is_not() {
             command.number(attr::DMABUF_ACCESS, 1).output(attr::DMABUF_LKEY, 4).output(attr::DMABUF_RKEY, 4);
         command.run(&device)
     };
-    // SAFETY: a C string; the descriptors are closed below.
+    // SAFETY: the name is a C string; the test closes the descriptors below.
     let (file, no_memory) = unsafe { (libc::memfd_create(c"test".as_ptr(), 0), libc::eventfd(0, 0)) };
-    // SAFETY: no memory is involved.
+    // SAFETY: the call accesses no memory of the process.
     assert_eq!(unsafe { libc::ftruncate(file, 8192) }, 0);
     let answer = register(file).unwrap();
     assert_ne!(answer.output::<u32>(attr::DMABUF_LKEY), 0);
-    let mr = answer.made(attr::HANDLE);
+    let mr = answer.created(attr::HANDLE);
     let query = new(object::MR, method::MR_QUERY).handle(attr::HANDLE, mr).output(attr::MR_QUERY_LENGTH, 8);
     assert_eq!(query.run(&device).unwrap().output::<u64>(attr::MR_QUERY_LENGTH), 5000);
     assert_eq!(register(no_memory).err(), Some(libc::EOPNOTSUPP));
@@ -44,9 +44,9 @@ fn memory_and_files_are_registered_by_the_newer_command_too() {
     };
     let at = memory.as_ptr() as u64;
     let by_address = command().attribute(attr::REG_MR_IOVA, 8, at).attribute(attr::REG_MR_ADDR, 8, at);
-    // SAFETY: a C string; the descriptor is closed below.
+    // SAFETY: the name is a C string; the test closes the descriptor below.
     let file = unsafe { libc::memfd_create(c"test".as_ptr(), 0) };
-    // SAFETY: no memory is involved.
+    // SAFETY: the call accesses no memory of the process.
     assert_eq!(unsafe { libc::ftruncate(file, 8192) }, 0);
     let of_file = |command: Command| {
         command.attribute(attr::REG_MR_FD_OFFSET, 8, 100).attribute(attr::REG_MR_FD, 0, file as u64)
@@ -55,7 +55,7 @@ fn memory_and_files_are_registered_by_the_newer_command_too() {
         let answer = command.run(&device).unwrap();
         let key: u32 = answer.output(attr::REG_MR_LKEY);
         assert!(key != 0 && answer.output::<u32>(attr::REG_MR_RKEY) == key);
-        let mr = answer.made(attr::HANDLE);
+        let mr = answer.created(attr::HANDLE);
         assert_eq!(destroy(&device, object::MR, method::MR_DESTROY, mr), Ok(()));
     }
     let neither = command().attribute(attr::REG_MR_IOVA, 8, 0);

@@ -1,4 +1,5 @@
-//! The functions of CUDA's driver that copies need, found in a library that the program has loaded (`cuda.h`; CUDA 12 and later).
+//! The functions of the CUDA driver that copies need (`cuda.h`; CUDA 12 and later), found in the
+//! library that the program has loaded.
 
 use libc::{c_char, c_int, c_uint, c_void};
 use softhca::PeerMemoryError;
@@ -14,7 +15,7 @@ pub(super) struct CuContext(*mut c_void);
 #[repr(transparent)]
 pub(super) struct CuStream(*mut c_void);
 
-// SAFETY: names that only the driver looks behind, from any thread.
+// SAFETY: only the driver dereferences the handle, and it accepts the handle from any thread.
 unsafe impl Send for CuContext {}
 // SAFETY: as above.
 unsafe impl Sync for CuContext {}
@@ -42,14 +43,14 @@ pub(super) mod memory_type {
     pub(crate) const DEVICE: u32 = 2;
 }
 
-/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
+/// `CU_STREAM_NON_BLOCKING`: the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: c_uint = 1;
 /// `CU_MEMHOSTALLOC_PORTABLE`.
 const PORTABLE: c_uint = 1;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that capturing threads must not make are for this thread's own captures only.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: allows this thread calls that captures otherwise forbid.
 const RELAXED: c_int = 2;
 
-/// What the driver knows of an address.
+/// The driver's attributes of an address.
 #[derive(Debug)]
 pub(super) struct Pointer {
     pub(super) kind: u32,
@@ -58,7 +59,7 @@ pub(super) struct Pointer {
     pub(super) ordinal: c_int,
 }
 
-/// Defines the table, and how it is found.
+/// Defines the table of functions, and the lookup of each by its symbol.
 macro_rules! driver {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
         /// Entry points of the driver.
@@ -70,7 +71,8 @@ macro_rules! driver {
         impl Driver {
             /// The driver, if the process has loaded it.
             pub(super) fn loaded() -> Option<Driver> {
-                // SAFETY: the name is a C string. NOLOAD runs no initialiser; the library stays, since the handle is kept.
+                // SAFETY: the name is a C string, and NOLOAD runs no initialiser. The handle is never
+                // closed, so the library stays loaded.
                 let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
                 if library.is_null() {
                     return None;
@@ -105,7 +107,7 @@ driver! {
 }
 
 fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a library that is loaded, and a C string.
+    // SAFETY: `Driver::loaded` passes the handle of a loaded library; the name is a C string.
     let found = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
     if found.is_null() {
         tracing::warn!(?name, "CUDA's driver is too old: GPU memory cannot be registered");
@@ -123,11 +125,11 @@ fn check(call: &str, result: c_int) -> Result<(), PeerMemoryError> {
 }
 
 impl Driver {
-    /// What is at an address. `None`: the driver cannot say, as before its initialisation.
+    /// The attributes of an address. `None` if the driver fails, for example before `cuInit`.
     pub(super) fn attributes(&self, addr: u64) -> Option<Pointer> {
         let names =
             [attribute::MEMORY_TYPE, attribute::IS_MANAGED, attribute::CONTEXT, attribute::DEVICE_ORDINAL];
-        // The driver writes one byte or four for the second; both begin with zeroes.
+        // The driver writes one byte or four for IS_MANAGED, so the variable starts as four zero bytes.
         let (mut kind, mut managed, mut ordinal) = (0u32, 0u32, -1 as c_int);
         let mut context = CuContext(std::ptr::null_mut());
         let mut places: [*mut c_void; 4] = [
@@ -136,12 +138,13 @@ impl Driver {
             (&raw mut context).cast(),
             (&raw mut ordinal).cast(),
         ];
-        // SAFETY: as many places as attributes, each as large as its attribute; the driver only looks the address up.
+        // SAFETY: one place for each attribute, at least as large as the attribute; the driver does not
+        // dereference `addr`.
         let result = unsafe { (self.pointer_attributes)(4, names.as_ptr(), places.as_mut_ptr(), addr) };
         (result == 0).then_some(Pointer { kind, managed: managed != 0, context, ordinal })
     }
 
-    /// The context that the CUDA runtime has for a GPU. The reference is kept.
+    /// The primary context of a GPU, which the CUDA runtime uses. Its reference is never released.
     pub(super) fn primary_context(&self, ordinal: c_int) -> Result<CuContext, PeerMemoryError> {
         let mut context = CuContext(std::ptr::null_mut());
         // SAFETY: `context` is a valid place; the driver checks the number.
@@ -149,28 +152,28 @@ impl Driver {
         Ok(context)
     }
 
-    /// Tells contexts apart that came to one address; 0 where the driver does not say.
+    /// The context's id, which differs for contexts at the same address; 0 if the driver has none.
     pub(super) fn context_number(&self, context: CuContext) -> u64 {
         let mut number = 0;
-        // SAFETY: `number` is a valid place; the context is one that the driver named.
+        // SAFETY: `number` is a valid place; the context handle came from the driver.
         let result = unsafe { (self.number)(context, &mut number) };
         if result == 0 { number } else { 0 }
     }
 
-    /// Does something where `context` is current, out of the way of the program's captures.
+    /// Runs `work` with `context` current, in a capture mode that leaves the program's captures valid.
     pub(super) fn within<T>(
         &self,
         context: CuContext,
         work: impl FnOnce() -> Result<T, PeerMemoryError>,
     ) -> Result<T, PeerMemoryError> {
-        // SAFETY: the driver named the context, and refuses one that is gone.
+        // SAFETY: the handle came from the driver, which refuses one of a destroyed context.
         check("cuCtxPushCurrent", unsafe { (self.push)(context) })?;
         let mut mode = RELAXED;
         // SAFETY: `mode` is a valid place, for this thread's mode.
         let changed = unsafe { (self.capture_mode)(&mut mode) } == 0;
         let result = work();
         if changed {
-            // SAFETY: as above; it puts back what was there.
+            // SAFETY: as above; the call restores the thread's mode.
             let _ = unsafe { (self.capture_mode)(&mut mode) };
         }
         let mut popped = CuContext(std::ptr::null_mut());
@@ -179,10 +182,10 @@ impl Driver {
         result
     }
 
-    /// The allocation that holds an address: its first byte, and its length.
+    /// The allocation that contains an address: its start and its length.
     pub(super) fn range(&self, addr: u64) -> Result<(u64, u64), PeerMemoryError> {
         let (mut base, mut size) = (0, 0);
-        // SAFETY: valid places; the driver checks the address.
+        // SAFETY: `base` and `size` are valid places; the driver checks the address.
         check("cuMemGetAddressRange", unsafe { (self.address_range)(&mut base, &mut size, addr) })?;
         Ok((base, size as u64))
     }
@@ -194,7 +197,7 @@ impl Driver {
         Ok(stream)
     }
 
-    /// Pinned memory; never freed.
+    /// Allocates pinned memory, which is never freed.
     pub(super) fn pinned(&self, len: usize) -> Result<*mut u8, PeerMemoryError> {
         let mut memory = std::ptr::null_mut();
         // SAFETY: `memory` is a valid place; a context is current.
@@ -202,10 +205,10 @@ impl Driver {
         Ok(memory)
     }
 
-    /// Copies out of GPU memory, and waits for that.
+    /// Copies out of GPU memory, and waits for the copy.
     ///
     /// # Safety
-    /// `into..into + len` is pinned memory that nobody else uses meanwhile.
+    /// `into..into + len` must be pinned memory that no other code accesses during the call.
     pub(super) unsafe fn copy_out(
         &self,
         into: *mut u8,
@@ -213,13 +216,13 @@ impl Driver {
         len: usize,
         stream: CuStream,
     ) -> Result<(), PeerMemoryError> {
-        // SAFETY: the CPU's side is the caller's; the driver checks the GPU's.
+        // SAFETY: the caller vouches for the CPU's memory; the driver checks the GPU's.
         check("cuMemcpyDtoHAsync", unsafe { (self.to_host)(into, from, len, stream) })?;
-        // SAFETY: the stream is ours.
+        // SAFETY: a copier owns the stream and never destroys it.
         check("cuStreamSynchronize", unsafe { (self.stream_synchronize)(stream) })
     }
 
-    /// Copies into GPU memory, and waits for that.
+    /// Copies into GPU memory, and waits for the copy.
     ///
     /// # Safety
     /// As [`Self::copy_out`].
@@ -232,7 +235,7 @@ impl Driver {
     ) -> Result<(), PeerMemoryError> {
         // SAFETY: as in `copy_out`.
         check("cuMemcpyHtoDAsync", unsafe { (self.to_device)(to, from, len, stream) })?;
-        // SAFETY: the stream is ours.
+        // SAFETY: a copier owns the stream and never destroys it.
         check("cuStreamSynchronize", unsafe { (self.stream_synchronize)(stream) })
     }
 }

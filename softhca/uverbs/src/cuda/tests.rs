@@ -1,4 +1,4 @@
-//! The client on a driver of our own: its "GPU memory" is an array that only these functions know.
+//! The client on a simulated driver, whose "GPU memory" is an array.
 
 use super::driver::{CuContext, CuStream};
 use super::*;
@@ -6,13 +6,13 @@ use libc::{c_int, c_uint, c_void};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// No memory is there.
+/// Start of the GPU memory: an address where nothing is mapped.
 const BASE: u64 = 1 << 62;
 const SIZE: usize = 3 * STAGING;
-/// Addresses of managed memory, and of pinned memory.
+/// Addresses of managed and of pinned memory.
 const MANAGED: u64 = BASE + (1 << 40);
 const PINNED: u64 = BASE + (2 << 40);
-/// Memory that no context owns, of a GPU that there is not.
+/// Memory that belongs to no context, of a GPU that does not exist.
 const OWNERLESS: u64 = BASE + (3 << 40);
 const INVALID_VALUE: c_int = 1;
 
@@ -24,9 +24,9 @@ thread_local! {
     static MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// A context's name: never looked behind.
+/// A context handle, which is never dereferenced.
 fn context() -> CuContext {
-    // SAFETY: the type is a pointer that nobody dereferences.
+    // SAFETY: the type is a transparent pointer, and these functions never dereference it.
     unsafe { std::mem::transmute::<usize, CuContext>(64) }
 }
 
@@ -37,7 +37,7 @@ unsafe extern "C" fn attributes(
     at: u64,
 ) -> c_int {
     for i in 0..count as usize {
-        // SAFETY: as many names and places as the caller says, of the attributes' sizes.
+        // SAFETY: `Driver::attributes` passes `count` names, and as many places of the attributes' sizes.
         unsafe {
             let place = *places.add(i);
             match *names.add(i) {
@@ -62,7 +62,7 @@ unsafe extern "C" fn range(base: *mut u64, size: *mut usize, at: u64) -> c_int {
     if !(BASE..BASE + SIZE as u64).contains(&at) {
         return INVALID_VALUE;
     }
-    // SAFETY: valid places.
+    // SAFETY: `Driver::range` passes valid places.
     unsafe { (*base, *size) = (BASE, SIZE) };
     0
 }
@@ -82,13 +82,13 @@ unsafe extern "C" fn pop(_: *mut CuContext) -> c_int {
 }
 
 unsafe extern "C" fn number(_: CuContext, number: *mut u64) -> c_int {
-    // SAFETY: a valid place.
+    // SAFETY: `Driver` passes a valid place.
     unsafe { *number = 7 };
     0
 }
 
 unsafe extern "C" fn mode(mode: *mut c_int) -> c_int {
-    // SAFETY: a valid place.
+    // SAFETY: `Driver` passes a valid place.
     unsafe { *mode = MODE.replace(*mode) };
     0
 }
@@ -104,12 +104,12 @@ unsafe extern "C" fn synchronize(_: CuStream) -> c_int {
 }
 
 unsafe extern "C" fn pinned(memory: *mut *mut u8, len: usize, _: c_uint) -> c_int {
-    // SAFETY: a valid place.
+    // SAFETY: `Driver` passes a valid place.
     unsafe { *memory = Box::leak(vec![0u8; len].into_boxed_slice()).as_mut_ptr() };
     0
 }
 
-/// Where a copy lies in the array, if it does.
+/// The part of the array that a copy accesses, if the copy is allowed.
 fn place(at: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let start = usize::try_from(at.checked_sub(BASE)?).ok()?;
     (start + len <= SIZE && len <= STAGING && CURRENT.get() == 64 && MODE.get() == 2)
@@ -118,14 +118,14 @@ fn place(at: u64, len: usize) -> Option<std::ops::Range<usize>> {
 
 unsafe extern "C" fn to_host(into: *mut u8, from: u64, len: usize, _: CuStream) -> c_int {
     let Some(place) = place(from, len) else { return INVALID_VALUE };
-    // SAFETY: the caller's buffer.
+    // SAFETY: the client passes a pinned buffer of STAGING bytes, and `place` limits `len` to that.
     unsafe { into.copy_from_nonoverlapping(BYTES.lock()[place].as_ptr(), len) };
     0
 }
 
 unsafe extern "C" fn to_device(to: u64, from: *const u8, len: usize, _: CuStream) -> c_int {
     let Some(place) = place(to, len) else { return INVALID_VALUE };
-    // SAFETY: the caller's buffer.
+    // SAFETY: the client passes a pinned buffer of STAGING bytes, and `place` limits `len` to that.
     unsafe { from.copy_to_nonoverlapping(BYTES.lock()[place].as_mut_ptr(), len) };
     0
 }
@@ -159,9 +159,9 @@ fn gpu_memory_is_copied_by_the_driver_in_pieces_that_fit() {
     let mut got = vec![0; sent.len()];
     region.read(BASE + 33, &mut got).unwrap();
     assert!(sent == got);
-    // The thread is as it was.
+    // The thread's context and capture mode are restored.
     assert_eq!((CURRENT.get(), MODE.get()), (0, 0));
-    // A second region has the same stream and buffer.
+    // A second region shares the stream and the buffer.
     let before = COPIERS.load(Ordering::SeqCst);
     client.acquire(BASE + 4096, 1, false).unwrap().unwrap().read(BASE + 4096, &mut [0]).unwrap();
     assert_eq!(COPIERS.load(Ordering::SeqCst), before);

@@ -1,8 +1,8 @@
-//! `QUERY_HCA_CAP`: what the device can do. What it can at most and what it is set to are the same here.
+//! `QUERY_HCA_CAP`: the device's capabilities. Maximum and current values are the same here.
 
 use super::status::{Refusal, Syndrome};
 use crate::context::Context;
-use crate::port::PORT;
+use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{cap, header};
 use softhca::card::{LIMITS, LinkLayer};
 
@@ -10,9 +10,9 @@ use softhca::card::{LIMITS, LinkLayer};
 const LOG_BF_REG_SIZE: u8 = 9;
 /// Bytes of the largest work-queue entry.
 const MAX_WQE: u32 = 1024;
-/// Sizes of memory keys are not bounded.
+/// Memory keys have no limit on their size.
 const LOG_MAX_KEY_LENGTH: u8 = 64;
-/// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`; of 8 bytes, as a bit for each power of two.
+/// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, on 8 bytes: one bit for each power of two.
 const ATOMIC_OPERATIONS: u8 = 1 << 0 | 1 << 1;
 const ATOMIC_SIZES: u8 = 1 << 3;
 
@@ -25,7 +25,7 @@ pub(super) fn query(context: &Context, input: &[u8]) -> Result<Vec<u8>, Refusal>
             cap::ATOMIC_OPERATIONS.put(&mut output, ATOMIC_OPERATIONS);
             cap::ATOMIC_SIZE_QP.put(&mut output, ATOMIC_SIZES);
         }
-        // None of what these are about: libmlx5 asks whatever the general ones say.
+        // All zero. libmlx5 asks even if the general capabilities exclude the feature.
         cap::TYPE_ODP | cap::TYPE_ROCE | cap::TYPE_QOS => {}
         _ => {
             let limit = "general (0), ODP (2), atomic (3), RoCE (4) or QoS (0xc) capabilities, times 2";

@@ -1,38 +1,28 @@
 //! Completion queues.
 
-use super::status::{Refusal, Status, Syndrome};
-use super::umem::Part;
-use super::{EVENT_QUEUE, made};
-use crate::context::{Context, Objects};
-use crate::cq::{ENTRY, RECORD};
+use super::message::{check_length, created};
+use super::resources::{EVENT_QUEUE, check_uar};
+use super::status::{Refusal, Syndrome};
+use super::umem::{Part, page_offset};
+use crate::context::{Context, Object, Objects};
+use crate::resource::Resource;
+use crate::uapi::devx::object;
+use crate::verbs::cq::ENTRY;
 use gdsync_sys::prm::command::{cq, cqc, header};
 use softhca::card::{CqAttributes, CqConfig, LIMITS};
 
-/// A completion queue that a command made.
-#[derive(Debug)]
-pub(crate) struct Cq {
-    pub(super) number: u32,
-    pub(super) umems: [u32; 2],
-    /// `cqc` as it was given.
+/// The state of a completion queue that a command has created.
+pub(super) struct Cq {
+    /// `cqc` of the command.
     context: Vec<u8>,
 }
 
-/// Bytes of a context's page offset, which counts sixty-fourths of its page size: 4096 << `log_page_size`.
-pub(super) fn page_offset(log_page_size: u64, offset: u64) -> u64 {
-    offset << (12 + log_page_size) >> 6
-}
-
-/// A command must have at least its fixed part.
-pub(super) fn check_length(input: &[u8], len: usize) -> Result<(), Refusal> {
-    if input.len() >= len {
-        return Ok(());
-    }
-    let limit = "at least the fixed part of the command: 272 bytes";
-    Err(Refusal::new(Status::BadInputLength, Syndrome::InputLength, input.len() as u64, limit))
-}
-
 /// `CREATE_CQ`.
-pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Cq, Vec<u8>), Refusal> {
+pub(super) fn create(
+    context: &Context,
+    objects: &Objects,
+    input: &[u8],
+) -> Result<(Object, Vec<u8>), Refusal> {
     check_length(input, cq::BYTES)?;
     let asked = &input[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
     for (field, limit) in [
@@ -63,37 +53,26 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
         alignment: ENTRY,
         writes: true,
     };
-    let record = Part {
-        id: cqc::DBR_UMEM_ID.get32(asked),
-        offset: cqc::DBR_ADDR.get(asked),
-        len: RECORD,
-        alignment: RECORD,
-        writes: true,
-    };
+    let record = Part::record(cqc::DBR_UMEM_ID.get32(asked), cqc::DBR_ADDR.get(asked));
     let config = CqConfig {
         ring: ring.address(objects)? as *mut u8,
         entries,
         dbrec: record.address(objects)? as *mut u32,
     };
-    // SAFETY: inside registered user memory, mapped and aligned, as was just checked. The program keeps that memory mapped
-    // while it is registered, and it stays registered until the queue is gone (`umem::deregister`).
+    // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and mapped.
+    // The program keeps that memory mapped while it is registered, and the context keeps it registered
+    // while the queue `uses` it.
     let number = unsafe { context.card().create_cq(&config) }?;
-    let umems = [ring.id, record.id];
-    Ok((Cq { number, umems, context: asked.to_vec() }, made(number)))
+    let object = Object::new(object::DEVX_OBJ, Resource::Cq(number)).using([ring.id, record.id]);
+    Ok((object.with(Cq { context: asked.to_vec() }), created(number)))
 }
 
-/// A page of doorbell registers must be the context's.
-pub(super) fn check_uar(objects: &Objects, page: u32) -> Result<(), Refusal> {
-    let refused = |_| Refusal::resource(Syndrome::UarPage, page, "a UAR page of this context");
-    objects.uar(page).map(|_| ()).map_err(refused)
-}
-
-/// `QUERY_CQ`, of a queue that a command made or of one of verbs, whose context is not known.
-pub(super) fn query(context: &Context, number: u32, made: Option<&Cq>) -> Result<Vec<u8>, Refusal> {
+/// `QUERY_CQ`. `created` is the queue if a command has created it; a queue of verbs has no `cqc`.
+pub(super) fn query(context: &Context, number: u32, created: Option<&Cq>) -> Result<Vec<u8>, Refusal> {
     let now = context.card().query_cq(number)?;
     let mut output = vec![0; cq::BYTES];
     let place = &mut output[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
-    if let Some(cq) = made {
+    if let Some(cq) = created {
         place.copy_from_slice(&cq.context);
         cqc::DBR_UMEM_VALID.put(place, 1u8);
     }

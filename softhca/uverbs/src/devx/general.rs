@@ -1,16 +1,30 @@
-//! General commands: questions about the device.
+//! General commands: queries of the device.
 
-use super::abi::attr;
+use super::capabilities;
+use super::message::{answer, done, input, opcode_of};
+use super::resources::EVENT_QUEUE;
 use super::status::{Failure, Refusal, Status, Syndrome};
-use super::{answer, capabilities, done, input, opcode_of};
 use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
+use crate::uapi::devx::attr;
+use crate::verbs::device::COMPLETION_VECTORS;
 use gdsync_sys::prm::command::{opcode, vport};
 use softhca::card::LinkLayer;
 use softhca::sysfs;
 
-/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that the kernel does not let through are EINVAL, without an answer.
+/// `MLX5_IB_METHOD_DEVX_QUERY_EQN`.
+pub(super) fn query_event_queue(request: &Request) -> Result<()> {
+    let vector = request.number32(attr::EQN_VECTOR)?;
+    if vector >= COMPLETION_VECTORS {
+        tracing::warn!(vector, COMPLETION_VECTORS, "there is no such completion vector");
+        return Err(Errno::INVALID);
+    }
+    request.answer_with(attr::EQN_NUMBER, &u32::from(EVENT_QUEUE))
+}
+
+/// `MLX5_IB_METHOD_DEVX_OTHER`. Opcodes that a kernel does not pass to the device are EINVAL, without
+/// an answer.
 pub(super) fn perform(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::OTHER_IN, attr::OTHER_OUT])?;
     let input = input(request, attr::OTHER_IN, attr::OTHER_OUT)?;
@@ -33,7 +47,7 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     }
 }
 
-/// The port: active, and who it is. On Ethernet LIDs are 0, as everywhere.
+/// The port: its state and its GUIDs. On Ethernet the LID is 0.
 fn query_vport(context: &Context) -> Vec<u8> {
     /// `LinkUp` of the physical state, and `Active` of the logical one (InfiniBand specification, 14.2.5.6).
     const LINK_UP: u8 = 5;

@@ -1,22 +1,22 @@
 //! Memory keys of user memory.
 
-use super::cq::check_length;
-use super::made;
+use super::message::{check_length, created};
+use super::resources::check_pd;
 use super::status::{Refusal, Syndrome};
 use super::umem::Part;
-use crate::context::{Context, Objects};
+use crate::context::{Context, Object, Objects};
+use crate::resource::Resource;
+use crate::uapi::devx::object;
 use gdsync_sys::prm::command::mkey;
 use softhca::card::Access;
 
-/// A memory key.
-#[derive(Debug)]
-pub(crate) struct Mkey {
-    pub(super) key: u32,
-    pub(super) umem: u32,
-}
-
-/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its last 8 bits, which the program chooses.
-pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Mkey, Vec<u8>), Refusal> {
+/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its low 8 bits, which the
+/// program chooses.
+pub(super) fn create(
+    context: &Context,
+    objects: &Objects,
+    input: &[u8],
+) -> Result<(Object, Vec<u8>), Refusal> {
     check_length(input, mkey::BYTES)?;
     let mode = mkey::ACCESS_MODE_4_2.get8(input) << 2 | mkey::ACCESS_MODE_1_0.get8(input);
     if mode != mkey::MODE_MTT {
@@ -47,10 +47,11 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
     };
     let addr = part.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
-    objects.check_pd(pdn)?;
+    check_pd(objects, pdn)?;
     let tag = mkey::MKEY_7_0.get8(input);
-    // SAFETY: inside registered user memory, which the program keeps mapped while it is registered, and which stays
-    // registered until the key is gone (`umem::deregister`).
+    // SAFETY: `Part::address` found the range inside registered user memory, which the program keeps
+    // mapped while it is registered. The context keeps it registered while the key `uses` it.
     let key = unsafe { context.card().register_memory_tagged(pdn, addr, part.len, iova, access, tag) }?;
-    Ok((Mkey { key, umem: part.id }, made(key >> 8)))
+    let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
+    Ok((object, created(key >> 8)))
 }

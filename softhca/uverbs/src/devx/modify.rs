@@ -1,14 +1,14 @@
 //! Transitions of queue pairs, one opcode each.
 
-use super::cq::check_length;
-use super::done;
+use super::message::{check_length, done};
 use super::status::{Refusal, Status, Syndrome};
 use crate::context::Context;
-use crate::port::PORT;
+use crate::verbs::port::PORT;
 use gdsync_sys::prm::command::{ads, opcode, qp, qpc};
 use softhca::card::{Access, Address, LinkLayer, QpAttributes, QpChange, QpState, Transport};
 
-/// Optional parameters of transitions that the card has, or that mean nothing on one path and port.
+/// Optional parameters of transitions that the card supports, or that have no effect on a card with
+/// one path and one port.
 const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
     | qp::OPT_RRE
     | qp::OPT_RAE
@@ -25,7 +25,7 @@ const KNOWN: u32 = qp::OPT_ALT_ADDR_PATH
     | qp::OPT_ACK_TIMEOUT
     | qp::OPT_PRI_PORT;
 
-/// Whether an opcode is one of a queue pair's transitions.
+/// Whether an opcode is a transition of queue pairs.
 pub(super) fn is_transition(opcode: u16) -> bool {
     matches!(
         opcode,
@@ -41,7 +41,7 @@ pub(super) fn is_transition(opcode: u16) -> bool {
     )
 }
 
-/// The state that a transition with parameters starts in, if the card has that state.
+/// The first state of a transition with parameters, if the card has that state.
 fn start_of(opcode: u16) -> Option<QpState> {
     match opcode {
         opcode::RST2INIT_QP => Some(QpState::Reset),
@@ -81,7 +81,7 @@ fn wrong_state(opcode: u16) -> Refusal {
     Refusal::new(Status::BadQpState, Syndrome::QpState, opcode.into(), limit)
 }
 
-/// A transition's parameters.
+/// The parameters of a transition.
 struct Transition<'a> {
     transport: Transport,
     now: &'a QpAttributes,
@@ -134,7 +134,7 @@ impl<'a> Transition<'a> {
         access
     }
 
-    /// What the mask says, on the way to a state.
+    /// The change to `state` with the optional parameters that the mask selects.
     fn optional(&self, state: QpState) -> QpChange {
         let rights = [
             (qp::OPT_RRE, Access::REMOTE_READ),
@@ -159,7 +159,7 @@ impl<'a> Transition<'a> {
         }
     }
 
-    /// Cards with one port take 0 for it, too.
+    /// Cards with one port accept 0 for it, too.
     fn port(&self) -> u8 {
         match ads::VHCA_PORT_NUM.get8(self.asked) {
             0 => PORT,
@@ -209,7 +209,7 @@ impl<'a> Transition<'a> {
         change
     }
 
-    /// The primary path. On Ethernet it has a GID always, whatever `grh` says.
+    /// The primary path. On Ethernet it always has a GID, whatever the value of `grh`.
     fn address(&self) -> Result<Address, Refusal> {
         let is_global = self.link == LinkLayer::Ethernet || ads::GRH.is_set(self.asked);
         let source = ads::SRC_ADDR_INDEX.get8(self.asked);

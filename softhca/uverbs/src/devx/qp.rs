@@ -1,24 +1,20 @@
-//! Queue pairs: making them, and what they are.
+//! Queue pairs: creation and queries.
 
-use super::cq::{check_length, check_uar, page_offset};
-use super::made;
+use super::message::{check_length, created};
+use super::resources::{check_cq, check_pd, check_uar};
 use super::status::{Refusal, Syndrome};
-use super::umem::Part;
-use crate::context::{Context, Objects};
-use crate::cq::RECORD;
+use super::umem::{Part, page_offset};
+use crate::context::{Context, Object, Objects};
+use crate::resource::Resource;
+use crate::uapi::devx::object;
+use crate::verbs::qp::{BLOCK, code_of as state_code};
 use gdsync_sys::prm::command::{ads, header, qp, qpc};
-use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, QpState, Transport};
+use softhca::card::{Access, LIMITS, QpAttributes, QpConfig, Transport};
 
-/// Bytes of a basic block of the send queue.
-const BLOCK: u64 = 64;
-
-/// A queue pair that a command made.
-#[derive(Debug)]
-pub(crate) struct Qp {
-    pub(super) number: u32,
+/// The state of a queue pair that a command has created.
+pub(super) struct Qp {
     pub(super) config: QpConfig,
-    pub(super) umems: [u32; 2],
-    /// `qpc` as it was given.
+    /// `qpc` of the command.
     context: Vec<u8>,
 }
 
@@ -41,7 +37,11 @@ fn code_of(transport: Transport) -> u8 {
 }
 
 /// `CREATE_QP`.
-pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Qp, Vec<u8>), Refusal> {
+pub(super) fn create(
+    context: &Context,
+    objects: &Objects,
+    input: &[u8],
+) -> Result<(Object, Vec<u8>), Refusal> {
     check_length(input, qp::BYTES)?;
     let asked = &input[qp::CONTEXT..qp::CONTEXT + qpc::BYTES];
     let transport = transport_of(qpc::ST.get8(asked))?;
@@ -64,11 +64,11 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
     let rq_stride = 16 << qpc::LOG_RQ_STRIDE.get32(asked);
     let sq_blocks = if qpc::NO_SQ.is_set(asked) { 0 } else { 1 << qpc::LOG_SQ_SIZE.get32(asked) };
     let (pdn, uar) = (qpc::PD.get32(asked), qpc::UAR_PAGE.get32(asked));
-    objects.check_pd(pdn)?;
+    check_pd(objects, pdn)?;
     check_uar(objects, uar)?;
     let (send_cq, recv_cq) = (qpc::CQN_SND.get32(asked), qpc::CQN_RCV.get32(asked));
-    objects.check_cq(send_cq)?;
-    objects.check_cq(recv_cq)?;
+    check_cq(objects, send_cq)?;
+    check_cq(objects, recv_cq)?;
 
     let receive_bytes = u64::from(rq_entries) * u64::from(rq_stride);
     let lead = page_offset(qpc::LOG_PAGE_SIZE.get(asked), qpc::PAGE_OFFSET.get(asked));
@@ -77,16 +77,10 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
         offset: qp::UMEM_OFFSET.get(input).saturating_add(lead),
         len: receive_bytes + u64::from(sq_blocks) * BLOCK,
         alignment: BLOCK,
-        // Work-queue entries are read only.
+        // The card only reads work-queue entries.
         writes: false,
     };
-    let record = Part {
-        id: qpc::DBR_UMEM_ID.get32(asked),
-        offset: qpc::DBR_ADDR.get(asked),
-        len: RECORD,
-        alignment: RECORD,
-        writes: true,
-    };
+    let record = Part::record(qpc::DBR_UMEM_ID.get32(asked), qpc::DBR_ADDR.get(asked));
     let start = if ring.len == 0 { 0 } else { ring.address(objects)? };
     let config = QpConfig {
         transport,
@@ -104,25 +98,28 @@ pub(super) fn create(context: &Context, objects: &Objects, input: &[u8]) -> Resu
         signal_all: false,
         user_index: Some(qpc::USER_INDEX.get32(asked)),
     };
-    // SAFETY: inside registered user memory, mapped and aligned, as was just checked. The program keeps that memory mapped
-    // while it is registered, and it stays registered until the queue pair is gone (`umem::deregister`).
+    // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
+    // mapped. The program keeps that memory mapped while it is registered, and the context keeps it
+    // registered while the queue pair `uses` it.
     let number = unsafe { context.card().create_qp(&config) }?;
-    // A queue pair without rings is in no memory but its record's.
+    // A queue pair without rings uses only its record's memory.
     let umems = [if ring.len == 0 { record.id } else { ring.id }, record.id];
-    Ok((Qp { number, config, umems, context: asked.to_vec() }, made(number)))
+    let object = Object::new(object::DEVX_OBJ, Resource::Qp(number)).using(umems);
+    Ok((object.with(Qp { config, context: asked.to_vec() }), created(number)))
 }
 
-/// `QUERY_QP`, of a queue pair that a command made or of one of verbs, whose context is made of what it was created with.
+/// `QUERY_QP`. `created` is the queue pair if a command has created it; the answer for a queue pair
+/// of verbs is built from `config`.
 pub(super) fn query(
     context: &Context,
     number: u32,
     config: &QpConfig,
-    made: Option<&Qp>,
+    created: Option<&Qp>,
 ) -> Result<Vec<u8>, Refusal> {
     let now = context.card().query_qp(number)?;
     let mut output = vec![0; qp::BYTES];
     let place = &mut output[qp::CONTEXT..qp::CONTEXT + qpc::BYTES];
-    if let Some(qp) = made {
+    if let Some(qp) = created {
         place.copy_from_slice(&qp.context);
         qpc::DBR_UMEM_VALID.put(place, 1u8);
     }
@@ -132,7 +129,7 @@ pub(super) fn query(
     Ok(output)
 }
 
-/// What a queue pair was created with.
+/// Writes the constant part of a queue pair's context.
 fn describe(config: &QpConfig, place: &mut [u8]) {
     qpc::ST.put(place, code_of(config.transport));
     qpc::PD.put(place, config.pdn);
@@ -154,17 +151,9 @@ fn describe(config: &QpConfig, place: &mut [u8]) {
     }
 }
 
-/// What has become of it.
+/// Writes the part of a queue pair's context that transitions change.
 fn describe_state(now: &QpAttributes, place: &mut [u8]) {
-    // `MLX5_QP_STATE_*`.
-    let state = match now.state {
-        QpState::Reset => 0u8,
-        QpState::Init => 1,
-        QpState::Rtr => 2,
-        QpState::Rts => 3,
-        QpState::Err => 6,
-    };
-    qpc::STATE.put(place, state);
+    qpc::STATE.put(place, state_code(now.state));
     qpc::PM_STATE.put(place, qpc::PM_MIGRATED);
     qpc::MTU.put(place, now.path_mtu as u64);
     qpc::LOG_MSG_MAX.put(place, LIMITS.max_message.ilog2());

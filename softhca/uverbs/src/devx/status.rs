@@ -1,4 +1,4 @@
-//! Why the device refuses a command: a status, which programs know, and a syndrome, which tells the places apart.
+//! How the device refuses a command: a status of the format, and a syndrome that names the check.
 
 use crate::errno::Errno;
 use gdsync_sys::prm::command::header;
@@ -18,13 +18,13 @@ pub(super) enum Status {
     BadInputLength = 0x50,
 }
 
-/// Where a command was refused. Syndromes of real devices are their firmware's own numbers; these are this card's.
+/// The check that refused a command. Syndromes are numbers of the firmware; these are this card's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Syndrome {
     Opcode = 0x0050_0001,
     InputLength = 0x0050_0002,
-    /// The card itself refused; its words are in the log.
+    /// The card refused; the log has its error.
     Card = 0x0050_0003,
     CapabilityType = 0x0050_0101,
     UmemId = 0x0050_0201,
@@ -53,7 +53,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal; `value` is what is wrong, `limit` what would be right.
+    /// Refuses `value`; `limit` says what the device accepts.
     pub(super) fn new(status: Status, syndrome: Syndrome, value: u64, limit: &'static str) -> Self {
         tracing::warn!(?status, ?syndrome, value, limit, "a DEVX command is refused");
         Refusal { status, syndrome }
@@ -67,7 +67,7 @@ impl Refusal {
         Refusal::new(Status::BadResource, syndrome, number.into(), limit)
     }
 
-    /// The answer.
+    /// The answer of the refused command.
     pub(super) fn output(self) -> Vec<u8> {
         let mut output = vec![0; header::BYTES];
         header::STATUS.put(&mut output, self.status as u8);
@@ -95,7 +95,7 @@ impl From<CardError> for Refusal {
     }
 }
 
-/// Why a command of an object does not do what it should: the device says so, or it does not come to it.
+/// The failure of a command: the device refuses it, or the kernel does not pass it to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     Refused(Refusal),

@@ -1,26 +1,25 @@
-//! User memory: ranges that a program lends to the device, for its queues and their records.
+//! User memory: ranges of the program's memory that the device may access, for queues and records.
 
-use super::abi::attr;
-use super::object::Object;
 use super::status::{Refusal, Syndrome};
 use crate::attributes::Request;
-use crate::context::{self, Context, Objects};
+use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
-use crate::mr::{self, Mapping};
+use crate::uapi::devx::{attr, object};
+use crate::verbs::cq::RECORD;
+use crate::verbs::mr::{self, Mapping};
 use softhca::card::{Access, is_mapped};
 use std::os::fd::RawFd;
 
-/// A range of memory.
-#[derive(Debug)]
-pub(crate) struct Umem {
+/// The state of a registered range of memory.
+struct Umem {
     addr: u64,
     len: u64,
     writable: bool,
-    /// Memory of a file instead of the program's own.
+    /// The mapping of a file that was registered instead of an address.
     _mapping: Option<Mapping>,
 }
 
-/// `MLX5_IB_METHOD_DEVX_UMEM_REG`. The number of the memory is that of its handle.
+/// `MLX5_IB_METHOD_DEVX_UMEM_REG`. Commands name user memory by its handle.
 pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
@@ -35,10 +34,10 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
     let access = mr::access_of(request.number32(attr::UMEM_ACCESS)?)?;
     let writable = access.contains(Access::LOCAL_WRITE);
     if len == 0 || !writable && access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
-        tracing::warn!(len, ?access, "user memory needs a length, and for remote writes local ones");
+        tracing::warn!(len, ?access, "user memory needs a nonzero length, and local write access for remote writes");
         return Err(Errno::INVALID);
     }
-    // Any page size will do, as long as there is one.
+    // The card accepts every page size; the program must allow at least one.
     if request.optional_number(attr::UMEM_PAGE_SIZES)? == Some(0) {
         return Err(Errno::INVALID);
     }
@@ -54,45 +53,40 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
         tracing::warn!(addr, len, writable, "user memory is not mapped with the access asked for");
         return Err(Errno::FAULT);
     }
-    let umem = Object::Umem(Umem { addr, len, writable, _mapping: mapping });
-    let handle = context.objects.lock().add(context::Object::Devx(Box::new(umem)));
-    request.answer_made(attr::HANDLE, handle)?;
+    let umem = Umem { addr, len, writable, _mapping: mapping };
+    let handle = context.objects.lock().add(Object::new(object::DEVX_UMEM, None).with(umem));
+    request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::UMEM_ID, &handle)
 }
 
-/// `MLX5_IB_METHOD_DEVX_UMEM_DEREG`: EBUSY while objects of the device are in it.
-pub(super) fn deregister(context: &Context, request: &Request) -> Result<()> {
-    let handle = request.handle(attr::HANDLE)?;
-    context.destroy(handle, |objects, object, _| {
-        if !matches!(object, context::Object::Devx(devx) if matches!(**devx, Object::Umem(_))) {
-            return Err(Errno::INVALID);
-        }
-        let users = objects.devx().filter(|object| object.umems().contains(&handle)).count();
-        if users > 0 {
-            tracing::warn!(handle, users, "user memory is in use: destroy what is in it first");
-            return Err(Errno::BUSY);
-        }
-        Ok(())
-    })
+/// The page offset of a queue's context, in bytes. The context counts it in 64ths of its page size,
+/// which is 4096 << `log_page_size`.
+pub(super) fn page_offset(log_page_size: u64, offset: u64) -> u64 {
+    offset << (12 + log_page_size) >> 6
 }
 
-/// A part of a umem, as a command names it.
+/// A part of user memory, as a command names it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) id: u32,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// What the address must be a multiple of.
+    /// The address must be a multiple of this.
     pub(super) alignment: u64,
     /// Whether the device writes there.
     pub(super) writes: bool,
 }
 
 impl Part {
-    /// The address of a part, which is inside the memory and still mapped.
+    /// A doorbell record.
+    pub(super) fn record(id: u32, offset: u64) -> Self {
+        Part { id, offset, len: RECORD, alignment: RECORD, writes: true }
+    }
+
+    /// The address of the part, checked to be inside the user memory, aligned and mapped.
     pub(super) fn address(&self, objects: &Objects) -> std::result::Result<u64, Refusal> {
         let Part { id, offset, len, alignment, writes } = *self;
-        let Some(umem) = find(objects, id) else {
+        let Ok(umem) = objects.state::<Umem>(id) else {
             return Err(Refusal::resource(Syndrome::UmemId, id, "the number of registered user memory"));
         };
         if offset.checked_add(len).is_none_or(|end| end > umem.len) {
@@ -111,15 +105,5 @@ impl Part {
             return Err(Refusal::parameter(Syndrome::UmemAccess, addr, "mapped, and writable by the device"));
         }
         Ok(addr)
-    }
-}
-
-fn find(objects: &Objects, id: u32) -> Option<&Umem> {
-    match objects.get(id).ok()? {
-        context::Object::Devx(devx) => match &**devx {
-            Object::Umem(umem) => Some(umem),
-            _ => None,
-        },
-        _ => None,
     }
 }

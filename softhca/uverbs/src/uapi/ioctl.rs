@@ -4,9 +4,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, struct ib_uverbs_ioctl_hdr)`.
 pub(crate) const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
-/// `UVERBS_ATTR_F_MANDATORY`: whoever does not know the attribute must refuse the command.
+/// `UVERBS_ATTR_F_MANDATORY`: a kernel that does not know the attribute must refuse the command.
 pub(crate) const ATTR_MANDATORY: u16 = 1 << 0;
-/// `UVERBS_ATTR_F_VALID_OUTPUT`: the attribute has been filled.
+/// `UVERBS_ATTR_F_VALID_OUTPUT`: the kernel has filled the attribute.
 pub(crate) const ATTR_VALID_OUTPUT: u16 = 1 << 1;
 
 /// `struct ib_uverbs_attr`.
@@ -33,8 +33,8 @@ pub(crate) struct Header {
     pub(crate) reserved2: u32,
 }
 
-/// Where the numbers of a driver start (`UVERBS_ID_DRIVER_NS`).
-const DRIVER: u16 = 1 << 12;
+/// First of a driver's own numbers (`UVERBS_ID_DRIVER_NS`).
+pub(crate) const DRIVER: u16 = 1 << 12;
 
 /// Kinds of objects (`enum uverbs_default_objects`, `enum mlx5_ib_objects`).
 pub(crate) mod object {
@@ -58,15 +58,15 @@ pub(crate) mod method {
     pub(crate) const QUERY_CONTEXT: u16 = 4;
     pub(crate) const QUERY_GID_TABLE: u16 = 5;
     pub(crate) const QUERY_GID_ENTRY: u16 = 6;
-    /// Of PD and AH, which have no other.
+    /// The only method of PD and AH.
     pub(crate) const ONLY_DESTROY: u16 = 0;
-    /// Of CQ and QP.
+    /// `CREATE` and `DESTROY` of CQ and QP.
     pub(crate) const CREATE: u16 = 0;
     pub(crate) const DESTROY: u16 = 1;
     pub(crate) const MR_DESTROY: u16 = 1;
     pub(crate) const MR_QUERY: u16 = 3;
     pub(crate) const MR_REG_DMABUF: u16 = 4;
-    /// In the headers since July 2025; rdma-core asks for it from version 61 on.
+    /// In the headers since July 2025; rdma-core uses it from version 61 on.
     pub(crate) const MR_REG: u16 = 5;
     pub(crate) const ASYNC_EVENT_ALLOC: u16 = 0;
     pub(crate) const UAR_ALLOC: u16 = DRIVER;
@@ -106,7 +106,7 @@ pub(crate) mod attr {
 
     /// The handle of the object, in every DESTROY and QUERY of the core.
     pub(crate) const HANDLE: u16 = 0;
-    /// The answer, in those DESTROY methods of the core that have one.
+    /// The answer of those DESTROY methods of the core that have one.
     pub(crate) const DESTROY_RESP: u16 = 1;
 
     pub(crate) const CQ_CQE: u16 = 1;

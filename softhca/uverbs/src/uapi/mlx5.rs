@@ -1,4 +1,4 @@
-//! libmlx5's private part of each command: `mlx5-abi.h`.
+//! The part of each command that only libmlx5 and the mlx5 driver know: `mlx5-abi.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -8,9 +8,9 @@ pub(crate) const SUPPORTED_UHW: u8 = 3;
 pub(crate) const INLINE_MODE_NONE: u8 = 1;
 /// `MLX5_QP_FLAG_SIGNATURE`.
 pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
-/// `MLX5_QP_FLAG_SCATTER_CQE`, `_ALLOW_SCATTER_CQE` and `_UAR_PAGE_INDEX`, and the flag that came before the last,
-/// `_BFREG_INDEX`: all that does not ask for more than a plain queue pair.
-pub(crate) const QP_PLAIN: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// The flags that request no additional feature of a queue pair: `MLX5_QP_FLAG_SCATTER_CQE`,
+/// `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`, and the older `_BFREG_INDEX`.
+pub(crate) const QP_SUPPORTED: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 

@@ -1,8 +1,10 @@
-//! What the kernel's headers say: numbers of commands, objects and attributes, and the structures that travel.
+//! The kernel's headers: numbers of commands, objects and attributes, and the structures in commands.
 //!
-//! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`, `ib_user_ioctl_verbs.h`, `mlx5-abi.h`
-//! and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are theirs, without the common prefixes.
+//! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`,
+//! `ib_user_ioctl_verbs.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those
+//! of the headers, without the common prefixes.
 
+pub(crate) mod devx;
 pub(crate) mod ioctl;
 pub(crate) mod mlx5;
 pub(crate) mod verbs;

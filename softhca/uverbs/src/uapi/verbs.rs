@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Set in the number of a write command that is an extended one.
+/// Set in the number of an extended write command.
 pub(crate) const EXTENDED: u32 = 0x8000_0000;
 /// Numbers of write commands (`enum ib_uverbs_write_cmds`).
 pub(crate) mod command {
@@ -24,7 +24,7 @@ pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
 pub(crate) const PORT_IP_BASED_GIDS: u32 = 1 << 26;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
-/// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: rights that may be ignored.
+/// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
 pub(crate) const ACCESS_OPTIONAL: u32 = 0x3ff0_0000;
 
 /// `struct ib_uverbs_query_device_resp`.

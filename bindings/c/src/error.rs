@@ -1,0 +1,233 @@
+//! From errors, and panics, to errno values.
+
+use crate::log;
+use gdsync::batch::WriteError;
+use gdsync::cuda::{CudaError, DriverError};
+use gdsync::memop::{StreamError, WordError};
+use gdsync::queue::{OrderError, PollError, QueueFull, RequestError, StateError};
+use gdsync::stream::PostFailure;
+use gdsync::verbs::{OpenError, PortError, QueuePairError};
+use gdsync::{Error, QueueError};
+use libc::c_int;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("{what} is a null pointer")]
+    Null { what: &'static str },
+    #[error("{what} is {value:#x}, but {limit}")]
+    Bad { what: &'static str, value: i64, limit: &'static str },
+    #[error("{what}")]
+    Stale { what: &'static str },
+    #[error("{what}: {remedy}")]
+    Unsupported { what: &'static str, remedy: &'static str },
+    #[error("{words} words are appended to this wait already: post another wait")]
+    NoRoom { words: u32 },
+    #[error("the stream has not come to its end within {timeout_ms} ms{}", waits(.at))]
+    TimedOut { timeout_ms: u64, at: Option<String> },
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error(transparent)]
+    Word(#[from] WordError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Post(PostFailure),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Gdsync(#[from] Error),
+    #[error("{call}: {source}")]
+    Verbs { call: &'static str, source: std::io::Error },
+    #[error("a panic inside gdsync, which is a defect: please report it ({message})")]
+    Panic { message: String },
+}
+
+fn waits(at: &Option<String>) -> String {
+    at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
+}
+
+impl From<PostFailure> for CallError {
+    fn from(failure: PostFailure) -> Self {
+        match failure {
+            PostFailure::Queue(error) => CallError::Queue(error),
+            PostFailure::Stream(error) => CallError::Stream(error),
+            other => CallError::Post(other),
+        }
+    }
+}
+
+fn of_queue(error: &QueueError) -> c_int {
+    match error {
+        QueueError::Full(QueueFull::Stream(_)) => libc::EAGAIN,
+        QueueError::Full(_) => libc::ENOMEM,
+        QueueError::Order(OrderError::OtherStream { .. }) => libc::EBUSY,
+        QueueError::State(StateError::Failed { .. } | StateError::CompletionQueueLost { .. })
+        | QueueError::Poll(PollError::BadCompletion { .. }) => libc::EIO,
+        QueueError::Request(RequestError::NotOnTransport { .. } | RequestError::NotOnDevice { .. }) => {
+            libc::EOPNOTSUPP
+        }
+        _ => libc::EINVAL,
+    }
+}
+
+fn of_stream(error: &StreamError) -> c_int {
+    match error {
+        StreamError::Unregistered { .. } | StreamError::Unreachable { .. } | StreamError::OtherGpu { .. } => {
+            libc::EFAULT
+        }
+        StreamError::Unsupported { .. } => libc::EOPNOTSUPP,
+        StreamError::NoMemory { .. } => libc::ENOMEM,
+        StreamError::NoThread { .. } => libc::EAGAIN,
+        StreamError::Cuda(error) => of_cuda(error),
+        _ => libc::EIO,
+    }
+}
+
+fn of_cuda(error: &CudaError) -> c_int {
+    match error {
+        CudaError::Driver(DriverError::NoDriver | DriverError::NoDevice { .. }) => libc::ENODEV,
+        CudaError::Unreachable { .. } => libc::EFAULT,
+        CudaError::OtherThread | CudaError::Capturing => libc::EINVAL,
+        _ => libc::EIO,
+    }
+}
+
+impl CallError {
+    /// What the C function returns.
+    fn errno(&self) -> c_int {
+        match self {
+            CallError::Null { .. }
+            | CallError::Bad { .. }
+            | CallError::Stale { .. }
+            | CallError::Word(_)
+            | CallError::Write(_) => libc::EINVAL,
+            CallError::Unsupported { .. } => libc::EOPNOTSUPP,
+            CallError::NoRoom { .. } => libc::ENOMEM,
+            CallError::TimedOut { .. } => libc::ETIMEDOUT,
+            CallError::Queue(error) => of_queue(error),
+            CallError::Post(PostFailure::WouldBlock { .. }) => libc::EAGAIN,
+            CallError::Stream(error) => of_stream(error),
+            CallError::Cuda(error) => of_cuda(error),
+            CallError::Gdsync(Error::Verbs { source, .. }) | CallError::Verbs { source, .. } => {
+                source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
+            }
+            CallError::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
+            CallError::Gdsync(
+                Error::Open(OpenError::NoDevice { .. })
+                | Error::Open(OpenError::NotMlx5 { .. })
+                | Error::Open(OpenError::Load(_)),
+            ) => libc::ENODEV,
+            CallError::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
+            CallError::Gdsync(
+                Error::Port(PortError::NotActive { .. }) | Error::Port(PortError::NoGid { .. }),
+            ) => libc::ENETDOWN,
+            CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
+            CallError::Gdsync(_) => libc::EINVAL,
+            CallError::Post(_) | CallError::Panic { .. } => libc::EIO,
+        }
+    }
+
+    /// Nothing to report: it happens to programs that are as fast as they can be, which try again.
+    fn is_fullness(&self) -> bool {
+        matches!(self.errno(), libc::ENOMEM | libc::EAGAIN | libc::ETIMEDOUT)
+    }
+}
+
+thread_local! {
+    static TEXT: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// What [`CallError`] was the last of this thread, for `gdsync_error_text`.
+pub(crate) fn text() -> *const c_char {
+    const NONE: &CStr = c"";
+    TEXT.try_with(|text| text.borrow().as_ptr()).unwrap_or(NONE.as_ptr())
+}
+
+#[cold]
+#[inline(never)]
+fn report(call: &'static str, error: &CallError) -> c_int {
+    log::start();
+    let errno = error.errno();
+    if error.is_fullness() {
+        tracing::debug!(call, errno, "{error}");
+    } else {
+        tracing::error!(call, errno, "{error}");
+    }
+    let said = CString::new(format!("{call}: {error}").replace('\0', "?")).unwrap_or_default();
+    // Gone while the thread ends.
+    let _gone_while_the_thread_ends = TEXT.try_with(|text| *text.borrow_mut() = said);
+    errno
+}
+
+/// Does what a C function is to do. A panic is an error like others.
+#[inline]
+fn attempt<T>(body: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(CallError::Panic { message })
+    })
+}
+
+/// Does what may come to nothing, without a word. A panic is nothing, too: whoever does it again says it.
+#[inline(always)]
+pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(body)).ok().flatten()
+}
+
+/// A C function that returns 0 or a positive errno.
+#[inline]
+pub(crate) fn status(call: &'static str, body: impl FnOnce() -> Result<(), CallError>) -> c_int {
+    match attempt(body) {
+        Ok(()) => 0,
+        Err(error) => report(call, &error),
+    }
+}
+
+/// A C function that returns a number, or -1 and `errno`.
+pub(crate) fn count(call: &'static str, body: impl FnOnce() -> Result<c_int, CallError>) -> c_int {
+    attempt(body).unwrap_or_else(|error| {
+        set_errno(report(call, &error));
+        -1
+    })
+}
+
+/// A C function that returns a pointer, or null and `errno`.
+pub(crate) fn pointer<T>(call: &'static str, body: impl FnOnce() -> Result<*mut T, CallError>) -> *mut T {
+    attempt(body).unwrap_or_else(|error| {
+        set_errno(report(call, &error));
+        std::ptr::null_mut()
+    })
+}
+
+fn set_errno(code: c_int) {
+    // SAFETY: the C library's place for this thread's `errno` is always valid.
+    unsafe { *libc::__errno_location() = code };
+}
+
+/// A pointer that must not be null.
+#[inline]
+pub(crate) fn non_null<T>(what: &'static str, pointer: *const T) -> Result<*const T, CallError> {
+    if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
+}
+
+/// The same, to be written to.
+#[inline]
+pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+    if pointer.is_null() { Err(CallError::Null { what }) } else { Ok(pointer) }
+}
+
+/// Flags of which there are none.
+pub(crate) fn no_flags(flags: c_int) -> Result<(), CallError> {
+    if flags == 0 {
+        Ok(())
+    } else {
+        Err(CallError::Bad { what: "flags", value: flags.into(), limit: "must be 0" })
+    }
+}

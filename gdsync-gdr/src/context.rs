@@ -1,0 +1,112 @@
+//! CUDA contexts: making one current for a thread, and the primary context of a GPU.
+
+use crate::driver::{self, DriverError, check};
+use crate::gpu::Gpu;
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
+
+/// A context that is alive as long as the value is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context(sys::CUcontext);
+
+// SAFETY: the driver allows a context to be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// A context is current for this thread; the one before is current again when this is dropped.
+#[must_use = "the context is current only as long as this value"]
+#[derive(Debug)]
+pub struct Entered {
+    pushed: bool,
+    /// The thread that pushed the context pops it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Context {
+    /// The context of a raw handle.
+    ///
+    /// # Safety
+    /// The context is alive, and stays so until the value and its copies are used no more.
+    pub unsafe fn from_raw(context: sys::CUcontext) -> Self {
+        Context(context)
+    }
+
+    /// The driver's handle.
+    pub fn as_raw(self) -> sys::CUcontext {
+        self.0
+    }
+
+    /// Makes the context current for the calling thread.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn enter(self) -> Result<Entered, DriverError> {
+        let pushed = current()? != self.0;
+        if pushed {
+            // SAFETY: the context is alive (`from_raw`).
+            check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.0) })?;
+        }
+        Ok(Entered { pushed, _thread: PhantomData })
+    }
+
+    /// The context's GPU.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn gpu(self) -> Result<Gpu, DriverError> {
+        let _entered = self.enter()?;
+        let mut device = 0;
+        // SAFETY: `device` is a valid place; a context is current.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) })?;
+        Ok(Gpu::from_device(device))
+    }
+
+    /// The context that is current for this thread if it is one of this GPU, else the GPU's primary
+    /// context, which is made if there is none, and stays as long as the process.
+    ///
+    /// # Safety
+    /// A context of this GPU that is current stays alive until the value and its copies are used no
+    /// more.
+    pub(crate) unsafe fn current_or_primary(gpu: Gpu) -> Result<Self, DriverError> {
+        driver::initialise()?;
+        let current = Context(current()?);
+        if !current.0.is_null() && current.gpu()? == gpu {
+            return Ok(current);
+        }
+        static PRIMARY: Mutex<BTreeMap<Gpu, Context>> = Mutex::new(BTreeMap::new());
+        let mut primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = primary.get(&gpu) {
+            return Ok(*known);
+        }
+        let mut made = std::ptr::null_mut();
+        // SAFETY: `made` is a valid place; the driver checks the device. Never released: the
+        // context stays.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut made, gpu.device()) })?;
+        primary.insert(gpu, Context(made));
+        Ok(Context(made))
+    }
+}
+
+/// The context that is current for this thread, or null.
+fn current() -> Result<sys::CUcontext, DriverError> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: `current` is a valid place.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
+    Ok(current)
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: `popped` is a valid place. This pops what `enter` pushed.
+            let result = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+            if let Err(error) = check("cuCtxPopCurrent", result) {
+                tracing::debug!(%error, "a CUDA context was not popped");
+            }
+        }
+    }
+}

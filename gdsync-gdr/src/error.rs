@@ -1,0 +1,159 @@
+//! Errors of mappings.
+
+use crate::copy::{LoadKernel, StoreKernel};
+use crate::driver::DriverError;
+use crate::info::MappingBackend;
+use std::fmt;
+use std::io;
+
+/// Why a backend does not work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{step}: {reason} ({remedy})")]
+#[non_exhaustive]
+pub struct Refusal {
+    /// The step that failed.
+    pub step: String,
+    /// Its error.
+    pub reason: String,
+    /// What would help.
+    pub remedy: String,
+}
+
+impl Refusal {
+    /// A step that failed, for what reason, and what would help.
+    pub fn new(step: impl Into<String>, reason: impl fmt::Display, remedy: impl Into<String>) -> Self {
+        Refusal { step: step.into(), reason: reason.to_string(), remedy: remedy.into() }
+    }
+
+    /// A call of the CUDA driver that failed.
+    pub(crate) fn driver(step: &str, error: DriverError) -> Self {
+        Refusal::new(step, error, "see what the CUDA driver says of that error")
+    }
+
+    /// A device file that does not open.
+    pub(crate) fn open(path: &str, error: &io::Error, missing: &str) -> Self {
+        let remedy = match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => missing.to_owned(),
+            Some(libc::EACCES | libc::EPERM) => {
+                format!("give this user the right to read and write {path}, and a container the device")
+            }
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)".to_owned(),
+            _ => "the kernel's log may say more (dmesg)".to_owned(),
+        };
+        Refusal::new(format!("open {path}"), error, remedy)
+    }
+}
+
+/// Errors of CPU mappings of GPU memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappingError {
+    /// The CUDA driver's.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// GPU memory to map could not be allocated.
+    #[error("cannot allocate GPU memory to map: {reason}")]
+    Allocation {
+        /// Why not.
+        reason: String,
+    },
+    /// One backend, asked for by name, does not work.
+    #[error("{backend} cannot map GPU memory for the CPU: {refusal}")]
+    Refused {
+        /// The backend.
+        backend: MappingBackend,
+        /// Why not.
+        refusal: Refusal,
+    },
+    /// No backend works.
+    #[error("no way to map GPU memory for the CPU works here: {}", list(.tried))]
+    Unavailable {
+        /// Each backend that was tried, and why it does not work.
+        tried: Vec<(MappingBackend, Refusal)>,
+    },
+    /// There is no such backend.
+    #[error("{variable}: {reason}")]
+    UnknownBackend {
+        /// The environment variable that names it.
+        variable: &'static str,
+        /// The name, and those of the backends.
+        reason: String,
+    },
+    /// A range lies outside the mapping.
+    #[error("bytes {start}..{end} lie outside the {len} bytes mapped")]
+    OutOfBounds {
+        /// First byte.
+        start: usize,
+        /// One past the last byte.
+        end: usize,
+        /// Length of the mapping.
+        len: usize,
+    },
+    /// The GPU memory was freed under the mapping.
+    #[error("the GPU memory was freed under its mapping: keep it until the mapping is dropped")]
+    Freed,
+    /// The mapping is a parent process's.
+    #[error("the mapping belongs to the process that made it, not to a child: map again after fork")]
+    Forked,
+    /// This processor lacks a copy kernel.
+    #[error("this processor has no copy kernel {kernel}: it has {has}")]
+    NoKernel {
+        /// The kernel's name.
+        kernel: String,
+        /// Those that it has.
+        has: String,
+    },
+    /// Host memory for a stand-in cannot be mapped.
+    #[error("cannot map {len} bytes of host memory in the place of a GPU's: {reason}")]
+    NoHostMemory {
+        /// Bytes asked for.
+        len: usize,
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+fn list(tried: &[(MappingBackend, Refusal)]) -> String {
+    let each: Vec<String> = tried.iter().map(|(backend, refusal)| format!("{backend}: {refusal}")).collect();
+    each.join("; ")
+}
+
+impl MappingError {
+    pub(crate) fn no_store_kernel(kernel: StoreKernel) -> Self {
+        let has: Vec<String> = StoreKernel::available().map(|kernel| kernel.to_string()).collect();
+        MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
+    }
+
+    pub(crate) fn no_load_kernel(kernel: LoadKernel) -> Self {
+        let has: Vec<String> = LoadKernel::available().map(|kernel| kernel.to_string()).collect();
+        MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_that_was_tried_is_named_with_its_remedy() {
+        let refusal = |reason: &str| Refusal::new("open", reason, "install it");
+        let error = MappingError::Unavailable {
+            tried: vec![
+                (MappingBackend::Gdrdrv, refusal("no file")),
+                (MappingBackend::ResourceManager, refusal("too old")),
+            ],
+        };
+        let text = error.to_string();
+        assert!(text.contains("gdrdrv: open: no file (install it)"), "{text}");
+        assert!(text.contains("nvrm: open: too old (install it)"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_does_not_open_gets_the_remedy_of_its_errno() {
+        let of = |errno| Refusal::open("/dev/x", &io::Error::from_raw_os_error(errno), "load x").remedy;
+        assert_eq!(of(libc::ENOENT), "load x");
+        assert!(of(libc::EACCES).contains("/dev/x"));
+        assert!(of(libc::EMFILE).contains("ulimit"));
+        assert!(of(libc::EIO).contains("dmesg"));
+    }
+}

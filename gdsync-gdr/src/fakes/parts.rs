@@ -1,0 +1,27 @@
+//! What the fake modules share.
+
+use std::io;
+
+/// Where the GPU's memory begins, in the GPU's address space.
+pub(crate) const GPU: u64 = 0x7f00_0020_0000;
+/// Bytes of it.
+pub(crate) const GPU_LEN: usize = 1 << 20;
+
+/// An open device file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opened {
+    Gdrdrv,
+    Control,
+    Device(u32),
+}
+
+pub(super) fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+/// The structure of a request. With a wrong length, the module would read or write beside it.
+pub(super) fn argument<T: zerocopy::FromBytes + zerocopy::Immutable + zerocopy::KnownLayout>(
+    bytes: &[u8],
+) -> T {
+    T::read_from_bytes(bytes).unwrap_or_else(|_| panic!("{} bytes are not {}", bytes.len(), size_of::<T>()))
+}

@@ -1,0 +1,118 @@
+//! What mappings ask of a GPU. None of it needs a context.
+
+use crate::driver::{self, DriverError, check};
+use cudarc::driver::sys;
+use std::ffi::CStr;
+
+/// Room for a name, or for a PCI address (`cuDeviceGetPCIBusId` wants at least 13 bytes), and the
+/// zero behind it.
+const TEXT: usize = 256;
+
+/// A GPU of this machine, by the driver's number for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gpu(sys::CUdevice);
+
+impl Gpu {
+    /// The GPU of that number.
+    ///
+    /// # Errors
+    /// [`DriverError::NoDevice`], and as [`driver::device_count`].
+    pub fn new(ordinal: u32) -> Result<Self, DriverError> {
+        let count = driver::device_count()?;
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let number = number.ok_or(DriverError::NoDevice { ordinal, count })?;
+        let mut device = 0;
+        // SAFETY: `device` is a valid place.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, number) })?;
+        Ok(Gpu(device))
+    }
+
+    /// The GPU of a device handle. Calls on a handle that the driver does not know are
+    /// [`DriverError::Call`].
+    pub fn from_device(device: sys::CUdevice) -> Self {
+        Gpu(device)
+    }
+
+    /// The GPU whose memory lies at an address.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`] where the driver does not know the address; and as
+    /// [`driver::initialise`].
+    pub fn of_address(address: u64) -> Result<Self, DriverError> {
+        driver::initialise()?;
+        let mut ordinal = -1i32;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: the attribute is an int; the driver checks the address.
+        check("cuPointerGetAttribute", unsafe {
+            sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, address)
+        })?;
+        // Where GPUs reach all of the host's memory, the driver knows that, too, as no GPU's.
+        let host = |_| DriverError::call("cuPointerGetAttribute", sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+        Gpu::new(u32::try_from(ordinal).map_err(host)?)
+    }
+
+    /// The driver's handle.
+    pub fn device(self) -> sys::CUdevice {
+        self.0
+    }
+
+    /// Its name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn name(self) -> Result<String, DriverError> {
+        text("cuDeviceGetName", |at, len| {
+            // SAFETY: `at` has room for `len` bytes.
+            unsafe { sys::cuDeviceGetName(at, len, self.0) }
+        })
+    }
+
+    /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn pci_address(self) -> Result<String, DriverError> {
+        let address = text("cuDeviceGetPCIBusId", |at, len| {
+            // SAFETY: `at` has room for `len` bytes.
+            unsafe { sys::cuDeviceGetPCIBusId(at, len, self.0) }
+        })?;
+        Ok(address.to_lowercase())
+    }
+
+    /// One of the driver's attributes of the GPU.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`].
+    pub fn attribute(self, attribute: sys::CUdevice_attribute) -> Result<i32, DriverError> {
+        let mut value = 0;
+        // SAFETY: `value` is a valid place; the driver checks the handle.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.0) })?;
+        Ok(value)
+    }
+
+    /// True where the driver makes dma-bufs of this GPU's memory.
+    pub(crate) fn makes_dma_bufs(self) -> bool {
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
+            .is_ok_and(|value| value != 0)
+    }
+
+    /// True where CPU and GPU keep each other's caches coherent, so that the CPU may cache the
+    /// GPU's memory.
+    pub(crate) fn is_coherent(self) -> bool {
+        use sys::CUdevice_attribute as A;
+        self.attribute(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
+            .is_ok_and(|value| value != 0)
+    }
+}
+
+/// What a call writes as a zero-terminated string.
+fn text(
+    call: &'static str,
+    fill: impl FnOnce(*mut libc::c_char, libc::c_int) -> sys::CUresult,
+) -> Result<String, DriverError> {
+    let mut bytes = [0u8; TEXT];
+    check(call, fill(bytes.as_mut_ptr().cast(), TEXT as libc::c_int))?;
+    // Should the driver ever leave out the zero: nothing rather than a guess.
+    Ok(CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+}

@@ -1,0 +1,75 @@
+//! CPU mappings of GPU memory: the CPU loads from and stores to it over the bus. A few bytes take a
+//! fraction of a microsecond, where a copy by the driver takes several.
+//!
+//! [`Mapping::pin`] maps GPU memory by its address, as gdrcopy's `gdr_pin_buffer` and `gdr_map` do,
+//! but also without gdrcopy's kernel module where the memory allows. The CUDA driver is loaded at
+//! run time: this crate builds, and its tests run, on machines without one.
+//!
+//! # Backends
+//! There are three ([`MappingBackend`]). [`Mapping::pin`] takes the first that works, or the one
+//! that the environment variable `GDSYNC_MAPPING` names (`gdrdrv`, `dma-buf`, `nvrm`).
+//!
+//! | backend | needs | maps |
+//! |---|---|---|
+//! | gdrdrv | gdrcopy's kernel module, protocol 2.0 to 2.6 | any GPU memory, pages of 64 KiB |
+//! | dma-buf | a driver of CUDA 13.3 or newer | any GPU memory, pages of the CPU |
+//! | nvrm | NVIDIA's driver, major version 580; others if asked for by name | memory that was allocated exportable |
+//!
+//! # Example
+//! ```no_run
+//! use gdsync_gdr::{GpuRange, Mapping};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let address = 0;
+//! // SAFETY: `address` is that of a `cuMemAlloc` of 4096 bytes, which is freed after the mapping is dropped.
+//! let memory = unsafe { GpuRange::from_current(address, 4096) }?;
+//! let mapping = Mapping::pin(&memory.kept(true))?;
+//! mapping.copy_to(128, b"kernels see this")?;
+//! let mut back = [0; 7];
+//! mapping.copy_from(128, &mut back)?;
+//! assert_eq!(&back, b"kernels");
+//! println!("{:?}", mapping.info());
+//! # Ok(())
+//! # }
+//! ```
+//! A machine without a GPU tries the same on host memory: [`Mapping::stand_in`].
+//!
+//! # Order
+//! [`Mapping::copy_to`] ends with a store fence, [`Mapping::copy_from`] begins with a full fence: a
+//! thread's copies take effect in program order, and the GPU sees a store after a copy (a doorbell,
+//! a flag) after the copy. Between threads, and between CPU and GPU, a word that is stored last and
+//! loaded first orders what is stored before and loaded after.
+//!
+//! # Fork
+//! A child process does not inherit its parent's mappings: every copy is [`MappingError::Forked`]
+//! there, and dropping a mapping undoes nothing.
+
+mod context;
+mod copy;
+mod dma_buf;
+pub mod driver;
+mod error;
+#[cfg(test)]
+mod fakes;
+mod fork;
+mod gdrdrv;
+mod gpu;
+mod info;
+mod kernel;
+mod mapping;
+mod nvrm;
+mod offer;
+mod pin;
+mod range;
+mod stand_in;
+
+pub use context::{Context, Entered};
+pub use copy::{LoadKernel, StoreKernel, load_combined};
+pub use cudarc;
+pub use error::{MappingError, Refusal};
+pub use gdsync_sys::host::page_size;
+pub use gpu::Gpu;
+pub use info::{Caching, MappingBackend, MappingInfo};
+pub use mapping::Mapping;
+pub use offer::GdrdrvModule;
+pub use range::GpuRange;

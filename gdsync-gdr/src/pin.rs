@@ -1,0 +1,143 @@
+//! Mapping GPU memory, by the backend that the environment names or by the first that works.
+
+use crate::error::{MappingError, Refusal};
+use crate::info::MappingBackend;
+use crate::kernel;
+use crate::mapping::{Mapped, Mapping};
+use crate::range::GpuRange;
+use crate::{dma_buf, gdrdrv, nvrm};
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+
+/// Environment variable that names the backend.
+const VARIABLE: &str = "GDSYNC_MAPPING";
+
+impl Mapping {
+    /// Maps GPU memory by the first backend that can, or by the one that `GDSYNC_MAPPING` names.
+    /// gdrdrv and dma-buf map what `cuMemAlloc` gave (gdrdrv the GPU's pages of 64 KiB that hold
+    /// it, dma-buf the CPU's), nvrm only what was allocated exportable: by `cuMemCreate` with
+    /// handles of POSIX file descriptors.
+    ///
+    /// If the memory is freed while it is mapped: dma-buf and nvrm hold a reference of their own,
+    /// so the mapping stays, and only it sees what it stores. So does gdrdrv where its module maps
+    /// persistently (2.5 and newer, on drivers that can); else every access is
+    /// [`MappingError::Freed`] from then on. (An access during the free gets SIGBUS: this catches a
+    /// mistake, and is no way to work.)
+    ///
+    /// # Errors
+    /// [`MappingError::Unavailable`] with the reason of each backend that was tried,
+    /// [`MappingError::Refused`] where the environment names one, [`MappingError::UnknownBackend`].
+    pub fn pin(memory: &GpuRange) -> Result<Self, MappingError> {
+        MappingBackend::first(|backend, by_name| Self::by(backend, by_name, memory))
+    }
+
+    /// As [`Mapping::pin`], by this backend. nvrm tries drivers, too, on which it is not known to
+    /// work.
+    ///
+    /// # Errors
+    /// [`MappingError::Refused`].
+    pub fn pin_by(backend: MappingBackend, memory: &GpuRange) -> Result<Self, MappingError> {
+        Self::by(backend, true, memory)
+    }
+
+    fn by(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Self, MappingError> {
+        let mapped =
+            map(backend, by_name, memory).map_err(|refusal| MappingError::Refused { backend, refusal })?;
+        let mapping = Mapping::new(mapped, memory.len(), !memory.is_kept())?;
+        tracing::debug!(?mapping, ?memory, "GPU memory is mapped for the CPU");
+        Ok(mapping)
+    }
+}
+
+fn map(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Mapped, Refusal> {
+    let (gpu, kernel) = (memory.gpu(), kernel::system());
+    backend.offered_on(gpu, by_name)?;
+    match backend {
+        MappingBackend::Gdrdrv => {
+            memory.synchronise_copies();
+            gdrdrv::Gdrdrv::open(&kernel)?.map(memory.address(), memory.len())
+        }
+        MappingBackend::DmaBuf => {
+            let made = memory.dma_buf();
+            let (fd, offset) =
+                made.map_err(|error| Refusal::driver("make a dma-buf of the memory", error))?;
+            dma_buf::map(&kernel, fd, offset as usize, memory.len(), gpu.is_coherent())
+        }
+        // (A stand-in was refused above.)
+        MappingBackend::ResourceManager | MappingBackend::StandIn => {
+            let exported = memory.export().map_err(|error| {
+                Refusal::new(
+                    "export the memory",
+                    error,
+                    "allocate it by gdsync's MappedMemory::allocate, or by cuMemCreate with POSIX file descriptors",
+                )
+            })?;
+            let bus = gpu.pci_address().map_err(|error| Refusal::driver("find the GPU", error))?;
+            let target = nvrm::Target { bus: &bus, any_driver: by_name };
+            let mut mapped = nvrm::map(&kernel, &target, exported.fd.as_fd(), exported.size)?;
+            mapped.info.offset = exported.offset;
+            Ok(mapped)
+        }
+    }
+}
+
+impl MappingBackend {
+    /// What `attempt` makes by the first backend with which it is not [`MappingError::Refused`]. If
+    /// the environment (`GDSYNC_MAPPING`) names a backend, that is the only one, and `attempt`'s
+    /// second argument is true.
+    ///
+    /// # Errors
+    /// [`MappingError::Unavailable`], [`MappingError::UnknownBackend`], and those of `attempt`.
+    pub fn first<T>(attempt: impl Fn(Self, bool) -> Result<T, MappingError>) -> Result<T, MappingError> {
+        if let Some(backend) = Self::asked_for()? {
+            return attempt(backend, true);
+        }
+        let mut tried = Vec::new();
+        for backend in Self::ALL {
+            match attempt(backend, false) {
+                Err(MappingError::Refused { backend, refusal }) => {
+                    tracing::debug!(%backend, %refusal, "a way to map GPU memory does not work");
+                    tried.push((backend, refusal));
+                }
+                result => return result,
+            }
+        }
+        Err(MappingError::Unavailable { tried })
+    }
+
+    /// The backend that the environment names (`GDSYNC_MAPPING`).
+    ///
+    /// # Errors
+    /// [`MappingError::UnknownBackend`].
+    pub fn asked_for() -> Result<Option<Self>, MappingError> {
+        Self::named(std::env::var_os(VARIABLE))
+    }
+
+    /// The backend that a variable names; none where it is empty.
+    fn named(value: Option<OsString>) -> Result<Option<Self>, MappingError> {
+        let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+        let parsed = value.to_string_lossy().parse();
+        parsed.map(Some).map_err(|reason| MappingError::UnknownBackend { variable: VARIABLE, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_is_asked_for_by_its_name() {
+        let named = |name: &str| MappingBackend::named(Some(name.into()));
+        for backend in MappingBackend::ALL {
+            assert_eq!(named(&backend.to_string()), Ok(Some(backend)));
+        }
+        assert_eq!((named(""), MappingBackend::named(None)), (Ok(None), Ok(None)));
+        for unknown in ["stand-in", "GDRDRV", "gdrcopy"] {
+            let error = named(unknown).unwrap_err().to_string();
+            assert!(
+                error.contains(unknown) && error.contains("GDSYNC_MAPPING") && error.contains("dma-buf"),
+                "{error}"
+            );
+        }
+    }
+}

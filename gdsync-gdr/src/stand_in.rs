@@ -1,0 +1,55 @@
+//! Host memory in the place of a GPU's.
+
+use crate::error::MappingError;
+use crate::info::{Caching, MappingBackend, MappingInfo};
+use crate::kernel::{self, File};
+use crate::mapping::{Hold, Mapped, Mapping};
+use gdsync_sys::host::page_size;
+use std::io;
+
+struct Memory {
+    _file: File,
+}
+
+impl Hold for Memory {}
+
+impl Mapping {
+    /// A mapping of `len` zeroed bytes of *host* memory, to try on a machine without a GPU what
+    /// copies to and from GPU memory. It behaves as write-combining memory does, except for its
+    /// speed.
+    ///
+    /// # Errors
+    /// [`MappingError::NoHostMemory`].
+    pub fn stand_in(len: usize) -> Result<Mapping, MappingError> {
+        let failed = |error: io::Error| MappingError::NoHostMemory { len, reason: error.to_string() };
+        let page = page_size();
+        let size = len
+            .max(1)
+            .checked_next_multiple_of(page)
+            .filter(|size| i64::try_from(*size).is_ok())
+            .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+        // SAFETY: a zero-terminated name.
+        let fd = unsafe { libc::memfd_create(c"gdsync-stand-in".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let file = File { kernel: kernel::system(), fd };
+        // SAFETY: our own file.
+        if unsafe { libc::ftruncate(fd, size as libc::off_t) } != 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let pages = file.map(size, 0).map_err(failed)?;
+        let info = MappingInfo {
+            backend: MappingBackend::StandIn,
+            caching: Caching::WriteCombining,
+            page_size: page,
+            mapped_size: pages.len,
+            offset: 0,
+        };
+        Mapping::new(Mapped { pages, hold: Box::new(Memory { _file: file }), info }, len, false)
+    }
+}
+
+#[cfg(test)]
+#[path = "stand_in_tests.rs"]
+mod tests;

@@ -1,0 +1,202 @@
+//! CPU mappings of GPU memory: [`MappedMemory`] joins the library's [`GpuMemory`] to a [`Mapping`] of
+//! the crate `gdsync-gdr`, whose types are re-exported here.
+
+pub use gdsync_gdr::{
+    Caching, GdrdrvModule, LoadKernel, Mapping, MappingBackend, MappingError, MappingInfo, Refusal,
+    StoreKernel,
+};
+
+use super::context::GpuContext;
+use super::error::CudaError;
+use super::memory::GpuMemory;
+use cudarc::driver::CudaContext;
+use gdsync_gdr::Gpu;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// GPU memory that the CPU, too, loads from and stores to. Clones name the same memory and the same
+/// mapping.
+///
+/// The last clone undoes the mapping. The memory is kept by every clone, also of
+/// [`MappedMemory::gpu`]; memory that gdsync allocated is freed when the GPU is idle, so that
+/// dropping never waits for a stream.
+///
+/// # Example
+/// ```no_run
+/// use gdsync::cuda;
+/// use gdsync::mapped::MappedMemory;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = cuda::context(0)?;
+/// let memory = MappedMemory::allocate(&context, 4096)?;
+/// memory.copy_to(128, b"kernels see this")?;
+/// let mut back = [0; 7];
+/// memory.copy_from(128, &mut back)?;
+/// assert_eq!(&back, b"kernels");
+/// // The same memory, for kernels, streams and cards.
+/// println!("{:?}, {:?}", memory.gpu(), memory.info());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MappedMemory {
+    // In the order of their drops.
+    mapping: Arc<Mapping>,
+    gpu: GpuMemory,
+}
+
+impl MappedMemory {
+    /// Allocates `len` zeroed bytes of GPU memory, and maps them by the first backend that works
+    /// (or the one that `GDSYNC_MAPPING` names). GPUs give such memory in large pieces, 2 MiB as a
+    /// rule, of which each allocation takes at least one.
+    ///
+    /// # Errors
+    /// [`MappingError::Unavailable`] with the reason of each backend that was tried,
+    /// [`MappingError::Refused`] where the environment names one, [`MappingError::Driver`] or
+    /// [`MappingError::Allocation`] where the memory cannot be had.
+    pub fn allocate(context: &Arc<CudaContext>, len: usize) -> Result<Self, MappingError> {
+        let context = GpuContext::of(context)?;
+        MappingBackend::first(|backend, by_name| Self::fresh(backend, by_name, &context, len))
+    }
+
+    /// As [`MappedMemory::allocate`], by this backend.
+    ///
+    /// # Errors
+    /// [`MappingError::Refused`], [`MappingError::Driver`], [`MappingError::Allocation`].
+    pub fn allocate_by(
+        backend: MappingBackend,
+        context: &Arc<CudaContext>,
+        len: usize,
+    ) -> Result<Self, MappingError> {
+        Self::fresh(backend, true, &GpuContext::of(context)?, len)
+    }
+
+    /// Maps GPU memory that exists, by the first backend that can: see [`Mapping::pin`].
+    ///
+    /// The memory is kept. If it is of [`GpuMemory::from_raw`], and its owner frees it all the
+    /// same, [`Mapping::pin`] says what happens.
+    ///
+    /// # Errors
+    /// As [`Mapping::pin`].
+    pub fn pin(memory: &GpuMemory) -> Result<Self, MappingError> {
+        Ok(Self::of(Mapping::pin(&memory.range())?, memory.clone()))
+    }
+
+    /// As [`MappedMemory::pin`], by this backend.
+    ///
+    /// # Errors
+    /// As [`Mapping::pin_by`].
+    pub fn pin_by(backend: MappingBackend, memory: &GpuMemory) -> Result<Self, MappingError> {
+        Ok(Self::of(Mapping::pin_by(backend, &memory.range())?, memory.clone()))
+    }
+
+    /// The GPU memory: payload of messages, words for streams, arguments of kernels.
+    pub fn gpu(&self) -> &GpuMemory {
+        &self.gpu
+    }
+
+    /// The GPU's address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.gpu().address()
+    }
+
+    fn of(mapping: Mapping, gpu: GpuMemory) -> Self {
+        let mapping = Arc::new(mapping);
+        gpu.set_mapping(Arc::downgrade(&mapping));
+        MappedMemory { mapping, gpu }
+    }
+
+    fn fresh(
+        backend: MappingBackend,
+        by_name: bool,
+        context: &Arc<GpuContext>,
+        len: usize,
+    ) -> Result<Self, MappingError> {
+        let refused = |refusal| MappingError::Refused { backend, refusal };
+        // Before any memory is taken.
+        backend.offered_on(Gpu::from_device(context.ordinal()), by_name).map_err(refused)?;
+        let memory = Self::pin_by(backend, &GpuMemory::allocate_exportable(context, len)?)?;
+        memory.verify().map_err(refused)?;
+        Ok(memory)
+    }
+
+    /// Whether the mapping is of this memory at all: both ends, both ways. Leaves zeroes.
+    fn verify(&self) -> Result<(), Refusal> {
+        let (gpu, mapping) = (self.gpu(), &self.mapping);
+        let odd = |what: &str| {
+            Refusal::new(
+                "compare the mapping with the memory",
+                what,
+                "use another way, and tell gdsync's authors",
+            )
+        };
+        let failed = |error: &dyn fmt::Display| odd(&error.to_string());
+        let size = gpu.len().min(8);
+        let token = 0x6764_7379_6e63_2121_u64 ^ gpu.address();
+        for (at, token) in [(0, token), (gpu.len() - size, !token)] {
+            let (token, mut seen) = (&token.to_ne_bytes()[..size], [0; 8]);
+            gpu.write(at, token).map_err(|error| failed(&error))?;
+            mapping.copy_from(at, &mut seen[..size]).map_err(|error| failed(&error))?;
+            if seen[..size] != *token {
+                return Err(odd("the CPU does not see what the GPU's memory holds"));
+            }
+            mapping.copy_to(at, &[0; 8][..size]).map_err(|error| failed(&error))?;
+            gpu.read(at, &mut seen[..size]).map_err(|error| failed(&error))?;
+            if seen[..size] != [0; 8][..size] {
+                return Err(odd("the GPU does not see what the CPU stored"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deref for MappedMemory {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl fmt::Debug for MappedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappedMemory({:?}, {:?})", self.gpu, self.mapping)
+    }
+}
+
+impl From<CudaError> for MappingError {
+    fn from(error: CudaError) -> Self {
+        match error {
+            CudaError::Driver(error) => MappingError::Driver(error),
+            other => MappingError::Allocation { reason: other.to_string() },
+        }
+    }
+}
+
+/// A backend, and why it does not work on a GPU, if it does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Availability {
+    /// The backend.
+    pub backend: MappingBackend,
+    /// Why it does not work.
+    pub refusal: Option<Refusal>,
+}
+
+/// Tries each backend on a GPU, with a small allocation that is mapped, checked and dropped. nvrm
+/// is refused on drivers on which it is not known to work, unless `GDSYNC_MAPPING` asks for it.
+///
+/// # Errors
+/// [`MappingError::Driver`] or [`MappingError::Allocation`] where the GPU has no memory to try it
+/// with; [`MappingError::UnknownBackend`].
+pub fn available(context: &Arc<CudaContext>) -> Result<Vec<Availability>, MappingError> {
+    let context = GpuContext::of(context)?;
+    let asked_for = MappingBackend::asked_for()?;
+    let attempt = |backend| match MappedMemory::fresh(backend, asked_for == Some(backend), &context, 1) {
+        Ok(_) => Ok(Availability { backend, refusal: None }),
+        Err(MappingError::Refused { refusal, .. }) => Ok(Availability { backend, refusal: Some(refusal) }),
+        Err(error) => Err(error),
+    };
+    MappingBackend::ALL.into_iter().map(attempt).collect()
+}

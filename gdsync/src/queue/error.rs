@@ -1,0 +1,270 @@
+//! Errors of queues: preparing, posting, polling. None of them loses anything.
+
+use crate::memop::WordError;
+use crate::memory::{Blocked, OutOfBounds};
+use crate::queue::failure::FailureCause;
+use crate::verbs::transport::Transport;
+
+/// Why a queue refuses work. Nothing is lost by it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// There is no room now.
+    #[error(transparent)]
+    Full(#[from] QueueFull),
+    /// The request itself cannot be.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The queue pair is in no state to take it.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// It comes at the wrong place in an order.
+    #[error(transparent)]
+    Order(#[from] OrderError),
+    /// The completion queue cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// A slice lies outside its memory.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    /// A word is none that a stream can name, or wait for.
+    #[error(transparent)]
+    Word(#[from] WordError),
+}
+
+/// What there is no room for. The same may succeed later, when completions were polled or a stream has made progress.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueFull {
+    /// No room for the work request in the send queue.
+    #[error(
+        "the send queue has {free} of {capacity} blocks free and the request needs {needed}: poll the send completion queue"
+    )]
+    SendQueue {
+        /// 64-byte blocks that the request needs.
+        needed: u32,
+        /// Blocks that are free.
+        free: u32,
+        /// Blocks of the queue.
+        capacity: u32,
+    },
+    /// No room in the receive queue.
+    #[error("all {capacity} receives are posted: poll the receive completion queue")]
+    ReceiveQueue {
+        /// Receives that the queue holds.
+        capacity: u32,
+    },
+    /// The completion queue could overrun: completions are not polled yet.
+    #[error("the completion queue has {entries} entries and all of them may be needed: poll it")]
+    CompletionQueue {
+        /// Its entries.
+        entries: u32,
+    },
+    /// The completion queue could overrun: a stream still has to look at its oldest entries.
+    #[error("the oldest completion entry waits for a stream: {0}")]
+    Stream(Blocked),
+    /// A prepared wait, not posted yet, holds the oldest entry of the completion queue.
+    #[error("the oldest completion entry is held by a prepared wait: post it or drop it")]
+    PreparedWait,
+    /// There is no memory for the word by which a kernel says that it has passed.
+    #[error("no memory for a progress word: {reason}")]
+    NoMemory {
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+/// Why a work request cannot be, whatever the state of its queue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// Too many scatter/gather elements.
+    #[error(
+        "the request has {given} scatter/gather elements, the queue allows {limit}: create it with more, or merge them"
+    )]
+    TooManySegments {
+        /// Elements given.
+        given: usize,
+        /// Elements allowed.
+        limit: u32,
+    },
+    /// Too many inline bytes.
+    #[error(
+        "the request carries {given} bytes inline, the queue allows {limit}: create it with more, or send from a memory region"
+    )]
+    InlineTooLong {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        limit: u32,
+    },
+    /// The message is too long.
+    #[error("the message has {given} bytes, the port allows {limit}: split it")]
+    MessageTooLong {
+        /// Bytes given.
+        given: u64,
+        /// Bytes allowed.
+        limit: u64,
+    },
+    /// The memory region belongs to another protection domain than the queue pair.
+    #[error(
+        "memory region {lkey:#x} belongs to another protection domain than queue pair {qpn:#x}: register it there"
+    )]
+    WrongDomain {
+        /// Key of the region.
+        lkey: u32,
+        /// The queue pair.
+        qpn: u32,
+    },
+    /// The card would write to a region that does not allow it.
+    #[error(
+        "the card would write to memory region {lkey:#x}, which was registered without Access::LOCAL_WRITE"
+    )]
+    NotWritable {
+        /// Key of the region.
+        lkey: u32,
+    },
+    /// The transport does not have the operation.
+    #[error(
+        "{operation} is not possible on a {transport} queue pair: RC has every operation, UC sends and RDMA writes, UD sends that have an address"
+    )]
+    NotOnTransport {
+        /// What was asked for.
+        operation: &'static str,
+        /// The queue pair's transport.
+        transport: Transport,
+    },
+    /// The device does not have the operation.
+    #[error("the device has no {operation} (Device::attributes tells): do without, or use another device")]
+    NotOnDevice {
+        /// What was asked for.
+        operation: &'static str,
+    },
+    /// A datagram without a destination.
+    #[error("a request on a UD queue pair needs an address: say where it goes with WorkRequest::to")]
+    NoDestination,
+    /// A queue pair that cannot be.
+    #[error("queue pair number {qpn:#x} has more than 24 bits: use the remote endpoint's")]
+    BadDestination {
+        /// The number given.
+        qpn: u32,
+    },
+    /// The address handle is of another port or protection domain than the queue pair.
+    #[error(
+        "the address handle belongs to another protection domain or port than queue pair {qpn:#x}: make one with that queue pair"
+    )]
+    OtherAddress {
+        /// The queue pair.
+        qpn: u32,
+    },
+    /// The result of an atomic operation has no place.
+    #[error("the result of an atomic operation has 8 bytes, the slice {given}: give it 8")]
+    AtomicResult {
+        /// Bytes given.
+        given: usize,
+    },
+    /// The target of an atomic operation is not aligned.
+    #[error("the target of an atomic operation is {addr:#x}, which is no multiple of 8: align it")]
+    AtomicTarget {
+        /// Its remote address.
+        addr: u64,
+    },
+}
+
+/// Why a queue pair takes no work in its state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The queue pair is not connected.
+    #[error("queue pair {qpn:#x} is not connected: call connect() first")]
+    NotConnected {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The queue pair was handed over to kernels.
+    #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
+    DeviceAttached {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The queue pair has failed.
+    #[error(
+        "queue pair {qpn:#x} is in the error state ({cause}): poll it dry and reset() it, or make a new one"
+    )]
+    Failed {
+        /// Its number.
+        qpn: u32,
+        /// The first error.
+        cause: FailureCause,
+    },
+    /// The completion queue has overrun, and the card writes nothing there any more.
+    #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]
+    CompletionQueueLost {
+        /// Its number.
+        cqn: u32,
+    },
+}
+
+/// What comes at the wrong place: sends are posted in the order of their preparation, and waits follow what completes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// Sends of one queue pair are posted in an order other than that of their preparation.
+    #[error(
+        "send {serial} of queue pair {qpn:#x} is posted before send {expected}, which was prepared earlier: post or drop that one first"
+    )]
+    OutOfOrder {
+        /// The queue pair.
+        qpn: u32,
+        /// The send that was to be posted.
+        serial: u64,
+        /// The oldest send that is not posted.
+        expected: u64,
+    },
+    /// The send was prepared before the queue pair was reset.
+    #[error("send {serial} of queue pair {qpn:#x} was prepared before reset(): drop it and prepare it again")]
+    Stale {
+        /// The queue pair.
+        qpn: u32,
+        /// The send that was to be posted.
+        serial: u64,
+    },
+    /// Earlier sends of the queue pair are outstanding on another stream.
+    #[error(
+        "earlier sends of queue pair {qpn:#x} are outstanding on another stream ({blocked}): synchronize it first"
+    )]
+    OtherStream {
+        /// The queue pair.
+        qpn: u32,
+        /// Where they are.
+        blocked: Blocked,
+    },
+    /// A wait that nothing would satisfy.
+    #[error(
+        "nothing is prepared or posted that would complete here after {waits} waits: prepare the send, or post the receive, before the wait"
+    )]
+    NothingToWaitFor {
+        /// Waits prepared beyond what the CPU has polled.
+        waits: u32,
+    },
+}
+
+/// Why polling a completion queue yields no completion.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PollError {
+    /// The card wrote a completion that makes no sense.
+    #[error("completion entry {index} makes no sense: {reason}")]
+    BadCompletion {
+        /// Index of the entry since the queue was made.
+        index: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The queue pair was handed over to kernels.
+    #[error("queue pair {qpn:#x} is driven by kernels: end them, and call DeviceQp::detach_device")]
+    DeviceAttached {
+        /// Its number.
+        qpn: u32,
+    },
+}

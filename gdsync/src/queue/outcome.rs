@@ -1,0 +1,141 @@
+//! Completions, as polling returns them.
+
+use crate::queue::datagram::DatagramSource;
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+use gdsync_sys::prm::wqe::Opcode;
+use std::fmt;
+
+/// What a completed work request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WorkKind {
+    /// A send, with or without immediate.
+    Send,
+    /// An RDMA write, with or without immediate.
+    RdmaWrite,
+    /// An RDMA read.
+    RdmaRead,
+    /// A compare-and-swap.
+    CompareSwap,
+    /// A fetch-and-add.
+    FetchAdd,
+    /// A request that does nothing.
+    Nop,
+    /// A receive that a send consumed.
+    Receive,
+    /// A receive that an RDMA write with immediate consumed: the data is where the write put it.
+    ReceiveRdmaWithImmediate,
+}
+
+/// A completed work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The number that the poster gave to the work request.
+    pub wr_id: u64,
+    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None where the card never got the
+    /// work.
+    pub index: Option<u32>,
+    /// The local queue pair.
+    pub qp_num: u32,
+    /// What it was.
+    pub kind: WorkKind,
+    /// Bytes received (of a datagram, with the [`crate::queue::GRH_BYTES`] before it), read, or fetched; 0 for other sends and on error.
+    pub byte_len: u32,
+    /// Immediate data, in host order, where the sender gave some.
+    pub immediate: Option<u32>,
+    /// The key of this side that the sender had invalidated, where it had.
+    pub invalidated: Option<u32>,
+    /// Where a datagram came from.
+    pub source: Option<DatagramSource>,
+    /// How it ended.
+    pub status: Result<(), WorkError>,
+}
+
+/// How a work request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WorkError {
+    /// The card's syndrome byte (`mlx5dv.h`, `MLX5_CQE_SYNDROME_*`).
+    pub syndrome: u8,
+    /// The vendor's syndrome byte, which the vendor's support understands.
+    pub vendor: u8,
+}
+
+impl WorkError {
+    /// The syndrome, where it is one of the known ones.
+    pub fn kind(self) -> Option<Syndrome> {
+        Syndrome::try_from(self.syndrome).ok()
+    }
+
+    /// True where the request did not fail itself, but was flushed because the queue pair had failed.
+    pub fn is_flush(self) -> bool {
+        self.kind() == Some(Syndrome::WrFlush)
+    }
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.kind() {
+            Some(Syndrome::LocalLength) => {
+                "local length error: the receive is too short, or the message too long"
+            }
+            Some(Syndrome::LocalQpOperation) => {
+                "local queue pair operation error: the work request is malformed"
+            }
+            Some(Syndrome::LocalProtection) => "local protection error: wrong lkey, bounds or access flags",
+            Some(Syndrome::WrFlush) => "flushed: the queue pair had failed before",
+            Some(Syndrome::BadResponse) => "bad response from the remote side",
+            Some(Syndrome::LocalAccess) => {
+                "local access error: the remote side used a wrong rkey, bounds or access"
+            }
+            Some(Syndrome::RemoteInvalidRequest) => "remote invalid request: the remote receive is too short",
+            Some(Syndrome::RemoteAccess) => "remote access error: wrong rkey, bounds or access flags",
+            Some(Syndrome::RemoteOperation) => {
+                "remote operation error: the remote side failed on its own memory"
+            }
+            Some(Syndrome::RetryExceeded) => "transport retries exceeded: the remote side does not answer",
+            Some(Syndrome::RnrRetryExceeded) => "receiver-not-ready retries exceeded: no receive was posted",
+            Some(Syndrome::RemoteAborted) => "aborted by the remote side",
+            _ => "unknown error",
+        };
+        write!(f, "{text} (syndrome {:#04x}, vendor {:#04x})", self.syndrome, self.vendor)
+    }
+}
+
+impl std::error::Error for WorkError {}
+
+/// The byte count of a completion without an error.
+pub(crate) fn bytes_of(kind: WorkKind, cqe: &Cqe64) -> u32 {
+    match kind {
+        WorkKind::Send | WorkKind::RdmaWrite | WorkKind::Nop => 0,
+        // Cards differ in what the entry says of these.
+        WorkKind::CompareSwap | WorkKind::FetchAdd => 8,
+        _ => cqe.byte_count(),
+    }
+}
+
+/// The kind of a requester's completion, from the opcode that the card copied out of the WQE.
+///
+/// # Errors
+/// The reason, where the entry cannot be a completion of this library's work.
+pub(crate) fn requester_kind(cqe: &Cqe64) -> Result<WorkKind, String> {
+    match Opcode::try_from(cqe.wqe_opcode()) {
+        Ok(Opcode::Nop) => Ok(WorkKind::Nop),
+        Ok(Opcode::Send | Opcode::SendImm | Opcode::SendInval) => Ok(WorkKind::Send),
+        Ok(Opcode::RdmaWrite | Opcode::RdmaWriteImm) => Ok(WorkKind::RdmaWrite),
+        Ok(Opcode::RdmaRead) => Ok(WorkKind::RdmaRead),
+        Ok(Opcode::AtomicCs) => Ok(WorkKind::CompareSwap),
+        Ok(Opcode::AtomicFa) => Ok(WorkKind::FetchAdd),
+        _ => Err(format!("work request opcode {:#04x}", cqe.wqe_opcode())),
+    }
+}
+
+/// How the work of a completion entry ended.
+pub(crate) fn outcome(cqe: &Cqe64) -> Result<(), WorkError> {
+    match cqe.opcode() {
+        Ok(CqeOpcode::RequesterError | CqeOpcode::ResponderError) | Err(_) => {
+            Err(WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() })
+        }
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,241 @@
+//! Errors of verbs objects. Every message names the value, the limit and the remedy.
+
+use crate::cuda::{CudaError, PlacementError};
+use crate::verbs::device::PortState;
+use crate::verbs::devx::DevxError;
+use crate::verbs::gid::{GidKind, LinkLayer};
+use crate::verbs::gpu_mr::RegistrationError;
+use crate::verbs::transport::Transport;
+use std::io;
+
+/// Errors of devices and of the objects made on them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verbs call failed.
+    #[error("{call} failed{}: {source}", context(.detail))]
+    Verbs {
+        /// The verbs function.
+        call: &'static str,
+        /// What it was asked for.
+        detail: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The port cannot be used, or not with the remote one.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The queue pair cannot be made or connected.
+    #[error(transparent)]
+    QueuePair(#[from] QueuePairError),
+    /// GPU memory cannot be registered.
+    #[error(transparent)]
+    Registration(#[from] RegistrationError),
+    /// A value is outside its limits.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    /// A queue's memory cannot lie where it was asked for.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// Memory could not be had.
+    #[error("cannot map {len} bytes of memory: {source}")]
+    Memory {
+        /// Bytes asked for.
+        len: usize,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// A thread of the library could not be started.
+    #[error("cannot start the thread {name}: {source}")]
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// An endpoint or remote memory description does not parse.
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    /// CUDA failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Queues could not be made or changed by commands of the device.
+    #[error(transparent)]
+    Devx(#[from] DevxError),
+}
+
+/// Why a device cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system's libraries are not usable.
+    #[error(transparent)]
+    Load(#[from] gdsync_sys::system::LoadError),
+    /// The kernel has no RDMA support.
+    #[error(
+        "the kernel has no RDMA support loaded: `modprobe ib_uverbs mlx5_ib`, and see that the card is there with `lspci`"
+    )]
+    NoKernelSupport,
+    /// No device of that name, or none at all.
+    #[error("no device {}: the {provider} provider has {}", wanted(.name), listed(.present))]
+    NoDevice {
+        /// Name asked for, if one was.
+        name: Option<String>,
+        /// The provider that was asked.
+        provider: &'static str,
+        /// Names of the devices that are there.
+        present: Vec<String>,
+    },
+    /// The device is not driven by mlx5.
+    #[error(
+        "device {name} is not an mlx5 device: gdsync rings mlx5 doorbells itself and needs direct verbs (libmlx5)"
+    )]
+    NotMlx5 {
+        /// Its name.
+        name: String,
+    },
+    /// A null pointer was given for a verbs object.
+    #[error("the {what} is a null pointer: did the call that made it fail?")]
+    Null {
+        /// The object's C type.
+        what: &'static str,
+    },
+    /// A protection domain of another context.
+    #[error("the protection domain belongs to another context than device {device}: allocate one there")]
+    OtherContext {
+        /// Name of the device.
+        device: String,
+    },
+}
+
+/// Why a port cannot be used, or not with the remote one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PortError {
+    /// The port carries no traffic.
+    #[error(
+        "port {port} of {device} is {state}, but must be ACTIVE: check cable and switch{}",
+        if *.link == LinkLayer::Ethernet { ", and that its network interface is up (`ip link`)" } else { ", and that a subnet manager runs (opensm)" }
+    )]
+    NotActive {
+        /// Name of the device.
+        device: String,
+        /// Number of the port.
+        port: u8,
+        /// Its state.
+        state: PortState,
+        /// What its link speaks.
+        link: LinkLayer,
+    },
+    /// The port has no global identifier to use.
+    #[error(
+        "port {port} of {device} has no GID {}: it has {}",
+        .index.map_or_else(|| "to use".to_owned(), |index| format!("at index {index}")),
+        if .present.is_empty() { "none (give its network interface an address)".to_owned() } else { format!("those at {present:?}") }
+    )]
+    NoGid {
+        /// Name of the device.
+        device: String,
+        /// Number of the port.
+        port: u8,
+        /// The index asked for, if one was.
+        index: Option<u32>,
+        /// Indices of those that it has.
+        present: Vec<u32>,
+    },
+    /// The remote side's packets look different on the wire.
+    #[error(
+        "this side uses {own} addresses and the remote side {remote}: use ports of the same kind, or choose a GID index of the same kind"
+    )]
+    OtherWire {
+        /// What this side uses.
+        own: GidKind,
+        /// What the remote side uses.
+        remote: GidKind,
+    },
+}
+
+/// Why a queue pair cannot be made or connected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueuePairError {
+    /// The device has no queue pairs of that transport.
+    #[error("device {device} has no {transport} queue pairs: use another transport or another device")]
+    NoTransport {
+        /// Name of the device.
+        device: String,
+        /// The transport asked for.
+        transport: Transport,
+    },
+    /// Datagrams need no connection.
+    #[error(
+        "queue pair {qpn:#x} is UD, which is never connected: make an AddressHandle, and say where each request goes"
+    )]
+    Connectionless {
+        /// Its number.
+        qpn: u32,
+    },
+    /// A completion queue of another device.
+    #[error("the completion queue belongs to another opening of a device than {device}: make it there")]
+    OtherDevice {
+        /// Name of the queue pair's device.
+        device: String,
+    },
+    /// The provider described a queue in a way that gdsync cannot work with.
+    #[error("the provider described {what} as {value}, which gdsync cannot drive")]
+    Layout {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The queue pair is in the wrong state.
+    #[error("queue pair {qpn:#x} is {state}, but must be {needed}")]
+    State {
+        /// Its number.
+        qpn: u32,
+        /// Its state.
+        state: &'static str,
+        /// The state that the call needs.
+        needed: &'static str,
+    },
+}
+
+/// A value is outside its limits.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, but {limit}: {remedy}")]
+pub struct OutOfRange {
+    /// What was given.
+    pub what: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// The limit, in words.
+    pub limit: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// A text form that does not parse.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} does not parse: {reason}")]
+pub struct ParseError {
+    /// What was parsed.
+    pub what: &'static str,
+    /// Why not.
+    pub reason: String,
+}
+
+fn context(detail: &str) -> String {
+    if detail.is_empty() { String::new() } else { format!(" ({detail})") }
+}
+
+fn wanted(name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| "found".to_owned(), |name| format!("named {name}"))
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}

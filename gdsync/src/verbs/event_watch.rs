@@ -1,0 +1,85 @@
+//! A thread that reads asynchronous events, for programs that ask for one.
+
+use super::events::AsyncEvent;
+use crate::verbs::device::Device;
+use crate::verbs::error::Error;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const NAME: &str = "gdsync-events";
+
+/// Reads asynchronous events as long as it lives; see [`Device::watch_events`].
+pub struct EventWatch {
+    stop: File,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Device {
+    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so that queue pairs which
+    /// they concern fail at once, and hands each to `callback`. It sleeps while there is none, and keeps the device open.
+    ///
+    /// # Errors
+    /// [`Error::Thread`], [`Error::Verbs`] where the system has no descriptor left.
+    pub fn watch_events(
+        &self,
+        mut callback: impl FnMut(&AsyncEvent) + Send + 'static,
+    ) -> Result<EventWatch, Error> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            let source = io::Error::last_os_error();
+            return Err(Error::Verbs { call: "eventfd", detail: String::new(), source });
+        }
+        // SAFETY: just opened, and owned here alone.
+        let stop = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let no_thread = |source| Error::Thread { name: NAME, source };
+        let stopped = stop.try_clone().map_err(no_thread)?;
+        let device = self.clone();
+        let read = move || {
+            while !is_readable(&stopped) {
+                match device.inner.next_event(Duration::MAX, Some(stopped.as_raw_fd())) {
+                    Ok(Some(event)) => callback(&event),
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::error!(%error, "asynchronous events cannot be read any more");
+                        return;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(read).map_err(no_thread)?;
+        Ok(EventWatch { stop, thread: Some(thread) })
+    }
+}
+
+fn is_readable(file: &File) -> bool {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+}
+
+impl Drop for EventWatch {
+    /// Ends the thread, after the callback that it may be in (unless it is that callback which drops this).
+    fn drop(&mut self) {
+        if let Err(error) = self.stop.write_all(&1u64.to_ne_bytes()) {
+            tracing::error!(%error, "the thread that reads events cannot be told to end");
+            return;
+        }
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
+            && thread.join().is_err()
+        {
+            tracing::error!("a callback for asynchronous events panicked");
+        }
+    }
+}
+
+impl fmt::Debug for EventWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventWatch").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,6 @@
+//! Links the shared library without debug information: the `gdsync` command contains a copy of it.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--strip-debug");
+}

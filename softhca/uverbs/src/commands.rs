@@ -1,0 +1,63 @@
+//! Dispatch: from the numbers of a command to the function that performs it.
+
+use crate::attributes::Request;
+use crate::context::Context;
+use crate::devx;
+use crate::errno::{Errno, Result};
+use crate::uapi::devx::object as kind;
+use crate::uapi::ioctl::{attr, method, object};
+use crate::uapi::verbs::{EXTENDED, command};
+use crate::verbs::{ah, channel, cq, device, mr, pd, port, qp, uar};
+
+/// Performs a command of the ioctl interface.
+pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
+    match (request.object, request.method) {
+        (object::DEVICE, method::INVOKE_WRITE) => invoke_write(context, request),
+        (object::DEVICE, method::GET_CONTEXT) => device::get_context(request),
+        (object::DEVICE, method::QUERY_CONTEXT) => device::query_context(request),
+        (object::DEVICE, method::QUERY_PORT) => port::query(context, request),
+        (object::DEVICE, method::QUERY_GID_TABLE) => port::query_gid_table(context, request),
+        (object::DEVICE, method::QUERY_GID_ENTRY) => port::query_gid_entry(context, request),
+        (object::ASYNC_EVENT, method::ASYNC_EVENT_ALLOC) => channel::alloc_async(context, request),
+        (object::PD, method::PD_QUERY) => pd::query(context, request),
+        (object::MR, method::MR_QUERY) => mr::query(context, request),
+        (object::MR, method::MR_REG) => mr::register_any(context, request),
+        (object::MR, method::MR_REG_DMABUF) => mr::register_dmabuf(context, request),
+        (object::UAR, method::UAR_ALLOC) => uar::alloc(context, request),
+        (object::CQ, method::CREATE) => cq::create(context, request),
+        (object::CQ, method::DESTROY) => cq::destroy(context, request),
+        (object::QP, method::CREATE) => qp::create(context, request),
+        (object::QP, method::DESTROY) => qp::destroy(context, request),
+        (object::PD | object::AH, method::ONLY_DESTROY) | (object::MR, method::MR_DESTROY) => {
+            context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
+        }
+        (object::UAR, method::UAR_DESTROY) => {
+            context.destroy(object::UAR, request.handle(attr::UAR_HANDLE)?).map(drop)
+        }
+        (kind::DEVX | kind::DEVX_OBJ | kind::DEVX_UMEM, _) => devx::perform(context, request),
+        (object, method) => {
+            tracing::info!(object, method, "a command that the software card does not have");
+            Err(Errno::UNKNOWN)
+        }
+    }
+}
+
+/// `INVOKE_WRITE`: the commands of the older write(2) interface that have no method of their own.
+fn invoke_write(context: &Context, request: &Request) -> Result<()> {
+    let number = request.number32(attr::WRITE_CMD)?;
+    let (number, is_extended) = (number & !EXTENDED, number & EXTENDED != 0);
+    match (number, is_extended) {
+        (command::QUERY_DEVICE, false) => device::query(context, request),
+        (command::QUERY_DEVICE, true) => device::query_extended(context, request),
+        (command::ALLOC_PD, false) => pd::alloc(context, request),
+        (command::REG_MR, false) => mr::register(context, request),
+        (command::CREATE_COMP_CHANNEL, false) => channel::create(context, request),
+        (command::CREATE_AH, false) => ah::create(context, request),
+        (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
+        (command::QUERY_QP, false) => qp::query(context, request),
+        _ => {
+            tracing::info!(number, is_extended, "a write command that the software card does not have");
+            Err(Errno::NOT_SUPPORTED)
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! GPU memory, which programs register by its address (`ibv_reg_mr`): the part of nvidia-peermem.
+//!
+//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded the
+//! driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a kernel or
+//! a stream that waits for the card does not block the card.
+
+mod driver;
+#[cfg(test)]
+mod tests;
+
+use driver::{CuContext, CuStream, Driver, memory_type};
+use parking_lot::Mutex;
+use softhca::{PeerMemory, PeerMemoryError, PeerRegion};
+use std::collections::HashMap;
+use std::sync::{Arc, Once, OnceLock};
+
+/// Bytes of the pinned buffer: the largest payload of a packet.
+const STAGING: usize = softhca::fabric::MAX_PAYLOAD;
+
+/// Registers GPU memory with the cards of this process, once.
+pub(crate) fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        softhca::register_peer_memory(Arc::new(Client { driver: Driver::loaded, state: OnceLock::new() }))
+    });
+}
+
+/// Memory that the CUDA driver knows.
+struct Client {
+    /// Returns the driver if the program has loaded it.
+    driver: fn() -> Option<Driver>,
+    state: OnceLock<Arc<State>>,
+}
+
+/// The driver, and the copiers of its contexts. Copiers are never freed: freeing one would wait for
+/// streams that may wait for the card.
+#[derive(Debug)]
+struct State {
+    driver: Driver,
+    copiers: Mutex<HashMap<Key, Arc<Mutex<Copier>>>>,
+}
+
+/// A context's address and its id in the driver: a later context may get the same address.
+type Key = (usize, u64);
+
+impl Client {
+    fn state(&self) -> Option<&Arc<State>> {
+        if self.state.get().is_none() {
+            let driver = (self.driver)()?;
+            // If another thread was first, its equal state stays.
+            let _ = self.state.set(Arc::new(State { driver, copiers: Mutex::default() }));
+        }
+        self.state.get()
+    }
+}
+
+impl PeerMemory for Client {
+    fn name(&self) -> &str {
+        "CUDA"
+    }
+
+    fn acquire(
+        &self,
+        addr: u64,
+        len: u64,
+        _writable: bool,
+    ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
+        let Some(state) = self.state() else { return Ok(None) };
+        let Some(pointer) = state.driver.attributes(addr) else { return Ok(None) };
+        // The CPU can access pinned and managed memory.
+        if pointer.kind != memory_type::DEVICE || pointer.managed {
+            return Ok(None);
+        }
+        let context = match pointer.context {
+            // Memory of the virtual memory management API belongs to a GPU, not to a context.
+            context if context.is_null() => state.driver.primary_context(pointer.ordinal)?,
+            context => context,
+        };
+        let copier = state.driver.within(context, || {
+            let (base, size) = state.driver.range(addr)?;
+            if addr.checked_add(len).is_none_or(|end| end > base.saturating_add(size)) {
+                let reason =
+                    format!("{len} bytes at {addr:#x} leave the {size} bytes of GPU memory at {base:#x}");
+                return Err(PeerMemoryError::new(reason));
+            }
+            let key = (context.address(), state.driver.context_number(context));
+            let mut copiers = state.copiers.lock();
+            if let Some(copier) = copiers.get(&key) {
+                return Ok(copier.clone());
+            }
+            let copier = Arc::new(Mutex::new(Copier::new(&state.driver)?));
+            copiers.insert(key, copier.clone());
+            Ok(copier)
+        })?;
+        Ok(Some(Arc::new(Region { state: state.clone(), context, copier })))
+    }
+}
+
+/// A stream for copies, and their pinned buffer.
+#[derive(Debug)]
+struct Copier {
+    stream: CuStream,
+    staging: *mut u8,
+}
+
+// SAFETY: the driver accepts a stream from any thread, and the mutex around each copier restricts
+// the buffer to one thread at a time.
+unsafe impl Send for Copier {}
+
+impl Copier {
+    /// Creates a copier in the current context.
+    fn new(driver: &Driver) -> Result<Self, PeerMemoryError> {
+        Ok(Copier { stream: driver.stream()?, staging: driver.pinned(STAGING)? })
+    }
+}
+
+/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
+#[derive(Debug)]
+struct Region {
+    state: Arc<State>,
+    context: CuContext,
+    copier: Arc<Mutex<Copier>>,
+}
+
+impl PeerRegion for Region {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        let (driver, copier) = (&self.state.driver, self.copier.lock());
+        driver.within(self.context, || {
+            let mut at = addr;
+            for chunk in into.chunks_mut(STAGING) {
+                // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
+                unsafe { driver.copy_out(copier.staging, at, chunk.len(), copier.stream) }?;
+                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes long.
+                unsafe { copier.staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
+                at += chunk.len() as u64;
+            }
+            Ok(())
+        })
+    }
+
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
+        let (driver, copier) = (&self.state.driver, self.copier.lock());
+        driver.within(self.context, || {
+            let mut at = addr;
+            for chunk in from.chunks(STAGING) {
+                // SAFETY: `copy_in` has waited for the last copy; the chunk is at most STAGING bytes long,
+                // and the lock excludes other users.
+                unsafe { copier.staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
+                // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
+                unsafe { driver.copy_in(at, copier.staging, chunk.len(), copier.stream) }?;
+                at += chunk.len() as u64;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! Events of the card, on their way to the program.
+
+pub(crate) mod channels;
+pub(crate) mod pipe;
+pub(crate) mod routes;

@@ -1,0 +1,98 @@
+//! The open devices of the process, and what a fork does to them.
+
+use crate::card::Cards;
+use crate::context::Context;
+use crate::descriptors;
+use crate::errno::{Errno, Result};
+use crate::events::channels::Channels;
+use crate::log;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Once};
+
+/// Everything that this process has open.
+#[derive(Debug, Default)]
+struct Process {
+    cards: Cards,
+    channels: Arc<Channels>,
+    contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
+}
+
+/// Created at the first use; the child of a fork creates another. Never freed: a forked child cannot
+/// join its parent's threads.
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+fn process() -> &'static Process {
+    let present = PROCESS.load(Ordering::Acquire);
+    let chosen = if present.is_null() {
+        let fresh = Box::into_raw(Box::<Process>::default());
+        match PROCESS.compare_exchange(present, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(other) => {
+                // SAFETY: from `Box::into_raw` above, and the failed exchange kept it private.
+                drop(unsafe { Box::from_raw(fresh) });
+                other
+            }
+        }
+    } else {
+        present
+    };
+    // SAFETY: from `Box::into_raw`, and this module never frees what it has put into `PROCESS`.
+    unsafe { &*chosen }
+}
+
+/// Runs in the child of a fork, which inherits none of the parent's devices. The parent's cards
+/// continue to run in the parent only.
+extern "C" fn forget_in_child() {
+    PROCESS.store(std::ptr::null_mut(), Ordering::Release);
+    descriptors::reset();
+}
+
+/// Makes `fd` an open device.
+pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        log::start();
+        // SAFETY: the handler only stores to atomics, as the child of a fork may; a preloaded
+        // library is never unloaded, so the handler stays valid.
+        if unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) } != 0 {
+            tracing::warn!("children of a fork cannot have cards of their own");
+        }
+    });
+    if !descriptors::claim() {
+        // The process shares its parent's memory, or was forked without the C library's knowledge:
+        // the parent's threads may hold the locks in it.
+        tracing::warn!(
+            "a device is opened in a child that vfork or clone has made: it must execute a program first"
+        );
+        return Err(Errno::NO_DEVICE);
+    }
+    let process = process();
+    let context = Arc::new(Context::new(process.cards.open(index)?, process.channels.clone())?);
+    descriptors::add(fd)?;
+    let stale = process.contexts.lock().insert(fd, context);
+    // A device whose close the hooks did not see. Dropped after the lock is released, because its
+    // objects close files.
+    drop(stale);
+    Ok(())
+}
+
+/// The open device of a file descriptor.
+pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
+    if !descriptors::is_ours(fd) {
+        return None;
+    }
+    process().contexts.lock().get(&fd).cloned()
+}
+
+/// Closes the device or channel of a file descriptor that the program is about to close.
+pub(crate) fn close(fd: RawFd) {
+    descriptors::remove(fd);
+    let process = process();
+    let context = process.contexts.lock().remove(&fd);
+    // After the lock is released, because the context's objects close files.
+    drop(context);
+    process.channels.remove(fd);
+}

@@ -1,0 +1,34 @@
+//! The objects of a card.
+
+use softhca::card::{Card, CardError};
+
+/// An object of a card, by number. A closing context destroys its objects in this order: users before
+/// what they use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Resource {
+    Qp(u32),
+    Cq(u32),
+    /// Memory key.
+    Mkey(u32),
+    Uar(u32),
+    Pd(u32),
+}
+
+impl Resource {
+    pub(crate) fn number(self) -> u32 {
+        let (Self::Qp(number) | Self::Cq(number) | Self::Mkey(number) | Self::Uar(number) | Self::Pd(number)) =
+            self;
+        number
+    }
+
+    /// Destroys the object. The card refuses while other objects use it.
+    pub(crate) fn destroy(self, card: &Card) -> Result<(), CardError> {
+        match self {
+            Self::Qp(number) => card.destroy_qp(number),
+            Self::Cq(number) => card.destroy_cq(number),
+            Self::Mkey(key) => card.deregister_memory(key),
+            Self::Uar(page) => card.free_uar(page),
+            Self::Pd(number) => card.dealloc_pd(number),
+        }
+    }
+}

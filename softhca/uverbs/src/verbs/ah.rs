@@ -1,0 +1,60 @@
+//! Address handles, and checks of addresses.
+
+use super::port::PORT;
+use crate::attributes::Request;
+use crate::context::{Context, Object};
+use crate::errno::{Errno, Result};
+use crate::uapi::ioctl::{attr, object};
+use crate::uapi::mlx5::CreateAhResp;
+use crate::uapi::verbs::{CreateAh, QpDest};
+use softhca::card::{Address, Card, LinkLayer};
+use zerocopy::FromZeros;
+
+/// Checks a global route: Ethernet requires one, and the source must be in the card's GID table.
+fn check_route(card: &Card, is_global: u8, sgid_index: u8) -> Result<()> {
+    if is_global == 0 {
+        return match card.link_layer() {
+            LinkLayer::InfiniBand => Ok(()),
+            LinkLayer::Ethernet => {
+                tracing::warn!("an address on Ethernet needs a GID (is_global and grh)");
+                Err(Errno::INVALID)
+            }
+        };
+    }
+    let known = card.gids().len();
+    if usize::from(sgid_index) < known {
+        Ok(())
+    } else {
+        tracing::warn!(sgid_index, known, "there is no source GID of this index");
+        Err(Errno::INVALID)
+    }
+}
+
+/// A queue pair's destination. The path may leave its port number 0, as there is only one port.
+pub(crate) fn address_of(card: &Card, dest: &QpDest) -> Result<Address> {
+    check_route(card, dest.is_global, dest.sgid_index)?;
+    Ok(Address { dlid: dest.dlid, gid: (dest.is_global != 0).then_some(dest.dgid) })
+}
+
+/// `CREATE_AH`. The answer includes the destination's MAC address, which a software card derives
+/// from its LID; its GIDs end with the LID.
+pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
+    let asked: CreateAh = request.structure(attr::CORE_IN)?;
+    if asked.attr.port_num != PORT {
+        return Err(Errno::INVALID);
+    }
+    check_route(context.card(), asked.attr.is_global, asked.attr.grh.sgid_index)?;
+    let mut objects = context.objects.lock();
+    objects.number(object::PD, asked.pd_handle)?;
+    // libmlx5 puts the address into each work request, so the card keeps nothing.
+    let handle = objects.add(Object::new(object::AH, None).using([asked.pd_handle]));
+    drop(objects);
+    request.answer_with(attr::CORE_OUT, &handle)?;
+    let gid = asked.attr.grh.dgid;
+    let answer = CreateAhResp {
+        response_length: size_of::<CreateAhResp>() as u32,
+        dmac: [0x02, 0, 0, 0, gid[14], gid[15]],
+        ..CreateAhResp::new_zeroed()
+    };
+    request.answer_with(attr::UHW_OUT, &answer)
+}

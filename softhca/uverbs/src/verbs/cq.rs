@@ -1,0 +1,78 @@
+//! Completion queues.
+
+use crate::attributes::Request;
+use crate::context::{Context, Object};
+use crate::errno::{Errno, Result};
+use crate::events::routes::Route;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
+use crate::uapi::mlx5::{CQ_UAR_PAGE_INDEX, CreateCq};
+use softhca::card::{CqConfig, LIMITS, is_mapped};
+
+/// Bytes of an entry. libmlx5 also has entries of 128 bytes, for hosts with such cache lines.
+pub(crate) const ENTRY: u64 = 64;
+/// Bytes of a doorbell record: two words.
+pub(crate) const RECORD: u64 = 8;
+
+/// Checks memory of the program that the card will access: mapped, writable, aligned.
+pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
+    if !addr.is_multiple_of(alignment) {
+        tracing::warn!(addr, alignment, "memory for the card is not aligned");
+        return Err(Errno::INVALID);
+    }
+    if is_mapped(addr, len, true) { Ok(()) } else { Err(Errno::FAULT) }
+}
+
+/// `CREATE` of a completion queue.
+pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
+    request.knows(&[
+        attr::HANDLE,
+        attr::CQ_CQE,
+        attr::CQ_USER_HANDLE,
+        attr::CQ_COMP_CHANNEL,
+        attr::CQ_COMP_VECTOR,
+        attr::CQ_FLAGS,
+        attr::CQ_RESP_CQE,
+        attr::CQ_EVENT_FD,
+        attr::UHW_IN,
+        attr::UHW_OUT,
+    ])?;
+    let asked: CreateCq = request.structure(attr::UHW_IN)?;
+    let more =
+        asked.cqe_comp_en != 0 || asked.flags & !CQ_UAR_PAGE_INDEX != 0 || u64::from(asked.cqe_size) != ENTRY;
+    if more || request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0) != 0 {
+        tracing::warn!(
+            ?asked,
+            "completion queues have entries of 64 bytes, neither compressed nor with timestamps"
+        );
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let cqe = request.number32(attr::CQ_CQE)?;
+    // libmlx5 allocates one entry more than the program asks for, rounded up.
+    let entries =
+        cqe.checked_add(1).filter(|count| cqe > 0 && *count <= LIMITS.max_cqe).ok_or(Errno::INVALID)?;
+    let entries = entries.next_power_of_two();
+    check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
+    check_memory(asked.db_addr, RECORD, RECORD)?;
+    let channel = match request.has(attr::CQ_COMP_CHANNEL) {
+        true => Some(context.channels.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
+        false => None,
+    };
+    let user_handle = request.number(attr::CQ_USER_HANDLE)?;
+    let config = CqConfig { ring: asked.buf_addr as *mut u8, entries, dbrec: asked.db_addr as *mut u32 };
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
+    // it has destroyed the queue.
+    let number = unsafe { context.card().create_cq(&config) }?;
+    let route = Route::new(user_handle, channel, context.async_events.clone());
+    context.open.routes.add(Resource::Cq(number), route);
+    let handle = context.objects.lock().add(Object::new(object::CQ, Resource::Cq(number)));
+    request.answer_created(attr::HANDLE, handle)?;
+    request.answer_with(attr::CQ_RESP_CQE, &(entries - 1))?;
+    request.answer_with(attr::UHW_OUT, &number)
+}
+
+/// `DESTROY`: answers the counts of the queue's events that the program has read.
+pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
+    let reported = context.destroy(object::CQ, request.handle(attr::HANDLE)?)?;
+    request.answer_with(attr::DESTROY_RESP, &[reported.completions, reported.asynchronous])
+}

@@ -1,0 +1,124 @@
+//! The attributes and limits of a device.
+
+use super::port::PORT;
+use crate::attributes::Request;
+use crate::context::Context;
+use crate::errno::{Errno, Result};
+use crate::uapi::ioctl::attr;
+use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, INLINE_MODE_NONE, SUPPORTED_UHW};
+use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, QueryDeviceResp};
+use softhca::card::LIMITS;
+use softhca::sysfs;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Number of completion vectors.
+pub(crate) const COMPLETION_VECTORS: u32 = 1;
+/// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
+const ATOMIC_HCA: u32 = 1;
+/// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3, `VendorID`).
+const VENDOR_OUI: u32 = 0x02c9;
+/// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
+const CQE_VERSION: u8 = 1;
+
+/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
+pub(crate) fn get_context(request: &Request) -> Result<()> {
+    let asked: AllocUcontext = request.structure(attr::UHW_IN)?;
+    if asked.max_cqe_version < CQE_VERSION {
+        tracing::warn!(asked.max_cqe_version, "a libmlx5 older than version 1 of completion entries");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    answer_context(request, attr::UHW_OUT)
+}
+
+/// `QUERY_CONTEXT`, for a program that imports a device.
+pub(crate) fn query_context(request: &Request) -> Result<()> {
+    answer_context(request, attr::QUERY_CONTEXT_UCTX)
+}
+
+fn answer_context(request: &Request, place: u16) -> Result<()> {
+    let answer = AllocUcontextResp {
+        qp_tab_size: LIMITS.max_qp,
+        bf_reg_size: 512,
+        cache_line_size: 64,
+        // A WQE counts its 16-byte segments in 6 bits: 63 segments, rounded up to a power of two.
+        max_sq_desc_sz: 1024,
+        max_rq_desc_sz: 1024,
+        max_send_wqebb: LIMITS.max_qp_wr,
+        max_recv_wr: LIMITS.max_qp_wr,
+        num_ports: 1,
+        response_length: size_of::<AllocUcontextResp>() as u32,
+        cqe_version: CQE_VERSION,
+        cmds_supp_uhw: SUPPORTED_UHW,
+        eth_min_inline: INLINE_MODE_NONE,
+        log_uar_size: 12,
+        num_uars_per_page: 1,
+        ..AllocUcontextResp::new_zeroed()
+    };
+    request.answer_with(attr::NUM_COMP_VECTORS, &COMPLETION_VECTORS)?;
+    request.answer_with(attr::CORE_SUPPORT, &CORE_SUPPORT_OPTIONAL_MR_ACCESS)?;
+    request.answer_with(place, &answer)
+}
+
+/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the ioctl
+/// accepts write commands.
+pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+    if !request.has(attr::CORE_OUT) {
+        return Err(Errno::NO_SPACE);
+    }
+    request.answer_with(attr::CORE_OUT, &answer_of(context))
+}
+
+/// Size of `struct ib_uverbs_ex_query_device_resp` in Linux 6.1, and the offset of its `response_length`.
+const EXTENDED_SIZE: usize = 304;
+const RESPONSE_LENGTH: usize = 180;
+
+/// The extended `QUERY_DEVICE`. All fields that only it has are 0.
+pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
+    let mut answer = [0u8; EXTENDED_SIZE];
+    answer[..size_of::<QueryDeviceResp>()].copy_from_slice(answer_of(context).as_bytes());
+    let length = request.len(attr::CORE_OUT).min(EXTENDED_SIZE) as u32;
+    answer[RESPONSE_LENGTH..RESPONSE_LENGTH + 4].copy_from_slice(length.as_bytes());
+    request.answer(attr::CORE_OUT, &answer)?;
+    // `struct mlx5_ib_query_device_resp`: comp_mask and response_length; no offloads.
+    request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
+}
+
+/// The firmware's version, as mlx5 packs it: major in 32 bits, minor and subminor in 16 each.
+fn firmware() -> u64 {
+    sysfs::FIRMWARE
+        .split('.')
+        .zip([32, 16, 0])
+        .fold(0, |packed, (part, shift)| packed | part.parse::<u64>().unwrap_or(0) << shift)
+}
+
+fn answer_of(context: &Context) -> QueryDeviceResp {
+    let guid = sysfs::node_guid(context.open.index).to_be();
+    let reads = u32::from(LIMITS.max_rd_atomic);
+    QueryDeviceResp {
+        fw_ver: firmware(),
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        // Every page size of at least 4 KiB.
+        page_size_cap: !0xfff,
+        vendor_id: VENDOR_OUI,
+        vendor_part_id: sysfs::PART,
+        max_qp: LIMITS.max_qp,
+        max_qp_wr: LIMITS.max_qp_wr,
+        max_sge: LIMITS.max_send_sge.min(LIMITS.max_recv_sge),
+        max_sge_rd: LIMITS.max_send_sge,
+        max_cq: LIMITS.max_cq,
+        max_cqe: LIMITS.max_cqe - 1,
+        max_mr: LIMITS.max_mr,
+        max_pd: LIMITS.max_pd,
+        max_qp_rd_atom: reads,
+        max_res_rd_atom: reads * LIMITS.max_qp,
+        max_qp_init_rd_atom: reads,
+        atomic_cap: ATOMIC_HCA,
+        max_ah: i32::MAX as u32,
+        max_pkeys: 1,
+        local_ca_ack_delay: 16,
+        phys_port_cnt: PORT,
+        ..QueryDeviceResp::new_zeroed()
+    }
+}

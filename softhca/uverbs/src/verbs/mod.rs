@@ -1,0 +1,14 @@
+//! The objects and queries of the verbs interface.
+//!
+//! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`,
+//! `uar`, `cq`, `qp`.
+
+pub(crate) mod ah;
+pub(crate) mod channel;
+pub(crate) mod cq;
+pub(crate) mod device;
+pub(crate) mod mr;
+pub(crate) mod pd;
+pub(crate) mod port;
+pub(crate) mod qp;
+pub(crate) mod uar;

@@ -1,0 +1,274 @@
+//! Queue pairs.
+
+use super::ah;
+use super::cq::{RECORD, check_memory};
+use super::port::PORT;
+use crate::attributes::Request;
+use crate::context::{Context, Object, Objects};
+use crate::errno::{Errno, Result};
+use crate::events::routes::Route;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
+use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_SIGNATURE, QP_SUPPORTED};
+use crate::uapi::verbs::{
+    ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
+};
+use gdsync_sys::verbs as ibv;
+use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, Transport};
+use zerocopy::FromZeros;
+
+/// Bytes of a basic block of the send queue.
+pub(crate) const BLOCK: u64 = 64;
+/// Limit on the basic blocks or entries of a queue. It bounds the arithmetic here; the card checks
+/// its own limits.
+const LARGEST: u32 = 1 << 16;
+
+/// The state of a queue pair.
+pub(crate) struct Qp {
+    pub(crate) number: u32,
+    pub(crate) config: QpConfig,
+    cap: QpCap,
+    /// The program's structure, of which the card keeps only a part.
+    destination: QpDest,
+}
+
+impl Qp {
+    /// Records the path that a DEVX command has set; `None` after a reset.
+    pub(crate) fn set_path(&mut self, address: Option<&Address>) {
+        self.destination = QpDest::new_zeroed();
+        if let Some(address) = address {
+            self.destination.dlid = address.dlid;
+            self.destination.is_global = address.gid.is_some().into();
+            self.destination.dgid = address.gid.unwrap_or_default();
+            self.destination.port_num = PORT;
+        }
+    }
+}
+
+/// `CREATE` of a queue pair.
+pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
+    request.knows(&[
+        attr::HANDLE,
+        attr::QP_PD,
+        attr::QP_SEND_CQ,
+        attr::QP_RECV_CQ,
+        attr::QP_USER_HANDLE,
+        attr::QP_CAP,
+        attr::QP_TYPE,
+        attr::QP_FLAGS,
+        attr::QP_EVENT_FD,
+        attr::QP_RESP_CAP,
+        attr::QP_RESP_NUM,
+        attr::UHW_IN,
+        attr::UHW_OUT,
+    ])?;
+    let flags = request.optional_number(attr::QP_FLAGS)?.unwrap_or(0);
+    if flags & !QP_CREATE_SQ_SIG_ALL != 0 {
+        tracing::warn!(flags, "creation flags that the software card does not have");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let asked: CreateQp = request.structure(attr::UHW_IN)?;
+    let cap: QpCap = request.structure(attr::QP_CAP)?;
+    let signal_all = flags & QP_CREATE_SQ_SIG_ALL != 0;
+    let transport = transport_of(request.number(attr::QP_TYPE)?)?;
+    let user_handle = request.number(attr::QP_USER_HANDLE)?;
+    let mut objects = context.objects.lock();
+    let config = config(&objects, request, &asked, transport, signal_all)?;
+    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until it
+    // has destroyed the queue pair.
+    let number = unsafe { context.card().create_qp(&config) }?;
+    let route = Route::new(user_handle, None, context.async_events.clone());
+    context.open.routes.add(Resource::Qp(number), route);
+    let qp = Qp { number, config, cap, destination: QpDest::new_zeroed() };
+    let handle = objects.add(Object::new(object::QP, Resource::Qp(number)).with(qp));
+    drop(objects);
+    request.answer_created(attr::HANDLE, handle)?;
+    request.answer_with(attr::QP_RESP_CAP, &cap)?;
+    request.answer_with(attr::QP_RESP_NUM, &number)?;
+    let answer = CreateQpResp { bfreg_index: asked.bfreg_index, ..CreateQpResp::new_zeroed() };
+    request.answer_with(attr::UHW_OUT, &answer)
+}
+
+fn transport_of(code: u64) -> Result<Transport> {
+    match code {
+        QPT_RC => Ok(Transport::Rc),
+        QPT_UC => Ok(Transport::Uc),
+        QPT_UD => Ok(Transport::Ud),
+        _ => {
+            tracing::warn!(code, "the software card has queue pairs of the types RC, UC and UD");
+            Err(Errno::NOT_SUPPORTED)
+        }
+    }
+}
+
+fn config(
+    objects: &Objects,
+    request: &Request,
+    asked: &CreateQp,
+    transport: Transport,
+    signal_all: bool,
+) -> Result<QpConfig> {
+    if asked.flags & !QP_SUPPORTED != 0 {
+        let signed = asked.flags & QP_SIGNATURE != 0;
+        tracing::warn!(asked.flags, signed, "mlx5 creation flags that the software card does not have");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    if asked.sq_wqe_count > LARGEST || asked.rq_wqe_count > LARGEST || asked.rq_wqe_shift > 16 {
+        return Err(Errno::INVALID);
+    }
+    let receive_bytes = u64::from(asked.rq_wqe_count) << asked.rq_wqe_shift;
+    let send_bytes = u64::from(asked.sq_wqe_count) * BLOCK;
+    let ring = asked.buf_addr;
+    if receive_bytes + send_bytes > 0 {
+        check_memory(ring, receive_bytes + send_bytes, BLOCK)?;
+    }
+    check_memory(asked.db_addr, RECORD, RECORD)?;
+    let uar = asked.bfreg_index;
+    if !objects.has(Resource::Uar(uar)) {
+        return Err(Errno::INVALID);
+    }
+    Ok(QpConfig {
+        transport,
+        pdn: objects.number(object::PD, request.handle(attr::QP_PD)?)?,
+        send_cq: objects.number(object::CQ, request.handle(attr::QP_SEND_CQ)?)?,
+        recv_cq: objects.number(object::CQ, request.handle(attr::QP_RECV_CQ)?)?,
+        uar,
+        // The receive queue comes first in the buffer.
+        sq: (ring + receive_bytes) as *mut u8,
+        sq_blocks: asked.sq_wqe_count,
+        rq: ring as *mut u8,
+        rq_entries: asked.rq_wqe_count,
+        rq_stride: 1 << asked.rq_wqe_shift,
+        dbrec: asked.db_addr as *mut u32,
+        signal_all,
+        user_index: Some(asked.uidx & 0xff_ffff),
+    })
+}
+
+/// `DESTROY`: answers the count of the queue pair's events that the program has read.
+pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
+    let reported = context.destroy(object::QP, request.handle(attr::HANDLE)?)?;
+    request.answer_with(attr::DESTROY_RESP, &reported.asynchronous)
+}
+
+/// `MODIFY_QP`, also the extended one.
+pub(crate) fn modify(context: &Context, request: &Request, is_extended: bool) -> Result<()> {
+    let asked: ModifyQp = if is_extended {
+        // The extended structure ends with a rate limit and a reserved field.
+        let extended: [u8; size_of::<ModifyQp>() + 8] = request.structure(attr::CORE_IN)?;
+        zerocopy::FromBytes::read_from_bytes(&extended[..size_of::<ModifyQp>()])
+            .map_err(|_| Errno::INVALID)?
+    } else {
+        request.structure(attr::CORE_IN)?
+    };
+    let mut objects = context.objects.lock();
+    let qp = objects.state_mut::<Qp>(asked.qp_handle)?;
+    let change = change_of(context, &asked)?;
+    context.card().modify_qp(qp.number, &change)?;
+    if change.address.is_some() {
+        qp.destination = asked.dest;
+    }
+    if change.state == Some(QpState::Reset) {
+        qp.destination = QpDest::new_zeroed();
+    }
+    drop(objects);
+    // ECE options and the number of a DC target: the card supports neither.
+    request.answer(attr::UHW_OUT, &[])
+}
+
+/// Attributes that the card does not support: drained queues, resizing, pacing.
+const UNSUPPORTED: u32 = ibv::IBV_QP_EN_SQD_ASYNC_NOTIFY | ibv::IBV_QP_CAP | ibv::IBV_QP_RATE_LIMIT;
+
+fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
+    let has = |bit| asked.attr_mask & bit != 0;
+    if has(UNSUPPORTED) {
+        tracing::warn!(asked.attr_mask, "attributes of queue pairs that the software card does not have");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let access = has(ibv::IBV_QP_ACCESS_FLAGS)
+        .then(|| Access::from_bits(asked.qp_access_flags).ok_or(Errno::INVALID))
+        .transpose()?;
+    Ok(QpChange {
+        state: has(ibv::IBV_QP_STATE).then(|| state_of(asked.qp_state)).transpose()?,
+        current: has(ibv::IBV_QP_CUR_STATE).then(|| state_of(asked.cur_qp_state)).transpose()?,
+        pkey_index: has(ibv::IBV_QP_PKEY_INDEX).then_some(asked.pkey_index),
+        port: has(ibv::IBV_QP_PORT).then_some(asked.port_num),
+        qkey: has(ibv::IBV_QP_QKEY).then_some(asked.qkey),
+        access,
+        address: has(ibv::IBV_QP_AV).then(|| ah::address_of(context.card(), &asked.dest)).transpose()?,
+        path_mtu: has(ibv::IBV_QP_PATH_MTU).then_some(asked.path_mtu.into()),
+        dest_qpn: has(ibv::IBV_QP_DEST_QPN).then_some(asked.dest_qp_num),
+        rq_psn: has(ibv::IBV_QP_RQ_PSN).then_some(asked.rq_psn),
+        sq_psn: has(ibv::IBV_QP_SQ_PSN).then_some(asked.sq_psn),
+        max_rd_atomic: has(ibv::IBV_QP_MAX_QP_RD_ATOMIC).then_some(asked.max_rd_atomic),
+        max_dest_rd_atomic: has(ibv::IBV_QP_MAX_DEST_RD_ATOMIC).then_some(asked.max_dest_rd_atomic),
+        min_rnr_timer: has(ibv::IBV_QP_MIN_RNR_TIMER).then_some(asked.min_rnr_timer),
+        timeout: has(ibv::IBV_QP_TIMEOUT).then_some(asked.timeout),
+        retry_cnt: has(ibv::IBV_QP_RETRY_CNT).then_some(asked.retry_cnt),
+        rnr_retry: has(ibv::IBV_QP_RNR_RETRY).then_some(asked.rnr_retry),
+        path_migration: has(ibv::IBV_QP_PATH_MIG_STATE),
+        alternate_path: has(ibv::IBV_QP_ALT_PATH),
+    })
+}
+
+fn state_of(code: u8) -> Result<QpState> {
+    match i32::from(code) {
+        ibv::IBV_QPS_RESET => Ok(QpState::Reset),
+        ibv::IBV_QPS_INIT => Ok(QpState::Init),
+        ibv::IBV_QPS_RTR => Ok(QpState::Rtr),
+        ibv::IBV_QPS_RTS => Ok(QpState::Rts),
+        ibv::IBV_QPS_ERR => Ok(QpState::Err),
+        ibv::IBV_QPS_SQD => Err(Errno::NOT_SUPPORTED),
+        _ => Err(Errno::INVALID),
+    }
+}
+
+/// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.
+pub(crate) fn code_of(state: QpState) -> u8 {
+    let code = match state {
+        QpState::Reset => ibv::IBV_QPS_RESET,
+        QpState::Init => ibv::IBV_QPS_INIT,
+        QpState::Rtr => ibv::IBV_QPS_RTR,
+        QpState::Rts => ibv::IBV_QPS_RTS,
+        QpState::Err => ibv::IBV_QPS_ERR,
+    };
+    code as u8
+}
+
+/// `QUERY_QP`: answers all attributes, whatever the program's mask.
+pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+    let asked: QueryQp = request.structure(attr::CORE_IN)?;
+    let objects = context.objects.lock();
+    let qp = objects.state::<Qp>(asked.qp_handle)?;
+    let now = context.card().query_qp(qp.number)?;
+    request.answer_with(attr::CORE_OUT, &answer_of(qp, &now))
+}
+
+fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
+    QueryQpResp {
+        dest: qp.destination,
+        max_send_wr: qp.cap.max_send_wr,
+        max_recv_wr: qp.cap.max_recv_wr,
+        max_send_sge: qp.cap.max_send_sge,
+        max_recv_sge: qp.cap.max_recv_sge,
+        max_inline_data: qp.cap.max_inline_data,
+        qkey: now.qkey,
+        rq_psn: now.rq_psn,
+        sq_psn: now.sq_psn,
+        dest_qp_num: now.dest_qpn,
+        qp_access_flags: now.access.bits(),
+        pkey_index: now.pkey_index,
+        qp_state: code_of(now.state),
+        cur_qp_state: code_of(now.state),
+        path_mtu: u8::try_from(now.path_mtu).unwrap_or(0),
+        max_rd_atomic: now.max_rd_atomic,
+        max_dest_rd_atomic: now.max_dest_rd_atomic,
+        min_rnr_timer: now.min_rnr_timer,
+        port_num: now.port,
+        timeout: now.timeout,
+        retry_cnt: now.retry_cnt,
+        rnr_retry: now.rnr_retry,
+        sq_sig_all: qp.config.signal_all.into(),
+        ..QueryQpResp::new_zeroed()
+    }
+}
