@@ -4,8 +4,7 @@
 //! and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches and the proof of the merges
 //! use it, too.
 
-use super::descriptor::{self, Key};
-use super::{Driver, Fate, Lowering, Planner, Points};
+use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::memory::{HostAddr, StreamAddr};
@@ -128,15 +127,25 @@ impl PaperWait {
     }
 }
 
-impl Descriptor {
-    fn key(&self) -> Key {
-        self.map(
-            |send| Target::Record(send.queue_pair).addr().get(),
-            |wait| (!wait.checked).then(|| (Target::Entry(wait.queue, 0).addr().get(), wait.index)),
-            |bytes| match *bytes {},
-        )
+impl Keyed<u64> for PaperSend {
+    fn key(&self, _caps: &MemOpCaps) -> u64 {
+        Target::Record(self.queue_pair).addr().get()
     }
+}
 
+impl Keyed<Option<(u64, u32)>> for PaperWait {
+    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
+        (!self.checked).then(|| (Target::Entry(self.queue, 0).addr().get(), self.index))
+    }
+}
+
+impl Keyed<Option<usize>> for Infallible {
+    fn key(&self, _caps: &MemOpCaps) -> Option<usize> {
+        match *self {}
+    }
+}
+
+impl Descriptor {
     /// Names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
@@ -219,7 +228,7 @@ impl Program {
         let mut first = 0;
         while first < batch.len() {
             let rest = &batch[first..];
-            let plan = self.planner.plan(rest.iter().map(Descriptor::key), caps, merged);
+            let plan = self.planner.plan(rest, caps, merged);
             let points = Points::planned(self.point, &plan);
             let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
             let mut lowering = Lowering::new(Paper, caps, timeline, merged, points.before, ops);
