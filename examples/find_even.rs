@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 const FIND_EVEN: Source = Source {
     name: "find_even.cu",
-    text: include_str!("device/find_even.cu"),
-    ptx: include_str!("device/find_even.ptx"),
+    text: include_str!("../kernels/find_even.cu"),
+    ptx: include_str!("../kernels/ptx/find_even.ptx"),
 };
 
 /// Numbers, of which one in 64 is even.

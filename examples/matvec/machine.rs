@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const MATVEC: Source = Source {
     name: "matvec.cu",
-    text: include_str!("../device/matvec.cu"),
-    ptx: include_str!("../device/matvec.ptx"),
+    text: include_str!("../../kernels/matvec.cu"),
+    ptx: include_str!("../../kernels/ptx/matvec.ptx"),
 };
 
 /// Addresses of a multiplication, and how many vectors.

@@ -5,7 +5,6 @@
 //! On software streams and the software card; `--gpu N` with CUDA streams and GPU memory, `--system` on the system's first mlx5 card,
 //! `--rounds N` and `--size BYTES`.
 
-use gdsync::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::{GpuMemoryRegion, provider};
@@ -13,6 +12,7 @@ use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, CudaStream, Device, Endpoint, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairConfig, Slice, SoftStream, Stream, WorkRequest,
 };
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use std::error::Error;
 use std::io::Write;
 use std::process::{Child, Command};

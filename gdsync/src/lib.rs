@@ -47,7 +47,6 @@
 //! and copies, never lent as a slice; queues, regions and words live until the last operation that names them has passed.
 
 pub mod batch;
-pub mod bootstrap;
 pub mod cuda;
 pub mod device;
 #[cfg(fuzzing)]
@@ -55,7 +54,6 @@ pub mod device;
 pub mod fuzzing;
 pub mod memop;
 pub mod memory;
-pub mod notify;
 pub mod qp;
 pub mod queue;
 pub mod stream;

@@ -214,12 +214,12 @@ fn eight_threads_post_at_once() {
 
 #[test]
 fn the_header_has_no_races() {
-    run_sanitized("the_header_has_no_races", "races.cpp", &["4000"]);
+    run_sanitized("the_header_has_no_races", "gdsync/tests/device/races.cpp", &["4000"]);
 }
 
 #[test]
 fn warps_and_blocks_post_together() {
-    run_sanitized("warps_and_blocks_post_together", "groups.cpp", &["200"]);
+    run_sanitized("warps_and_blocks_post_together", "gdsync/tests/device/groups.cpp", &["200"]);
 }
 
 #[test]

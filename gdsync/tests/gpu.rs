@@ -114,7 +114,7 @@ fn buffers_of_cudarc_and_of_others_are_taken() {
     let memory = GpuMemory::from_slice(slice).unwrap();
     assert_eq!(words(&memory), [1, 2, 3, 4]);
     // SAFETY: the memory outlives the second handle.
-    let alias = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 4, 8) }.unwrap();
+    let alias = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 4, 8, ()) }.unwrap();
     assert_eq!(words(&alias), [2, 3]);
     let error = alias.write(4, &[0; 8]).unwrap_err().to_string();
     assert!(error.contains("4..12") && error.contains("8 bytes"), "{error}");
@@ -152,7 +152,7 @@ fn default_streams_work_where_they_can() {
     let word = Word64::new(&PinnedMemory::allocate(8).unwrap(), 0).unwrap();
     for (i, raw) in [0usize, 1, 2].into_iter().enumerate() {
         // SAFETY: default streams live as long as their context, which is current.
-        let stream = unsafe { CudaStream::from_raw(raw as sys::CUstream) }.unwrap();
+        let stream = unsafe { CudaStream::from_raw(raw as sys::CUstream, ()) }.unwrap();
         let stream = Stream::new(stream).unwrap();
         stream.post(Batch::new().write_value64(&word, i as u64 + 5)).unwrap();
         synchronize(&stream);

@@ -19,7 +19,7 @@ use gpu_rig::{Rig, is_sanitized, synchronize};
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
-const PTX: &str = include_str!("../../src/bench/device/kernels.ptx");
+const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/bench.ptx"));
 /// Bytes of the indices.
 const STATE: usize = 320;
 /// `gdsync::status::failed`.

@@ -6,7 +6,7 @@ mod common;
 mod gpu_rig;
 
 use common::{LONG, poll};
-use gdsync::cuda::{CudaError, DriverError};
+use gdsync::cuda::{CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, sys};
 use gdsync::memop::{Condition, MemOp, MemOpStream, StreamError, Word32};
 use gdsync::memory::HostAddr;
@@ -134,6 +134,45 @@ fn memory_of_the_program_is_kept_until_the_gpu_has_forgotten_it() {
     synchronize(&waiting);
     synchronize(&stream);
     assert_eq!(Arc::strong_count(&words), 1);
+}
+
+#[test]
+fn owners_are_dropped_after_the_last_handle_of_what_they_keep() {
+    let Some(rig) = Rig::new("owners_are_dropped_after_the_last_handle_of_what_they_keep") else { return };
+    let (stream, waiting) = (rig.stream(), rig.stream());
+    let token = Arc::new(());
+    let whole = rig.memory(64);
+    let owner = (whole.clone(), token.clone());
+    // SAFETY: a part of what the owner keeps.
+    let part = unsafe { GpuMemory::from_raw(&rig.context, whole.address() + 8, 8, owner) }.unwrap();
+    drop(whole);
+    let clone = part.clone();
+    drop(part);
+    clone.write(0, &[1; 8]).unwrap();
+    let held = hold(&waiting);
+    drop(clone);
+    synchronize(&stream);
+    assert_eq!(Arc::strong_count(&token), 2, "another stream waits: to free memory would have to wait, too");
+    held.store(1);
+    synchronize(&waiting);
+    // What allocates frees first.
+    drop(rig.memory(64));
+    assert_eq!(Arc::strong_count(&token), 1);
+
+    let raw = rig.raw_stream();
+    let owner = (raw.clone(), token.clone());
+    // SAFETY: the owner keeps the stream.
+    let wrapped = unsafe { CudaStream::from_raw(raw.cu_stream(), owner) }.unwrap();
+    assert!(wrapped.cudarc().is_none());
+    drop(raw);
+    let wrapped = Stream::new(wrapped).unwrap();
+    let word = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    wrapped.post(Batch::new().write_value32(&word, 5)).unwrap();
+    synchronize(&wrapped);
+    assert_eq!(word.load(), 5);
+    assert_eq!(Arc::strong_count(&token), 2);
+    drop(wrapped);
+    assert_eq!(Arc::strong_count(&token), 1);
 }
 
 #[test]

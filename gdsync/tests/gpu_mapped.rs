@@ -84,7 +84,7 @@ fn memory_that_was_there_before_is_mapped_or_refused_with_the_reason() {
         // A part of what was allocated exportable, by its address alone.
         let memory = MappedMemory::allocate_by(backend, &rig.context, 1 << 20).unwrap();
         // SAFETY: `memory` outlives it.
-        let part = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 12_345, 1000) }.unwrap();
+        let part = unsafe { GpuMemory::from_raw(&rig.context, memory.address() + 12_345, 1000, ()) }.unwrap();
         let second = MappedMemory::pin_by(backend, &part).unwrap();
         second.copy_to(0, &bytes(1000, 4)).unwrap();
         let mut seen = vec![0; 1002];

@@ -87,8 +87,9 @@ fn dma_bufs_span_memory_of_any_length_and_alignment() {
         let start = (len / 3) | 1;
         if start < len {
             // SAFETY: a part of `memory`, which is dropped later.
-            let part =
-                unsafe { GpuMemory::from_raw(&rig.context, memory.address() + start as u64, len - start) };
+            let part = unsafe {
+                GpuMemory::from_raw(&rig.context, memory.address() + start as u64, len - start, ())
+            };
             let (_fd, offset) = part.unwrap().dma_buf().unwrap();
             assert_eq!((memory.address() + start as u64 - offset) % 4096, 0, "{len}");
         }
@@ -152,9 +153,9 @@ fn parts_and_wholes_of_the_programs_memory_are_told_apart() {
     let Some(rig) = Rig::new("parts_and_wholes_of_the_programs_memory_are_told_apart") else { return };
     let whole = rig.memory(1 << 16);
     // SAFETY: a part of `whole`, which is dropped later.
-    let part = unsafe { GpuMemory::from_raw(&rig.context, whole.address() + 4096, 100) }.unwrap();
+    let part = unsafe { GpuMemory::from_raw(&rig.context, whole.address() + 4096, 100, ()) }.unwrap();
     // SAFETY: as above, and at the same address.
-    let first = unsafe { GpuMemory::from_raw(&rig.context, whole.address(), 16) }.unwrap();
+    let first = unsafe { GpuMemory::from_raw(&rig.context, whole.address(), 16, ()) }.unwrap();
     let region = |memory: &GpuMemory| GpuMemoryRegion::register(&rig.pair.pd, memory.clone(), ALL);
     assert_eq!(region(&whole).unwrap().remote().len, 1 << 16);
     assert_eq!(region(&part).unwrap().remote().addr, whole.address() + 4096);

@@ -10,6 +10,7 @@ use gdsync::memop::{Condition, MemOpStream, StreamError, Word32, Word64};
 use gdsync::stream::{Cpu, PostFailure};
 use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
 use proptest::prelude::*;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -231,4 +232,21 @@ fn a_failed_backend_writes_no_bytes() {
     let error = stream.post(Batch::new().write_memory(write())).unwrap_err();
     assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
     assert!(memory.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0));
+}
+
+#[test]
+fn memory_of_the_program_is_kept_until_the_stream_has_passed_it() {
+    let words: Arc<[AtomicU32]> = (0..4).map(|_| AtomicU32::new(0)).collect();
+    let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+    // SAFETY: the owner keeps the words, which are atomic.
+    let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
+    let gate = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    let stream = soft();
+    let word = Word32::new(&memory, 8).unwrap();
+    stream.post(Batch::new().wait_value32(&gate, Condition::Eq, 1).write_value32(&word, 7)).unwrap();
+    drop((memory, word));
+    assert_eq!(Arc::strong_count(&words), 2, "the stream is still to write the word");
+    gate.store(1);
+    synchronize(&stream);
+    assert_eq!((words[2].load(Ordering::Acquire), Arc::strong_count(&words)), (7, 1));
 }

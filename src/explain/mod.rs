@@ -145,21 +145,21 @@ fn sign(condition: Condition) -> &'static str {
 }
 
 fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {
-    use outline::Descriptor::{Barrier, Bytes, Flush, Send, Wait32, Wait64, WaitCq, Write32, Write64};
+    use outline::Descriptor as D;
     let word = |word| batch.words.name(word);
     match *descriptor {
-        Send(send) => format!("send {} of {}", send.index, batch.queue_pairs.name(send.queue_pair)),
-        WaitCq(wait) => {
+        D::Send(send) => format!("send {} of {}", send.index, batch.queue_pairs.name(send.queue_pair)),
+        D::WaitCq(wait) => {
             let checked = if wait.checked { ", checked," } else { "" };
             format!("wait{checked} for completion {} of {}", wait.index, batch.queues.name(wait.queue))
         }
-        Wait32(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
-        Wait64(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
-        Write32(at, value) => format!("write {value:#x} to {}", word(at)),
-        Write64(at, value) => format!("write {value:#x} to {}", word(at)),
-        Bytes(never) => match never {},
-        Barrier => "barrier".to_owned(),
-        Flush => "flush".to_owned(),
+        D::Wait32(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
+        D::Wait64(at, condition, value) => format!("wait until {} {} {value:#x}", word(at), sign(condition)),
+        D::Write32(at, value) => format!("write {value:#x} to {}", word(at)),
+        D::Write64(at, value) => format!("write {value:#x} to {}", word(at)),
+        D::Bytes(never) => match never {},
+        D::Barrier => "barrier".to_owned(),
+        D::Flush => "flush".to_owned(),
     }
 }
 

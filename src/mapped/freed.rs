@@ -18,7 +18,7 @@ pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Resu
     let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
     // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but the mapping uses the handle, and how a mapping stands
     // that is what is checked.
-    let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN) }?;
+    let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN, ()) }?;
     let mapped = MappedMemory::pin_by(backend, &gpu)?;
     let bytes = pattern(LEN, 3);
     mapped.copy_to(0, &bytes)?;

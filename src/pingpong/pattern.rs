@@ -1,6 +1,6 @@
 //! The content of messages: a sequence that differs with the message, its direction, and every word in it.
 //!
-//! `gpu/kernels.cu` makes the same.
+//! `kernels/pingpong.cu` makes the same.
 
 use gdsync::PinnedMemory;
 use std::sync::atomic::Ordering;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus};
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
-/// Signals are held back until somebody waits for them. There is one thread.
+/// Signals that stay pending until this process, which has one thread, waits for them.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     set: libc::sigset_t,

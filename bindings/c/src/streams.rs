@@ -155,7 +155,7 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallErr
 #[cold]
 unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
     // SAFETY: the caller's; where there is no driver, this says so before anything else.
-    let backend = unsafe { CudaStream::from_raw(stream.cast()) }?;
+    let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
     // The program may destroy the stream as soon as it is idle, and the driver cannot be asked about a destroyed stream.

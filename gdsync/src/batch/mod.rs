@@ -35,6 +35,30 @@ use std::sync::Arc;
 ///
 /// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their send queues, and its waits give
 /// their completions back.
+///
+/// ```
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// right.post_recv(&[region.slice(..8)?], 0)?;
+/// let send = left.prepare(WorkRequest::send(&[region.slice(8..16)?]))?;
+/// let (sent, arrived) = (left.send_cq().prepare_wait()?, right.recv_cq().prepare_wait()?);
+/// let flag = region.word32(60)?;
+/// let batch = Batch::new().send(send).wait(sent).wait(arrived).write_value32(&flag, 1);
+/// assert_eq!(batch.len(), 4);
+/// println!("{batch}"); // each descriptor, and which of them share operations
+/// stream.post(batch)?;
+/// stream.synchronize()?;
+/// assert_eq!(flag.load(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Default)]
 #[must_use = "a batch does nothing until it is posted"]
 pub struct Batch {

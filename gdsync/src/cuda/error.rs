@@ -50,7 +50,8 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    pub(crate) fn call(call: &'static str, result: sys::CUresult) -> Self {
+    /// The error of a call of the driver that returned `result`.
+    pub fn call(call: &'static str, result: sys::CUresult) -> Self {
         DriverError::call(call, result).into()
     }
 

@@ -32,12 +32,13 @@ struct Inner {
     owner: Owner,
 }
 
-/// The owner, which frees the memory.
+/// What frees the memory.
 enum Owner {
-    /// We do.
+    /// `cuMemFree`.
     Ours,
-    /// Dropping this does.
-    Program(Option<Box<dyn Any + Send + Sync>>),
+    /// The drop of this value. `()` keeps nothing: only the program's promise says how long the memory
+    /// stays.
+    Program(Box<dyn Any + Send + Sync>),
 }
 
 /// All memory that is there: how a software card knows what is not the CPU's. By its first address and a number, as the program may
@@ -81,7 +82,7 @@ impl GpuMemory {
             Exportable::allocate(context, len)?
         };
         let (address, size) = (memory.address(), memory.size());
-        let memory = Self::known(address, len, context.clone(), Owner::Program(Some(Box::new(memory))));
+        let memory = Self::known(address, len, context.clone(), Owner::Program(Box::new(memory)));
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
@@ -113,19 +114,31 @@ impl GpuMemory {
             address
         };
         let len = slice.num_bytes();
-        Ok(Self::known(address, len, context, Owner::Program(Some(Box::new(slice)))))
+        Ok(Self::known(address, len, context, Owner::Program(Box::new(slice))))
     }
 
-    /// Wraps memory that the program owns, for example that of another library.
+    /// Wraps memory of the program, for example of another library.
+    ///
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
+    /// everything made from it, when the context's streams are next found idle: its drop may free GPU
+    /// memory, which waits for the GPU. The drop must neither post to a stream of this library nor wait
+    /// for one. Pass `()` where nothing has to be dropped, as the program keeps the memory by other
+    /// means.
     ///
     /// # Errors
-    /// [`CudaError::Driver`] where the context does not answer.
+    /// [`CudaError::Driver`] if the context does not answer. `owner` is dropped then.
     ///
     /// # Safety
-    /// `address..address + len` is memory of a GPU that the context reaches, and stays so until the last clone of the value
-    /// and everything made from it were dropped.
-    pub unsafe fn from_raw(context: &Arc<CudaContext>, address: u64, len: usize) -> Result<Self, CudaError> {
-        Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(None)))
+    /// `address..address + len` is memory of a GPU that the context reaches. It stays so until `owner`
+    /// is dropped; with `()` for an owner, until the last clone of the returned value and everything made
+    /// from it is dropped.
+    pub unsafe fn from_raw(
+        context: &Arc<CudaContext>,
+        address: u64,
+        len: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, CudaError> {
+        Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(Box::new(owner))))
     }
 
     fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
@@ -151,12 +164,12 @@ impl GpuMemory {
         &self.use_count
     }
 
-    /// Wraps memory that the program owns, of a context that is known.
+    /// Wraps memory of the program, in a context that is known.
     ///
     /// # Safety
-    /// As [`Self::from_raw`].
+    /// As [`Self::from_raw`], with `()` for an owner.
     pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
-        Self::known(address, len, context.clone(), Owner::Program(None))
+        Self::known(address, len, context.clone(), Owner::Program(Box::new(())))
     }
 
     /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds only some of them.
@@ -248,8 +261,11 @@ impl GpuMemory {
         let gpu = Gpu::from_device(self.inner.context.ordinal());
         // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
         let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
-        // Kept by this value, unless only a promise keeps it ([`Self::from_raw`]).
-        range.kept(!matches!(self.inner.owner, Owner::Program(None)))
+        // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
+        range.kept(match &self.inner.owner {
+            Owner::Ours => true,
+            Owner::Program(owner) => !owner.is::<()>(),
+        })
     }
 
     /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first byte in it. It spans whole
@@ -283,13 +299,10 @@ impl fmt::Debug for GpuMemory {
 impl Drop for Inner {
     fn drop(&mut self) {
         known().remove(&(self.address, self.number));
-        // To free waits for the GPU, which may wait for this thread. Later, then.
-        match &mut self.owner {
-            Owner::Program(owner) => {
-                if let Some(owner) = owner.take() {
-                    self.context.defer(move || drop(owner));
-                }
-            }
+        // Freeing waits for the GPU, which may wait for this thread: so it is deferred.
+        match std::mem::replace(&mut self.owner, Owner::Program(Box::new(()))) {
+            Owner::Program(owner) if owner.is::<()>() => {}
+            Owner::Program(owner) => self.context.defer(move || drop(owner)),
             Owner::Ours => {
                 let address = self.address;
                 self.context.defer(move || {

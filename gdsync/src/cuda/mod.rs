@@ -16,7 +16,7 @@
 //! card wrote before it. For messages in host memory that always holds. For messages in GPU memory it depends on the GPU
 //! ([`GpuCapabilities::consistency`]): one that shows a card's writes in their order needs nothing (for memory of another GPU,
 //! the order must hold for all devices); else every wait is followed by a flush, where the GPU has that; where it has
-//! neither, [`GpuMemoryRegion::register`] refuses memory that a real card may write. The software card has finished its copies
+//! neither, [`GpuMemoryRegion::register`](crate::verbs::GpuMemoryRegion::register) refuses memory that a real card may write. The software card has finished its copies
 //! before it completes anything.
 //!
 //! # Example

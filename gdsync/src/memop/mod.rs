@@ -49,6 +49,26 @@ impl Condition {
             Condition::Nor => (value != u64::MAX).then_some(0),
         }
     }
+
+    /// True if a word with that content meets the condition.
+    pub(crate) fn holds32(self, word: u32, value: u32) -> bool {
+        match self {
+            Condition::Geq => word.wrapping_sub(value) as i32 >= 0,
+            Condition::Eq => word == value,
+            Condition::And => word & value != 0,
+            Condition::Nor => !(word | value) != 0,
+        }
+    }
+
+    /// As [`Self::holds32`], for 64-bit words.
+    pub(crate) fn holds64(self, word: u64, value: u64) -> bool {
+        match self {
+            Condition::Geq => word.wrapping_sub(value) as i64 >= 0,
+            Condition::Eq => word == value,
+            Condition::And => word & value != 0,
+            Condition::Nor => !(word | value) != 0,
+        }
+    }
 }
 
 /// One operation of a stream.
@@ -211,4 +231,29 @@ pub trait MemOpStream: Send + Sync {
     /// # Errors
     /// [`StreamError::Failed`].
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn greater_or_equal_is_cyclic() {
+        assert!(Condition::Geq.holds32(0, u32::MAX) && !Condition::Geq.holds32(u32::MAX, 0));
+        assert!(Condition::Geq.holds64(5, 5) && !Condition::Geq.holds64(4, 5));
+        assert!(Condition::Geq.holds64(1, u64::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn and_waits_for_a_set_bit_and_nor_for_a_clear_one(word: u32, bit in 0u32..32) {
+            let mask = 1u32 << bit;
+            prop_assert_eq!(Condition::And.holds32(word, mask), word & mask != 0);
+            prop_assert_eq!(Condition::Nor.holds32(word, !mask), word & mask == 0);
+            prop_assert_eq!(Condition::Nor.holds64(u64::from(word), !u64::from(mask)), word & mask == 0);
+            prop_assert_eq!(Condition::And.holds64(u64::from(word) << 32, u64::from(mask) << 32), word & mask != 0);
+            prop_assert!(Condition::Eq.holds32(word, word) && !Condition::Eq.holds32(word, word ^ mask));
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how far streams have come.
 //!
 //! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of [`crate::RemoteMemory`].
-//! Owners and users of memory are counted separately ([`use_count`]): regions hold keepers of their memory, everything else holds
+//! Owners and users of memory are counted separately (`use_count.rs`): regions hold keepers of their memory, everything else holds
 //! handles. With the last handle, caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;

@@ -84,14 +84,20 @@ impl PinnedMemory {
         Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }
 
-    /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
-    /// clone of the returned value and everything made from it, and, where a GPU has the memory mapped, when that GPU has
-    /// forgotten it, which it is asked to while its streams are idle. Its drop must not call this library.
+    /// Wraps memory of the program.
+    ///
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
+    /// everything made from it. If the memory is registered with a GPU, it is unregistered first, when the
+    /// GPU's streams are next found idle. The drop must not call this library. Pass `()` where nothing has
+    /// to be dropped, as the program keeps the memory by other means, for example for the life of the
+    /// process.
     ///
     /// # Safety
-    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the program did that)
-    /// until `owner` is dropped, and must be accessed by others only in ways that tolerate concurrent
-    /// access by a card and by streams (atomics, volatile or raw copies).
+    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the
+    /// program did that) until `owner` is dropped, and must be accessed by other code only in ways that
+    /// tolerate concurrent access by a card and by streams (atomics, volatile or raw copies). With `()` for
+    /// an owner, the memory must stay until this library has dropped and unregistered it, at a time that
+    /// the program cannot observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
@@ -229,5 +235,20 @@ mod tests {
         drop(memory);
         assert_eq!(Arc::strong_count(&bytes), 1, "the owner is dropped with the last handle");
         assert_eq!(bytes[3].load(Ordering::Relaxed), b'c');
+    }
+    #[test]
+    fn clones_and_keepers_keep_the_owner() {
+        let words: Arc<[AtomicU32]> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+        // SAFETY: the owner keeps the words, which are atomic.
+        let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
+        let (clone, keeper) = (memory.clone(), memory.keeper());
+        drop(memory);
+        assert_eq!(Arc::strong_count(&words), 2);
+        drop(clone);
+        assert_eq!(Arc::strong_count(&words), 2);
+        assert_eq!(keeper.words32().len(), 4);
+        drop(keeper);
+        assert_eq!(Arc::strong_count(&words), 1);
     }
 }

@@ -33,7 +33,7 @@ impl QueuePair {
     /// level and global route count.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`] for options outside their ranges,
     /// [`Error::Verbs`] where the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)

@@ -5,9 +5,9 @@
 //!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
 //! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
 //!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
-//!   queue's lock, before its number can be used again ([`create`]).
+//!   queue's lock, before its number can be used again (`create.rs`).
 //! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
-//!   flushed, including what was only prepared ([`fail`]).
+//!   flushed, including what was only prepared (`fail.rs`).
 //! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
 //!   all places of its completion queue are taken.
 //!
@@ -154,8 +154,8 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`], [`Error::Verbs`] where the provider refuses;
+    /// [`QueuePairError::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
     /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
@@ -284,7 +284,7 @@ impl QueuePair {
     /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`] where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)

@@ -38,7 +38,7 @@ impl QueuePair {
     /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
     ///
     /// # Errors
-    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
+    /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
     /// refuses; the queue pair has failed then.
     pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()

@@ -1,6 +1,6 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
 //!
-//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so [`Ring`] drains them
+//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so `Ring` drains them
 //! before and after each record, and reads an entry by one streaming load behind a full fence.
 
 pub(crate) mod claim;

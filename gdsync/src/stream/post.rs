@@ -30,6 +30,23 @@ const REAP_FROM: usize = 32;
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
 /// Dropping it does not wait for the work that it has accepted. What that work names stays alive until the stream has passed it.
+///
+/// ```
+/// use gdsync::memop::{Condition, MemOpStream, Word32};
+/// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Streams of any kind fit one type.
+/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(Box::new(SoftStream::new()?))?;
+/// let memory = PinnedMemory::allocate(8)?;
+/// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
+/// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
+/// assert_eq!((done.load(), stream.outstanding()), (0, 1));
+/// go.store(1);
+/// stream.synchronize()?;
+/// assert_eq!((done.load(), stream.outstanding()), (1, 0));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Stream<B: MemOpStream> {
     pub(crate) backend: B,
     pub(super) caps: MemOpCaps,

@@ -70,6 +70,11 @@ impl ProtectionDomain {
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }
+
+    /// The device that the domain is on.
+    pub fn device(&self) -> Device {
+        Device { inner: self.inner.device.clone() }
+    }
 }
 
 impl ProtectionDomainInner {

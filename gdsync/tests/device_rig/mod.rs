@@ -78,11 +78,14 @@ fn skip(test: &str, why: &str) {
     std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
 }
 
-/// Compiles one of `tests/device/`. `Err` says why that cannot be done here; a mistake in the header fails the test.
+/// Compiles a source of the repository. `Err` says why that cannot be done here; a mistake in the header fails the test.
 pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, String> {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // Also for gdsync-notify, whose tests use this file.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let source = root.join(source);
+    let name = source.file_name().unwrap().to_string_lossy();
     let output =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{source}-{output}", std::process::id()));
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}-{output}", std::process::id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     // Whether it works at all, with these options, is found out with a program that has no mistakes.
     let empty = output.with_extension("empty.cpp");
@@ -92,7 +95,7 @@ pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, 
             .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
             .args(options)
             .arg("-I")
-            .arg(manifest.join("include"))
+            .arg(root.join("gdsync/include"))
             .arg(source)
             .arg("-o")
             .arg(&output)
@@ -107,7 +110,7 @@ pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, 
         Ok(_) => {}
     }
     std::fs::remove_file(&empty).unwrap();
-    let said = compile(&manifest.join("tests/device").join(source)).unwrap();
+    let said = compile(&source).unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     Ok(output)
 }
@@ -116,7 +119,7 @@ pub fn compile(source: &str, output: &str, options: &[&str]) -> Result<PathBuf, 
 pub fn calls(test: &str) -> Option<&'static Calls> {
     static CALLS: OnceLock<Result<Calls, String>> = OnceLock::new();
     let found = CALLS.get_or_init(|| {
-        let path = compile("calls.cpp", "calls.so", &["-shared", "-fPIC"])?;
+        let path = compile("gdsync/tests/device/calls.cpp", "calls.so", &["-shared", "-fPIC"])?;
         // SAFETY: our own library, which does nothing when it is loaded.
         let library = unsafe { Library::new(&path) }.unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -131,7 +134,7 @@ pub fn calls(test: &str) -> Option<&'static Calls> {
     }
 }
 
-/// Runs a program of `tests/device/` under ThreadSanitizer; says so where that is not possible.
+/// Compiles a program as [`compile`] does, and runs it under ThreadSanitizer; says so where that is not possible.
 pub fn run_sanitized(test: &str, source: &str, arguments: &[&str]) {
     let path = match compile(source, "sanitized", &["-fsanitize=thread"]) {
         Ok(path) => path,

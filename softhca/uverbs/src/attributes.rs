@@ -125,8 +125,8 @@ impl Request {
         Ok(bytes)
     }
 
-    /// An input structure. The missing fields of an older program are zero; the additional fields of
-    /// a newer program must be zero.
+    /// An input structure. The missing fields of an older program are zero; the additional fields
+    /// of a newer program must be zero.
     pub(crate) fn structure<T: FromBytes + IntoBytes>(&self, id: u16) -> Result<T> {
         let bytes = self.bytes(id)?;
         let mut value = T::new_zeroed();

@@ -16,7 +16,8 @@ static OURS: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 6
 ///
 /// A child of vfork(2) or posix_spawn(3) shares its parent's memory until it executes another
 /// program, and may close files before that. Those files are its own copies, and the parent's
-/// devices stay open. The child runs no handler of pthread_atfork(3), so only the id tells it apart.
+/// devices stay open. The child runs no handler of pthread_atfork(3), so only the id tells it
+/// apart.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 fn process_id() -> libc::pid_t {

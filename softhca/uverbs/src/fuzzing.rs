@@ -9,11 +9,11 @@ fn is_output(id: u16) -> bool {
     id % 2 == 1
 }
 
-/// Reads a command whose header and attributes are these bytes. A pointer of an attribute becomes an
-/// offset into the bytes, so that it leads to mapped memory or past it.
+/// Reads a command whose header and attributes are these bytes. A pointer of an attribute becomes
+/// an offset into the bytes, so that it leads to mapped memory or past it.
 pub fn command(bytes: &[u8]) {
-    // Words, as programs align commands; followed by room, so that no attribute's bytes reach memory
-    // that the test does not own.
+    // Words, as programs align commands; followed by room, so that no attribute's bytes reach
+    // memory that the test does not own.
     let mut memory = vec![0u64; bytes.len().div_ceil(8) + usize::from(u16::MAX) / 8 + 16];
     let base = memory.as_ptr() as u64;
     let place = memory.as_mut_bytes();

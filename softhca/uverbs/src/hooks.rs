@@ -1,8 +1,8 @@
 //! The C functions that the library puts before those of the C library.
 //!
 //! They make system calls directly: the C library's functions of these names would lead back here.
-//! This library calls them, too, when it closes a file or maps memory of a card, possibly with a lock
-//! held. So a call for any file that is not a device or a channel takes no lock.
+//! This library calls them, too, when it closes a file or maps memory of a card, possibly with a
+//! lock held. So a call for any file that is not a device or a channel takes no lock.
 
 use crate::attributes::Request;
 use crate::commands;
@@ -17,8 +17,8 @@ use std::os::fd::AsRawFd;
 
 /// The path of a device, without its number.
 const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
-/// The file that stands in for a device: a character device, as libibverbs requires. The stand-in for
-/// sysfs has its device number.
+/// The file that stands in for a device: a character device, as libibverbs requires. The stand-in
+/// for sysfs has its device number.
 const STAND_IN: &CStr = c"/dev/null";
 /// Protocol of RDMA's netlink sockets (`NETLINK_RDMA`).
 const NETLINK_RDMA: c_int = 20;
@@ -106,7 +106,8 @@ unsafe fn map_any(
     };
     let (fd, offset) =
         page.as_ref().map_or((fd, offset), |(file, place)| (file.as_raw_fd(), *place as off_t));
-    // SAFETY: the caller vouches for the arguments; the file of a page replaces only `fd` and `offset`.
+    // SAFETY: the caller vouches for the arguments; the file of a page replaces only `fd` and
+    // `offset`.
     let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
     mapped as *mut c_void
 }
@@ -129,8 +130,8 @@ macro_rules! c_functions {
 }
 
 c_functions! {
-    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode the
-    /// value is arbitrary, and the kernel ignores it.
+    /// `open(2)`. A variadic call passes `mode` in the register of this parameter. Without a mode
+    /// the value is arbitrary, and the kernel ignores it.
     open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         open_any(libc::AT_FDCWD, path, flags, mode)
     }

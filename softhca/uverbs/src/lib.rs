@@ -4,7 +4,8 @@
 //! The library takes the place of the kernel modules `ib_uverbs` and `mlx5_ib`. Loaded with
 //! `LD_PRELOAD`, it intercepts the calls with which libibverbs opens `/dev/infiniband/uverbs*` and
 //! sends commands to it, and performs the commands on a [`softhca::card::Card`] inside the process.
-//! `gdsync soft -- COMMAND` sets up the environment: a stand-in for sysfs, and the preloaded library.
+//! `gdsync soft -- COMMAND` sets up the environment: a stand-in for sysfs, and the preloaded
+//! library.
 //!
 //! # Layers
 //!
@@ -28,8 +29,8 @@
 //! | `process` | the open devices of the process, before and after a fork |
 //! | `hooks` | the C functions that replace those of the C library |
 //!
-//! Loading the library starts nothing. A card starts when the first device is opened, and belongs to
-//! that process: the child of a fork has no card until it opens a device itself.
+//! Loading the library starts nothing. A card starts when the first device is opened, and belongs
+//! to that process: the child of a fork has no card until it opens a device itself.
 
 mod attributes;
 mod card;

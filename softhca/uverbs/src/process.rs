@@ -20,8 +20,8 @@ struct Process {
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
 }
 
-/// Created at the first use; the child of a fork creates another. Never freed: a forked child cannot
-/// join its parent's threads.
+/// Created at the first use; the child of a fork creates another. Never freed: a forked child
+/// cannot join its parent's threads.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
 fn process() -> &'static Process {

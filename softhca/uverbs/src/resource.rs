@@ -2,8 +2,8 @@
 
 use softhca::card::{Card, CardError};
 
-/// An object of a card, by number. A closing context destroys its objects in this order: users before
-/// what they use.
+/// An object of a card, by number. A closing context destroys its objects in this order: users
+/// before what they use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Resource {
     Qp(u32),

@@ -9,7 +9,7 @@ use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{self, GpuMemory};
-use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
 use gdsync::{
     Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
 };
@@ -32,8 +32,6 @@ const STEPS: [&str; 6] = [
     "of it: the next one may ring",
 ];
 const STEP_ROUNDS: u32 = 80;
-/// Bytes of the indices of a queue pair.
-const STATE: usize = 320;
 /// Queue pairs at a time.
 const QUEUES: usize = 30;
 /// Until everything that was posted has completed.
@@ -182,7 +180,7 @@ impl<'a> Bench<'a> {
     fn hand_over(&self, [left, _]: &[QueuePair; 2]) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
         if self.layout.indices_in_gpu {
-            options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE)?);
+            options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE_BYTES)?);
         }
         Ok(left.attach_device(&*self.gpu.stream, &options)?)
     }

@@ -1,12 +1,12 @@
-//! The kernels of `kernels.cu`, and their launches.
+//! The kernels of `kernels/pingpong.cu`, and their launches.
 
 use crate::failure::Failure;
 use gdsync::cudarc::driver::{CudaStream, DriverError, result, sys};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-/// What `scripts/gpu/ptx` made of `kernels.cu`, as a C string. The GPU's driver compiles it for its GPU.
-const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
+/// The PTX of `kernels/pingpong.cu` as a C string; `build.rs` says which. The GPU's driver compiles it for its GPU.
+const PTX: &str = concat!(include_str!(concat!(env!("OUT_DIR"), "/ptx/pingpong.ptx")), "\0");
 
 /// Threads of a full block, and full blocks that a multiprocessor runs at a time.
 const THREADS: u32 = 256;

@@ -6,29 +6,9 @@ use gdsync::cudarc::driver::CudaContext;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
-/// FNV-1a, as `scripts/gpu/ptx` computes it.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 #[test]
-fn the_ptx_is_that_of_the_source() {
-    let marker = format!("// source: {:016x}", fnv1a(include_bytes!("kernels.cu")));
-    assert_eq!(PTX.lines().next(), Some(&*marker), "kernels.cu has changed: run scripts/gpu/ptx");
-    for kernel in ["fill", "check", "stamp"] {
-        assert!(PTX.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
-    }
+fn the_ptx_is_a_c_string() {
     assert_eq!(PTX.find('\0'), Some(PTX.len() - 1), "one zero, at the end");
-}
-
-#[test]
-fn any_driver_since_cuda_12_takes_the_ptx() {
-    let directive = |name: &str| PTX.lines().find_map(|line| line.strip_prefix(name));
-    // PTX ISA 8.0 came with CUDA 12.0.
-    assert_eq!(directive(".version "), Some("8.0"));
-    assert_eq!(directive(".target "), Some("sm_70"));
 }
 
 #[test]

@@ -112,7 +112,7 @@ pub(crate) fn build_with(language: Language, source: &Path, more: &[&str], libra
         .arg("-I")
         .arg(root().join("include"))
         .arg("-I")
-        .arg(root().join("../../gdsync/include"))
+        .arg(concat!(env!("OUT_DIR"), "/include"))
         .arg(source)
         .args(["-x", "none", "-o"])
         .arg(folder.path().join("program"))

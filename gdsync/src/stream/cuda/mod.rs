@@ -36,43 +36,48 @@ impl CudaStream {
     /// [`CudaError`].
     pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
         let context = GpuContext::of(stream.context())?;
-        Ok(Self::made(context, stream.cu_stream(), Some(stream)))
+        Ok(Self::made(context, stream.cu_stream(), stream))
     }
 
-    /// A raw stream, for example that of another library; `CU_STREAM_LEGACY` (or null) and `CU_STREAM_PER_THREAD`, too, for
-    /// the context that is current. The per-thread default stream can be posted to only by the thread that wraps it.
+    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or
+    /// `CU_STREAM_PER_THREAD` of the context that is current. Only the thread that wraps the per-thread
+    /// default stream can post to it.
+    ///
+    /// `owner` keeps the stream alive, and is dropped with the returned value, by the same thread. Work that
+    /// was posted may be outstanding then. Pass `()` where nothing has to be dropped, as the program keeps
+    /// the stream by other means.
     ///
     /// # Errors
-    /// [`CudaError`].
+    /// [`CudaError`]. `owner` is dropped then.
     ///
     /// # Safety
-    /// The stream is alive, and stays so until the returned value is dropped (work that was posted may still be
-    /// outstanding then). Its context stays alive as long as the process uses memory that this library has told it of: pinned
-    /// memory, queues, GPU memory. A primary context does, as it is retained.
-    pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
+    /// The stream is alive, and stays so until `owner` is dropped; with `()` for an owner, until the
+    /// returned value is dropped. Its context stays alive as long as the process uses memory that this
+    /// library has registered in it: pinned memory, queues, GPU memory. A primary context does, as it is
+    /// retained.
+    pub unsafe fn from_raw(
+        stream: sys::CUstream,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, CudaError> {
         driver::initialise()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream is alive (the caller's), `context` a valid place.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
         // SAFETY: the caller's.
         let context = unsafe { GpuContext::of_raw(context) }?;
-        Ok(Self::made(context, stream, None))
+        Ok(Self::made(context, stream, owner))
     }
 
-    fn made(
-        context: Arc<GpuContext>,
-        raw: sys::CUstream,
-        owner: Option<Arc<cudarc::driver::CudaStream>>,
-    ) -> Self {
+    fn made(context: Arc<GpuContext>, raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Self {
         let handle = StreamHandle::new(raw, owner);
         context.add_stream(&handle);
         context.collect();
         CudaStream { handle, context }
     }
 
-    /// The stream of cudarc that it was made of, if it was.
+    /// The stream of cudarc that this was made from, if it was.
     pub fn cudarc(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
-        self.handle.owner.as_ref()
+        self.handle.cudarc()
     }
 
     /// The driver's handle.

@@ -97,7 +97,8 @@ impl Command {
         };
         let mut bytes = header.as_bytes().to_vec();
         bytes.extend(self.attrs.iter().flat_map(|attr| attr.as_bytes().to_vec()));
-        // SAFETY: `bytes` is a complete command, and `self.memory` keeps what its attributes point to.
+        // SAFETY: `bytes` is a complete command, and `self.memory` keeps what its attributes point
+        // to.
         if unsafe { hooks::ioctl(device.0, RDMA_VERBS_IOCTL, bytes.as_mut_ptr().cast()) } != 0 {
             return Err(io::Error::last_os_error().raw_os_error().unwrap());
         }

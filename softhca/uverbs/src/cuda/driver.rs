@@ -71,8 +71,8 @@ macro_rules! driver {
         impl Driver {
             /// The driver, if the process has loaded it.
             pub(super) fn loaded() -> Option<Driver> {
-                // SAFETY: the name is a C string, and NOLOAD runs no initialiser. The handle is never
-                // closed, so the library stays loaded.
+                // SAFETY: the name is a C string, and NOLOAD runs no initialiser. The handle is
+                // never closed, so the library stays loaded.
                 let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
                 if library.is_null() {
                     return None;
@@ -129,7 +129,8 @@ impl Driver {
     pub(super) fn attributes(&self, addr: u64) -> Option<Pointer> {
         let names =
             [attribute::MEMORY_TYPE, attribute::IS_MANAGED, attribute::CONTEXT, attribute::DEVICE_ORDINAL];
-        // The driver writes one byte or four for IS_MANAGED, so the variable starts as four zero bytes.
+        // The driver writes one byte or four for IS_MANAGED, so the variable starts as four zero
+        // bytes.
         let (mut kind, mut managed, mut ordinal) = (0u32, 0u32, -1 as c_int);
         let mut context = CuContext(std::ptr::null_mut());
         let mut places: [*mut c_void; 4] = [
@@ -138,8 +139,8 @@ impl Driver {
             (&raw mut context).cast(),
             (&raw mut ordinal).cast(),
         ];
-        // SAFETY: one place for each attribute, at least as large as the attribute; the driver does not
-        // dereference `addr`.
+        // SAFETY: one place for each attribute, at least as large as the attribute; the driver does
+        // not dereference `addr`.
         let result = unsafe { (self.pointer_attributes)(4, names.as_ptr(), places.as_mut_ptr(), addr) };
         (result == 0).then_some(Pointer { kind, managed: managed != 0, context, ordinal })
     }
@@ -160,7 +161,8 @@ impl Driver {
         if result == 0 { number } else { 0 }
     }
 
-    /// Runs `work` with `context` current, in a capture mode that leaves the program's captures valid.
+    /// Runs `work` with `context` current, in a capture mode that leaves the program's captures
+    /// valid.
     pub(super) fn within<T>(
         &self,
         context: CuContext,

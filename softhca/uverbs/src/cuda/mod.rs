@@ -1,8 +1,8 @@
 //! GPU memory, which programs register by its address (`ibv_reg_mr`): the part of nvidia-peermem.
 //!
-//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded the
-//! driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a kernel or
-//! a stream that waits for the card does not block the card.
+//! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded
+//! the driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a
+//! kernel or a stream that waits for the card does not block the card.
 
 mod driver;
 #[cfg(test)]
@@ -114,7 +114,8 @@ impl Copier {
     }
 }
 
-/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed memory.
+/// Registered GPU memory. The program must keep it allocated; the driver refuses to copy freed
+/// memory.
 #[derive(Debug)]
 struct Region {
     state: Arc<State>,
@@ -130,7 +131,8 @@ impl PeerRegion for Region {
             for chunk in into.chunks_mut(STAGING) {
                 // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_out(copier.staging, at, chunk.len(), copier.stream) }?;
-                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes long.
+                // SAFETY: `copy_out` has waited for the copy; the chunk is at most STAGING bytes
+                // long.
                 unsafe { copier.staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
                 at += chunk.len() as u64;
             }
@@ -143,8 +145,8 @@ impl PeerRegion for Region {
         driver.within(self.context, || {
             let mut at = addr;
             for chunk in from.chunks(STAGING) {
-                // SAFETY: `copy_in` has waited for the last copy; the chunk is at most STAGING bytes long,
-                // and the lock excludes other users.
+                // SAFETY: `copy_in` has waited for the last copy; the chunk is at most STAGING
+                // bytes long, and the lock excludes other users.
                 unsafe { copier.staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
                 // SAFETY: the buffer is STAGING bytes long, and the lock excludes other users.
                 unsafe { driver.copy_in(at, copier.staging, chunk.len(), copier.stream) }?;

@@ -37,7 +37,8 @@ unsafe extern "C" fn attributes(
     at: u64,
 ) -> c_int {
     for i in 0..count as usize {
-        // SAFETY: `Driver::attributes` passes `count` names, and as many places of the attributes' sizes.
+        // SAFETY: `Driver::attributes` passes `count` names, and as many places of the attributes'
+        // sizes.
         unsafe {
             let place = *places.add(i);
             match *names.add(i) {

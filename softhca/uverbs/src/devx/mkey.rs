@@ -10,8 +10,8 @@ use crate::uapi::devx::object;
 use gdsync_sys::prm::command::mkey;
 use softhca::card::Access;
 
-/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its low 8 bits, which the
-/// program chooses.
+/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its low 8 bits, which
+/// the program chooses.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
@@ -49,8 +49,8 @@ pub(super) fn create(
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     check_pd(objects, pdn)?;
     let tag = mkey::MKEY_7_0.get8(input);
-    // SAFETY: `Part::address` found the range inside registered user memory, which the program keeps
-    // mapped while it is registered. The context keeps it registered while the key `uses` it.
+    // SAFETY: `Part::address` found the range inside registered user memory, which the program
+    // keeps mapped while it is registered. The context keeps it registered while the key `uses` it.
     let key = unsafe { context.card().register_memory_tagged(pdn, addr, part.len, iova, access, tag) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
     Ok((object, created(key >> 8)))

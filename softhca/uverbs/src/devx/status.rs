@@ -18,7 +18,8 @@ pub(super) enum Status {
     BadInputLength = 0x50,
 }
 
-/// The check that refused a command. Syndromes are numbers of the firmware; these are this card's own.
+/// The check that refused a command. Syndromes are numbers of the firmware; these are this card's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Syndrome {

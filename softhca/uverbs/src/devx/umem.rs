@@ -34,7 +34,11 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
     let access = mr::access_of(request.number32(attr::UMEM_ACCESS)?)?;
     let writable = access.contains(Access::LOCAL_WRITE);
     if len == 0 || !writable && access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
-        tracing::warn!(len, ?access, "user memory needs a nonzero length, and local write access for remote writes");
+        tracing::warn!(
+            len,
+            ?access,
+            "user memory needs a nonzero length, and local write access for remote writes"
+        );
         return Err(Errno::INVALID);
     }
     // The card accepts every page size; the program must allow at least one.

@@ -49,7 +49,8 @@ impl Routes {
         self.routes.lock().insert(source, route);
     }
 
-    /// Ends the delivery of a destroyed object's events, and removes its unread events from the pipes.
+    /// Ends the delivery of a destroyed object's events, and removes its unread events from the
+    /// pipes.
     pub(crate) fn remove(&self, source: Resource) -> Reported {
         let mut routes = self.routes.lock();
         let Some(route) = routes.remove(&source) else { return Reported::default() };

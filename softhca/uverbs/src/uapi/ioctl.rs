@@ -1,4 +1,5 @@
-//! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`.
+//! The ioctl and its attributes: `rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`,
+//! `mlx5_user_ioctl_cmds.h`.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

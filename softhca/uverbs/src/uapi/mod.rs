@@ -1,4 +1,5 @@
-//! The kernel's headers: numbers of commands, objects and attributes, and the structures in commands.
+//! The kernel's headers: numbers of commands, objects and attributes, and the structures in
+//! commands.
 //!
 //! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`,
 //! `ib_user_ioctl_verbs.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those

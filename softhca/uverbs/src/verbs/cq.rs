@@ -60,8 +60,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;
     let config = CqConfig { ring: asked.buf_addr as *mut u8, entries, dbrec: asked.db_addr as *mut u32 };
-    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
-    // it has destroyed the queue.
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped
+    // until it has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
     let route = Route::new(user_handle, channel, context.async_events.clone());
     context.open.routes.add(Resource::Cq(number), route);

@@ -15,12 +15,14 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) const COMPLETION_VECTORS: u32 = 1;
 /// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
 const ATOMIC_HCA: u32 = 1;
-/// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3, `VendorID`).
+/// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3,
+/// `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
 /// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
 
-/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR objects.
+/// `GET_CONTEXT`. Without static doorbell registers (`tot_bfregs` 0), libmlx5 allocates UAR
+/// objects.
 pub(crate) fn get_context(request: &Request) -> Result<()> {
     let asked: AllocUcontext = request.structure(attr::UHW_IN)?;
     if asked.max_cqe_version < CQE_VERSION {
@@ -59,8 +61,8 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
     request.answer_with(place, &answer)
 }
 
-/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the ioctl
-/// accepts write commands.
+/// `QUERY_DEVICE`. libibverbs first sends it without an answer attribute, to probe whether the
+/// ioctl accepts write commands.
 pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     if !request.has(attr::CORE_OUT) {
         return Err(Errno::NO_SPACE);
@@ -68,7 +70,8 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer_of(context))
 }
 
-/// Size of `struct ib_uverbs_ex_query_device_resp` in Linux 6.1, and the offset of its `response_length`.
+/// Size of `struct ib_uverbs_ex_query_device_resp` in Linux 6.1, and the offset of its
+/// `response_length`.
 const EXTENDED_SIZE: usize = 304;
 const RESPONSE_LENGTH: usize = 180;
 

@@ -34,7 +34,8 @@ impl Mapping {
         let whole = len.checked_add(lead).filter(|_| len > 0).ok_or(Errno::INVALID)?;
         let len = usize::try_from(whole).map_err(|_| Errno::INVALID)?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other mapping.
+        // SAFETY: a new mapping at an address that the kernel chooses; it replaces no other
+        // mapping.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             let errno = Errno::last();
@@ -50,16 +51,16 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed the
-        // object on the card, so the card no longer accesses the memory.
+        // SAFETY: `new` made the mapping. The context drops an object only after it has destroyed
+        // the object on the card, so the card no longer accesses the memory.
         if unsafe { libc::munmap(self.base as *mut libc::c_void, self.len) } != 0 {
             tracing::error!(errno = Errno::last().0, "a mapping is left");
         }
     }
 }
 
-/// Access rights, without the optional ones. On-demand paging, memory windows and huge-page hints are
-/// not supported.
+/// Access rights, without the optional ones. On-demand paging, memory windows and huge-page hints
+/// are not supported.
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
@@ -81,8 +82,8 @@ fn add(
     let access = access_of(flags)?;
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, pd)?;
-    // SAFETY: the interface obliges the program to keep registered memory mapped; the region keeps a
-    // mapping of this library.
+    // SAFETY: the interface obliges the program to keep registered memory mapped; the region keeps
+    // a mapping of this library.
     let key = unsafe { context.card().register_memory_at(pdn, addr, length, iova, access) }?;
     let region = Object::new(object::MR, Resource::Mkey(key));
     Ok((objects.add(region.with(Mr { key, length, iova, _mapping: mapping })), key))

@@ -74,8 +74,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
     let mut objects = context.objects.lock();
     let config = config(&objects, request, &asked, transport, signal_all)?;
-    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until it
-    // has destroyed the queue pair.
+    // SAFETY: `config` found rings and record mapped and aligned; libmlx5 keeps them mapped until
+    // it has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let route = Route::new(user_handle, None, context.async_events.clone());
     context.open.routes.add(Resource::Qp(number), route);

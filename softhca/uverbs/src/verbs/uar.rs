@@ -10,14 +10,14 @@ use std::os::fd::OwnedFd;
 
 /// Bytes of a page.
 const PAGE: u32 = 4096;
-/// Registers that libmlx5 writes: two blue-flame registers of two buffers each, and the register that
-/// arms completion queues.
+/// Registers that libmlx5 writes: two blue-flame registers of two buffers each, and the register
+/// that arms completion queues.
 const REGISTERS: &[usize] =
     &[UAR_DOORBELLS[0], UAR_DOORBELLS[1], UAR_DOORBELLS[2], UAR_DOORBELLS[3], UAR_CQ_ARM];
 /// Set in the mmap offset of a page, to keep clear of the commands of `enum mlx5_ib_mmap_cmd`.
 const MAPPING: u64 = 1 << 47;
-/// Type 0 is blue flame, 1 is non-cached, 2 is non-cached and dedicated. The card does not distinguish
-/// them.
+/// Type 0 is blue flame, 1 is non-cached, 2 is non-cached and dedicated. The card does not
+/// distinguish them.
 const LAST_TYPE: u64 = 2;
 
 /// The page of a mapping offset.

@@ -1,0 +1,194 @@
+//! The rank of this process in its job, from the environment that the launcher set.
+
+use super::error::BootstrapError;
+use std::ffi::OsString;
+
+/// Most processes of a job.
+const MAX_SIZE: u32 = 1 << 14;
+
+/// Where the processes of a job meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Meeting {
+    /// At `host:port`, where rank 0 listens.
+    Root(String),
+    /// On this host, in a folder that only this user can reach, under the job's name.
+    Local(String),
+}
+
+/// A process of a job: its rank, the number of processes, and where they meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    rank: u32,
+    size: u32,
+    meeting: Meeting,
+    name: String,
+}
+
+/// Variables with the rank, and with the number of processes in order of preference.
+type Launcher = (&'static str, &'static [&'static str]);
+
+/// gdsync's own first, so that they override the launcher's.
+const LAUNCHERS: [Launcher; 5] = [
+    ("GDSYNC_RANK", &["GDSYNC_SIZE"]),
+    ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
+    // PMIx gives the size by a call only; launchers that use it set a variable of their own.
+    ("PMIX_RANK", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "GDSYNC_SIZE"]),
+    ("PMI_RANK", &["PMI_SIZE"]),
+    ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
+];
+
+/// Variables with the number of hosts of a launcher's job.
+const HOSTS: [&str; 2] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
+/// Variables with the number of its processes on this host.
+const ON_THIS_HOST: [&str; 2] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+
+impl Job {
+    /// A process of a job that the program describes itself.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Rank`] if the rank is not below the size, or the size above 16384.
+    pub fn new(rank: u32, size: u32, meeting: Meeting) -> Result<Self, BootstrapError> {
+        let name = match &meeting {
+            Meeting::Root(_) => String::new(),
+            Meeting::Local(name) => name.clone(),
+        };
+        Self::named(rank, size, meeting, name)
+    }
+
+    fn named(rank: u32, size: u32, meeting: Meeting, name: String) -> Result<Self, BootstrapError> {
+        if rank >= size || size > MAX_SIZE {
+            return Err(BootstrapError::Rank { rank, size, limit: MAX_SIZE });
+        }
+        Ok(Job { rank, size, meeting, name })
+    }
+
+    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and `GDSYNC_SIZE`, or the variables of Open MPI
+    /// (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI) or Slurm (`SLURM_PROCID`,
+    /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`).
+    ///
+    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens. On one host this is not needed: they meet under the
+    /// job's name, from `GDSYNC_JOB` or from the launcher.
+    ///
+    /// # Errors
+    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`], [`BootstrapError::Rank`];
+    /// [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`] without `GDSYNC_ROOT`.
+    pub fn from_env() -> Result<Self, BootstrapError> {
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    /// As [`Self::from_env`], from an environment that the caller gives.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_lookup(get: impl Fn(&str) -> Option<OsString>) -> Result<Self, BootstrapError> {
+        let launcher = LAUNCHERS.into_iter().find_map(|(rank, sizes)| Some((rank, get(rank)?, sizes)));
+        let (rank_name, rank, sizes) = launcher.ok_or(BootstrapError::NoLauncher)?;
+        let rank = number(rank_name, &rank)?;
+        let size = sizes.iter().find_map(|name| Some((*name, get(name)?)));
+        let (size_name, size) = size.ok_or(BootstrapError::NoSize { rank: rank_name, size: sizes[0] })?;
+        let size = number(size_name, &size)?;
+        let name = job_name(&get);
+        let meeting = match get("GDSYNC_ROOT") {
+            Some(root) => Meeting::Root(checked_root(root)?),
+            None => {
+                on_one_host(rank_name, size, &get)?;
+                // A single process meets no other.
+                if name.is_none() && size > 1 {
+                    return Err(BootstrapError::NoJobName);
+                }
+                Meeting::Local(name.clone().unwrap_or_default())
+            }
+        };
+        Self::named(rank, size, meeting, name.unwrap_or_default())
+    }
+
+    /// Its rank, counted from 0.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Processes of the job.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Where they meet.
+    pub fn meeting(&self) -> &Meeting {
+        &self.meeting
+    }
+
+    /// Distinguishes processes of this job from those of others: FNV-1a of its name.
+    pub(super) fn key(&self) -> u64 {
+        self.name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+fn text(name: &'static str, value: OsString) -> Result<String, BootstrapError> {
+    value.into_string().map_err(|value| BootstrapError::Variable {
+        name,
+        value: value.to_string_lossy().into_owned(),
+        reason: "it is not UTF-8".to_owned(),
+    })
+}
+
+fn number(name: &'static str, value: &OsString) -> Result<u32, BootstrapError> {
+    let value = text(name, value.clone())?;
+    // Digits only: `parse` accepts a plus sign.
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    value.parse().ok().filter(|_| digits).ok_or_else(|| BootstrapError::Variable {
+        name,
+        value,
+        reason: "it should be a decimal number".to_owned(),
+    })
+}
+
+fn checked_root(root: OsString) -> Result<String, BootstrapError> {
+    let root = text("GDSYNC_ROOT", root)?;
+    let parts = root.rsplit_once(':');
+    let port = parts.and_then(|(host, port)| Some(port.parse::<u16>().ok()?).filter(|_| !host.is_empty()));
+    if port.is_some_and(|port| port != 0) {
+        return Ok(root);
+    }
+    let reason =
+        "it should be host:port of rank 0, with a port that is free there, such as node7:18515".to_owned();
+    Err(BootstrapError::Variable { name: "GDSYNC_ROOT", value: root, reason })
+}
+
+/// The name that the processes of this job share, and that no other job has.
+fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
+    let value =
+        |name: &str| Some(get(name)?.to_string_lossy().into_owned()).filter(|value| !value.is_empty());
+    let slurm = || Some(format!("{}.{}", value("SLURM_JOB_ID")?, value("SLURM_STEP_ID")?));
+    value("GDSYNC_JOB")
+        .or_else(|| value("PMIX_NAMESPACE"))
+        .or_else(|| value("OMPI_MCA_ess_base_jobid"))
+        .or_else(slurm)
+        .or_else(|| value("PMI_JOBID"))
+}
+
+/// Refuses to meet on this host if the launcher has put processes on others. The launcher's counts are not those of `GDSYNC_RANK`.
+fn on_one_host(rank: &str, size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<(), BootstrapError> {
+    if rank == "GDSYNC_RANK" {
+        return Ok(());
+    }
+    let elsewhere = |name: &'static str, holds: &dyn Fn(u32) -> bool| match get(name) {
+        Some(value) if !holds(number(name, &value)?) => {
+            Err(BootstrapError::SeveralHosts { name, value: value.to_string_lossy().into_owned() })
+        }
+        _ => Ok(()),
+    };
+    ON_THIS_HOST.into_iter().try_for_each(|name| elsewhere(name, &|here| here == size))?;
+    match HOSTS.into_iter().find(|name| get(name).is_some()) {
+        Some(name) if rank.starts_with("SLURM") || rank.starts_with("PMI") => {
+            elsewhere(name, &|hosts| hosts == 1)
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "job_tests.rs"]
+mod tests;

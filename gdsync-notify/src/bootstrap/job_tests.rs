@@ -1,0 +1,122 @@
+//! Jobs from environments, and environments that are refused.
+
+use super::*;
+
+fn job(variables: &[(&str, &str)]) -> Result<Job, BootstrapError> {
+    let found =
+        |name: &str| variables.iter().find(|(one, _)| *one == name).map(|(_, value)| OsString::from(value));
+    Job::from_lookup(found)
+}
+
+fn refusal(variables: &[(&str, &str)]) -> String {
+    job(variables).unwrap_err().to_string()
+}
+
+#[test]
+fn every_launcher_is_understood() {
+    let local = |name: &str| Meeting::Local(name.to_owned());
+    for (variables, rank, size, meeting) in [
+        (&[("GDSYNC_RANK", "3"), ("GDSYNC_SIZE", "4"), ("GDSYNC_JOB", "mine")][..], 3, 4, local("mine")),
+        (
+            &[
+                ("OMPI_COMM_WORLD_RANK", "0"),
+                ("OMPI_COMM_WORLD_SIZE", "2"),
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                ("PMIX_RANK", "9"),
+                ("PMIX_NAMESPACE", "prterun-a-1@1"),
+            ],
+            0,
+            2,
+            local("prterun-a-1@1"),
+        ),
+        (&[("PMIX_RANK", "1"), ("SLURM_NTASKS", "8"), ("PMIX_NAMESPACE", "slurm.7")], 1, 8, local("slurm.7")),
+        (
+            &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("GDSYNC_ROOT", "node0:18515")],
+            1,
+            2,
+            Meeting::Root("node0:18515".to_owned()),
+        ),
+        (
+            &[
+                ("SLURM_PROCID", "5"),
+                ("SLURM_NTASKS", "8"),
+                ("SLURM_STEP_NUM_TASKS", "6"),
+                ("SLURM_NNODES", "1"),
+                ("SLURM_JOB_ID", "77"),
+                ("SLURM_STEP_ID", "0"),
+            ],
+            5,
+            6,
+            local("77.0"),
+        ),
+        (&[("GDSYNC_RANK", "0"), ("GDSYNC_SIZE", "1")], 0, 1, local("")),
+    ] {
+        let job = job(variables).unwrap();
+        assert_eq!((job.rank(), job.size(), job.meeting()), (rank, size, &meeting), "{variables:?}");
+    }
+}
+
+#[test]
+fn gdsyncs_own_variables_come_first() {
+    let own = [("GDSYNC_RANK", "1"), ("GDSYNC_SIZE", "3"), ("GDSYNC_JOB", "j")];
+    let launcher =
+        [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")];
+    let both: Vec<_> = own.into_iter().chain(launcher).collect();
+    assert_eq!(job(&both).unwrap(), job(&own).unwrap());
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named_with_the_remedy() {
+    assert!(matches!(job(&[]), Err(BootstrapError::NoLauncher)));
+    assert!(refusal(&[]).contains("mpirun"));
+    assert_eq!(
+        refusal(&[("GDSYNC_RANK", "0")]),
+        "GDSYNC_RANK is set, but GDSYNC_SIZE is not: set it to the number of processes"
+    );
+    for bad in ["", "x", "+1", "-1", "1 ", "4294967296"] {
+        let text = refusal(&[("PMI_RANK", bad), ("PMI_SIZE", "2")]);
+        assert_eq!(text, format!("PMI_RANK is {bad:?}: it should be a decimal number"));
+        assert!(refusal(&[("PMI_RANK", "0"), ("PMI_SIZE", bad)]).starts_with("PMI_SIZE"));
+    }
+    for (rank, size) in [("2", "2"), ("0", "0"), ("0", "99999")] {
+        let text = refusal(&[("GDSYNC_RANK", rank), ("GDSYNC_SIZE", size), ("GDSYNC_JOB", "j")]);
+        assert!(text.starts_with(&format!("rank {rank} of {size} processes")), "{text}");
+    }
+    for root in ["", "node", "node:", ":7", "node:0", "node:x", "node:70000"] {
+        let text = refusal(&[("GDSYNC_RANK", "0"), ("GDSYNC_SIZE", "2"), ("GDSYNC_ROOT", root)]);
+        assert!(text.starts_with(&format!("GDSYNC_ROOT is {root:?}: it should be host:port")), "{text}");
+    }
+    let nameless = job(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]);
+    assert!(matches!(nameless, Err(BootstrapError::NoJobName)), "{nameless:?}");
+    assert!(Job::new(4, 4, Meeting::Local("j".to_owned())).is_err());
+}
+
+#[test]
+fn several_hosts_need_an_address() {
+    let ompi = [
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_NAMESPACE", "n"),
+    ];
+    let slurm = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_NNODES", "2"),
+        ("SLURM_JOB_ID", "1"),
+        ("SLURM_STEP_ID", "0"),
+    ];
+    for (variables, name) in [(&ompi[..], "OMPI_COMM_WORLD_LOCAL_SIZE"), (&slurm, "SLURM_NNODES")] {
+        let text = refusal(variables);
+        assert!(text.contains(name) && text.contains("GDSYNC_ROOT"), "{text}");
+        let with_root: Vec<_> = variables.iter().copied().chain([("GDSYNC_ROOT", "a:1")]).collect();
+        assert_eq!(job(&with_root).unwrap().meeting(), &Meeting::Root("a:1".to_owned()));
+    }
+}
+
+#[test]
+fn jobs_of_different_names_have_different_keys() {
+    let key = |name: &str| Job::new(0, 1, Meeting::Local(name.to_owned())).unwrap().key();
+    assert_ne!(key("a"), key("b"));
+    assert_eq!(key("a"), key("a"));
+}

@@ -1,0 +1,127 @@
+//! A connection between two processes of a job, with a deadline for every wait.
+
+use super::frame::{Frame, Malformed, Reader};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+/// A stream socket of either family.
+pub(super) trait Socket: Read + Write + AsFd + Send {}
+
+impl Socket for TcpStream {}
+impl Socket for UnixStream {}
+
+pub(super) struct Link {
+    socket: Box<dyn Socket>,
+    reader: Reader,
+}
+
+/// Why a message cannot be sent or received.
+#[derive(Debug)]
+pub(super) enum LinkError {
+    /// The other process has closed it, or has ended.
+    Closed,
+    TimedOut,
+    Malformed(Malformed),
+    Io(io::Error),
+}
+
+impl From<io::Error> for LinkError {
+    fn from(error: io::Error) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        match error.kind() {
+            ConnectionReset | ConnectionAborted | BrokenPipe => LinkError::Closed,
+            _ => LinkError::Io(error),
+        }
+    }
+}
+
+impl Link {
+    /// Over a non-blocking socket; `limit` is the longest payload.
+    pub(super) fn new(socket: Box<dyn Socket>, limit: usize) -> Self {
+        Link { socket, reader: Reader::new(limit) }
+    }
+
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.reader.set_limit(limit);
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> Result<(), LinkError> {
+        let bytes = frame.encode();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match self.socket.write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !wait(&[(self.fd(), libc::POLLOUT)], deadline)?[0] {
+                        return Err(LinkError::TimedOut);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next frame, if it has arrived.
+    pub(super) fn try_receive(&mut self) -> Result<Option<Frame>, LinkError> {
+        loop {
+            if let Some(frame) = self.reader.next().map_err(LinkError::Malformed)? {
+                return Ok(Some(frame));
+            }
+            let mut bytes = [0; 1 << 14];
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => self.reader.feed(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits for the next frame.
+    pub(super) fn receive(&mut self, deadline: Instant) -> Result<Frame, LinkError> {
+        loop {
+            if let Some(frame) = self.try_receive()? {
+                return Ok(frame);
+            }
+            // The deadline holds even if bytes keep arriving one by one.
+            if !wait(&[(self.fd(), libc::POLLIN)], deadline)?[0] || Instant::now() >= deadline {
+                return Err(LinkError::TimedOut);
+            }
+        }
+    }
+}
+
+/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`), or has failed, and returns true for each such file. All
+/// false at the deadline.
+pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
+    let poll =
+        |&(fd, events): &(BorrowedFd<'_>, i16)| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    let mut polled: Vec<libc::pollfd> = files.iter().map(poll).collect();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Rounded up, so that the time left is 0 at the deadline and not before.
+        let milliseconds = left.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
+        // SAFETY: `polled` is a live array of that length, which this function alone has; the borrows keep the files open.
+        let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
+        match count {
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            0 if milliseconds > 0 => {}
+            _ => return Ok(polled.iter().map(|one| one.revents != 0).collect()),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP or a socket of the host.
+//!
+//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but do not use MPI, have to exchange
+//! a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of memory. This module
+//! exchanges such small strings among all ranks ([`Bootstrap::all_gather`]), and has barriers. Everything passes through rank 0,
+//! so it is not meant for data.
+//!
+//! ```no_run
+//! use gdsync_notify::bootstrap::{Bootstrap, Job};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let job = Job::from_env()?;
+//! let mut bootstrap = Bootstrap::join(&job, Duration::from_secs(30))?;
+//! let names = bootstrap.all_gather(format!("rank {}", job.rank()).as_bytes())?;
+//! assert_eq!(names[0], b"rank 0");
+//! bootstrap.barrier()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Trust
+//! Messages are parsed strictly, and connections from outside the job keep no rank from joining. But nothing is encrypted, and a
+//! process that can connect to rank 0's TCP port and knows the job's name can take a rank's place. Use it on networks where that is
+//! acceptable, as MPI launchers do. On one host only processes of the same user can connect.
+
+mod error;
+mod folder;
+mod frame;
+mod job;
+mod link;
+mod rendezvous;
+
+pub use error::BootstrapError;
+pub use job::{Job, Meeting};
+
+use frame::{Frame, Kind, MAX_ALL, MAX_PART, decode_list, encode_list};
+use link::{Link, wait};
+use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The connections of a process with the others of its job.
+///
+/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on the next exchange, so all later
+/// ones fail with [`BootstrapError::Broken`].
+pub struct Bootstrap {
+    rank: u32,
+    size: u32,
+    role: Role,
+    /// Number of the next exchange.
+    number: u32,
+    timeout: Duration,
+    broken: bool,
+}
+
+enum Role {
+    /// The only process.
+    Alone,
+    /// Rank 0, with the others in their order.
+    Root(Vec<Link>),
+    /// Any other rank, with its connection to rank 0.
+    Member(Link),
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bootstrap(rank {} of {}, after {} exchanges)", self.rank, self.size, self.number)
+    }
+}
+
+impl Bootstrap {
+    /// Meets the other processes of the job: returns when all of them have joined. `timeout` holds for that, and for each later
+    /// exchange.
+    ///
+    /// # Errors
+    /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get [`BootstrapError::Late`] or
+    /// [`BootstrapError::Gone`].
+    pub fn join(job: &Job, timeout: Duration) -> Result<Self, BootstrapError> {
+        Self::join_in(job, &folder::base(), timeout)
+    }
+
+    fn join_in(job: &Job, base: &Path, timeout: Duration) -> Result<Self, BootstrapError> {
+        let role = match (job.rank(), job.size()) {
+            (_, 1) => Role::Alone,
+            (0, _) => Role::Root(rendezvous::gather(rendezvous::listen(job, base)?, job, timeout)?),
+            _ => Role::Member(rendezvous::reach(job, base, timeout)?),
+        };
+        Ok(Self::with(job.rank(), job.size(), role, timeout))
+    }
+
+    fn with(rank: u32, size: u32, role: Role, timeout: Duration) -> Self {
+        Bootstrap { rank, size, role, number: 0, timeout, broken: false }
+    }
+
+    /// A job whose ranks are threads of this process: one value for each, in their order.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if the system has no sockets left.
+    pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
+        // Checks the size.
+        Job::new(0, size, Meeting::Local(String::new()))?;
+        if size == 1 {
+            return Ok(vec![Self::with(0, 1, Role::Alone, timeout)]);
+        }
+        let (mut links, mut members) = (Vec::new(), Vec::new());
+        for rank in 1..size {
+            let pair = || {
+                let (one, other) = std::os::unix::net::UnixStream::pair()?;
+                Ok((rendezvous::unix(one)?, rendezvous::unix(other)?))
+            };
+            let (one, other) = pair().map_err(|source| BootstrapError::Connection { rank, source })?;
+            links.push(Link::new(one, MAX_PART));
+            members.push(Self::with(rank, size, Role::Member(Link::new(other, MAX_ALL)), timeout));
+        }
+        members.insert(0, Self::with(0, size, Role::Root(links), timeout));
+        Ok(members)
+    }
+
+    /// The rank of this process.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Processes of the job.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// How long an exchange waits for the other ranks.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sets how long an exchange waits for the other ranks. The value of rank 0 decides.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1 MiB, all ranks together 256 MiB.
+    ///
+    /// # Errors
+    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;
+    /// [`BootstrapError::Broken`].
+    pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        if self.broken {
+            return Err(BootstrapError::Broken);
+        }
+        let size = self.size as usize;
+        for (what, given, limit) in
+            [("one rank", bytes.len(), MAX_PART), ("all ranks", bytes.len().saturating_mul(size), MAX_ALL)]
+        {
+            if given > limit {
+                return Err(BootstrapError::TooLong { what, given, limit });
+            }
+        }
+        let (rank, number) = (self.rank, self.number);
+        let result = match &mut self.role {
+            Role::Alone => Ok(vec![bytes.to_vec()]),
+            Role::Root(links) => gather(links, number, bytes, self.timeout),
+            Role::Member(link) => contribute(link, rank, self.size, number, bytes, self.timeout),
+        };
+        self.number = number.wrapping_add(1);
+        self.broken = result.is_err();
+        result
+    }
+
+    /// Returns when all ranks have called this.
+    ///
+    /// # Errors
+    /// As [`Self::all_gather`].
+    pub fn barrier(&mut self) -> Result<(), BootstrapError> {
+        self.all_gather(&[]).map(drop)
+    }
+}
+
+/// Rank 0's side of an exchange.
+fn gather(
+    links: &mut [Link],
+    number: u32,
+    bytes: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let outcome = gather_parts(links, number, bytes, timeout).and_then(|parts| {
+        let payload = encode_list(&parts);
+        if payload.len() > MAX_ALL {
+            return Err(BootstrapError::TooLong { what: "all ranks", given: payload.len(), limit: MAX_ALL });
+        }
+        let deadline = Instant::now() + timeout;
+        let frame = Frame { kind: Kind::All, rank: 0, number, payload };
+        for (rank, link) in (1..).zip(&mut *links) {
+            link.send(&frame, deadline).map_err(|error| failed(rank, error, timeout))?;
+        }
+        Ok(parts)
+    });
+    outcome.inspect_err(|error| {
+        let (stop, deadline) = (stop_of(error), Instant::now() + GRACE / 2);
+        links.iter_mut().for_each(|link| send_stop(link, &stop, deadline));
+    })
+}
+
+fn gather_parts(
+    links: &mut [Link],
+    number: u32,
+    bytes: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let deadline = Instant::now() + timeout;
+    let mut parts: Vec<Option<Vec<u8>>> = vec![None; links.len()];
+    loop {
+        let missing: Vec<usize> = (0..links.len()).filter(|&i| parts[i].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(std::iter::once(bytes.to_vec()).chain(parts.into_iter().flatten()).collect());
+        }
+        let mut progressed = false;
+        for &i in &missing {
+            let rank = i as u32 + 1;
+            match links[i].try_receive().map_err(|error| failed(rank, error, timeout))? {
+                Some(frame) if frame.kind == Kind::Part && frame.rank == rank && frame.number == number => {
+                    parts[i] = Some(frame.payload);
+                    progressed = true;
+                }
+                Some(frame) => {
+                    let Frame { kind, number: given, .. } = frame;
+                    return Err(protocol(rank, &format!("{kind:?} {given} instead of Part {number}")));
+                }
+                None => {}
+            }
+        }
+        if progressed {
+            continue;
+        }
+        let files: Vec<_> = missing.iter().map(|&i| (links[i].fd(), libc::POLLIN)).collect();
+        let ready =
+            wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
+        if Instant::now() >= deadline || !ready.contains(&true) {
+            let ranks = missing.iter().map(|&i| i as u32 + 1).collect();
+            return Err(BootstrapError::Late { ranks, timeout });
+        }
+    }
+}
+
+/// Any other rank's side of an exchange.
+fn contribute(
+    link: &mut Link,
+    rank: u32,
+    size: u32,
+    number: u32,
+    bytes: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let deadline = Instant::now() + timeout + GRACE;
+    let part = Frame { kind: Kind::Part, rank, number, payload: bytes.to_vec() };
+    // Rank 0 may have stopped the job and ended: its message is then still in the socket.
+    let sent = link.send(&part, deadline);
+    match (link.receive(deadline), sent) {
+        (Ok(frame), _) if frame.kind == Kind::All && frame.number == number => {
+            decode_list(&frame.payload, size).map_err(|malformed| protocol(0, &malformed.0))
+        }
+        (Ok(frame), _) => Err(stopped(frame, timeout)),
+        (Err(_), Err(error)) | (Err(error), Ok(())) => Err(failed(0, error, timeout)),
+    }
+}

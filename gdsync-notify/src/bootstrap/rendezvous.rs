@@ -1,0 +1,294 @@
+//! The meeting of a job's processes: the others connect to rank 0, which admits each rank once.
+
+use super::error::BootstrapError;
+use super::folder;
+use super::frame::{Frame, HELLO_BYTES, Kind, MAX_ALL, MAX_PART, Stop};
+use super::job::{Job, Meeting};
+use super::link::{Link, LinkError, Socket, wait};
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How much longer than rank 0 the others wait, so that it is rank 0 that names the late ranks.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+/// Time between two attempts to reach rank 0, which may not listen yet.
+const RETRY: Duration = Duration::from_millis(20);
+/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so that waiting connections keep no
+/// rank out.
+const MAX_PENDING: usize = 1024;
+/// How long rank 0 tries to send a refusal.
+const REFUSAL: Duration = Duration::from_secs(1);
+
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix {
+        listener: UnixListener,
+        /// Removes the socket's name on drop.
+        _name: folder::Name,
+    },
+}
+
+impl Listener {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix { listener, .. } => listener.as_fd(),
+        }
+    }
+
+    fn accept(&self) -> io::Result<Box<dyn Socket>> {
+        Ok(match self {
+            Listener::Tcp(listener) => tcp(listener.accept()?.0)?,
+            Listener::Unix { listener, .. } => unix(listener.accept()?.0)?,
+        })
+    }
+}
+
+fn tcp(socket: TcpStream) -> io::Result<Box<dyn Socket>> {
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    Ok(Box::new(socket))
+}
+
+pub(super) fn unix(socket: UnixStream) -> io::Result<Box<dyn Socket>> {
+    socket.set_nonblocking(true)?;
+    Ok(Box::new(socket))
+}
+
+/// The path of the job's socket on this host.
+fn local_socket(job: &Job, base: &Path) -> Result<std::path::PathBuf, BootstrapError> {
+    folder::socket_path(base, job.key())
+}
+
+/// Listens, for rank 0.
+pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
+    let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
+    match job.meeting() {
+        Meeting::Root(root) => {
+            let listener = TcpListener::bind(root).map_err(refused(root.clone()))?;
+            listener.set_nonblocking(true).map_err(refused(root.clone()))?;
+            Ok(Listener::Tcp(listener))
+        }
+        Meeting::Local(_) => {
+            let path = local_socket(job, base)?;
+            let (listener, _name) = folder::listen(&path).map_err(refused(path.display().to_string()))?;
+            listener.set_nonblocking(true).map_err(refused(path.display().to_string()))?;
+            Ok(Listener::Unix { listener, _name })
+        }
+    }
+}
+
+/// Rank 0 admits all others, until the deadline. The links are in the order of the ranks, from 1.
+pub(super) fn gather(listener: Listener, job: &Job, timeout: Duration) -> Result<Vec<Link>, BootstrapError> {
+    let deadline = Instant::now() + timeout;
+    let mut joined: Vec<Option<Link>> = (1..job.size()).map(|_| None).collect();
+    let outcome = admit_all(&listener, job, &mut joined, deadline, timeout);
+    let until = Instant::now() + REFUSAL;
+    if let Err(error) = outcome {
+        let stop = stop_of(&error);
+        joined.iter_mut().flatten().for_each(|link| send_stop(link, &stop, until));
+        return Err(error);
+    }
+    let mut links: Vec<Link> = joined.into_iter().flatten().collect();
+    let welcome = Frame { kind: Kind::Welcome, rank: 0, number: job.size(), payload: Vec::new() };
+    for (rank, link) in (1..).zip(&mut links) {
+        link.set_limit(MAX_PART);
+        link.send(&welcome, until.max(deadline)).map_err(|error| failed(rank, error, timeout))?;
+    }
+    Ok(links)
+}
+
+/// Admits ranks until all have joined.
+fn admit_all(
+    listener: &Listener,
+    job: &Job,
+    joined: &mut [Option<Link>],
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<(), BootstrapError> {
+    let mut pending: Vec<Link> = Vec::new();
+    while joined.iter().any(Option::is_none) {
+        let listening = std::iter::once((listener.fd(), libc::POLLIN));
+        let here: Vec<usize> = (0..joined.len()).filter(|&i| joined[i].is_some()).collect();
+        let links = pending.iter().chain(joined.iter().flatten());
+        let files: Vec<_> = listening.chain(links.map(|link| (link.fd(), libc::POLLIN))).collect();
+        let ready =
+            wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
+        // The deadline holds even if other connections keep arriving.
+        if Instant::now() >= deadline || !ready.contains(&true) {
+            let ranks =
+                (1..).zip(&*joined).filter(|(_, link)| link.is_none()).map(|(rank, _)| rank).collect();
+            return Err(BootstrapError::Late { ranks, timeout });
+        }
+        let (of_pending, of_joined) = ready[1..].split_at(pending.len());
+        for (&i, _) in here.iter().zip(of_joined).filter(|(_, ready)| **ready) {
+            joined[i].as_mut().map_or(Ok(()), |link| is_silent(link, i as u32 + 1, timeout))?;
+        }
+        for (mut link, is_ready) in std::mem::take(&mut pending).into_iter().zip(of_pending) {
+            if !is_ready {
+                pending.push(link);
+                continue;
+            }
+            match link.try_receive() {
+                Ok(None) => pending.push(link),
+                Ok(Some(frame)) => admit(job, frame, link, joined)?,
+                Err(error) => tracing::warn!(?error, "a connection that is not of this job was closed"),
+            }
+        }
+        if ready[0] {
+            match listener.accept() {
+                Ok(socket) => pending.push(Link::new(socket, HELLO_BYTES)),
+                Err(error) => {
+                    // The process has closed it meanwhile; or no file descriptor is free, and the connection stays queued.
+                    tracing::debug!(%error, "a connection was not taken");
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+        if pending.len() > MAX_PENDING {
+            pending.remove(0);
+        }
+    }
+    Ok(())
+}
+
+/// A rank that has joined sends nothing until all have: its link is readable only if it has ended or breaks the protocol.
+fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
+    match link.try_receive() {
+        Ok(None) => Ok(()),
+        Ok(Some(_)) => Err(protocol(rank, "it sent a message before all ranks had joined")),
+        Err(error) => Err(failed(rank, error, timeout)),
+    }
+}
+
+/// Admits a process that has sent its hello, or turns it away.
+fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -> Result<(), BootstrapError> {
+    let Frame { kind, rank, number: given, payload } = frame;
+    let mut turn_away = |reason: &str| {
+        tracing::warn!(rank, reason, "a process was turned away");
+        send_stop(&mut link, &Stop::Refused(reason.to_owned()), Instant::now() + REFUSAL);
+        Ok(())
+    };
+    if kind != Kind::Hello || payload != job.key().to_be_bytes() {
+        return turn_away("the process is of another job: check GDSYNC_JOB and GDSYNC_ROOT");
+    }
+    let size = job.size();
+    if given != size {
+        let error = BootstrapError::OtherSize { rank, given, size };
+        send_stop(&mut link, &stop_of(&error), Instant::now() + REFUSAL);
+        return Err(error);
+    }
+    match rank.checked_sub(1).and_then(|i| joined.get_mut(i as usize)) {
+        Some(place @ None) => {
+            *place = Some(link);
+            Ok(())
+        }
+        Some(Some(_)) => {
+            turn_away(&format!("rank {rank} has already joined: give each process another rank"))
+        }
+        None => turn_away(&format!("rank {rank} is not between 1 and {}", size - 1)),
+    }
+}
+
+/// Any other rank connects to rank 0, and waits until all have joined.
+pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
+    let deadline = Instant::now() + timeout;
+    let path = match job.meeting() {
+        Meeting::Local(_) => local_socket(job, base)?,
+        Meeting::Root(_) => std::path::PathBuf::new(),
+    };
+    let try_once = || match job.meeting() {
+        Meeting::Root(root) => connect_tcp(root, deadline),
+        Meeting::Local(_) => UnixStream::connect(&path).and_then(unix),
+    };
+    let hello = Frame {
+        kind: Kind::Hello,
+        rank: job.rank(),
+        number: job.size(),
+        payload: job.key().to_be_bytes().to_vec(),
+    };
+    loop {
+        let source = match try_once() {
+            Ok(socket) => {
+                let mut link = Link::new(socket, MAX_ALL);
+                // A listener that closes after the connection was an earlier job's.
+                match link.send(&hello, deadline).and_then(|()| link.receive(deadline + GRACE)) {
+                    Ok(Frame { kind: Kind::Welcome, number, .. }) if number == job.size() => return Ok(link),
+                    Ok(frame) => return Err(stopped(frame, timeout)),
+                    Err(LinkError::Closed) if Instant::now() < deadline => {
+                        io::Error::from(io::ErrorKind::ConnectionReset)
+                    }
+                    Err(LinkError::Malformed(malformed)) => return Err(protocol(0, &malformed.0)),
+                    Err(error) => return Err(failed(0, error, timeout)),
+                }
+            }
+            Err(error) => error,
+        };
+        if Instant::now() + RETRY >= deadline {
+            let address = match job.meeting() {
+                Meeting::Root(root) => root.clone(),
+                Meeting::Local(_) => path.display().to_string(),
+            };
+            return Err(BootstrapError::Connect { address, timeout, source });
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn connect_tcp(root: &str, deadline: Instant) -> io::Result<Box<dyn Socket>> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in root.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(socket) => return tcp(socket),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The message to the others about an error.
+pub(super) fn stop_of(error: &BootstrapError) -> Stop {
+    match error {
+        BootstrapError::Gone { ranks } => Stop::Gone(ranks.clone()),
+        BootstrapError::Late { ranks, .. } => Stop::Late(ranks.clone()),
+        other => Stop::Refused(other.to_string()),
+    }
+}
+
+/// Sends a stop if it can: the other process may have ended.
+pub(super) fn send_stop(link: &mut Link, stop: &Stop, deadline: Instant) {
+    let frame = Frame { kind: Kind::Stop, rank: 0, number: 0, payload: stop.encode() };
+    if let Err(error) = link.send(&frame, deadline) {
+        tracing::debug!(?error, "a rank did not get the message that the job stops");
+    }
+}
+
+/// The error for a message of rank 0 that was not the expected one.
+pub(super) fn stopped(frame: Frame, timeout: Duration) -> BootstrapError {
+    if frame.kind != Kind::Stop {
+        return protocol(0, &format!("a frame {:?} of number {} was not expected", frame.kind, frame.number));
+    }
+    match Stop::decode(&frame.payload) {
+        Ok(Stop::Gone(ranks)) => BootstrapError::Gone { ranks },
+        Ok(Stop::Late(ranks)) => BootstrapError::Late { ranks, timeout },
+        Ok(Stop::Refused(reason)) => BootstrapError::Refused { reason },
+        Err(malformed) => protocol(0, &malformed.0),
+    }
+}
+
+pub(super) fn protocol(rank: u32, reason: &str) -> BootstrapError {
+    BootstrapError::Protocol { rank, reason: reason.to_owned() }
+}
+
+pub(super) fn failed(rank: u32, error: LinkError, timeout: Duration) -> BootstrapError {
+    match error {
+        LinkError::Closed => BootstrapError::Gone { ranks: vec![rank] },
+        LinkError::TimedOut => BootstrapError::Late { ranks: vec![rank], timeout },
+        LinkError::Malformed(malformed) => protocol(rank, &malformed.0),
+        LinkError::Io(source) => BootstrapError::Connection { rank, source },
+    }
+}

@@ -1,0 +1,369 @@
+//! Queues and segments for kernels: `gdsync/device/notify.cuh`.
+
+use crate::connections::Connections;
+use crate::error::NotifyError;
+use crate::layout::RemoteSegment;
+use crate::options::setters;
+use crate::queue::Queue;
+use crate::segment::{Segment, SegmentMemory};
+use gdsync::PinnedMemory;
+use gdsync::cuda::{GpuMemory, WritesOrdering};
+use gdsync::cudarc::driver::{CudaContext, DeviceRepr};
+use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
+use gdsync::memop::MemOpStream;
+use gdsync::stream::DoorbellPath;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{Immutable, IntoBytes};
+
+/// `GDSYNC_NOTIFY_VERSION`.
+const VERSION: u32 = 1;
+/// `GDSYNC_SEGMENT_ATOMIC_IN_GPU`.
+const ATOMIC_IN_GPU: u32 = 1;
+
+/// A queue as kernels take it, by value: `struct gdsync_queue` of `gdsync/device/notify.cuh`.
+///
+/// Plain data with an address of the device that the queue is attached to, valid until the [`DeviceQueue`] that it comes from is
+/// dropped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceQueueData {
+    /// [`DeviceQpData`] of each rank, one after the other.
+    pub queue_pairs: u64,
+    /// Ranks.
+    pub size: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Version of the layout.
+    pub version: u32,
+    /// Zeroes.
+    pub zero: u32,
+    /// Zeroes.
+    pub reserved: u64,
+}
+
+// SAFETY: plain integers, in the layout that kernels have of it.
+unsafe impl DeviceRepr for DeviceQueueData {}
+
+/// A segment as kernels take it, by value: `struct gdsync_segment` of `gdsync/device/notify.cuh`.
+///
+/// Plain data with addresses of the device that it was described to, valid until the [`DeviceSegment`] that it comes from is
+/// dropped.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSegmentData {
+    /// `struct gdsync_segment_part` of each rank, one after the other.
+    pub parts: u64,
+    /// This rank's data, as kernels address it.
+    pub data: u64,
+    /// This rank's notifications, as kernels address them.
+    pub words: u64,
+    /// This rank's data, as the card addresses it.
+    pub card_data: u64,
+    /// Bytes of this rank's data.
+    pub bytes: u64,
+    /// The card's key of this rank's part.
+    pub lkey: u32,
+    /// This rank's notifications.
+    pub count: u32,
+    /// Ranks.
+    pub size: u32,
+    /// Version of the layout.
+    pub version: u32,
+    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is a single step for the device's
+    /// own threads only ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
+    pub flags: u32,
+    /// Zeroes.
+    pub reserved: u32,
+}
+
+// SAFETY: plain integers, in the layout that kernels have of it.
+unsafe impl DeviceRepr for DeviceSegmentData {}
+
+/// `struct gdsync_segment_part`.
+#[repr(C)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+struct Part {
+    data: u64,
+    bytes: u64,
+    words: u64,
+    count: u32,
+    rkey: u32,
+}
+
+/// How a [`Queue`] is attached to a device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceQueueOptions {
+    /// How kernels ring the card.
+    pub doorbells: DoorbellPath,
+    /// How long a thread of a kernel waits for another thread that is in the middle of a call, before the queue pair counts as
+    /// failed.
+    pub stall: Duration,
+    /// The GPU whose memory holds the descriptions of the queue pairs, and the indices that threads share. By default they are in
+    /// pinned memory, and each access of a kernel crosses PCIe.
+    pub tables: Option<Arc<CudaContext>>,
+}
+
+impl Default for DeviceQueueOptions {
+    /// As [`DeviceQpOptions::default`].
+    fn default() -> Self {
+        let DeviceQpOptions { doorbells, stall, .. } = DeviceQpOptions::default();
+        DeviceQueueOptions { doorbells, stall, tables: None }
+    }
+}
+
+setters!(DeviceQueueOptions: doorbells: DoorbellPath, stall: Duration);
+
+impl DeviceQueueOptions {
+    /// Sets [`Self::tables`](#structfield.tables).
+    pub fn tables(mut self, context: &Arc<CudaContext>) -> Self {
+        self.tables = Some(context.clone());
+        self
+    }
+}
+
+/// Memory in which kernels look up the other ranks.
+#[derive(Debug)]
+enum Table {
+    Pinned(PinnedMemory),
+    Gpu(GpuMemory),
+}
+
+impl Table {
+    fn new(bytes: &[u8], gpu: Option<&Arc<CudaContext>>) -> Result<Self, NotifyError> {
+        if let Some(context) = gpu {
+            let memory = GpuMemory::allocate(context, bytes.len())?;
+            memory.write(0, bytes)?;
+            return Ok(Table::Gpu(memory));
+        }
+        let memory = PinnedMemory::allocate(bytes.len()).map_err(NotifyError::Memory)?;
+        memory.write(0, bytes);
+        Ok(Table::Pinned(memory))
+    }
+
+    /// Its address for kernels.
+    fn address(&self, device: &impl MemOpStream) -> Result<u64, NotifyError> {
+        Ok(match self {
+            Table::Pinned(memory) => device.translate(memory.addr(), memory.len())?.get(),
+            Table::Gpu(memory) => {
+                device.reaches(memory)?;
+                memory.address()
+            }
+        })
+    }
+}
+
+/// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
+///
+/// While this lives, writes of the CPU and of streams through the queue are refused
+/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the other queues of the team are not affected. [`DeviceQueue::detach_device`] ends that.
+/// If this is dropped instead, each of its queue pairs is treated as [`DeviceQp`] describes.
+///
+/// # Kernels
+/// [`DeviceQueue::data`] is for kernels of the device that the queue is attached to. A caller that launches them (which is
+/// `unsafe`) promises that they have ended before this is dropped.
+#[derive(Debug)]
+pub struct DeviceQueue {
+    queue_pairs: Vec<DeviceQp>,
+    data: DeviceQueueData,
+    _table: Table,
+    queue: Queue,
+}
+
+impl Queue {
+    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`gdsync::stream::Cpu`]). Flushes first, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout).
+    ///
+    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not use this queue.
+    ///
+    /// # Errors
+    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason; [`NotifyError::Unreachable`], [`NotifyError::Memory`],
+    /// [`NotifyError::Cuda`]. After an error nothing is attached.
+    pub fn attach_device(
+        &self,
+        device: &impl MemOpStream,
+        options: &DeviceQueueOptions,
+    ) -> Result<DeviceQueue, NotifyError> {
+        let Connections { rank, size, timeout, .. } = *self.connections();
+        self.flush(timeout)?;
+        let attach = |rank| {
+            let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);
+            if let Some(context) = &options.tables {
+                of_one = of_one.state(&GpuMemory::allocate(context, STATE_BYTES)?);
+            }
+            let attached = self.queue_pair(rank)?.attach_device(device, &of_one);
+            attached.map_err(|source| NotifyError::HandOver { rank, source })
+        };
+        // If one fails, those before it are detached by their drop: nothing was posted.
+        let queue_pairs = (0..size).map(attach).collect::<Result<Vec<_>, _>>()?;
+        let descriptions: Vec<DeviceQpData> = queue_pairs.iter().map(DeviceQp::data).collect();
+        let table = Table::new(descriptions.as_bytes(), options.tables.as_ref())?;
+        let data = DeviceQueueData {
+            queue_pairs: table.address(device)?,
+            size,
+            rank,
+            version: VERSION,
+            zero: 0,
+            reserved: 0,
+        };
+        Ok(DeviceQueue { queue_pairs, data, _table: table, queue: self.clone() })
+    }
+}
+
+impl DeviceQueue {
+    /// The argument of kernels.
+    pub fn data(&self) -> DeviceQueueData {
+        self.data
+    }
+
+    /// The queue pair to a rank.
+    ///
+    /// # Errors
+    /// [`NotifyError::Rank`].
+    pub fn queue_pair(&self, rank: u32) -> Result<&DeviceQp, NotifyError> {
+        let size = self.data.size;
+        self.queue_pairs.get(rank as usize).ok_or(NotifyError::Rank { rank, size })
+    }
+
+    /// Detaches the queue from the device, all of whose kernels have ended: waits until everything that they posted, to all ranks,
+    /// has completed. The CPU and streams may then post again. A failure that kernels met is no error of this call; the next use
+    /// of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
+    ///
+    /// # Errors
+    /// [`NotifyError::HandOver`], of the first rank whose queue pair cannot be detached. The others are detached, and the caller
+    /// may try again.
+    pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
+        let started = Instant::now();
+        let mut result = Ok(&self.queue);
+        for (rank, queue_pair) in (0..).zip(&self.queue_pairs) {
+            let detached = queue_pair.detach_device(timeout.saturating_sub(started.elapsed()));
+            if let Err(source) = detached {
+                result = result.and(Err(NotifyError::HandOver { rank, source }));
+            }
+        }
+        result
+    }
+}
+
+/// A [`Segment`] as kernels of a device address it. A segment may be described to several devices.
+///
+/// # Kernels
+/// [`DeviceSegment::data`] is for kernels of the device that the segment was described to. A caller that launches them (which is
+/// `unsafe`) promises that they have ended before this is dropped.
+#[derive(Debug)]
+pub struct DeviceSegment {
+    data: DeviceSegmentData,
+    _table: Table,
+    /// Keeps the registration.
+    _segment: Segment,
+}
+
+impl DeviceSegment {
+    /// The argument of kernels.
+    pub fn data(&self) -> DeviceSegmentData {
+        self.data
+    }
+}
+
+impl Segment {
+    /// Describes the segment to kernels of a device: the GPU of a CUDA stream, or threads of this process
+    /// ([`gdsync::stream::Cpu`]). The table of the other ranks' parts lies in the memory of the GPU `tables`; without one in pinned
+    /// memory, which kernels reach over PCIe.
+    ///
+    /// # Errors
+    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part; [`NotifyError::Consistency`] if that is memory of a
+    /// GPU that keeps no order for running kernels; [`NotifyError::Memory`], [`NotifyError::Cuda`].
+    pub fn describe_to_device(
+        &self,
+        device: &impl MemOpStream,
+        tables: Option<&Arc<CudaContext>>,
+    ) -> Result<DeviceSegment, NotifyError> {
+        // Only kernels of the GPU that owns the memory look at it: its order for its owner is enough.
+        self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
+        let parts: Vec<Part> = self.remotes().iter().map(Part::of).collect();
+        let table = Table::new(parts.as_bytes(), tables)?;
+        let (address, lkey, is_atomic) = match self.memory() {
+            SegmentMemory::Host(region) => {
+                let memory = region.memory();
+                let address = device.translate(memory.addr(), memory.len())?.get();
+                (address, region.lkey(), device.caps().host_atomics)
+            }
+            SegmentMemory::Gpu(region) => {
+                device.reaches(region.memory())?;
+                (region.memory().address(), region.lkey(), true)
+            }
+        };
+        let own = self.remote(self.rank())?;
+        let data = DeviceSegmentData {
+            parts: table.address(device)?,
+            data: address,
+            words: address + (own.notifications.addr - own.data.addr),
+            card_data: own.data.addr,
+            bytes: own.data.len,
+            lkey,
+            count: self.notifications(),
+            size: parts.len() as u32,
+            version: VERSION,
+            flags: if is_atomic { 0 } else { ATOMIC_IN_GPU },
+            reserved: 0,
+        };
+        Ok(DeviceSegment { data, _table: table, _segment: self.clone() })
+    }
+}
+
+impl Part {
+    fn of(remote: &RemoteSegment) -> Self {
+        let RemoteSegment { data, notifications } = remote;
+        Part {
+            data: data.addr,
+            bytes: data.len,
+            words: notifications.addr,
+            count: (notifications.len / size_of::<u32>() as u64) as u32,
+            rkey: data.rkey,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn the_layout_is_that_of_the_header() {
+        assert_eq!((size_of::<DeviceQueueData>(), align_of::<DeviceQueueData>()), (32, 8));
+        let offsets = [
+            offset_of!(DeviceQueueData, queue_pairs),
+            offset_of!(DeviceQueueData, size),
+            offset_of!(DeviceQueueData, rank),
+            offset_of!(DeviceQueueData, version),
+            offset_of!(DeviceQueueData, reserved),
+        ];
+        assert_eq!(offsets, [0, 8, 12, 16, 24]);
+        assert_eq!((size_of::<Part>(), align_of::<Part>()), (32, 8));
+        let offsets = [
+            offset_of!(Part, data),
+            offset_of!(Part, bytes),
+            offset_of!(Part, words),
+            offset_of!(Part, count),
+            offset_of!(Part, rkey),
+        ];
+        assert_eq!(offsets, [0, 8, 16, 24, 28]);
+        assert_eq!((size_of::<DeviceSegmentData>(), align_of::<DeviceSegmentData>()), (64, 8));
+        let offsets = [
+            offset_of!(DeviceSegmentData, parts),
+            offset_of!(DeviceSegmentData, data),
+            offset_of!(DeviceSegmentData, words),
+            offset_of!(DeviceSegmentData, card_data),
+            offset_of!(DeviceSegmentData, bytes),
+            offset_of!(DeviceSegmentData, lkey),
+            offset_of!(DeviceSegmentData, count),
+            offset_of!(DeviceSegmentData, size),
+            offset_of!(DeviceSegmentData, version),
+            offset_of!(DeviceSegmentData, flags),
+            offset_of!(DeviceSegmentData, reserved),
+        ];
+        assert_eq!(offsets, [0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 60]);
+    }
+}

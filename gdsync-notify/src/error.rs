@@ -1,0 +1,186 @@
+//! Errors of notified writes.
+
+use crate::bootstrap::BootstrapError;
+use gdsync::cuda::CudaError;
+use gdsync::device::DeviceQpError;
+use gdsync::memop::{StreamError, WordError};
+use gdsync::memory::OutOfBounds;
+use gdsync::queue::{FailureCause, StateError, Syndrome};
+use gdsync::{Error, QueueError};
+use std::io;
+use std::time::Duration;
+
+/// Errors of [`Team`](crate::Team), [`Segment`](crate::Segment) and [`Queue`](crate::Queue).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotifyError {
+    /// There is no such rank.
+    #[error("rank {rank} is none of the {size} of the team, which count from 0")]
+    Rank {
+        /// The rank given.
+        rank: u32,
+        /// Ranks of the team.
+        size: u32,
+    },
+    /// There is no such queue.
+    #[error("queue {queue} is none of the {queues} of the team: ask for more in TeamConfig::queues")]
+    Queue {
+        /// The queue given.
+        queue: u32,
+        /// Queues of the team.
+        queues: u32,
+    },
+    /// A range that leaves a segment.
+    #[error(
+        "{len} bytes from offset {offset} leave the {size} bytes of the segment at rank {rank}: allocate more there"
+    )]
+    OutOfSegment {
+        /// Whose segment.
+        rank: u32,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes that the segment has there.
+        size: u64,
+    },
+    /// There is no such notification.
+    #[error("notification {id} is none of the {count} of the segment at rank {rank}: ask for more there")]
+    Notification {
+        /// Whose segment.
+        rank: u32,
+        /// The notification given.
+        id: u32,
+        /// Notifications that the segment has there.
+        count: u32,
+    },
+    /// A notification with the value 0.
+    #[error("notification {id} has the value 0, which means that it is not set: give another value")]
+    ZeroValue {
+        /// The notification.
+        id: u32,
+    },
+    /// A call took longer than the time allowed.
+    #[error("{what} took longer than {timeout:?}: allow more time, or check what the other ranks do")]
+    TimedOut {
+        /// What the call was doing.
+        what: &'static str,
+        /// The time allowed.
+        timeout: Duration,
+    },
+    /// A rank no longer answers.
+    #[error(
+        "rank {rank} does not answer: its process has ended, its host is down, or the network is cut; go on without it, or end the job"
+    )]
+    PeerDead {
+        /// The rank.
+        rank: u32,
+    },
+    /// The connection with a rank has failed.
+    #[error("the connection with rank {rank} has failed: {cause}")]
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// The first error.
+        cause: FailureCause,
+    },
+    /// Ranks have different options.
+    #[error("rank {rank} has {theirs} {what}, this one {ours}: give all ranks the same")]
+    Mismatch {
+        /// The other rank.
+        rank: u32,
+        /// What differs.
+        what: &'static str,
+        /// What it has.
+        theirs: String,
+        /// What this rank has.
+        ours: String,
+    },
+    /// A call that all ranks make together failed on another rank.
+    #[error("the call failed on rank {rank}: {reason}")]
+    Elsewhere {
+        /// That rank.
+        rank: u32,
+        /// Its error.
+        reason: String,
+    },
+    /// A team of queue pairs that keep no order, or lose messages.
+    #[error(
+        "a team needs the transport RC, which keeps the order of writes: set no other in TeamConfig::queue_pair"
+    )]
+    Transport,
+    /// The CPU, or a running kernel, might see a notification before the data that the card wrote earlier.
+    #[error(
+        "GPU {gpu} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory"
+    )]
+    Consistency {
+        /// The GPU.
+        gpu: i32,
+    },
+    /// Posting or preparing failed.
+    #[error("to rank {rank}: {source}")]
+    Post {
+        /// The target rank.
+        rank: u32,
+        /// Why it failed.
+        source: QueueError,
+    },
+    /// A queue pair cannot be attached to a device, or detached.
+    #[error("the queue pair to rank {rank}: {source}")]
+    HandOver {
+        /// The rank.
+        rank: u32,
+        /// Why.
+        source: DeviceQpError,
+    },
+    /// The device cannot reach the memory of a queue or of a segment.
+    #[error("kernels cannot reach the memory: {0}")]
+    Unreachable(#[from] StreamError),
+    /// Pinned memory could not be allocated.
+    #[error("no pinned memory for the tables of kernels: {0}")]
+    Memory(#[source] io::Error),
+    /// An error of this rank alone.
+    #[error(transparent)]
+    Local(#[from] QueueError),
+    /// A verbs object could not be created.
+    #[error(transparent)]
+    Device(#[from] Error),
+    /// CUDA failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The ranks could not exchange data.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+}
+
+impl NotifyError {
+    /// From the first failure of the queue pair to a rank.
+    pub(crate) fn of_cause(rank: u32, cause: FailureCause) -> Self {
+        match cause {
+            FailureCause::Work(error) if error.kind() == Some(Syndrome::RetryExceeded) => {
+                NotifyError::PeerDead { rank }
+            }
+            cause => NotifyError::Failed { rank, cause },
+        }
+    }
+
+    /// From an error of the queue pair to a rank.
+    pub(crate) fn of_queue(rank: u32, error: QueueError) -> Self {
+        match error {
+            QueueError::State(StateError::Failed { cause, .. }) => Self::of_cause(rank, cause),
+            source => NotifyError::Post { rank, source },
+        }
+    }
+}
+
+impl From<OutOfBounds> for NotifyError {
+    fn from(error: OutOfBounds) -> Self {
+        NotifyError::Local(error.into())
+    }
+}
+
+impl From<WordError> for NotifyError {
+    fn from(error: WordError) -> Self {
+        NotifyError::Local(error.into())
+    }
+}

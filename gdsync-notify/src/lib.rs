@@ -1,0 +1,93 @@
+//! Notified writes in the manner of GASPI (GPI-2): a rank writes into another rank's memory and then sets a word there, a
+//! *notification*. A reader that sees the word sees the data. The target posts no receive and takes part in no handshake; its
+//! CPU and its streams spend no time until they look.
+//!
+//! A [`Team`] connects the ranks: it holds a queue pair from every rank to every rank, itself included, made over a
+//! [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which every rank has a part, with notifications: 32-bit
+//! words, numbered from 0, whose value 0 means "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a
+//! stream; attached to a device ([`Queue::attach_device`]), from inside kernels. The [`guide`] compares the calls with GASPI's
+//! and lists what a program has to know.
+//!
+//! ```
+//! use gdsync::{Batch, Device, ProtectionDomain, SoftStream, Stream};
+//! use gdsync_notify::bootstrap::Bootstrap;
+//! use gdsync_notify::{Team, TeamConfig, WaitNotification};
+//! use std::time::Duration;
+//!
+//! const LONG: Duration = Duration::from_secs(30);
+//!
+//! /// Each rank greets the next one.
+//! fn rank(bootstrap: Bootstrap) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let pd = ProtectionDomain::new(&Device::software()?)?;
+//!     let team = Team::new(&pd, bootstrap, TeamConfig::default())?;
+//!     let segment = team.allocate(48, 2)?;
+//!     let (queue, next) = (team.queue(0)?, (team.rank() + 1) % team.size());
+//!
+//!     // The CPU writes its first 16 bytes into bytes 16..32 of the next rank, and sets notification 0 there to 7.
+//!     segment.write(0, format!("from rank {:6}", team.rank()).as_bytes())?;
+//!     queue.write_notify(&segment.slice(..16)?, next, &segment, 16, 0, 7)?;
+//!     let id = segment.notify_waitsome(0..1, LONG)?.ok_or("no notification within the time")?;
+//!     assert_eq!(segment.notify_reset(id)?, 7);
+//!
+//!     // A stream forwards what arrived to bytes 32..48 of the next rank, and waits for its own notification 1.
+//!     let stream = Stream::new(SoftStream::new()?)?;
+//!     let [write, notify] = queue.prepare_write_notify(&segment.slice(16..32)?, next, &segment, 32, 1, 1)?;
+//!     let arrival = segment.notification(1)?;
+//!     stream.post(Batch::new().send(write).send(notify).wait_notification(&arrival))?;
+//!     stream.synchronize()?;
+//!
+//!     let mut text = [0; 16];
+//!     segment.read(32, &mut text)?;
+//!     let origin = (team.rank() + team.size() - 2) % team.size();
+//!     assert_eq!(text, format!("from rank {origin:6}").as_bytes());
+//!     // No rank leaves while others still write to it.
+//!     queue.flush(LONG)?;
+//!     Ok(team.barrier()?)
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! // Three threads here; processes join by `Bootstrap::join`.
+//! let ranks = Bootstrap::threads(3, LONG)?;
+//! let threads: Vec<_> = ranks.into_iter().map(|one| std::thread::spawn(move || rank(one))).collect();
+//! threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a rank panicked")?)
+//! # }
+//! ```
+//!
+//! # Why a reader that sees the notification sees the data
+//! Both are RDMA writes of one reliable queue pair, which delivers them in order. An mlx5 card writes them to memory in order
+//! if the memory is registered without relaxed ordering and the queue pair is made without out-of-order placement; gdsync asks
+//! for neither. The notification is one aligned word, carried in the work request itself, so it arrives whole. (The InfiniBand
+//! specification promises this order for completions only; GASPI, MPI and NVSHMEM libraries rely on it as well.)
+//!
+//! Data and notification lie in the same memory, so the two writes take the same path over PCIe. Host memory is coherent with
+//! the card, and the CPU loads the word with acquire. For GPU memory, gdsync follows a stream's wait with a flush where the GPU
+//! needs one ([`gdsync::cuda`]); the CPU and running kernels look only where the GPU keeps the order by itself
+//! ([`NotifyError::Consistency`]).
+
+pub mod bootstrap;
+mod connections;
+mod device;
+mod error;
+mod layout;
+mod options;
+mod pause;
+mod peer;
+mod queue;
+mod segment;
+mod team;
+mod word;
+
+#[doc = include_str!("../guide.md")]
+pub mod guide {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
+pub use error::NotifyError;
+pub use layout::RemoteSegment;
+pub use queue::Queue;
+pub use segment::{Segment, SegmentMemory};
+pub use team::{Team, TeamConfig};
+pub use word::{NotificationWord, WaitNotification};

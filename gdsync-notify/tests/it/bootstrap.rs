@@ -1,0 +1,250 @@
+//! Processes of a job that meet, and those that do not.
+
+use crate::ranks::{Ranks, ended_well, role};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Meeting};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+/// Nothing here takes longer, however busy the machine is.
+const LONG: Duration = Duration::from_secs(60);
+/// For those that are to come too late.
+const SHORT: Duration = Duration::from_millis(1500);
+
+fn part(rank: u32, round: usize) -> Vec<u8> {
+    (0..(rank as usize + 1) * round * 37 % 5000).map(|i| (i * 7 + round + rank as usize) as u8).collect()
+}
+
+/// Exchanges of changing lengths, all of them checked.
+fn exchange(bootstrap: &mut Bootstrap, rounds: usize) {
+    for round in 0..rounds {
+        let all = bootstrap.all_gather(&part(bootstrap.rank(), round)).unwrap();
+        let expected: Vec<_> = (0..bootstrap.size()).map(|rank| part(rank, round)).collect();
+        assert!(all == expected, "round {round} of rank {}", bootstrap.rank());
+        bootstrap.barrier().unwrap();
+    }
+}
+
+fn join(timeout: Duration) -> Result<Bootstrap, BootstrapError> {
+    Bootstrap::join(&Job::from_env().unwrap(), timeout)
+}
+
+#[test]
+fn processes_meet_on_one_host_and_exchange() {
+    if role().is_some() {
+        return exchange(&mut join(LONG).unwrap(), 40);
+    }
+    Ranks::new("bootstrap::processes_meet_on_one_host_and_exchange", 5).run("exchange");
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
+    if role().is_some() {
+        return exchange(&mut join(LONG).unwrap(), 10);
+    }
+    let ranks = Ranks::new("bootstrap::processes_meet_over_tcp_past_strangers_and_other_jobs", 3);
+    let root = format!("127.0.0.1:{}", free_port());
+    let spawn = |rank, job: Option<&str>| {
+        let mut command = ranks.command(rank, "exchange");
+        command.env("GDSYNC_ROOT", &root);
+        job.into_iter().for_each(|job| _ = command.env("GDSYNC_JOB", job));
+        command.spawn().unwrap()
+    };
+    let first = spawn(0, None);
+    let connect = || loop {
+        match TcpStream::connect(&root) {
+            Ok(socket) => return socket,
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    // Somebody who says nothing, all the time; somebody who talks of something else; somebody whose payload would be long.
+    let silent = connect();
+    let mut browser = connect();
+    browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(browser.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
+    let mut long = connect();
+    let mut hello = b"gdsboot\x01\x01\0\0\0\0\0\0\x01\0\0\0\x03".to_vec();
+    hello.extend([0xff; 4]);
+    long.write_all(&hello).unwrap();
+    assert!(long.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
+    // A process of another job is told so.
+    let other = spawn(1, Some("another")).wait_with_output().unwrap();
+    assert!(!other.status.success());
+    assert!(String::from_utf8_lossy(&other.stderr).contains("of another job"), "{other:?}");
+    let others: Vec<_> = (1..3).map(|rank| spawn(rank, None)).collect();
+    ended_well(first);
+    others.into_iter().for_each(|child| _ = ended_well(child));
+    drop(silent);
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_on_all_that_came() {
+    if role().is_some() {
+        let error = join(SHORT).unwrap_err();
+        assert!(matches!(&error, BootstrapError::Late { ranks, .. } if ranks == &[2]), "{error}");
+        assert!(error.to_string().starts_with("ranks [2] did not arrive within"), "{error}");
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_rank_that_never_comes_is_named_on_all_that_came", 4);
+    // The members first, so that they are not late themselves.
+    let children: Vec<_> = [1, 3, 0].into_iter().map(|rank| ranks.spawn(rank, "wait")).collect();
+    children.into_iter().for_each(|child| _ = ended_well(child));
+}
+
+#[test]
+fn a_rank_zero_that_never_comes_is_said_with_the_address() {
+    if role().is_some() {
+        let error = join(Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(error, BootstrapError::Connect { .. }), "{error}");
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_rank_zero_that_never_comes_is_said_with_the_address", 2);
+    ended_well(ranks.spawn(1, "wait"));
+}
+
+#[test]
+fn a_rank_that_dies_is_named_on_all_others() {
+    if let Some(role) = role() {
+        let mut bootstrap = join(LONG).unwrap();
+        exchange(&mut bootstrap, 3);
+        if role == "die" {
+            std::process::abort();
+        }
+        // Until it is known: rank 0 may be faster than the death.
+        let error = loop {
+            if let Err(error) = bootstrap.barrier() {
+                break error;
+            }
+        };
+        assert!(matches!(&error, BootstrapError::Gone { ranks } if ranks == &[2]), "{error}");
+        assert!(matches!(bootstrap.all_gather(b"x"), Err(BootstrapError::Broken)));
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_rank_that_dies_is_named_on_all_others", 4);
+    let children: Vec<_> =
+        [(0, ""), (1, ""), (2, "die"), (3, "")].map(|(rank, role)| ranks.spawn(rank, role)).into();
+    for (rank, child) in children.into_iter().enumerate() {
+        if rank == 2 {
+            assert!(!child.wait_with_output().unwrap().status.success());
+        } else {
+            ended_well(child);
+        }
+    }
+}
+
+#[test]
+fn a_dead_rank_zero_is_named() {
+    if let Some(role) = role() {
+        let mut bootstrap = join(LONG).unwrap();
+        exchange(&mut bootstrap, 1);
+        if role == "die" {
+            std::process::abort();
+        }
+        let error = bootstrap.barrier().unwrap_err();
+        assert!(matches!(&error, BootstrapError::Gone { ranks } if ranks == &[0]), "{error}");
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_dead_rank_zero_is_named", 2);
+    let (zero, one) = (ranks.spawn(0, "die"), ranks.spawn(1, ""));
+    assert!(!zero.wait_with_output().unwrap().status.success());
+    ended_well(one);
+}
+
+#[test]
+fn a_rank_that_is_told_another_size_is_an_error_everywhere() {
+    if let Some(role) = role() {
+        let error = join(LONG).unwrap_err();
+        match &role[..] {
+            "0" => {
+                assert!(matches!(error, BootstrapError::OtherSize { rank: 1, given: 4, size: 3 }), "{error}")
+            }
+            _ => assert!(error.to_string().contains("rank 1 says that the job has 4 processes"), "{error}"),
+        }
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_rank_that_is_told_another_size_is_an_error_everywhere", 3);
+    let zero = ranks.spawn(0, "0");
+    let one = ranks.command(1, "1").env("GDSYNC_SIZE", "4").spawn().unwrap();
+    [zero, one].into_iter().for_each(|child| _ = ended_well(child));
+}
+
+#[test]
+fn a_rank_that_is_there_twice_is_turned_away() {
+    if let Some(role) = role() {
+        match (&role[..], join(LONG)) {
+            ("late", Err(error)) => {
+                assert!(error.to_string().contains("rank 1 has already joined"), "{error}")
+            }
+            (_, joined) => exchange(&mut joined.unwrap(), 5),
+        }
+        return;
+    }
+    let ranks = Ranks::new("bootstrap::a_rank_that_is_there_twice_is_turned_away", 3);
+    let zero = ranks.spawn(0, "first");
+    // Either of the two may be the first; exactly one joins.
+    let (mut one, mut other) = (ranks.spawn(1, "late"), ranks.spawn(1, "late"));
+    while one.try_wait().unwrap().is_none() && other.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let two = ranks.spawn(2, "first");
+    [zero, one, other, two].into_iter().for_each(|child| _ = ended_well(child));
+}
+
+#[test]
+fn threads_exchange_and_learn_who_left() {
+    let mut ranks = Bootstrap::threads(4, LONG).unwrap();
+    std::thread::scope(|scope| {
+        for rank in &mut ranks {
+            scope.spawn(move || exchange(rank, 30));
+        }
+    });
+    drop(ranks.remove(3));
+    std::thread::scope(|scope| {
+        for rank in &mut ranks {
+            scope.spawn(move || {
+                let error = rank.barrier().unwrap_err();
+                assert!(matches!(&error, BootstrapError::Gone { ranks } if ranks == &[3]), "{error}");
+            });
+        }
+    });
+    assert!(Bootstrap::threads(0, LONG).is_err());
+}
+
+#[test]
+fn a_thread_that_comes_too_late_is_named() {
+    let mut ranks = Bootstrap::threads(3, SHORT).unwrap();
+    let silent = ranks.remove(1);
+    std::thread::scope(|scope| {
+        for rank in &mut ranks {
+            scope.spawn(move || {
+                let error = rank.barrier().unwrap_err();
+                assert!(matches!(&error, BootstrapError::Late { ranks, .. } if ranks == &[1]), "{error}");
+            });
+        }
+    });
+    drop(silent);
+}
+
+#[test]
+fn one_process_is_a_job_and_long_parts_are_refused() {
+    let alone = Job::new(0, 1, Meeting::Local(String::new())).unwrap();
+    let mut alone = Bootstrap::join(&alone, LONG).unwrap();
+    exchange(&mut alone, 3);
+    let error = alone.all_gather(&vec![0; (1 << 20) + 1]).unwrap_err();
+    assert!(matches!(error, BootstrapError::TooLong { given: 1_048_577, limit: 1_048_576, .. }), "{error}");
+    exchange(&mut alone, 1);
+    assert_eq!(alone.all_gather(&vec![3; 1 << 20]).unwrap(), [vec![3; 1 << 20]]);
+}
+
+#[test]
+fn an_address_that_is_taken_is_said() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let root = taken.local_addr().unwrap().to_string();
+    let job = Job::new(0, 2, Meeting::Root(root.clone())).unwrap();
+    let error = Bootstrap::join(&job, SHORT).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Listen { address, .. } if *address == root), "{error}");
+}

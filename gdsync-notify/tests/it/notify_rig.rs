@@ -1,0 +1,80 @@
+//! Ranks whose queues and segments are in the hands of kernels: what `kernels/notify.cu` is given.
+
+use crate::common::LONG;
+use gdsync::cudarc::driver::CudaContext;
+use gdsync::memop::MemOpStream;
+use gdsync::stream::DoorbellPath;
+use gdsync_notify::{
+    DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData, Segment, Team,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `struct job` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) queue: DeviceQueueData,
+    pub(crate) outbox: DeviceSegmentData,
+    pub(crate) inbox: DeviceSegmentData,
+    pub(crate) rounds: u64,
+    pub(crate) slot: u64,
+    pub(crate) timeout_ns: u64,
+    pub(crate) failed: u64,
+}
+
+const _: () = assert!(size_of::<Job>() == 192, "as the kernels'");
+
+impl Job {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: a structure of integers without padding, as the assertion on its size says.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Job>()) }
+    }
+}
+
+/// What slots hold where nobody has written.
+pub(crate) const GUARD: u8 = 0xa5;
+
+/// One rank: its segments, and what kernels have of them. Kernels end before it is dropped.
+pub(crate) struct Rank {
+    pub(crate) team: Team,
+    pub(crate) inbox: Segment,
+    pub(crate) queue: DeviceQueue,
+    out_described: DeviceSegment,
+    in_described: DeviceSegment,
+}
+
+impl Rank {
+    /// Hands over queue 0 of the team, with two segments of it.
+    pub(crate) fn new(
+        team: &Team,
+        (outbox, inbox): (Segment, Segment),
+        device: &impl MemOpStream,
+        (path, tables): (DoorbellPath, Option<&Arc<CudaContext>>),
+    ) -> Rank {
+        inbox.write(0, &vec![GUARD; inbox.len()]).unwrap();
+        // Sanitizers let a thread wait long for its turn in the middle of a call.
+        let mut options = DeviceQueueOptions::default().doorbells(path).stall(LONG);
+        if let Some(context) = tables {
+            options = options.tables(context);
+        }
+        let queue = team.queue(0).unwrap().attach_device(device, &options).unwrap();
+        let [out_described, in_described] =
+            [&outbox, &inbox].map(|segment| segment.describe_to_device(device, tables).unwrap());
+        // Nobody writes before all guards stand.
+        team.barrier().unwrap();
+        Rank { team: team.clone(), inbox, queue, out_described, in_described }
+    }
+
+    pub(crate) fn job(&self, rounds: u64, slot: usize, timeout: Duration) -> Job {
+        Job {
+            queue: self.queue.data(),
+            outbox: self.out_described.data(),
+            inbox: self.in_described.data(),
+            rounds,
+            slot: slot as u64,
+            timeout_ns: timeout.as_nanos() as u64,
+            failed: 0,
+        }
+    }
+}
