@@ -29,11 +29,11 @@ pub enum Descriptor<S, W, P, B> {
     Flush,
 }
 
-/// With the value 0, every word that is 0 meets it.
+/// The condition of waits in a shape, whose value is 0: every word that is 0 meets it.
 pub(super) const ALWAYS: Condition = Condition::Geq;
 
 impl<S, W, P, B> Descriptor<S, W, P, B> {
-    /// The descriptor with nothing but its kind: it writes zeroes and waits for [`ALWAYS`].
+    /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for [`ALWAYS`].
     pub(crate) fn kind(&self) -> Descriptor<(), (), (), ()> {
         match self {
             Descriptor::Send(_) => Descriptor::Send(()),

@@ -235,8 +235,8 @@ impl Program {
             for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(self.planner.fates())) {
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
-                self.covered.push(*fate == Fate::Covered);
             }
+            self.covered.extend(self.planner.fates().iter().map(|fate| *fate == Fate::Covered));
             lowering.catch_up()?;
             if points.open {
                 lowering.progress(points.end)?;
