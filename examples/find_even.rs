@@ -80,7 +80,8 @@ impl Sides {
         Task { numbers, count: NUMBERS as u64, shared, slots, signal, rkey, unused: 0 }
     }
 
-    /// The receiver: waits for the count, and says how long that took. `None` where it does not come.
+    /// The receiver: waits for the count, and returns it with the time that took. `None` after a
+    /// time-out.
     fn await_count(&self) -> Option<(usize, Duration)> {
         let start = Instant::now();
         loop {

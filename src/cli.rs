@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 
-/// Environment variable that says what is logged.
+/// Environment variable with the filter of the log.
 pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
@@ -156,7 +155,7 @@ impl PingpongOptions {
             return Some(format!("--{option} gpu needs --gpu N, which says whose memory"));
         }
         if self.transport == Service::Ud && self.op != Operation::Send {
-            return Some(format!("--op {} is not for --transport ud, which only sends", self.op));
+            return Some(format!("--op {} is not for --transport ud, which only sends", word(&self.op)));
         }
         None
     }
@@ -403,26 +402,12 @@ impl From<DoorbellChoice> for DoorbellPath {
     }
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Operation::Send => "send",
-            Operation::Write => "write",
-            Operation::WriteImm => "write-imm",
-        })
-    }
+/// The word for a value on the command line.
+pub(crate) fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
 }
 
-impl fmt::Display for Trigger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Trigger::Stream => "stream",
-            Trigger::Cpu => "cpu",
-        })
-    }
-}
-
-/// What clap says about a mistake, in one line: without the usage and the pointer to `--help`.
+/// A message of clap about a mistake, in one line: without the usage and the pointer to `--help`.
 pub(crate) fn one_line(message: &str) -> String {
     let said =
         message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));

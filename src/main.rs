@@ -12,6 +12,7 @@ mod failure;
 mod fault_plan;
 mod hca;
 mod mapped;
+mod pattern;
 mod pingpong;
 mod placement;
 mod soak;

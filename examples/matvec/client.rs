@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Until a round must be over.
 const LONG: Duration = Duration::from_secs(15);
 
-/// Where the server wants its inputs, and the words that say that they have come.
+/// Where the server wants its inputs, and the words that announce them.
 pub(crate) struct Targets {
     pub(crate) inputs: RemoteMemory,
     pub(crate) arrived: RemoteMemory,
@@ -24,7 +24,7 @@ pub(crate) struct Client {
     pub(crate) arrived: MemoryRegion,
 }
 
-/// In place of results that are still to come: no number.
+/// In place of results that have not arrived: no number.
 const NOTHING: u32 = u32::MAX;
 
 impl Client {
@@ -82,7 +82,7 @@ impl Client {
         for word in &self.arrived.words64()[..cut.pieces] {
             while word.load(Ordering::Acquire) < round {
                 if stop.load(Ordering::Relaxed) || start.elapsed() > LONG {
-                    // Where inputs have failed, their completions say why.
+                    // If inputs have failed, their completions give the reason.
                     collect_all(links)?;
                     return Err(format!("the results of round {round} do not come").into());
                 }

@@ -42,19 +42,29 @@ pub(crate) trait Machine: Sync {
     /// Memory of the host that kernels reach.
     fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
     /// Where queues lie that kernels drive.
-    fn placement(&self) -> QueuePlacement;
-    /// How they are handed over.
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure>;
+    fn placement(&self) -> QueuePlacement {
+        QueuePlacement::HOST
+    }
+    /// How they are attached to the kernels' device.
+    fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
+        Ok(DeviceQpOptions::default())
+    }
     /// Enqueues a kernel that multiplies.
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure>;
     /// Waits for the stream, as a program does that has nothing but it.
     fn wait(&self) -> Result<(), Failure>;
     /// Why there is no kernel that stays, if so.
-    fn no_service(&self) -> Option<&str>;
+    fn no_service(&self) -> Option<&str> {
+        None
+    }
     /// Blocks of the kernel that stays that share a piece.
-    fn sharers(&self, cut: Cut) -> u32;
+    fn sharers(&self, _cut: Cut) -> u32 {
+        1
+    }
     /// Most pieces that this kernel can serve: all its blocks run at once.
-    fn most_pieces(&self) -> usize;
+    fn most_pieces(&self) -> usize {
+        usize::MAX
+    }
     /// Runs the kernel that stays, until it has served all rounds.
     ///
     /// # Safety
@@ -103,14 +113,6 @@ impl Machine for Threads {
         Ok(Memory::Host(MemoryRegion::allocate(pd, len, Access::all())?))
     }
 
-    fn placement(&self) -> QueuePlacement {
-        QueuePlacement::HOST
-    }
-
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
-        Ok(DeviceQpOptions::default())
-    }
-
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure> {
         let Operands { matrix, inputs, results, vectors } = *operands;
         let (matrix, inputs, results) = (matrix.clone(), inputs.clone(), results.clone());
@@ -135,14 +137,6 @@ impl Machine for Threads {
 
     fn no_service(&self) -> Option<&str> {
         self.library.as_ref().err().map(String::as_str)
-    }
-
-    fn sharers(&self, _: Cut) -> u32 {
-        1
-    }
-
-    fn most_pieces(&self) -> usize {
-        usize::MAX
     }
 
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
@@ -251,7 +245,7 @@ impl Machine for Gpu {
         QueuePlacement::HOST.completions(gpu.map_or(Placement::Host, Placement::Gpu))
     }
 
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
+    fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
         Ok(DeviceQpOptions::default().state(&GpuMemory::allocate(&self.context, STATE)?))
     }
 
@@ -269,10 +263,6 @@ impl Machine for Gpu {
 
     fn wait(&self) -> Result<(), Failure> {
         Ok(self.launch_on()?.synchronize()?)
-    }
-
-    fn no_service(&self) -> Option<&str> {
-        None
     }
 
     /// As many as the GPU has room for, while each has a few vectors for each of its warps.

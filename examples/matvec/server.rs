@@ -29,7 +29,7 @@ pub(crate) enum Drive {
 /// Rounds that are enqueued ahead of the stream.
 const AHEAD: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
-/// What a word says that lets everybody go on: more than any round.
+/// A value of a word that ends every wait for it: more than any round.
 const RELEASED: u64 = 1 << 40;
 
 /// Two connected queue pairs.
@@ -146,7 +146,7 @@ impl<M: Machine> Server<M> {
                     self.arrived.write(Cut::word(piece).start, &RELEASED.to_ne_bytes())?;
                 }
             }
-            // The server's error says more: the client has only waited in vain.
+            // The server's error comes first: the client's is only a time-out.
             serving.join().map_err(|_| "the server panicked")??;
             took
         })
@@ -225,10 +225,10 @@ impl<M: Machine> Server<M> {
     }
 
     fn by_kernel(&self, cut: Cut, rounds: Range<u64>) -> Result<(), Failure> {
-        let hand_over = |link: &Link| -> Result<DeviceQp, Failure> {
-            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.hand_over()?)?)
+        let attach = |link: &Link| -> Result<DeviceQp, Failure> {
+            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.attach_options()?)?)
         };
-        let device_qps = self.links.iter().map(hand_over).collect::<Result<Vec<_>, _>>()?;
+        let device_qps = self.links.iter().map(attach).collect::<Result<Vec<_>, _>>()?;
         let qps: Vec<_> = device_qps.iter().map(DeviceQp::data).collect();
         let failure = self.failure.words64();
         failure.iter().for_each(|word| word.store(0, Ordering::Release));

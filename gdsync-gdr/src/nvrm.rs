@@ -46,24 +46,17 @@ pub(crate) struct Target<'a> {
 pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Refusal> {
     let text = VERSION_FILES.iter().find_map(|path| kernel.read_text(path).ok());
     let major = text.as_deref().and_then(major_version);
+    let refuse = |reason, remedy| Err(Refusal::new("look at the driver", reason, remedy));
     match major {
         Some(major) if any_driver || KNOWN.contains(&major) => Ok(()),
         Some(major) => {
             let reason = format!("driver {major} is none on which it is known to work (580)");
-            Err(Refusal::new(
-                "look at the driver",
-                reason,
-                "use gdrdrv, or try it by asking for nvrm by name",
-            ))
+            refuse(reason, "use gdrdrv, or try it by asking for nvrm by name")
         }
         None if any_driver => Ok(()),
         None => {
             let reason = format!("{} does not tell its version", VERSION_FILES[0]);
-            Err(Refusal::new(
-                "look at the driver",
-                reason,
-                "load NVIDIA's driver, or try it by asking for nvrm by name",
-            ))
+            refuse(reason, "load NVIDIA's driver, or try it by asking for nvrm by name")
         }
     }
 }

@@ -65,14 +65,16 @@ pub const MR_DEVICE: u32 = 3;
 /// `GDRDRV_ATTR_USE_PERSISTENT_MAPPING`: pinned memory stays when CUDA frees it.
 pub const ATTR_USE_PERSISTENT_MAPPING: u32 = 1;
 
+/// Defines the structures that requests read and write.
 macro_rules! parameters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
         pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
-    };
+    )+};
 }
+pub(crate) use parameters;
 
 parameters! {
     /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map persistently.
@@ -90,15 +92,13 @@ parameters! {
         /// Out: names the pinned memory, and is the page offset for `mmap`.
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_UNPIN_BUFFER_PARAMS`.
     UnpinBuffer {
         /// In.
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_CB_FLAG_PARAMS`.
     GetCbFlag {
         /// In.
@@ -108,8 +108,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_INFO_PARAMS`.
     GetInfo {
         /// In.
@@ -129,8 +128,7 @@ parameters! {
         /// Out: not 0 where the mapping is write-combining.
         wc_mapping: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_INFO_V2_PARAMS`.
     GetInfoV2 {
         /// In.
@@ -150,8 +148,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_ATTR_PARAMS`.
     GetAttr {
         /// In: an `ATTR_` constant.
@@ -159,8 +156,7 @@ parameters! {
         /// Out.
         val: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_PIN_BUFFER_V2_PARAMS`.
     PinBufferV2 {
         /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
@@ -174,8 +170,7 @@ parameters! {
         /// Out: as in [`PinBuffer`].
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_REQ_MAPPING_TYPE_PARAMS`.
     ReqMappingType {
         /// In.
@@ -185,8 +180,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_VERSION_PARAMS`.
     GetVersion {
         /// Out: the protocol that the module speaks.

@@ -1,4 +1,4 @@
-//! What the kernel's files say. Pure; whatever the bytes are, nothing here panics.
+//! Parsers of the kernel's files. They read no files themselves, and panic on no input.
 
 /// The value of a line `key<separator>value`.
 pub(super) fn field<'a>(text: &'a str, key: &str, separator: char) -> Option<&'a str> {

@@ -23,13 +23,7 @@ pub(super) enum Class {
 
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Class::Pix => "PIX",
-            Class::Pxb => "PXB",
-            Class::Phb => "PHB",
-            Class::Node => "NODE",
-            Class::Sys => "SYS",
-        })
+        f.pad(&format!("{self:?}").to_uppercase())
     }
 }
 

@@ -5,9 +5,9 @@ mod parse;
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::text;
-use gdsync::memop::{Condition, MemOp, MemOpCaps};
+use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
-use parse::Text;
+use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
@@ -74,12 +74,7 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
         }
     };
     let explanation = explain(&batch, options.plain)?;
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&explanation)?)?;
-    } else {
-        out.write_all(explanation.tables().as_bytes())?;
-    }
+    text::print(options.json, &explanation, || explanation.tables())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,15 +128,6 @@ fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
         plain: Compiled::new(batch, &plain),
         merged: (!plain_only).then(|| Compiled::new(batch, &merged)),
     })
-}
-
-fn sign(condition: Condition) -> &'static str {
-    match condition {
-        Condition::Geq => ">=",
-        Condition::Eq => "==",
-        Condition::And => "and",
-        Condition::Nor => "nor",
-    }
 }
 
 fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {

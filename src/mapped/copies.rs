@@ -15,7 +15,7 @@ const LEAST: usize = 3;
 const SHORT: usize = 16 << 10;
 const BUNCH: usize = 32;
 
-/// What a table tells.
+/// The quantity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// GB/s; rows are compared at the largest size.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Bytes of the memory: a piece as GPUs give exportable memory.
 const LEN: usize = 2 << 20;
 
-/// Every access must do what it says or be refused, and none may end the program.
+/// Every access must succeed or be refused, and none may end the program.
 pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Passed, Failure> {
     context.bind_to_thread()?;
     let exportable = backend == MappingBackend::ResourceManager;

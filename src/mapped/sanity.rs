@@ -18,7 +18,7 @@ const LEN: usize = 256 << 10;
 /// How long a stream may take to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a check says, unless it fails.
+/// The result of a check that did not fail.
 pub(super) enum Passed {
     Yes,
     /// It cannot be had here.
@@ -92,9 +92,7 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
     if options.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        for absent in &report.absent {
-            writeln!(out, "not by {}: {}", absent.backend, absent.reason)?;
-        }
+        write!(out, "{}", super::absent_lines(&report.absent))?;
     }
     let failed = report.lines.iter().any(|line| line.result == "FAIL");
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

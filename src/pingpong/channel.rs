@@ -1,4 +1,4 @@
-//! The channel by which the two sides find each other and tell each other how it went: lines of JSON over pipes.
+//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What one side tells the other.
+/// A message from one side to the other.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Message {

@@ -1,7 +1,7 @@
 //! What a pingpong measured.
 
 use super::timing::Timing;
-use crate::cli::{PingpongOptions, QueueChoice};
+use crate::cli::{self, Operation, PingpongOptions, QueueChoice, Service, Trigger};
 use crate::placement::Layout;
 use crate::text;
 use serde::Serialize;
@@ -27,10 +27,10 @@ pub(super) struct Setting {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     card: String,
-    transport: crate::cli::Service,
-    op: crate::cli::Operation,
+    transport: Service,
+    op: Operation,
     procs: u64,
-    trigger: crate::cli::Trigger,
+    trigger: Trigger,
     /// The GPU that triggers, and that has the messages in its memory.
     gpu: Option<String>,
     /// How doorbells reach the card.
@@ -101,10 +101,10 @@ impl Report {
         let heading = format!(
             "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
             gdsync::verbs::Transport::from(self.transport),
-            self.op,
+            cli::word(&self.op),
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
-            self.trigger,
+            cli::word(&self.trigger),
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
             self.doorbells,
             if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },

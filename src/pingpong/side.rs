@@ -4,23 +4,23 @@
 //! passed a whole chunk: between prepare and collect no message needs it.
 
 use super::channel::{Channel, GONE, Message};
-use super::cpu::CpuDriver;
 use super::driver::{CHUNKS, Driver};
 use super::findings::{Findings, FirstError};
 use super::gpu::GpuDriver;
+use super::host::HostDriver;
 use super::progress::Progress;
 use super::report::{Measured, Report, Setting};
-use super::soft::SoftDriver;
 use super::timing::Usage;
 use crate::cli::{Operation, PingpongOptions, Trigger};
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::memop::Condition;
 use gdsync::queue::{GRH_BYTES, QueueFull};
+use gdsync::stream::Cpu;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 const SETUP: Duration = Duration::from_secs(30);
 /// How long the last acknowledgements may take.
 const SETTLE: Duration = Duration::from_secs(10);
+
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
@@ -86,7 +87,7 @@ impl Side {
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
-            data: driver.remote().to_string(),
+            data: driver.messages().remote.to_string(),
             flag: flag.remote().to_string(),
         })?;
         let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
@@ -205,16 +206,13 @@ impl Side {
     }
 
     fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self
-            .driver
-            .post(batch)
-            .map_err(|failure| self.findings.error.check().err().unwrap_or(failure))?;
+        let posted = self.driver.post(batch).map_err(|failure| self.findings.error.or(failure))?;
         self.operations += posted.operations as u64;
         Ok(())
     }
 
     fn prepare_send(&mut self, sequence: u64) -> Result<Vec<PreparedSend>, Failure> {
-        let slices = [self.driver.source()?];
+        let slices = [self.driver.messages().source.clone()];
         let imm = sequence as u32;
         Ok(match self.options.op {
             Operation::Send => {
@@ -251,15 +249,13 @@ impl Side {
             }
             match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
-                Err(
-                    QueueError::Full(QueueFull::SendQueue { .. })
-                    | QueueError::Full(QueueFull::CompletionQueue { .. })
-                    | QueueError::Full(QueueFull::Stream(_)),
-                ) => {
+                Err(QueueError::Full(
+                    QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
+                )) => {
                     self.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                Err(error) => return Err(self.findings.error.check().err().unwrap_or_else(|| error.into())),
+                Err(error) => return Err(self.findings.error.or(error.into())),
             }
         }
     }
@@ -279,7 +275,7 @@ impl Side {
             slices.push(datagrams.header.slice(..)?);
         }
         if self.options.op == Operation::Send {
-            slices.push(self.driver.target()?);
+            slices.push(self.driver.messages().target.clone());
         }
         Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
@@ -328,18 +324,15 @@ impl Side {
         }
     }
 
-    /// Tells the other side how it went, and hears how it went there.
+    /// Exchanges results with the other side.
     fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
         let own = result.and_then(|()| self.findings.error.check());
-        let error = own
-            .as_ref()
-            .err()
-            .map(|_| self.findings.error.check().err().map_or(String::new(), |e| e.to_string()));
-        let told = self.channel.send(&Message::Done { error });
-        if let Err(failure) = own {
+        let own = own.map_err(|failure| self.findings.error.or(failure));
+        let told = self.channel.send(&Message::Done { error: own.as_ref().err().map(ToString::to_string) });
+        if own.is_err() {
             self.channel.on_loss().clear();
-            return Err(self.findings.error.check().err().unwrap_or(failure));
         }
+        own?;
         told?;
         let answer = self.channel.receive(None);
         self.channel.on_loss().clear();
@@ -371,13 +364,15 @@ fn driver(
     let findings = findings.clone();
     Ok(match (options.gpu, options.trigger) {
         (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
-        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
+        (None, Trigger::Stream) => {
+            Box::new(HostDriver::new(SoftStream::new()?, options, rank, pd, findings)?)
+        }
+        (None, Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
     })
 }
 
-/// Wakes a stream that waits for what will never come: completions by failing the queue pair, the flag by moving it far
-/// ahead. In this order: a failed queue pair takes no late write of the flag any more.
+/// Ends the waits of a stream for completions by failing the queue pair, and those for the flag by
+/// moving the flag far ahead. In this order: a failed queue pair takes no late write of the flag.
 fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     queue_pair.abort()?;
     let word = flag.word32(0)?;

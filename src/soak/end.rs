@@ -1,4 +1,4 @@
-//! One end of a link, through all its failures.
+//! One end of a link, across all its failures.
 //!
 //! An end that fails says so, and the other fails with it. Both take everything off their queues, tell each other where they
 //! stand, and go on: with the same queue pair, brought back to its beginning, or with a new one.
@@ -43,7 +43,7 @@ pub(super) struct Role {
     pub(super) link: u32,
     /// Rank of the other end's process.
     pub(super) peer: usize,
-    /// Number of this end, and of the other, through all links.
+    /// Numbers of this end and of the other, counted over all links.
     pub(super) own: u64,
     pub(super) other: u64,
     pub(super) seed: u64,
@@ -162,7 +162,7 @@ impl End {
         self.fail()
     }
 
-    /// What the other end says.
+    /// Handles a message of the other end.
     pub(super) fn hear(&mut self, message: Message, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         self.progress = Instant::now();
         match message {
@@ -174,7 +174,7 @@ impl End {
                 self.next_up = Some(message);
             }
             Message::Ready { epoch, .. } => {
-                // It may come before this end has looked at the other's address.
+                // It may arrive before this end has looked at the other's address.
                 self.peer_ready = Some(epoch);
                 if self.phase == Phase::Waiting && epoch == self.epoch {
                     self.phase = Phase::Running;

@@ -1,4 +1,4 @@
-//! Messages are numbered for ever, through all failures: what is lost or comes twice shows in the numbers.
+//! Message numbers go on across failures, so a lost or repeated message shows in them.
 
 use super::tally::Tally;
 
@@ -8,7 +8,7 @@ pub(super) struct Numbers {
     /// Next message to send; messages before `acknowledged` have been acknowledged.
     pub(super) next: u64,
     pub(super) acknowledged: u64,
-    /// Next message to come.
+    /// Next message to arrive.
     pub(super) expected: u64,
     /// The credit that was last written to the other end.
     pub(super) told: u64,
@@ -36,14 +36,14 @@ impl Numbers {
 /// Words of a [`Window`].
 const WORDS: usize = 16;
 
-/// Which numbers have come, where some may be missing and none may come twice.
+/// Which numbers have arrived, where some may be missing and none may arrive twice.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// One more than the highest.
     end: u64,
     /// The last ones up to it, number `n` at bit `n % (64 * WORDS)`.
     bits: [u64; WORDS],
-    /// How many have come.
+    /// How many have arrived.
     pub(super) count: u64,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Hub {
     taken: u32,
     /// By queue pair, receives apart.
     inboxes: BTreeMap<(u32, bool), VecDeque<Completion>>,
-    /// By the number of the completion: what the wait says, and what the completion says.
+    /// By the number of the completion: the status of the wait, and the completion's.
     checks: BTreeMap<u32, (Status, Option<Result<(), WorkError>>)>,
 }
 
@@ -49,7 +49,7 @@ impl Hub {
         Ok(None)
     }
 
-    /// What this wait says is to be compared with the completion. It is one that was not taken yet.
+    /// Compares the status of this wait with its completion, once that is taken.
     pub(super) fn expect(&mut self, index: u32, status: Status) {
         self.checks.insert(index, (status, None));
     }
@@ -69,8 +69,7 @@ impl Hub {
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;
             if told != outcome {
-                tally.wrong += 1;
-                tally.problem(|| format!("wait {index} says {told:?}, its completion {outcome:?}"));
+                tally.wrong(|| format!("wait {index} says {told:?}, its completion {outcome:?}"));
             }
             false
         });

@@ -100,6 +100,12 @@ impl Tally {
         }
     }
 
+    /// Something arrived, or was left behind, that must not be as it is.
+    pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
+        self.wrong += 1;
+        self.problem(text);
+    }
+
     /// A work request has failed.
     pub(super) fn error(&mut self, error: WorkError) {
         self.flushed += 1;
@@ -116,7 +122,7 @@ impl Tally {
         }
     }
 
-    /// Faults that the cards injected, where they tell.
+    /// Faults that the cards injected, where they report them.
     pub(super) fn injected(&self) -> Option<u64> {
         (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
     }

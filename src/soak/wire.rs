@@ -6,7 +6,7 @@ use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::failure::Failure;
 use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
-use gdsync::stream::PostFailure;
+use gdsync::stream::{PostError, PostFailure};
 use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
@@ -117,16 +117,19 @@ impl Wire {
         self.config.transport
     }
 
+    /// Bytes before a receive's data.
+    fn header(&self) -> usize {
+        if self.transport() == Transport::Ud { GRH_BYTES } else { 0 }
+    }
+
     /// Where a receive's data are.
     pub(super) fn received(&self, completion: &Completion) -> (&PinnedMemory, usize) {
-        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
-        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + header)
+        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + self.header())
     }
 
     /// Bytes of a receive that are data.
     pub(super) fn data_len(&self, completion: &Completion) -> usize {
-        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
-        (completion.byte_len as usize).saturating_sub(header)
+        (completion.byte_len as usize).saturating_sub(self.header())
     }
 
     pub(super) fn connect(&mut self, remote: &Endpoint, tally: &mut Tally) -> Result<(), Failure> {
@@ -235,14 +238,11 @@ impl Wire {
                 Err(error) if is_for_now(&error) => return Ok(false),
                 Err(error) => return Err(error.into()),
             },
-            Some(stream) => {
-                let send = match self.queue_pair.prepare(request) {
-                    Ok(send) => send,
-                    Err(error) if is_for_now(&error) => return Ok(false),
-                    Err(error) => return Err(error.into()),
-                };
-                self.post_on(stream, send, signaled, chance)?;
-            }
+            Some(stream) => match self.queue_pair.prepare(request) {
+                Ok(send) => self.post_on(stream, send, signaled, chance)?,
+                Err(error) if is_for_now(&error) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            },
         }
         self.ledger.post(work, signaled);
         tally.posted += 1;
@@ -277,14 +277,10 @@ impl Wire {
                 Ok(())
             }
             // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
-            Err(error)
-                if matches!(
-                    error.source,
-                    PostFailure::Queue(QueueError::State(StateError::Failed { .. }))
-                ) =>
-            {
-                Ok(())
-            }
+            Err(PostError {
+                source: PostFailure::Queue(QueueError::State(StateError::Failed { .. })),
+                ..
+            }) => Ok(()),
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -334,7 +330,7 @@ impl Wire {
         Ok(ended)
     }
 
-    /// Compares what waits say with what has completed.
+    /// Compares the statuses of waits with the completions.
     pub(super) fn compare(&self, tally: &mut Tally) {
         self.send.borrow_mut().compare(tally);
         if !Rc::ptr_eq(&self.send, &self.recv) {
@@ -359,7 +355,7 @@ impl Wire {
     }
 }
 
-/// Reads what the card tells of queue pairs that could not say so by a completion.
+/// Reads the card's asynchronous events.
 pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Failure> {
     while let Some(event) = device.next_event(Duration::ZERO)? {
         tally.events += 1;
@@ -376,14 +372,15 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
     Ok(())
 }
 
-/// There is no room now, or the queue pair has failed meanwhile: completions tell of it.
+/// The queues are full, or the queue pair has failed: completions will show which.
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::Full(QueueFull::SendQueue { .. })
-            | QueueError::Full(QueueFull::ReceiveQueue { .. })
-            | QueueError::Full(QueueFull::CompletionQueue { .. })
-            | QueueError::Full(QueueFull::Stream(_))
-            | QueueError::State(StateError::Failed { .. })
+        QueueError::Full(
+            QueueFull::SendQueue { .. }
+                | QueueFull::ReceiveQueue { .. }
+                | QueueFull::CompletionQueue { .. }
+                | QueueFull::Stream(_)
+        ) | QueueError::State(StateError::Failed { .. })
     )
 }

@@ -124,6 +124,13 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     place.pending.take().ok_or(STALE)
 }
 
+/// Takes it out for good: its number names nothing any more.
+pub(crate) fn use_up(name: u64, is_send: bool) -> Result<Pending, CallError> {
+    let pending = take(name, is_send)?;
+    used_up(name);
+    Ok(pending)
+}
+
 /// Undoes [`take`].
 pub(crate) fn put_back(name: u64, pending: Pending) {
     if let Ok((_, place)) = lock_of(name).place(name) {

@@ -1,6 +1,6 @@
 //! Work requests of C programs.
 
-use crate::error::{CallError, non_null, non_null_mut};
+use crate::error::{CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
@@ -39,7 +39,7 @@ const MOST_ELEMENTS: c_int = 1024;
 #[inline(always)]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], CallError> {
     if !(0..=MOST_ELEMENTS).contains(&count) {
-        return Err(CallError::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
+        return Err(bad("num_sge", count, "0 to 1024 are possible"));
     }
     if count == 0 {
         return Ok(&[]);
@@ -159,12 +159,10 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
             }
         }
         (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
-            let limit = "an atomic operation has 1";
-            return Err(CallError::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
+            return Err(bad("num_sge", wr.num_sge, "an atomic operation has 1"));
         }
         (other, _) => {
-            let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
-            return Err(CallError::Bad { what: "exp_opcode", value: other.into(), limit });
+            return Err(bad("exp_opcode", other, "operations are 0 (RDMA write) to 6 (fetch and add)"));
         }
     })
 }
@@ -186,8 +184,11 @@ fn finish<T>(
 ) -> Result<T, CallError> {
     let flags = wr.exp_send_flags;
     if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
-        let limit = "fence, signaled, solicited and inline are possible";
-        return Err(CallError::Bad { what: "exp_send_flags", value: flags as i64, limit });
+        return Err(bad(
+            "exp_send_flags",
+            flags as i64,
+            "fence, signaled, solicited and inline are possible",
+        ));
     }
     let mut request = request.wr_id(wr.wr_id);
     if matches!(wr.exp_opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM) {
@@ -245,7 +246,7 @@ fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, CallError>) -> 
     }
 }
 
-/// Does something with each request of a list; tells at which one it failed.
+/// Calls with each request of a list; `bad` receives the one at which that failed.
 ///
 /// # Safety
 /// As [`with_request`], for each; `bad` is null or a valid place.
@@ -279,7 +280,7 @@ pub(crate) struct Plain<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// `None` for all others: the long way does these, and says what is wrong.
+    /// `None` for all others: the general path does these, and reports errors.
     ///
     /// # Safety
     /// As [`with_request`]; the pointer is null or valid.

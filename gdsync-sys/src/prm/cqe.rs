@@ -5,7 +5,7 @@ use super::{UnknownCode, wire_codes};
 use std::fmt;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of an entry.
 pub const CQE_SIZE: usize = 64;
@@ -129,25 +129,10 @@ const SYNDROME: usize = 55;
 impl Cqe64 {
     fn blank(opcode: CqeOpcode, qpn: u32, wqe_opcode: u8, wqe_counter: u16) -> Self {
         Cqe64 {
-            reserved0: [0; 17],
-            ml_path: 0,
-            reserved18: [0; 4],
-            slid: U16::ZERO,
-            flags_rqpn: U32::ZERO,
-            hds_ip_ext: 0,
-            l4_hdr_type: 0,
-            vlan_info: U16::ZERO,
-            srqn_uidx: U32::ZERO,
-            imm_inval_pkey: [0; 4],
-            app: 0,
-            app_op: 0,
-            app_info: U16::ZERO,
-            byte_cnt: U32::ZERO,
-            timestamp: U64::ZERO,
             sop_drop_qpn: U32::new(u32::from(wqe_opcode) << 24 | qpn & 0xff_ffff),
             wqe_counter: U16::new(wqe_counter),
-            signature: 0,
             op_own: (opcode as u8) << 4,
+            ..Cqe64::new_zeroed()
         }
     }
 
@@ -314,12 +299,8 @@ impl fmt::Display for Cqe64 {
         }
         write!(f, " owner {} qpn {:#x} counter {}", u8::from(self.owner()), self.qpn(), self.wqe_counter())?;
         if self.is_error() {
-            return write!(
-                f,
-                " syndrome {:#04x} vendor {:#04x}",
-                self.raw_syndrome(),
-                self.vendor_syndrome()
-            );
+            let (syndrome, vendor) = (self.raw_syndrome(), self.vendor_syndrome());
+            return write!(f, " syndrome {syndrome:#04x} vendor {vendor:#04x}");
         }
         write!(f, " bytes {}", self.byte_count())
     }

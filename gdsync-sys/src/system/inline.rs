@@ -54,9 +54,11 @@ unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<
     unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
 }
 
-fn set_errno(code: c_int) {
+/// The answer of a call that the provider does not have: null, and `errno`.
+fn unsupported<T>() -> *mut T {
     // SAFETY: the calling thread's own errno.
-    unsafe { *libc::__errno_location() = code };
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    std::ptr::null_mut()
 }
 
 /// `ibv_alloc_td`, which C has only as an inline function.
@@ -68,10 +70,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     match unsafe { extended::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
+        None => unsupported(),
     }
 }
 
@@ -98,16 +97,18 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
+        None => unsupported(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn set_errno(code: c_int) {
+        // SAFETY: the calling thread's own errno.
+        unsafe { *libc::__errno_location() = code };
+    }
 
     /// The last error of the calling thread.
     fn errno() -> Option<i32> {

@@ -6,8 +6,7 @@
 use super::descriptor::Descriptor;
 use super::{Chunk, Fate, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 
 /// What the lowering asks of the stream for which it lowers.
@@ -87,7 +86,7 @@ pub(crate) struct Lowering<'a, D> {
     pub(crate) ops: &'a mut Vec<MemOp>,
     merged: bool,
     /// The last point that was taken.
-    point: TimelinePoint,
+    pub(crate) point: TimelinePoint,
     /// The last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
     /// The last point is not written yet (merged batches only).
@@ -106,11 +105,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
         ops: &'a mut Vec<MemOp>,
     ) -> Self {
         Lowering { driver, caps, timeline, ops, merged, point: before, in_run: false, unwritten: false }
-    }
-
-    /// The last point that was taken.
-    pub(crate) fn point(&self) -> TimelinePoint {
-        self.point
     }
 
     /// Marks a descriptor as posted and appends its operations.

@@ -6,10 +6,8 @@
 
 use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
-use crate::queue::Status;
-use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
+use crate::queue::{Doorbell, PeerOp, Status};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
 use std::convert::Infallible;
@@ -232,11 +230,11 @@ impl Program {
             let points = Points::planned(self.point, &plan);
             let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
             let mut lowering = Lowering::new(Paper, caps, timeline, merged, points.before, ops);
-            for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(self.planner.fates())) {
+            for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
             }
-            self.covered.extend(self.planner.fates().iter().map(|fate| *fate == Fate::Covered));
+            self.covered.extend(self.planner.fates.iter().map(|fate| *fate == Fate::Covered));
             lowering.catch_up()?;
             if points.open {
                 lowering.progress(points.end)?;

@@ -59,18 +59,22 @@ impl GpuMemory {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
         context.collect();
-        let entered = context.enter()?;
+        let memory = Self::unfilled(&context, len)?;
+        if len > 0 {
+            // SAFETY: allocated just now, so many bytes long.
+            context.with_copier(|copier| unsafe { copier.zero(memory.address(), len) })?;
+        }
+        Ok(memory)
+    }
+
+    /// Memory with any content (`cuMemAlloc`).
+    fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
+        let _entered = context.enter()?;
         let _mode = super::CaptureModeGuard::relaxed();
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, len, context, Owner::Ours);
-        if len > 0 {
-            // SAFETY: allocated just now, so many bytes long.
-            memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, len) })?;
-        }
-        Ok(memory)
+        Ok(Self::known(address, len, context.clone(), Owner::Ours))
     }
 
     /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives, 2 MiB as a rule.
@@ -81,7 +85,7 @@ impl GpuMemory {
             let _mode = super::CaptureModeGuard::relaxed();
             Exportable::allocate(context, len)?
         };
-        let (address, size) = (memory.address(), memory.size());
+        let (address, size) = (memory.address, memory.size);
         let memory = Self::known(address, len, context.clone(), Owner::Program(Box::new(memory)));
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
@@ -90,13 +94,7 @@ impl GpuMemory {
 
     /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may be held.
     pub(crate) fn holding(context: &Arc<GpuContext>, bytes: &[u8]) -> Result<Self, CudaError> {
-        let entered = context.enter()?;
-        let _mode = super::CaptureModeGuard::relaxed();
-        let mut address = 0;
-        // SAFETY: `address` is a valid place; the context is current.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, bytes.len(), context.clone(), Owner::Ours);
+        let memory = Self::unfilled(context, bytes.len())?;
         memory.write(0, bytes)?;
         Ok(memory)
     }
@@ -258,9 +256,9 @@ impl GpuMemory {
 
     /// The memory, as mappings of it name it.
     pub(super) fn range(&self) -> GpuRange {
-        let gpu = Gpu::from_device(self.inner.context.ordinal());
+        let gpu = Gpu::from_device(self.inner.context.ordinal);
         // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
-        let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
+        let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
         // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(match &self.inner.owner {
             Owner::Ours => true,
@@ -292,7 +290,7 @@ pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaE
 
 impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal())
+        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal)
     }
 }
 

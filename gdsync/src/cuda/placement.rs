@@ -1,6 +1,7 @@
 //! Whose memory a queue's rings, doorbell records and progress words lie in.
 
 use crate::memory::arena::Arena;
+use crate::util::options::options;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -43,39 +44,25 @@ pub struct PlacementError {
     pub reason: String,
 }
 
-/// Where the parts of a queue lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct QueuePlacement {
-    /// The work queues of a queue pair: receives and sends.
-    pub work: Placement,
-    /// The ring of a completion queue.
-    pub completions: Placement,
-    /// Doorbell records, of both.
-    pub records: Placement,
+options! {
+    /// Where the parts of a queue lie.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct QueuePlacement
+    /// As [`QueuePlacement::HOST`].
+    default {
+        /// The work queues of a queue pair: receives and sends.
+        work: Placement = Placement::Host,
+        /// The ring of a completion queue.
+        completions: Placement = Placement::Host,
+        /// Doorbell records, of both.
+        records: Placement = Placement::Host,
+    }
 }
 
 impl QueuePlacement {
     /// Everything in the host's memory.
     pub const HOST: QueuePlacement =
         QueuePlacement { work: Placement::Host, completions: Placement::Host, records: Placement::Host };
-
-    /// Sets [`Self::work`](#structfield.work).
-    pub fn work(mut self, work: Placement) -> Self {
-        self.work = work;
-        self
-    }
-
-    /// Sets [`Self::completions`](#structfield.completions).
-    pub fn completions(mut self, completions: Placement) -> Self {
-        self.completions = completions;
-        self
-    }
-
-    /// Sets [`Self::records`](#structfield.records).
-    pub fn records(mut self, records: Placement) -> Self {
-        self.records = records;
-        self
-    }
 
     /// Something is to lie in a GPU's memory.
     pub(crate) fn wants_gpu(&self) -> bool {

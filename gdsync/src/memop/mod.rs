@@ -31,45 +31,34 @@ pub enum Condition {
     Nor,
 }
 
-impl Condition {
-    /// A value of the word that meets the condition; `None` where no value does.
-    pub fn satisfier32(self, value: u32) -> Option<u32> {
-        match self {
-            Condition::Geq | Condition::Eq => Some(value),
-            Condition::And => (value != 0).then_some(value),
-            Condition::Nor => (value != u32::MAX).then_some(0),
-        }
-    }
+/// What a condition says of words of one width.
+macro_rules! of_width {
+    ($word:ty, $signed:ty, $satisfier:ident, $holds:ident) => {
+        impl Condition {
+            /// A value of the word that meets the condition; `None` where no value does.
+            pub fn $satisfier(self, value: $word) -> Option<$word> {
+                match self {
+                    Condition::Geq | Condition::Eq => Some(value),
+                    Condition::And => (value != 0).then_some(value),
+                    Condition::Nor => (value != <$word>::MAX).then_some(0),
+                }
+            }
 
-    /// As [`Self::satisfier32`], for 64-bit words.
-    pub fn satisfier64(self, value: u64) -> Option<u64> {
-        match self {
-            Condition::Geq | Condition::Eq => Some(value),
-            Condition::And => (value != 0).then_some(value),
-            Condition::Nor => (value != u64::MAX).then_some(0),
+            /// True if a word with that content meets the condition.
+            pub(crate) fn $holds(self, word: $word, value: $word) -> bool {
+                match self {
+                    Condition::Geq => word.wrapping_sub(value) as $signed >= 0,
+                    Condition::Eq => word == value,
+                    Condition::And => word & value != 0,
+                    Condition::Nor => !(word | value) != 0,
+                }
+            }
         }
-    }
-
-    /// True if a word with that content meets the condition.
-    pub(crate) fn holds32(self, word: u32, value: u32) -> bool {
-        match self {
-            Condition::Geq => word.wrapping_sub(value) as i32 >= 0,
-            Condition::Eq => word == value,
-            Condition::And => word & value != 0,
-            Condition::Nor => !(word | value) != 0,
-        }
-    }
-
-    /// As [`Self::holds32`], for 64-bit words.
-    pub(crate) fn holds64(self, word: u64, value: u64) -> bool {
-        match self {
-            Condition::Geq => word.wrapping_sub(value) as i64 >= 0,
-            Condition::Eq => word == value,
-            Condition::And => word & value != 0,
-            Condition::Nor => !(word | value) != 0,
-        }
-    }
+    };
 }
+
+of_width!(u32, i32, satisfier32, holds32);
+of_width!(u64, i64, satisfier64, holds64);
 
 /// One operation of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,8 @@ pub(crate) mod spans;
 pub(crate) mod timeline;
 pub(crate) mod use_count;
 
+pub(crate) use timeline::Timeline;
+
 pub use pinned::PinnedMemory;
 pub use timeline::{Blocked, TimelinePoint};
 

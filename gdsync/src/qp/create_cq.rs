@@ -1,14 +1,10 @@
 //! Making completion queues, by verbs or by commands of the device.
 
-use crate::qp::config::CompletionQueueConfig;
-use crate::qp::cq::{CompletionQueue, CompletionQueueInner, CqObject};
-use crate::qp::devx;
+use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{CompletionQueue, CompletionQueueConfig, CompletionQueueInner, devx};
 use crate::queue::Ring;
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::{Error, QueuePairError};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueuePairError, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex};
@@ -88,16 +84,10 @@ impl VerbsCq {
         let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
         call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
         if out.cqe_size as usize != CQE_SIZE {
-            return Err(Error::QueuePair(QueuePairError::Layout {
-                what: "completion entry size",
-                value: out.cqe_size.into(),
-            }));
+            return Err(QueuePairError::layout("completion entry size", out.cqe_size));
         }
         if !out.cqe_cnt.is_power_of_two() {
-            return Err(Error::QueuePair(QueuePairError::Layout {
-                what: "completion queue entries",
-                value: out.cqe_cnt.into(),
-            }));
+            return Err(QueuePairError::layout("completion queue entries", out.cqe_cnt));
         }
         // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };

@@ -2,10 +2,7 @@
 
 use crate::cuda::{QueueArenas, QueuePlacement};
 use crate::qp::devx;
-use crate::verbs::call;
-use crate::verbs::config::QueueApi;
-use crate::verbs::error::Error;
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{Error, ProtectionDomainInner, QueueApi, call};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_pd};
 use std::ptr::{self, NonNull};

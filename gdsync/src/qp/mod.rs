@@ -20,6 +20,7 @@
 //! driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+mod complete;
 pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
@@ -35,8 +36,8 @@ mod reset;
 mod spoilt_tests;
 pub(crate) mod wait;
 
-use crate::queue::{RequestError, StateError};
-use crate::verbs::QueuePairError;
+pub(crate) use cq::CompletionQueueInner;
+
 pub use checked::CheckedWait;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
@@ -46,30 +47,18 @@ pub use wait::PreparedWait;
 
 use self::create::{Made, QpObject};
 use crate::memory::spans::{Kind, Span};
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
-use crate::queue::claim::Claim;
-use crate::queue::completion::{CompletionState, RawCompletion};
-use crate::queue::datagram::DatagramSource;
-use crate::queue::error::QueueError;
-use crate::queue::failure::FailureCause;
-use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
-use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
+use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::SendState;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::Mtu;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
+use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
-use crate::verbs::gid::GidEntry;
-use crate::verbs::mr::Slice;
-use crate::verbs::pd::ProtectionDomain;
-use crate::verbs::transport::Transport;
+use crate::verbs::{
+    ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice, Transport,
+};
 use gdsync_sys::api::Provider;
-use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -112,7 +101,7 @@ pub struct QueuePair {
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
     pub(crate) object: QpObject,
-    number: u32,
+    pub(crate) number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
@@ -165,8 +154,8 @@ impl QueuePair {
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
@@ -330,14 +319,6 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.send_cq
-    }
-
     /// The send queue. Lock order: completion queue first.
     ///
     /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
@@ -345,10 +326,6 @@ impl QueuePairInner {
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
-    }
-
-    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.recv_cq
     }
 
     pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
@@ -387,10 +364,10 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    /// Whether slices could be posted as a receive.
-    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+    /// The segments of a receive into the slices, if it could be posted.
+    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments).map(drop)
+        data_segments(slices, self.recv_segments)
     }
 
     pub(crate) fn post_recv(
@@ -402,10 +379,7 @@ impl QueuePairInner {
         if let QpState::Failed(cause) = *self.status() {
             return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
-        for slice in slices {
-            self.check(slice, true)?;
-        }
-        let segments = data_segments(slices, self.recv_segments)?;
+        let segments = self.recv_segments(slices)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
         let mut completions = self.recv_cq.lock();
         let mut recv = self.recv();
@@ -418,98 +392,12 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Matches an entry of a completion queue (whose state is locked) with its work request.
-    ///
-    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
-    pub(crate) fn complete(
-        &self,
-        state: &mut CompletionState,
-        raw: &RawCompletion,
-    ) -> Result<Option<Completion>, String> {
-        let cqe = &raw.cqe;
-        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
-        let status = match opcode {
-            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                self.fail(FailureCause::Work(error));
-                Err(error)
-            }
-            _ => Ok(()),
-        };
-        let counter = cqe.wqe_counter();
-        let unknown =
-            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
-        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let (wr_id, kind, claim) = if is_send {
-            let retired = self.send().retire(counter).ok_or_else(unknown)?;
-            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            if retired.cancelled {
-                return Ok(None);
-            }
-            (retired.wr_id, requester_kind(cqe)?, retired.claim)
-        } else {
-            let mut recv = self.recv();
-            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
-            let claim = recv.take_claim();
-            (0..retired).for_each(|_| state.unreserve(true));
-            let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
-        };
-        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
-        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
-        let number = u32::from_be_bytes(cqe.imm());
-        let completion = Completion {
-            wr_id,
-            index: Some(raw.index),
-            qp_num: self.number,
-            kind,
-            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
-            immediate: has_immediate.then_some(number),
-            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
-            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
-            status,
-        };
-        match claim {
-            Some(claim) => {
-                claim.finish(completion);
-                Ok(None)
-            }
-            None => Ok(Some(completion)),
-        }
-    }
-
     /// Rings the card in the place of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
             unsafe { doorbell.ring() };
-        }
-    }
-}
-
-impl Rules for QueuePairInner {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        let region = slice.region();
-        let lkey = slice.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
-        }
-        if card_writes && !region.is_writable() {
-            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
-        }
-        Ok(())
-    }
-
-    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
-            Ok(())
-        } else {
-            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
         }
     }
 }

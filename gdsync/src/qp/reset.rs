@@ -2,10 +2,7 @@
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::failure::ResetBlocker;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
-use crate::verbs::transport::Transport;
+use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
 use std::sync::atomic::Ordering;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
@@ -65,14 +62,14 @@ impl QueuePairInner {
             // What was only prepared completes, too.
             self.flush_unposted();
         }
-        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number(), blocker });
-        for queue in [self.send_cq(), self.recv_cq()] {
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
+        for queue in [&self.send_cq, &self.recv_cq] {
             if queue.lock().is_lost() {
                 return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
             }
         }
         // Held to the end: no thread adds work to queues that are being reset.
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         let mut recv = self.recv();
         if let Some(blocker) = send.blocker(self.failure().is_some()) {
@@ -88,7 +85,7 @@ impl QueuePairInner {
         self.to_reset()?;
         let silent = send.outstanding();
         if silent.entries > 0 {
-            completions.leave_behind(self.number());
+            completions.leave_behind(self.number);
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
         drop(completions);
@@ -101,7 +98,7 @@ impl QueuePairInner {
         if self.config.transport == Transport::Ud {
             self.to_ready()?;
         }
-        tracing::debug!(qpn = self.number(), "queue pair reset");
+        tracing::debug!(qpn = self.number, "queue pair reset");
         Ok(())
     }
 }

@@ -5,11 +5,8 @@ mod device;
 pub(crate) use device::{BorrowedCompletions, Unread};
 
 use super::{ENTRY_WORDS, Ring};
-use crate::memory::HostAddr;
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::queue::doorbell::PeerOp;
-use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
-use crate::queue::outcome::Completion;
+use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::queue::{Completion, OrderError, PeerOp, PollError, QueueError, QueueFull, StateError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;

@@ -1,8 +1,6 @@
 //! Where a datagram came from: what its completion and the header before it say.
 
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gid::{Gid, LinkLayer};
+use crate::verbs::{Endpoint, Error, Gid, LinkLayer, ParseError};
 use gdsync_sys::prm::cqe::{Cqe64, L3_IPV4, L3_IPV6};
 
 /// Bytes at the start of every receive of a UD queue pair: the network header, or nothing meaningful where there was none. The

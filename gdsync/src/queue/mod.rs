@@ -16,6 +16,9 @@ pub(crate) mod request;
 pub(crate) mod send;
 pub(crate) mod status;
 
+pub(crate) use claim::Claim;
+pub(crate) use doorbell::{Doorbell, PeerOp};
+
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
 pub use failure::{FailureCause, ResetBlocker};

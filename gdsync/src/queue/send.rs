@@ -12,11 +12,10 @@ pub(crate) use order::{Before, Replaced};
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
-use crate::queue::claim::{Claim, Claims};
-use crate::queue::doorbell::{Doorbell, ring};
-use crate::queue::error::{OrderError, QueueError, QueueFull};
-use crate::queue::failure::ResetBlocker;
-use crate::queue::request::{Rules, WorkRequest};
+use crate::queue::claim::Claims;
+use crate::queue::doorbell::ring;
+use crate::queue::request::Rules;
+use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, ResetBlocker, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -114,7 +113,7 @@ pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
     /// The doorbell register.
-    register: HostAddr,
+    pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
@@ -151,11 +150,6 @@ impl SendState {
             flushed: false,
             attached: false,
         }
-    }
-
-    /// The doorbell register.
-    pub(crate) fn register(&self) -> HostAddr {
-        self.register
     }
 
     /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
@@ -261,7 +255,7 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            wr_id: request.number(),
+            wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,

@@ -2,8 +2,7 @@
 
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
-use crate::queue::doorbell::PeerOp;
-use crate::queue::outcome::WorkError;
+use crate::queue::{PeerOp, WorkError};
 use crate::verbs::error::Error;
 use parking_lot::Mutex;
 

@@ -1,8 +1,6 @@
 //! What one side of a connection sends to the other. The program chooses the channel.
 
-use crate::verbs::device::Mtu;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gid::{Gid, GidKind};
+use crate::verbs::{Error, Gid, GidKind, Mtu, ParseError};
 use std::fmt;
 use std::str::FromStr;
 

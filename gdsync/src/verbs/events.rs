@@ -1,8 +1,6 @@
 //! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::Error;
+use crate::verbs::{Device, DeviceInner, Error, call};
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
@@ -218,10 +216,10 @@ impl DeviceInner {
         let queue_pairs = concerned.iter().map(|sink| sink.number()).collect();
         let told = AsyncEvent { kind, queue_pairs, port };
         if kind.is_fatal() {
-            tracing::warn!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
             concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
         } else {
-            tracing::info!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::info!(device = &self.name, event = %told, "the card reported an asynchronous event");
         }
         told
     }

@@ -1,8 +1,6 @@
 //! Global identifiers: which a port has, and which one a connection uses.
 
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::error::{Error, PortError, QueuePairError};
+use crate::verbs::{DeviceInner, Error, PortError, QueuePairError, call};
 use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
 use std::ffi::CStr;
 use std::net::Ipv6Addr;
@@ -118,9 +116,7 @@ impl LinkLayer {
             // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
             verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
             verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => {
-                Err(Error::QueuePair(QueuePairError::Layout { what: "port link layer", value: other.into() }))
-            }
+            other => Err(QueuePairError::layout("port link layer", other)),
         }
     }
 }
@@ -202,7 +198,7 @@ impl DeviceInner {
     }
 
     pub(crate) fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
-        choose(&self.gids(port)?, self.name(), port, index)
+        choose(&self.gids(port)?, &self.name, port, index)
     }
 
     fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {

@@ -4,10 +4,7 @@
 //! gdsync destroys what it makes on them, and never them. Both crates must have the same libibverbs: `ibverbs` links the
 //! system's, and gdsync loads it by its name, `libibverbs.so.1`.
 
-use crate::verbs::device::Device;
-use crate::verbs::error::{Error, OpenError};
-use crate::verbs::pd::ProtectionDomain;
-use crate::verbs::provider;
+use crate::verbs::{Device, Error, OpenError, ProtectionDomain, provider};
 use std::ptr::NonNull;
 
 /// The C types of the crate `ibverbs` 0.9, which are those of `ibverbs-sys` 0.3.

@@ -19,6 +19,10 @@ pub mod provider;
 pub(crate) mod registration;
 pub(crate) mod transport;
 
+pub(crate) use device::DeviceInner;
+pub(crate) use mr::MemoryRegionInner;
+pub(crate) use pd::ProtectionDomainInner;
+
 pub use ah::AddressHandle;
 pub use config::{ConnectOptions, QueueApi};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};

@@ -3,10 +3,7 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::call;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gpu_mr::RegistrationPath;
-use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
@@ -60,8 +57,8 @@ pub struct MemoryRegion {
 pub(crate) struct MemoryRegionInner {
     /// None where the program registered the memory itself.
     raw: Option<NonNull<ibv_mr>>,
-    lkey: u32,
-    rkey: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
     access: Access,
     addr: u64,
     len: usize,
@@ -148,8 +145,7 @@ impl MemoryRegion {
 
     /// What a remote side has to know to reach the whole region.
     pub fn remote(&self) -> RemoteMemory {
-        let memory = self.memory();
-        RemoteMemory { addr: memory.addr().get(), len: memory.len() as u64, rkey: self.inner.rkey }
+        self.inner.remote()
     }
 
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
@@ -200,14 +196,6 @@ impl MemoryRegionInner {
 
     pub(crate) fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
-    }
-
-    pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.rkey
     }
 
     /// How the card gets to GPU memory; none for host memory.
@@ -277,9 +265,7 @@ impl Slice {
         region: &Arc<MemoryRegionInner>,
         range: impl RangeBounds<usize>,
     ) -> Result<Self, OutOfBounds> {
-        let Range { start, end } = resolve(range, region.len as u64)?;
-        let (addr, len) = (region.addr + start, (end - start) as usize);
-        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+        Self::within(region, &(region.addr..region.addr + region.len as u64), range)
     }
 
     /// Memory that the program registered itself, in the domain of `region`.

@@ -1,8 +1,6 @@
 //! Protection domains.
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::{Error, OpenError};
+use crate::verbs::{Device, DeviceInner, Error, OpenError, call};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -66,7 +64,7 @@ impl ProtectionDomain {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
         if unsafe { (*pd.as_ptr()).context } != device.context() {
-            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
+            return Err(Error::Open(OpenError::OtherContext { device: device.name.to_owned() }));
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }

@@ -4,19 +4,16 @@ mod kernels;
 mod layout;
 
 use super::gpu::Gpu;
-use super::{median, print, print_json};
+use super::{median, pair};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
-use crate::hca;
+use crate::{hca, text};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
-use gdsync::{
-    Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-};
+use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
 use kernels::{Kernels, Places};
 use layout::Layout;
 use serde::Serialize;
-use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -106,11 +103,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         latency: rows(&columns(|one| &one.latency)),
         rate: rows(&columns(|one| &one.rate)),
     };
-    if options.json { print_json(&results) } else { results.print() }
+    text::print(options.json, &results, || results.text())
 }
 
 impl Results {
-    fn print(&self) -> Result<(), Failure> {
+    fn text(&self) -> String {
         let title = format!("{}, DOORBELLS {}", self.gpu, self.doorbells);
         let header: Vec<&str> = [&*title].into_iter().chain(self.layouts.iter().copied()).collect();
         let sections = [
@@ -127,11 +124,11 @@ impl Results {
                 [format!("{}, {unit}", row.what)].into_iter().chain(cells).collect()
             })
             .collect();
-        print(&header, &lines)?;
+        let mut text = text::table(&header, &lines);
         if let Some(why) = &self.left_out {
-            writeln!(io::stdout().lock(), "no queues in the GPU's memory: {why}")?;
+            text += &format!("no queues in the GPU's memory: {why}\n");
         }
-        Ok(())
+        text
     }
 }
 
@@ -149,7 +146,7 @@ struct Bench<'a> {
     layout: Layout,
     pd: ProtectionDomain,
     /// Each connected with the other.
-    pairs: Vec<[QueuePair; 2]>,
+    pairs: Vec<(QueuePair, QueuePair)>,
     results: PinnedMemory,
     results_at: u64,
 }
@@ -165,19 +162,13 @@ impl<'a> Bench<'a> {
         let pd = ProtectionDomain::new(&device)?;
         let config = QueuePairConfig::default().port(port).send_depth(512).access(Access::all());
         let config = config.placement(layout.queues);
-        let connected = |_| {
-            let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
-            left.connect(&right.endpoint()?, ConnectOptions::default())?;
-            right.connect(&left.endpoint()?, ConnectOptions::default())?;
-            Ok::<_, Failure>([left, right])
-        };
-        let pairs = (0..QUEUES).map(connected).collect::<Result<_, _>>()?;
+        let pairs = (0..QUEUES).map(|_| pair::connected(&pd, config)).collect::<Result<_, _>>()?;
         let results = PinnedMemory::allocate(4096)?;
         let results_at = cuda::pin(&gpu.context, &results)?;
         Ok(Bench { gpu, kernels, layout, pd, pairs, results, results_at })
     }
 
-    fn hand_over(&self, [left, _]: &[QueuePair; 2]) -> Result<DeviceQp, Failure> {
+    fn hand_over(&self, (left, _): &(QueuePair, QueuePair)) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
         if self.layout.indices_in_gpu {
             options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE_BYTES)?);

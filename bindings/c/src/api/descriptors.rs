@@ -107,9 +107,8 @@ pub unsafe extern "C" fn gds_stream_post_descriptors(
         no_flags(flags)?;
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
-        let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
         // SAFETY: the caller's.
-        stream.post(unsafe { read(target, n_descs, descs)?.finish() }?)
+        stream.post(unsafe { read(stream.target(), n_descs, descs)?.finish() }?)
     })
 }
 

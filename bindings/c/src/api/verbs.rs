@@ -28,7 +28,7 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
     Err(CallError::Verbs { call, source })
 }
 
-fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+pub(super) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
     if pointer.is_null() {
         Err(CallError::Verbs { call, source: io::Error::last_os_error() })
     } else {

@@ -7,11 +7,7 @@ use super::sizes::Sizes;
 use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
 use crate::queue::Ring;
-use crate::verbs::ah;
-use crate::verbs::error::Error;
-use crate::verbs::gid::LinkLayer;
-use crate::verbs::pd::ProtectionDomainInner;
-use crate::verbs::transport::Transport;
+use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
 use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
 use gdsync_sys::prm::doorbell::{DBR_RECV, DBR_SEND};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -98,7 +94,7 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.object.number()
+        self.object.number
     }
 
     /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.

@@ -1,9 +1,7 @@
 //! How large queues made by commands become. Pure.
 
 use crate::qp::config::QueuePairConfig;
-use crate::verbs::device::DeviceAttributes;
-use crate::verbs::error::{Error, OutOfRange};
-use crate::verbs::transport::Transport;
+use crate::verbs::{DeviceAttributes, Error, OutOfRange, Transport};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 

@@ -5,8 +5,7 @@ use super::{CudaStream, with_params};
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
 use crate::memop::{MemOp, MemOpStream, StreamError, Word32};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
+use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::stream::Stream;
 use cudarc::driver::sys;
@@ -109,7 +108,7 @@ impl Recorder {
             lowering.lower(&mut kind, Fate::Kept)?;
         }
         if !shape.ends_with_wait() {
-            lowering.progress(lowering.point())?;
+            lowering.progress(lowering.point)?;
         }
         if shape.is_empty() || ops.len() > caps.max_ops {
             return Err(GraphError::Size { operations: ops.len(), limit: caps.max_ops });
