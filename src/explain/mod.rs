@@ -199,7 +199,7 @@ impl Compiled {
             .iter()
             .map(|operation| {
                 let descriptor =
-                    operation.descriptor.map_or_else(|| "ticket".to_owned(), |number| number.to_string());
+                    operation.descriptor.map_or_else(|| "point".to_owned(), |number| number.to_string());
                 vec![operation.submission.to_string(), descriptor, operation.text.clone()]
             })
             .collect();
@@ -268,7 +268,7 @@ mod tests {
             [(Example::Halo, 24, 17), (Example::Pingpong, 6, 5), (Example::Alltoall, 257, 193)]
         {
             let explanation = of(&example_text(example));
-            // What does not fit one submission has a ticket of its own.
+            // What does not fit one submission has a point of its own.
             let count = explanation.plain.operations.len();
             assert!((plain - 1..=plain).contains(&count), "{example:?}: {count}");
             assert_eq!(explanation.merged.unwrap().operations.len(), merged, "{example:?}");
@@ -285,7 +285,7 @@ mod tests {
             "Write32 doorbell record of left",
             "Wait32  entry 0 of left.sent nor",
             "Write32 flag = 0x5",
-            "ticket",
+            "point",
             "merged: 5 memory operations, 1 submissions, 3.52 µs",
         ] {
             assert!(text.contains(said), "{said}:\n{text}");

@@ -1,5 +1,6 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
+use super::Keyed;
 use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 
@@ -144,6 +145,13 @@ impl Bytes {
             Some(_) => Ok(Words { address: self.place.address(), rest: &self.content }),
             None => Err(StreamError::Unsupported { what: "copies among other operations" }),
         }
+    }
+}
+
+impl Keyed<Option<usize>> for Bytes {
+    #[inline]
+    fn key(&self, caps: &MemOpCaps) -> Option<usize> {
+        self.word_count(caps)
     }
 }
 

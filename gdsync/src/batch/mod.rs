@@ -18,9 +18,8 @@ mod table;
 
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
-pub(crate) use descriptor::Key;
 pub(crate) use lower::{Driver, Lowering, Points};
-pub(crate) use merge::{Chunk, Fate, Planner};
+pub(crate) use merge::{Chunk, Fate, Keyed, Planner};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
@@ -193,17 +192,21 @@ impl Batch {
     }
 }
 
-impl Descriptor {
-    /// What the planner has to know.
+impl Keyed<u64> for PreparedSend {
     #[inline]
-    pub(crate) fn key(&self, caps: &MemOpCaps) -> Key {
-        self.map(
-            |send| Arc::as_ptr(&send.queue_pair) as u64,
-            |wait| wait.checked.is_none().then(|| (wait.queue_id(), wait.index())),
-            |bytes| bytes.word_count(caps),
-        )
+    fn key(&self, _caps: &MemOpCaps) -> u64 {
+        Arc::as_ptr(&self.queue_pair) as u64
     }
+}
 
+impl Keyed<Option<(u64, u32)>> for PreparedWait {
+    #[inline]
+    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
+        if self.checked.is_some() { None } else { Some((self.queue_id(), self.index())) }
+    }
+}
+
+impl Descriptor {
     /// Takes the commit back: the stream was not given the descriptor.
     pub(crate) fn undo(&mut self) {
         match self {
@@ -229,7 +232,7 @@ impl fmt::Display for Batch {
         let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);
         while first < self.len() {
             let rest = &self.descriptors[first..];
-            let plan = planner.plan(rest.iter().map(|one| one.key(&caps)), &caps, !self.unmerged);
+            let plan = planner.plan(rest, &caps, !self.unmerged);
             writeln!(f, "submission of {} memory operations:", plan.operations)?;
             for (descriptor, fate) in rest.iter().zip(&planner.fates) {
                 let note = if *fate == Fate::Covered { " (covered)" } else { "" };

@@ -4,8 +4,7 @@
 //! and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches and the proof of the merges
 //! use it, too.
 
-use super::descriptor::{self, Key};
-use super::{Chunk, Driver, Fate, Lowering, Planner, Points, Words};
+use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::{Doorbell, PeerOp, Status};
@@ -126,15 +125,25 @@ impl PaperWait {
     }
 }
 
-impl Descriptor {
-    fn key(&self) -> Key {
-        self.map(
-            |send| Target::Record(send.queue_pair).addr().get(),
-            |wait| (!wait.checked).then(|| (Target::Entry(wait.queue, 0).addr().get(), wait.index)),
-            |bytes| match *bytes {},
-        )
+impl Keyed<u64> for PaperSend {
+    fn key(&self, _caps: &MemOpCaps) -> u64 {
+        Target::Record(self.queue_pair).addr().get()
     }
+}
 
+impl Keyed<Option<(u64, u32)>> for PaperWait {
+    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
+        (!self.checked).then(|| (Target::Entry(self.queue, 0).addr().get(), self.index))
+    }
+}
+
+impl Keyed<Option<usize>> for Infallible {
+    fn key(&self, _caps: &MemOpCaps) -> Option<usize> {
+        match *self {}
+    }
+}
+
+impl Descriptor {
     /// Names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
@@ -154,22 +163,14 @@ impl Descriptor {
 }
 
 /// The driver of a lowering on paper.
-struct Paper<'a>(&'a MemOpCaps);
+struct Paper;
 
-impl Driver for Paper<'_> {
+impl Driver for Paper {
     type Send = PaperSend;
     type Wait = PaperWait;
     type Place = u32;
     type Bytes = Infallible;
     type Error = StreamError;
-
-    fn caps(&self) -> &MemOpCaps {
-        self.0
-    }
-
-    fn timeline(&self) -> HostAddr {
-        Target::Progress.addr()
-    }
 
     fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {
         Ok(StreamAddr::new(addr.get()))
@@ -179,19 +180,13 @@ impl Driver for Paper<'_> {
         self.translate(Target::Word(*word).addr(), len)
     }
 
-    fn words<'b>(&self, bytes: &'b Infallible) -> Result<(StreamAddr, Words<'b>), StreamError> {
-        match *bytes {}
-    }
-
     fn commit_send(&self, send: &mut PaperSend) -> Result<Option<Doorbell>, StreamError> {
         Ok(Some(send.doorbell()))
     }
 
-    fn commit_wait(&self, wait: &mut PaperWait, _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, wait: &mut PaperWait, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(wait.poll())
     }
-
-    fn commit_covered(&self, _wait: &mut PaperWait, _point: TimelinePoint) {}
 }
 
 /// What a batch on paper compiles to. The memory that it needs is reused.
@@ -231,35 +226,24 @@ impl Program {
         let mut first = 0;
         while first < batch.len() {
             let rest = &batch[first..];
-            let plan = self.planner.plan(rest.iter().map(Descriptor::key), caps, merged);
-            self.lower(first, &rest[..plan.count], caps, merged, &plan)?;
+            let plan = self.planner.plan(rest, caps, merged);
+            let points = Points::planned(self.point, &plan);
+            let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
+            let mut lowering = Lowering::new(Paper, caps, timeline, merged, points.before, ops);
+            for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
+                lowering.lower(&mut { *descriptor }, *fate)?;
+                self.descriptors.resize(lowering.ops.len(), i as u32);
+            }
+            self.covered.extend(self.planner.fates.iter().map(|fate| *fate == Fate::Covered));
+            lowering.catch_up()?;
+            if points.open {
+                lowering.progress(points.end)?;
+            }
+            self.point = points.end;
             first += plan.count;
+            self.descriptors.resize(self.operations.len(), first as u32 - 1);
+            self.ends.push(self.operations.len());
         }
-        Ok(())
-    }
-
-    fn lower(
-        &mut self,
-        first: usize,
-        chunk: &[Descriptor],
-        caps: &MemOpCaps,
-        merged: bool,
-        plan: &Chunk,
-    ) -> Result<(), StreamError> {
-        let points = Points::planned(self.point, plan);
-        let mut lowering = Lowering::new(Paper(caps), merged, points.before, &mut self.operations);
-        for (i, (descriptor, fate)) in chunk.iter().zip(&self.planner.fates).enumerate() {
-            lowering.lower(&mut { *descriptor }, *fate)?;
-            self.descriptors.resize(lowering.ops.len(), (first + i) as u32);
-            self.covered.push(*fate == Fate::Covered);
-        }
-        lowering.catch_up()?;
-        if points.open {
-            lowering.progress(points.end)?;
-        }
-        self.point = points.end;
-        self.descriptors.resize(self.operations.len(), (first + chunk.len()).saturating_sub(1) as u32);
-        self.ends.push(self.operations.len());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
+use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{PreparedSend, PreparedWait, QueuePair};
 use crate::queue::{Doorbell, PeerOp, QueueError};
@@ -28,16 +28,6 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Error = PostFailure;
 
     #[inline]
-    fn caps(&self) -> &MemOpCaps {
-        &self.stream.caps
-    }
-
-    #[inline]
-    fn timeline(&self) -> HostAddr {
-        self.stream.timeline.word()
-    }
-
-    #[inline]
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
         self.state.translations.translate(&self.stream.backend, addr, len)
     }
@@ -57,13 +47,14 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     #[inline]
-    fn commit_wait(&self, wait: &mut PreparedWait, point: TimelinePoint) -> Option<PeerOp> {
-        wait.commit(&self.stream.timeline, point)
-    }
-
-    #[inline]
-    fn commit_covered(&self, wait: &mut PreparedWait, point: TimelinePoint) {
-        wait.commit_covered(point);
+    fn commit_wait(&self, wait: &mut PreparedWait, fate: Fate, point: TimelinePoint) -> Option<PeerOp> {
+        match fate {
+            Fate::Kept => wait.commit(&self.stream.timeline, point),
+            Fate::Covered => {
+                wait.commit_covered(point);
+                None
+            }
+        }
     }
 
     /// To the card's register, or through the proxy.
@@ -139,7 +130,7 @@ impl<B: MemOpStream> Stream<B> {
         ops: &'a mut Vec<MemOp>,
     ) -> Lowering<'a, Posting<'a, B>> {
         let driver = Posting { stream: self, state, end: points.end, rings: Vec::new() };
-        Lowering::new(driver, merged, points.before, ops)
+        Lowering::new(driver, &self.caps, self.timeline.word(), merged, points.before, ops)
     }
 
     /// Marks descriptors as posted and appends their operations.

@@ -175,8 +175,7 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             let mut planner = std::mem::take(&mut state.planner);
-            let keys = rest.as_slice().iter().map(|descriptor| descriptor.key(&self.caps));
-            let plan = planner.plan(keys, &self.caps, !unmerged);
+            let plan = planner.plan(rest.as_slice(), &self.caps, !unmerged);
             // A batch that is one submission is not copied.
             let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
                 std::mem::take(&mut rest).collect()

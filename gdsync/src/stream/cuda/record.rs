@@ -4,7 +4,7 @@ use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, no
 use super::{CudaStream, with_params};
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError, Word32};
+use crate::memop::{MemOp, MemOpStream, StreamError, Word32};
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::stream::Stream;
@@ -58,7 +58,6 @@ fn sink() -> Result<HostAddr, CudaError> {
 /// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and every wait is satisfied.
 struct Idle<'a> {
     stream: &'a CudaStream,
-    caps: MemOpCaps,
     sink: HostAddr,
 }
 
@@ -74,14 +73,6 @@ impl Driver for Idle<'_> {
     type Place = ();
     type Bytes = ();
     type Error = GraphError;
-
-    fn caps(&self) -> &MemOpCaps {
-        &self.caps
-    }
-
-    fn timeline(&self) -> HostAddr {
-        self.at(POINT)
-    }
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
         self.stream.translate(addr, len)
@@ -100,11 +91,9 @@ impl Driver for Idle<'_> {
         Ok(Some(Doorbell { record_at, record: 0, register, value: 0 }))
     }
 
-    fn commit_wait(&self, _wait: &mut (), _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, _wait: &mut (), _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(PeerOp::PollAnd { addr: self.at(ONE), value: 1 })
     }
-
-    fn commit_covered(&self, _wait: &mut (), _point: TimelinePoint) {}
 }
 
 impl Recorder {
@@ -112,8 +101,9 @@ impl Recorder {
     fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
         let caps = stream.caps();
         let mut ops = Vec::new();
-        let driver = Idle { stream, caps, sink: sink()? };
-        let mut lowering = Lowering::new(driver, false, TimelinePoint::default(), &mut ops);
+        let driver = Idle { stream, sink: sink()? };
+        let (timeline, before) = (driver.at(POINT), TimelinePoint::default());
+        let mut lowering = Lowering::new(driver, &caps, timeline, false, before, &mut ops);
         for mut kind in shape.descriptors() {
             lowering.lower(&mut kind, Fate::Kept)?;
         }
