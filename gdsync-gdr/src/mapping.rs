@@ -157,7 +157,7 @@ impl Mapping {
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
     pub fn copy_to_by(&self, kernel: StoreKernel, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         if !kernel.is_available() {
-            return Err(MappingError::no_store_kernel(kernel));
+            return Err(MappingError::no_kernel(kernel, StoreKernel::available()));
         }
         let to = self.place(offset, from.len())?;
         // SAFETY: as in `copy_to`; the processor has the kernel (checked).
@@ -178,7 +178,7 @@ impl Mapping {
         into: &mut [u8],
     ) -> Result<(), MappingError> {
         if !kernel.is_available() {
-            return Err(MappingError::no_load_kernel(kernel));
+            return Err(MappingError::no_kernel(kernel, LoadKernel::available()));
         }
         let from = self.place(offset, into.len())?;
         // SAFETY: as in `copy_from`; the processor has the kernel (checked).

@@ -185,7 +185,7 @@ impl Queue {
         device: &impl MemOpStream,
         options: &DeviceQueueOptions,
     ) -> Result<DeviceQueue, NotifyError> {
-        let Connections { rank, size, timeout, .. } = *self.connections();
+        let Connections { rank, size, timeout, .. } = *self.team;
         self.flush(timeout)?;
         let attach = |rank| {
             let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);

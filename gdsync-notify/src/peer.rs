@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Peer {
     rank: u32,
-    queue_pair: QueuePair,
+    pub(crate) queue_pair: QueuePair,
     progress: Mutex<Progress>,
 }
 
@@ -28,10 +28,6 @@ struct Progress {
 impl Peer {
     pub(crate) fn new(rank: u32, queue_pair: QueuePair) -> Self {
         Peer { rank, queue_pair, progress: Mutex::default() }
-    }
-
-    pub(crate) fn queue_pair(&self) -> &QueuePair {
-        &self.queue_pair
     }
 
     /// Locks the queue for one caller, so that requests that belong together follow each other. Each request waits for room

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// or by another stream is refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    team: Arc<Connections>,
+    pub(crate) team: Arc<Connections>,
     index: usize,
 }
 
@@ -33,18 +33,13 @@ impl Queue {
         Ok(self.peer(rank)?.lock(self.team.timeout))
     }
 
-    /// The team's ranks, queue pairs and timeout.
-    pub(crate) fn connections(&self) -> &Connections {
-        &self.team
-    }
-
     /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A program that posts there does not
     /// poll its send completion queue: [`Self::flush`] does.
     ///
     /// # Errors
     /// [`NotifyError::Rank`].
     pub fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
-        Ok(self.peer(rank)?.queue_pair())
+        Ok(&self.peer(rank)?.queue_pair)
     }
 
     /// Writes the slice into the segment of a rank, from a byte offset on, without a notification. The slice must not change

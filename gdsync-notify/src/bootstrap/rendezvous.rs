@@ -58,11 +58,6 @@ pub(super) fn unix(socket: UnixStream) -> io::Result<Box<dyn Socket>> {
     Ok(Box::new(socket))
 }
 
-/// The path of the job's socket on this host.
-fn local_socket(job: &Job, base: &Path) -> Result<std::path::PathBuf, BootstrapError> {
-    folder::socket_path(base, job.key())
-}
-
 /// Listens, for rank 0.
 pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
     let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
@@ -73,7 +68,7 @@ pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError>
             Ok(Listener::Tcp(listener))
         }
         Meeting::Local(_) => {
-            let path = local_socket(job, base)?;
+            let path = folder::socket_path(base, job.key())?;
             let (listener, _name) = folder::listen(&path).map_err(refused(path.display().to_string()))?;
             listener.set_nonblocking(true).map_err(refused(path.display().to_string()))?;
             Ok(Listener::Unix { listener, _name })
@@ -197,7 +192,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let path = match job.meeting() {
-        Meeting::Local(_) => local_socket(job, base)?,
+        Meeting::Local(_) => folder::socket_path(base, job.key())?,
         Meeting::Root(_) => std::path::PathBuf::new(),
     };
     let try_once = || match job.meeting() {
@@ -221,7 +216,6 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
                     Err(LinkError::Closed) if Instant::now() < deadline => {
                         io::Error::from(io::ErrorKind::ConnectionReset)
                     }
-                    Err(LinkError::Malformed(malformed)) => return Err(protocol(0, &malformed.0)),
                     Err(error) => return Err(failed(0, error, timeout)),
                 }
             }

@@ -299,12 +299,8 @@ impl fmt::Display for Cqe64 {
         }
         write!(f, " owner {} qpn {:#x} counter {}", u8::from(self.owner()), self.qpn(), self.wqe_counter())?;
         if self.is_error() {
-            return write!(
-                f,
-                " syndrome {:#04x} vendor {:#04x}",
-                self.raw_syndrome(),
-                self.vendor_syndrome()
-            );
+            let (syndrome, vendor) = (self.raw_syndrome(), self.vendor_syndrome());
+            return write!(f, " syndrome {syndrome:#04x} vendor {vendor:#04x}");
         }
         write!(f, " bytes {}", self.byte_count())
     }

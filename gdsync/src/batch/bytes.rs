@@ -75,8 +75,8 @@ impl MemoryWrite {
 /// One piece of a write.
 #[derive(Debug)]
 pub(crate) struct Bytes {
-    place: Place,
-    content: Box<[u8]>,
+    pub(crate) place: Place,
+    pub(crate) content: Box<[u8]>,
     /// Where the backend keeps its copy of the content, once the piece is submitted.
     staged: Staged,
 }
@@ -120,14 +120,6 @@ impl Iterator for Words<'_> {
 }
 
 impl Bytes {
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
-    }
-
-    pub(crate) fn content(&self) -> &[u8] {
-        &self.content
-    }
-
     /// Keeps the backend's copy alive as long as the piece.
     pub(crate) fn keep(&mut self, staged: Staged) {
         self.staged = staged;

@@ -89,7 +89,7 @@ pub(crate) struct Lowering<'a, D> {
     pub(crate) ops: &'a mut Vec<MemOp>,
     merged: bool,
     /// The last point that was taken.
-    point: TimelinePoint,
+    pub(crate) point: TimelinePoint,
     /// The last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
     /// The last point is not written yet (merged batches only).
@@ -101,11 +101,6 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     pub(crate) fn new(driver: D, merged: bool, before: TimelinePoint, ops: &'a mut Vec<MemOp>) -> Self {
         Lowering { driver, ops, merged, point: before, in_run: false, unwritten: false }
-    }
-
-    /// The last point that was taken.
-    pub(crate) fn point(&self) -> TimelinePoint {
-        self.point
     }
 
     /// Marks a descriptor as posted and appends its operations.

@@ -56,17 +56,12 @@ impl Costs {
 /// Plans batches. The memory that it needs is reused.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    fates: Vec<Fate>,
+    pub(crate) fates: Vec<Fate>,
     /// Of each queue in the scope: the descriptor that is kept so far, and its index.
     table: Table,
 }
 
 impl Planner {
-    /// What becomes of the descriptors of the last plan.
-    pub(crate) fn fates(&self) -> &[Fate] {
-        &self.fates
-    }
-
     /// Plans as many descriptors as fit one submission, the closing point included. One always does.
     pub(crate) fn plan(
         &mut self,

@@ -18,7 +18,7 @@ const fn bytes(words: usize) -> Key {
 fn plan(items: &[Key], caps: &MemOpCaps, merged: bool) -> (Chunk, Vec<Fate>) {
     let mut planner = Planner::default();
     let chunk = planner.plan(items.iter().copied(), caps, merged);
-    (chunk, planner.fates().to_vec())
+    (chunk, planner.fates.to_vec())
 }
 
 fn fates(items: &[Key]) -> Vec<Fate> {

@@ -25,10 +25,7 @@ pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
 use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
-use crate::qp::QueuePairInner;
-use crate::qp::checked::CheckedWait;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{CheckedWait, PreparedSend, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
 
@@ -201,7 +198,7 @@ impl Descriptor {
     #[inline]
     pub(crate) fn key(&self, caps: &MemOpCaps) -> Key {
         self.map(
-            |send| Arc::as_ptr(send.queue_pair()) as u64,
+            |send| Arc::as_ptr(&send.queue_pair) as u64,
             |wait| wait.checked.is_none().then(|| (wait.queue_id(), wait.index())),
             |bytes| bytes.word_count(caps),
         )
@@ -219,8 +216,8 @@ impl Descriptor {
     /// The queue pairs on which its end depends.
     pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
         match self {
-            Descriptor::Send(send) => std::slice::from_ref(send.queue_pair()),
-            Descriptor::WaitCq(wait) => wait.queue_pairs(),
+            Descriptor::Send(send) => std::slice::from_ref(&send.queue_pair),
+            Descriptor::WaitCq(wait) => &wait.queue_pairs,
             _ => &[],
         }
     }
@@ -234,7 +231,7 @@ impl fmt::Display for Batch {
             let rest = &self.descriptors[first..];
             let plan = planner.plan(rest.iter().map(|one| one.key(&caps)), &caps, !self.unmerged);
             writeln!(f, "submission of {} memory operations:", plan.operations)?;
-            for (descriptor, fate) in rest.iter().zip(planner.fates()) {
+            for (descriptor, fate) in rest.iter().zip(&planner.fates) {
                 let note = if *fate == Fate::Covered { " (covered)" } else { "" };
                 writeln!(f, "  {descriptor}{note}")?;
             }
@@ -258,7 +255,7 @@ impl fmt::Display for Descriptor {
             Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Bytes(bytes) => {
-                write!(f, "write {} bytes to {}", bytes.content().len(), bytes.place())
+                write!(f, "write {} bytes to {}", bytes.content.len(), bytes.place)
             }
             Descriptor::Barrier => f.write_str("barrier"),
             Descriptor::Flush => f.write_str("flush"),

@@ -248,7 +248,7 @@ impl Program {
     ) -> Result<(), StreamError> {
         let points = Points::planned(self.point, plan);
         let mut lowering = Lowering::new(Paper(caps), merged, points.before, &mut self.operations);
-        for (i, (descriptor, fate)) in chunk.iter().zip(self.planner.fates()).enumerate() {
+        for (i, (descriptor, fate)) in chunk.iter().zip(&self.planner.fates).enumerate() {
             lowering.lower(&mut { *descriptor }, *fate)?;
             self.descriptors.resize(lowering.ops.len(), (first + i) as u32);
             self.covered.push(*fate == Fate::Covered);

@@ -129,10 +129,10 @@ impl Drop for CaptureModeGuard {
 /// What gdsync knows of one context. Kept for the life of the process, and the context with it.
 pub(crate) struct GpuContext {
     /// The driver's number for it, never used again.
-    id: u64,
-    raw: Context,
-    ordinal: i32,
-    capabilities: GpuCapabilities,
+    pub(crate) id: u64,
+    pub(crate) raw: Context,
+    pub(crate) ordinal: i32,
+    pub(crate) capabilities: GpuCapabilities,
     map: Arc<PeerMap<Pages>>,
     /// Open while operations may be submitted, closed while calls are made that wait for the GPU: those must find it idle, and
     /// stay alone with it.
@@ -197,22 +197,6 @@ impl GpuContext {
         tracing::debug!(device, ?capabilities, "a GPU");
         contexts.insert(id, made.clone());
         Ok(made)
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn capabilities(&self) -> GpuCapabilities {
-        self.capabilities
-    }
-
-    pub(crate) fn ordinal(&self) -> i32 {
-        self.ordinal
-    }
-
-    pub(crate) fn raw(&self) -> Context {
-        self.raw
     }
 
     /// Makes the context current for the calling thread.

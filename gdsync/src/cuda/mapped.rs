@@ -115,7 +115,7 @@ impl MappedMemory {
     ) -> Result<Self, MappingError> {
         let refused = |refusal| MappingError::Refused { backend, refusal };
         // Before any memory is taken.
-        backend.offered_on(Gpu::from_device(context.ordinal()), by_name).map_err(refused)?;
+        backend.offered_on(Gpu::from_device(context.ordinal), by_name).map_err(refused)?;
         let memory = Self::pin_by(backend, &GpuMemory::allocate_exportable(context, len)?)?;
         memory.verify().map_err(refused)?;
         Ok(memory)

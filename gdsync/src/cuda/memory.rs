@@ -85,7 +85,7 @@ impl GpuMemory {
             let _mode = super::CaptureModeGuard::relaxed();
             Exportable::allocate(context, len)?
         };
-        let (address, size) = (memory.address(), memory.size());
+        let (address, size) = (memory.address, memory.size);
         let memory = Self::known(address, len, context.clone(), Owner::Program(Box::new(memory)));
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
@@ -256,9 +256,9 @@ impl GpuMemory {
 
     /// The memory, as mappings of it name it.
     pub(super) fn range(&self) -> GpuRange {
-        let gpu = Gpu::from_device(self.inner.context.ordinal());
+        let gpu = Gpu::from_device(self.inner.context.ordinal);
         // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
-        let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
+        let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
         // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
         range.kept(match &self.inner.owner {
             Owner::Ours => true,
@@ -290,7 +290,7 @@ pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaE
 
 impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal())
+        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal)
     }
 }
 

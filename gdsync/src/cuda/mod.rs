@@ -110,7 +110,7 @@ pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
 /// # Errors
 /// [`DriverError::Call`].
 pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaError> {
-    Ok(GpuContext::of(context)?.capabilities())
+    Ok(GpuContext::of(context)?.capabilities)
 }
 
 /// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory lives. (Of memory with no

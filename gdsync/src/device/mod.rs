@@ -122,7 +122,7 @@ impl DeviceQp {
         device: &impl MemOpStream,
         options: &DeviceQpOptions,
     ) -> Result<Self, DeviceQpError> {
-        let qpn = queue_pair.number();
+        let qpn = queue_pair.number;
         if queue_pair.config.transport != Transport::Rc {
             return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
         }
@@ -197,7 +197,7 @@ impl DeviceQp {
 
     /// Number of the queue pair.
     pub fn qp_num(&self) -> u32 {
-        self.queue_pair.number()
+        self.queue_pair.number
     }
 
     /// The progress of kernels. While they run, the numbers are of slightly different times.
@@ -240,12 +240,12 @@ fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stal
 impl QueuePairInner {
     /// Attaches both queues, or neither.
     fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
-        let qpn = self.number();
-        let alone = self.send_cq().attached().is_some_and(|attached| {
+        let qpn = self.number;
+        let alone = self.send_cq.attached().is_some_and(|attached| {
             matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
-                && !Arc::ptr_eq(self.send_cq(), self.recv_cq())
+                && !Arc::ptr_eq(&self.send_cq, &self.recv_cq)
         });
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         self.check_connected().map_err(DeviceQpError::NotReady)?;
         if !alone {

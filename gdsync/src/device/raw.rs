@@ -7,11 +7,7 @@
 
 use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueue;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
-use crate::qp::{QpState, QueuePair};
+use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
 use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull};
 use crate::util::pause::Pause;
 use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};

@@ -126,7 +126,7 @@ impl<R: Registrar> PeerMap<R> {
         let translated = run.translate(base, addr);
         // It is not known which of them the operation means, so each holds the run.
         for span in &spans {
-            if runs.held.entry(span.id()).or_default().insert(base) {
+            if runs.held.entry(span.id).or_default().insert(base) {
                 if let Some(run) = runs.by_base.get_mut(&base) {
                     run.holders += 1;
                 }
@@ -146,15 +146,15 @@ impl<R: Registrar> PeerMap<R> {
             runs.by_base.extend(revived.map(|run| (base, run)));
             return Ok(());
         }
-        let answer = self.registrar.register(base, len, span.kind());
+        let answer = self.registrar.register(base, len, span.kind);
         if let Err(reason) = &answer {
             tracing::debug!(?span, reason, "a device cannot reach pages");
             // Registers stay out of reach. Memory may be refused for the moment only.
-            if !matches!(span.kind(), Kind::Registers { .. }) {
+            if !matches!(span.kind, Kind::Registers { .. }) {
                 return Err(MapError::Refused(reason.clone()));
             }
         }
-        let exclusive = span.kind() != Kind::Pages;
+        let exclusive = span.kind != Kind::Pages;
         runs.by_base.insert(base, Run { len, answer, exclusive, holders: 0, gone: Vec::new() });
         Ok(())
     }

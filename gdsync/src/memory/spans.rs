@@ -43,10 +43,10 @@ pub(crate) trait Watcher: Send + Sync {
 
 /// A span that is there. Goes with its last handle.
 pub(crate) struct Span {
-    id: u64,
+    pub(crate) id: u64,
     base: u64,
     len: u64,
-    kind: Kind,
+    pub(crate) kind: Kind,
     releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
@@ -100,15 +100,6 @@ impl Span {
             .flat_map(|(base, here)| here.iter().map(move |known| (base, known)))
             .filter(|(base, known)| end <= *base + known.len);
         before.filter_map(|(_, known)| known.span.upgrade()).collect()
-    }
-
-    /// Number of the span, unique in the process.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// The part around `addr` that is mapped in one go: base and length, in whole pages.
@@ -176,20 +167,20 @@ mod tests {
     }
 
     fn found(addr: u64, len: u64) -> Vec<u64> {
-        Span::find(addr, len).iter().map(|span| span.id()).collect()
+        Span::find(addr, len).iter().map(|span| span.id).collect()
     }
 
     #[test]
     fn all_spans_around_an_address_are_found() {
         let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
         let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
-        assert_eq!(found(BASE + 0x1010, 8), [outer.id(), inner.id()]);
-        assert_eq!(found(BASE + 0x10fc, 8), [outer.id()]);
-        assert_eq!(found(BASE + 0x3ffc, 4), [outer.id()]);
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id, inner.id]);
+        assert_eq!(found(BASE + 0x10fc, 8), [outer.id]);
+        assert_eq!(found(BASE + 0x3ffc, 4), [outer.id]);
         assert!(found(BASE + 0x3ffc, 8).is_empty() && found(BASE - 4, 4).is_empty());
         assert!(found(u64::MAX, 8).is_empty());
         drop(inner);
-        assert_eq!(found(BASE + 0x1010, 8), [outer.id()]);
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id]);
         drop(outer);
         assert!(found(BASE + 0x1010, 8).is_empty());
     }
@@ -201,10 +192,10 @@ mod tests {
             Span::announce(base, 4096, registers, nothing()),
             Span::announce(base, 4096, registers, nothing()),
         );
-        assert_eq!(one.id(), two.id());
+        assert_eq!(one.id, two.id);
         let other = Span::announce(base, 4096, Kind::Pages, nothing());
-        assert_ne!(one.id(), other.id());
-        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id(), other.id());
+        assert_ne!(one.id, other.id);
+        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id, other.id);
     }
 
     fn counting(released: &Arc<AtomicU64>) -> Release {
@@ -219,7 +210,7 @@ mod tests {
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
-        let id = span.id();
+        let id = span.id;
         for told in [&one, &two, &one] {
             span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
         }

@@ -2,14 +2,10 @@
 
 use crate::qp::QueuePairInner;
 use crate::queue::completion::{CompletionState, RawCompletion};
-use crate::queue::datagram::DatagramSource;
-use crate::queue::error::{QueueError, RequestError};
-use crate::queue::failure::FailureCause;
-use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
+use crate::queue::outcome::{bytes_of, requester_kind};
 use crate::queue::request::{Limits, Rules};
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::mr::Slice;
-use crate::verbs::transport::Transport;
+use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, RequestError, WorkError, WorkKind};
+use crate::verbs::{AddressHandle, Slice, Transport};
 use gdsync_sys::prm::cqe::CqeOpcode;
 use std::sync::Arc;
 
@@ -93,7 +89,7 @@ impl Rules for QueuePairInner {
     }
 
     fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
+        if Arc::ptr_eq(&handle.inner.pd, &self.domain.pd) && handle.inner.port == self.config.port {
             Ok(())
         } else {
             Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))

@@ -41,12 +41,12 @@ impl QueuePairInner {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
         let pd = &self.domain.pd;
         let raw = match &self.object {
-            QpObject::Verbs(qp) => qp.raw(),
+            QpObject::Verbs(qp) => qp.raw,
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
         };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
         let rc = unsafe { (pd.device.api.modify_qp)(raw, attr, mask as libc::c_int) };
-        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number()))
+        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
     }
 
     pub(crate) fn to_init(&self) -> Result<(), Error> {
@@ -69,8 +69,7 @@ impl QueuePairInner {
     /// A UD queue pair, which has nothing to connect to, becomes ready at once.
     pub(crate) fn to_ready(&self) -> Result<(), Error> {
         let mut status = self.status();
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "INIT to RTR")?;
+        self.to_state(verbs::IBV_QPS_RTR, "INIT to RTR")?;
         let sq_psn = self.psn.load(Ordering::Relaxed);
         let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
@@ -80,13 +79,16 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_reset(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RESET, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to RESET")
+        self.to_state(verbs::IBV_QPS_RESET, "to RESET")
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
+    }
+
+    /// A step that takes no attributes.
+    fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
+        self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
@@ -94,7 +96,7 @@ impl QueuePairInner {
         let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
         let GidEntry { gid, kind, .. } = self.gid;
         Ok(Endpoint {
-            qpn: self.number(),
+            qpn: self.number,
             psn: self.psn.load(Ordering::Relaxed),
             kind,
             lid: port.lid,
@@ -105,7 +107,7 @@ impl QueuePairInner {
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         let mut status = self.status();
-        let (qpn, needed) = (self.number(), "new (INIT)");
+        let (qpn, needed) = (self.number, "new (INIT)");
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,

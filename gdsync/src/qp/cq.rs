@@ -1,7 +1,6 @@
 //! Completion queues.
 
-use crate::qp::QueuePairInner;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{Completion, PollError, QueueError, Ring};
 use crate::verbs::device::DeviceInner;
@@ -60,7 +59,7 @@ pub(crate) struct CompletionQueueInner {
     state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
-    device: Arc<DeviceInner>,
+    pub(crate) device: Arc<DeviceInner>,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
@@ -151,12 +150,8 @@ impl CompletionQueueInner {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Both of its queues may complete here.
         if !known.iter().any(|(_, weak)| ptr::eq(weak.as_ptr(), Arc::as_ptr(queue_pair))) {
-            known.push((queue_pair.number(), Arc::downgrade(queue_pair)));
+            known.push((queue_pair.number, Arc::downgrade(queue_pair)));
         }
-    }
-
-    pub(crate) fn device(&self) -> &Arc<DeviceInner> {
-        &self.device
     }
 
     /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same number is attached meanwhile.

@@ -1,10 +1,8 @@
 //! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
 
 use crate::memory::HostAddr;
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
-use crate::qp::{QueuePairInner, devx};
+use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
 use crate::queue::Ring;
 use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
@@ -24,7 +22,7 @@ pub(crate) enum QpObject {
 /// A queue pair of verbs; null once it is destroyed.
 #[derive(Debug)]
 pub(crate) struct VerbsQp {
-    raw: *mut ibv_qp,
+    pub(crate) raw: *mut ibv_qp,
     device: Arc<DeviceInner>,
 }
 
@@ -65,10 +63,6 @@ impl QpObject {
 }
 
 impl VerbsQp {
-    pub(crate) fn raw(&self) -> *mut ibv_qp {
-        self.raw
-    }
-
     fn destroy(&mut self) {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         if !raw.is_null() {
@@ -182,7 +176,7 @@ fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             Error::QueuePair(QueuePairError::NoTransport {
-                device: domain.pd.device.name().to_owned(),
+                device: domain.pd.device.name.to_owned(),
                 transport,
             })
         }
@@ -229,7 +223,7 @@ impl Drop for QueuePairInner {
         // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
         // rings nor the memory that work requests name; fields drop afterwards.
         self.object.destroy();
-        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().outstanding());
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {
             if Arc::ptr_eq(queue, &self.send_cq) {
                 (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));
@@ -237,7 +231,7 @@ impl Drop for QueuePairInner {
             if Arc::ptr_eq(queue, &self.recv_cq) {
                 (0..receives).for_each(|_| state.unreserve(true));
             }
-            queue.detach(state, self.number());
+            queue.detach(state, self.number);
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Making completion queues, by verbs or by commands of the device.
 
-use crate::qp::config::CompletionQueueConfig;
-use crate::qp::cq::{CompletionQueue, CompletionQueueInner, CqObject};
-use crate::qp::devx;
+use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{CompletionQueue, CompletionQueueConfig, CompletionQueueInner, devx};
 use crate::queue::Ring;
 use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueuePairError, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};

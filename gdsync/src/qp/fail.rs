@@ -33,7 +33,7 @@ impl Drop for QueuePair {
         if self.inner.in_flight()
             && let Err(error) = self.inner.abort()
         {
-            tracing::error!(%error, qpn = self.inner.number(), "a queue pair in flight could not be aborted");
+            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
         }
     }
 }
@@ -64,9 +64,9 @@ impl QueuePairInner {
         }
         match cause {
             FailureCause::Work(_) | FailureCause::Event(_) => {
-                tracing::warn!(qpn = self.number(), %cause, "queue pair failed")
+                tracing::warn!(qpn = self.number, %cause, "queue pair failed")
             }
-            FailureCause::Aborted => tracing::debug!(qpn = self.number(), "queue pair aborted"),
+            FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
         }
         *status = QpState::Failed(cause);
         self.connected.store(false, Ordering::Release);
@@ -95,8 +95,8 @@ impl QueuePairInner {
             return error;
         }
         // One lock at a time: others may take them in the other order.
-        let queues = [self.send_cq(), self.recv_cq()];
-        let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(self.number()));
+        let queues = [&self.send_cq, &self.recv_cq];
+        let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(self.number));
         cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
     }
 

@@ -58,6 +58,7 @@ use crate::verbs::{
 };
 use gdsync_sys::api::Provider;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -100,7 +101,7 @@ pub struct QueuePair {
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
     pub(crate) object: QpObject,
-    number: u32,
+    pub(crate) number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
@@ -153,8 +154,8 @@ impl QueuePair {
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
@@ -318,14 +319,6 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.send_cq
-    }
-
     /// The send queue. Lock order: completion queue first.
     ///
     /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
@@ -333,10 +326,6 @@ impl QueuePairInner {
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
-    }
-
-    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.recv_cq
     }
 
     pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
@@ -375,10 +364,10 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    /// Whether slices could be posted as a receive.
-    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+    /// The segments of a receive into the slices, if it could be posted.
+    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments).map(drop)
+        data_segments(slices, self.recv_segments)
     }
 
     pub(crate) fn post_recv(
@@ -390,10 +379,7 @@ impl QueuePairInner {
         if let QpState::Failed(cause) = *self.status() {
             return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
-        for slice in slices {
-            self.check(slice, true)?;
-        }
-        let segments = data_segments(slices, self.recv_segments)?;
+        let segments = self.recv_segments(slices)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
         let mut completions = self.recv_cq.lock();
         let mut recv = self.recv();

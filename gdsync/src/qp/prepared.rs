@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 #[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
 pub struct PreparedSend {
-    queue_pair: Arc<QueuePairInner>,
+    pub(crate) queue_pair: Arc<QueuePairInner>,
     serial: u64,
     doorbell: Doorbell,
     /// Set while posted: where the queue pair's sends were before.
@@ -74,11 +74,7 @@ impl PreparedSend {
 
     /// The number of the queue pair.
     pub fn qp_num(&self) -> u32 {
-        self.queue_pair.number()
-    }
-
-    pub(crate) fn queue_pair(&self) -> &Arc<QueuePairInner> {
-        &self.queue_pair
+        self.queue_pair.number
     }
 
     /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got it already because its
@@ -127,7 +123,7 @@ impl QueuePairInner {
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
     ) -> Result<(u64, Doorbell), QueueError> {
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
@@ -169,7 +165,7 @@ impl Drop for PreparedSend {
             self.queue_pair.flush_unposted();
             return;
         }
-        let mut completions = self.queue_pair.send_cq().lock();
+        let mut completions = self.queue_pair.send_cq.lock();
         let removed =
             self.queue_pair.send().cancel(self.serial, |removed| completions.newest_is_awaited(removed));
         for i in 0..removed.entries {

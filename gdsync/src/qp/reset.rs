@@ -62,14 +62,14 @@ impl QueuePairInner {
             // What was only prepared completes, too.
             self.flush_unposted();
         }
-        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number(), blocker });
-        for queue in [self.send_cq(), self.recv_cq()] {
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
+        for queue in [&self.send_cq, &self.recv_cq] {
             if queue.lock().is_lost() {
                 return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
             }
         }
         // Held to the end: no thread adds work to queues that are being reset.
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         let mut recv = self.recv();
         if let Some(blocker) = send.blocker(self.failure().is_some()) {
@@ -85,7 +85,7 @@ impl QueuePairInner {
         self.to_reset()?;
         let silent = send.outstanding();
         if silent.entries > 0 {
-            completions.leave_behind(self.number());
+            completions.leave_behind(self.number);
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
         drop(completions);
@@ -98,7 +98,7 @@ impl QueuePairInner {
         if self.config.transport == Transport::Ud {
             self.to_ready()?;
         }
-        tracing::debug!(qpn = self.number(), "queue pair reset");
+        tracing::debug!(qpn = self.number, "queue pair reset");
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
-use crate::qp::cq::CompletionQueueInner;
+use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::{PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +44,7 @@ pub struct PreparedWait {
     /// Once posted: what the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
     /// The queue pairs that completed here when it was prepared: the completion that it counts on is theirs, and needs them alive.
-    queue_pairs: Vec<Arc<QueuePairInner>>,
+    pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
     /// A thread looks at the entry, and the stream waits for what it says.
     pub(crate) checked: Option<Checked>,
 }
@@ -133,11 +132,6 @@ impl PreparedWait {
     pub(crate) fn cq_num(&self) -> u32 {
         self.cq.number()
     }
-
-    /// The queue pairs that complete here.
-    pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
-        &self.queue_pairs
-    }
 }
 
 impl fmt::Display for PreparedWait {
@@ -145,7 +139,7 @@ impl fmt::Display for PreparedWait {
         write!(f, "wait for completion {} of queue {:#x}", self.index, self.cq.number())?;
         for (i, queue_pair) in self.queue_pairs.iter().enumerate() {
             let word = if i == 0 { " (queue pair" } else { "," };
-            write!(f, "{word} {:#x}", queue_pair.number())?;
+            write!(f, "{word} {:#x}", queue_pair.number)?;
         }
         f.write_str(if self.queue_pairs.is_empty() { "" } else { ")" })
     }

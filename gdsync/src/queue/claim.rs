@@ -10,17 +10,13 @@ use std::sync::Arc;
 /// Receives the completion of one start.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    status: Status,
+    pub(crate) status: Status,
     completion: Mutex<Option<Completion>>,
 }
 
 impl Claim {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Claim { status: Status::new()?, completion: Mutex::new(None) }))
-    }
-
-    pub(crate) fn status(&self) -> &Status {
-        &self.status
     }
 
     /// Sets the outcome, unless there is one.

@@ -103,11 +103,6 @@ impl RecvState {
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-
-    /// Receives that are not retired.
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.entries.len() as u32
-    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub struct WorkRequest<'a> {
     /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
-    wr_id: u64,
+    pub(crate) wr_id: u64,
 }
 
 /// Destination of a datagram.
@@ -210,11 +210,6 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// The number that the completion will carry.
-    pub(crate) fn number(&self) -> u64 {
-        self.wr_id
-    }
-
     pub(crate) fn is_signaled(&self) -> bool {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
@@ -349,7 +344,7 @@ impl<'a> WorkRequest<'a> {
     #[inline(always)]
     pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
         if let Some(to) = &self.to {
-            let vector = to.handle.vector().with_destination(to.qpn, to.qkey);
+            let vector = to.handle.inner.vector.with_destination(to.qpn, to.qkey);
             let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(vector);
             segments.into_iter().for_each(|segment| out.put(segment));
         }

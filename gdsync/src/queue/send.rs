@@ -113,7 +113,7 @@ pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
     /// The doorbell register.
-    register: HostAddr,
+    pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
@@ -150,11 +150,6 @@ impl SendState {
             flushed: false,
             attached: false,
         }
-    }
-
-    /// The doorbell register.
-    pub(crate) fn register(&self) -> HostAddr {
-        self.register
     }
 
     /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
@@ -260,7 +255,7 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            wr_id: request.number(),
+            wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,

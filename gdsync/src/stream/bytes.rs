@@ -10,12 +10,12 @@ impl<B: MemOpStream> Stream<B> {
     /// Submits a write of bytes that is made by a copy.
     pub(super) fn post_bytes(&self, state: &mut State, bytes: &mut Bytes) -> Result<Points, PostFailure> {
         self.make_room_for_bytes(state)?;
-        let to = self.address(bytes.place(), bytes.content().len())?;
+        let to = self.address(&bytes.place, bytes.content.len())?;
         let points = Points::next(state.issued);
         self.timeline.expect(points.end);
         // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The descriptor holds the memory, and what
         // is staged, until the timeline has passed the submission. The lock on the state keeps others from submitting.
-        let staged = unsafe { self.backend.write_bytes(to, bytes.place().kind(), bytes.content()) }?;
+        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
         bytes.keep(staged);
         Ok(points)
     }

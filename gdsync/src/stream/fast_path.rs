@@ -6,8 +6,7 @@ use super::post_error::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::timeline::TimelinePoint;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::{QueuePair, QueuePairInner};
+use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::{Doorbell, WorkRequest};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -45,7 +44,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
         let (serial, doorbell) = send.place();
-        match self.submit_fast(&mut state, send.queue_pair(), serial, doorbell) {
+        match self.submit_fast(&mut state, &send.queue_pair, serial, doorbell) {
             FastPath::Posted(end) => {
                 state.hold(end, send.into_queue_pair());
                 Ok(POSTED)

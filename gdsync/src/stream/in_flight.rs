@@ -126,7 +126,7 @@ impl InFlight {
 pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
     for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {
-            tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
+            tracing::error!(%error, qpn = queue_pair.number, "a queue pair of a failed stream could not be aborted");
         }
     }
 }

@@ -7,9 +7,7 @@ use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::qp::QueuePair;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
+use crate::qp::{PreparedSend, PreparedWait, QueuePair};
 use crate::queue::{Doorbell, PeerOp, QueueError};
 
 /// A submission that a stream is about to make.
@@ -50,7 +48,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
-        Ok((self.stream.address(bytes.place(), bytes.content().len())?, bytes.words(&self.stream.caps)?))
+        Ok((self.stream.address(&bytes.place, bytes.content.len())?, bytes.words(&self.stream.caps)?))
     }
 
     #[inline]
@@ -102,7 +100,7 @@ impl<B: MemOpStream> Posting<'_, B> {
     ) -> Result<(), StreamError> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = Ring::new(send.queue_pair(), &stream.timeline)?;
+        let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
         // The mailbox may reuse memory whose translation is out of date.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell))?;
@@ -119,7 +117,7 @@ impl<B: MemOpStream> Stream<B> {
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
-            let register = queue_pair.inner.send().register();
+            let register = queue_pair.inner.send().register;
             match self.backend.translate(register, size_of::<u64>()) {
                 Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
                     state.fall_back(reason);

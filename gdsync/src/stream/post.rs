@@ -244,11 +244,11 @@ impl<B: MemOpStream> Stream<B> {
         }
         let points = Points::planned(state.issued, plan);
         let lowered = self.submit_lowered(state, points, merged, |lowering| {
-            Self::lower(lowering, chunk.iter_mut().zip(planner.fates().iter().copied()))?;
+            Self::lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
             Ok(lowering.catch_up()?)
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_lowered(chunk, planner.fates(), &state.ops);
+            trace_lowered(chunk, &planner.fates, &state.ops);
         }
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }

@@ -104,7 +104,7 @@ impl<B: MemOpStream> Stream<B> {
                 description: descriptor.to_string(),
                 completion_queue: wait.map(|wait| wait.cq_num()),
                 index: wait.map(|wait| wait.index()),
-                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number()).collect(),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
             };
             Some(((submission.end, position), stalled))
         })

@@ -17,18 +17,18 @@ use std::sync::Arc;
 /// both. Work requests in flight hold it, and it holds its protection domain.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
-    inner: Arc<AddressHandleInner>,
+    pub(crate) inner: Arc<AddressHandleInner>,
 }
 
 #[derive(Debug)]
-struct AddressHandleInner {
+pub(crate) struct AddressHandleInner {
     raw: NonNull<ibv_ah>,
     /// The program's, which destroys it.
     borrowed: bool,
     /// As the card has it, without queue pair and Q_Key.
-    vector: AddressVector,
-    port: u8,
-    pd: Arc<ProtectionDomainInner>,
+    pub(crate) vector: AddressVector,
+    pub(crate) port: u8,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
 // SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is plain data.
@@ -59,19 +59,6 @@ impl AddressHandle {
     ) -> Result<Self, Error> {
         let made = AddressHandleInner::described(raw, true, port, pd)?;
         Ok(AddressHandle { inner: Arc::new(made) })
-    }
-
-    /// Without queue pair and Q_Key.
-    pub(crate) fn vector(&self) -> AddressVector {
-        self.inner.vector
-    }
-
-    pub(crate) fn port(&self) -> u8 {
-        self.inner.port
-    }
-
-    pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
-        &self.inner.pd
     }
 }
 

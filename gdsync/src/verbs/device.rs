@@ -36,7 +36,7 @@ pub struct Device {
 pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
-    name: String,
+    pub(crate) name: String,
     /// The context is the program's, which closes it.
     borrowed: bool,
     /// Where the rings of this device's queues live.
@@ -59,7 +59,7 @@ impl DeviceInner {
         if port.state == PortState::Active {
             return Ok(port);
         }
-        let device = self.name().to_owned();
+        let device = self.name.to_owned();
         Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
     }
 }
@@ -237,10 +237,6 @@ impl Device {
 impl DeviceInner {
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.raw.as_ptr()
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {

@@ -216,10 +216,10 @@ impl DeviceInner {
         let queue_pairs = concerned.iter().map(|sink| sink.number()).collect();
         let told = AsyncEvent { kind, queue_pairs, port };
         if kind.is_fatal() {
-            tracing::warn!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
             concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
         } else {
-            tracing::info!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::info!(device = &self.name, event = %told, "the card reported an asynchronous event");
         }
         told
     }

@@ -198,7 +198,7 @@ impl DeviceInner {
     }
 
     pub(crate) fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
-        choose(&self.gids(port)?, self.name(), port, index)
+        choose(&self.gids(port)?, &self.name, port, index)
     }
 
     fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {

@@ -57,8 +57,8 @@ pub struct MemoryRegion {
 pub(crate) struct MemoryRegionInner {
     /// None where the program registered the memory itself.
     raw: Option<NonNull<ibv_mr>>,
-    lkey: u32,
-    rkey: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
     access: Access,
     addr: u64,
     len: usize,
@@ -196,14 +196,6 @@ impl MemoryRegionInner {
 
     pub(crate) fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
-    }
-
-    pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.rkey
     }
 
     /// How the card gets to GPU memory; none for host memory.

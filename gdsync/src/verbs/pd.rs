@@ -64,7 +64,7 @@ impl ProtectionDomain {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
         if unsafe { (*pd.as_ptr()).context } != device.context() {
-            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
+            return Err(Error::Open(OpenError::OtherContext { device: device.name.to_owned() }));
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }

@@ -46,7 +46,7 @@ impl Cq {
 
 impl CqObject for Cq {
     fn number(&self) -> u32 {
-        self.object.number()
+        self.object.number
     }
 
     fn verbs(&self) -> Option<NonNull<ibv_cq>> {

@@ -94,7 +94,7 @@ impl Qp {
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.object.number()
+        self.object.number
     }
 
     /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.

@@ -219,7 +219,7 @@ impl Stream<CudaStream> {
             Self::lower(&mut lowering, part.iter_mut().map(|descriptor| (descriptor, Fate::Kept)))?;
             if !node.shape.ends_with_wait() {
                 // The last node writes the last point, others the last one that was taken.
-                let end = if i + 1 == counts.len() { points.end } else { lowering.point() };
+                let end = if i + 1 == counts.len() { points.end } else { lowering.point };
                 lowering.progress(end)?;
             }
             graph.set(node, lowering.ops)?;
@@ -258,7 +258,7 @@ impl CudaGraph {
 
     fn check(&self, batches: &[Batch], context: &Arc<GpuContext>) -> Result<(), GraphError> {
         if !Arc::ptr_eq(context, &self.context) {
-            return Err(GraphError::OtherContext { graph: self.context.ordinal() });
+            return Err(GraphError::OtherContext { graph: self.context.ordinal });
         }
         let (nodes, given) = (self.nodes.len(), batches.len());
         if nodes != given {
@@ -297,7 +297,7 @@ pub(super) fn node_params(
     params: &mut [sys::CUstreamBatchMemOpParams],
 ) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
     sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw().as_raw(),
+        ctx: context.raw.as_raw(),
         count: params.len() as u32,
         paramArray: params.as_mut_ptr(),
         flags: 0,

@@ -96,7 +96,7 @@ impl CudaStream {
 
     /// What the stream's GPU can do.
     pub fn capabilities(&self) -> GpuCapabilities {
-        self.context.capabilities()
+        self.context.capabilities
     }
 }
 
@@ -133,7 +133,7 @@ impl From<CudaError> for StreamError {
 
 impl MemOpStream for CudaStream {
     fn caps(&self) -> MemOpCaps {
-        mem_ops(&self.context.capabilities())
+        mem_ops(&self.context.capabilities)
     }
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
@@ -153,7 +153,7 @@ impl MemOpStream for CudaStream {
     }
 
     fn device(&self) -> u64 {
-        self.context.id()
+        self.context.id
     }
 
     // Inlined: where the operations are known, so is what the driver is given.
@@ -179,7 +179,7 @@ impl MemOpStream for CudaStream {
         if Arc::ptr_eq(memory.context(), &self.context) {
             return Ok(());
         }
-        Err(StreamError::OtherGpu { stream: self.context.ordinal(), memory: memory.context().ordinal() })
+        Err(StreamError::OtherGpu { stream: self.context.ordinal, memory: memory.context().ordinal })
     }
 
     /// `cuMemcpyAsync`, which the stream's order covers as it does kernels: it starts after the batches before it, and the batches

@@ -118,7 +118,7 @@ impl Recorder {
             lowering.lower(&mut kind, Fate::Kept)?;
         }
         if !shape.ends_with_wait() {
-            lowering.progress(lowering.point())?;
+            lowering.progress(lowering.point)?;
         }
         if shape.is_empty() || ops.len() > caps.max_ops {
             return Err(GraphError::Size { operations: ops.len(), limit: caps.max_ops });

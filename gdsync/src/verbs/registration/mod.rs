@@ -170,7 +170,7 @@ impl RegistrationCache {
             let watcher: Weak<Inner> = Arc::downgrade(&self.inner);
             use_count.watch(watcher);
         }
-        let gone = self.inner.table.lock().insert(extent, use_count.map(UseCount::id), region.clone());
+        let gone = self.inner.table.lock().insert(extent, use_count.map(|count| count.id), region.clone());
         drop(gone);
         Ok(handed_out(region))
     }
@@ -190,7 +190,7 @@ impl RegistrationCache {
 
     /// What it holds, and what it has done.
     pub fn statistics(&self) -> CacheStatistics {
-        self.inner.table.lock().statistics()
+        self.inner.table.lock().statistics
     }
 }
 
@@ -232,12 +232,12 @@ impl CachedRegion {
 
     /// The key that work requests of this side name it by.
     pub fn lkey(&self) -> u32 {
-        self.region.lkey()
+        self.region.lkey
     }
 
     /// The key that the remote side needs.
     pub fn rkey(&self) -> u32 {
-        self.region.rkey()
+        self.region.rkey
     }
 
     /// How the card gets to GPU memory; none for host memory.

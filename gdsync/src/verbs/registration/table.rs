@@ -77,7 +77,7 @@ pub(super) struct Table<T> {
     /// By first address and a number.
     entries: BTreeMap<(u64, u64), Entry<T>>,
     limits: CacheLimits,
-    statistics: CacheStatistics,
+    pub(super) statistics: CacheStatistics,
     /// No entry is longer.
     longest: u64,
     clock: u64,
@@ -92,10 +92,6 @@ impl<T> Table<T> {
             longest: 0,
             clock: 0,
         }
-    }
-
-    pub(super) fn statistics(&self) -> CacheStatistics {
-        self.statistics
     }
 
     /// The registration that serves a request, if there is one. The second: registrations found to be of released memory.
