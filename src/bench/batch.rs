@@ -36,12 +36,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for size in SIZES {
         let sends = bench.compare(Part::Sends(size))?;
-        rows.push(Comparison::new(&format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
+        rows.push(Comparison::new(format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
         let turns = bench.compare(Part::ByTurns(size))?;
-        rows.push(Comparison::new(
-            &format!("{size} descriptors, sends and waits by turns: the card, too"),
-            gross(&turns),
-        ));
+        let what = format!("{size} descriptors, sends and waits by turns: the card, too");
+        rows.push(Comparison::new(what, gross(&turns)));
     }
     let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
     let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
@@ -49,17 +47,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
         Comparison::new("64 sends to one queue pair and these waits: the GPU alone", net(&both)),
         Comparison::new("64 sends and waits for them: the card, too", gross(&bench.compare(Part::Both)?)),
-        Comparison::new(
-            "a step among 64 queue pairs: the card, too",
-            gross(&bench.compare(Part::Everybody)?),
-        ),
+        Comparison::new("a step among 64 queue pairs: the card, too", gross(&bench.compare(Part::Step)?)),
     ]);
     for size in SIZES {
         let spread = bench.compare(Part::Spread(size))?;
-        rows.push(Comparison::new(
-            &format!("{size} sends to as many queue pairs: the GPU alone"),
-            net(&spread),
-        ));
+        let what = format!("{size} sends to as many queue pairs: the GPU alone");
+        rows.push(Comparison::new(what, net(&spread)));
     }
     let results = Results {
         gpu: bench.gpu.name()?,
@@ -85,7 +78,7 @@ enum Part {
     /// Sends, and then waits for them.
     Both,
     /// A send to each of many queue pairs, and then a wait for what each of them has received.
-    Everybody,
+    Step,
 }
 
 impl Part {
@@ -96,7 +89,7 @@ impl Part {
             Part::Spread(count) => (0, count),
             Part::ByTurns(count) => (count.div_ceil(2), 0),
             Part::Waits | Part::Both => (MANY, 0),
-            Part::Everybody => (0, MANY),
+            Part::Step => (0, MANY),
         }
     }
 }
@@ -202,7 +195,7 @@ impl Bench {
                 batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
             }
         }
-        if part == Part::Everybody {
+        if part == Part::Step {
             for (_, there) in crowd {
                 batch = batch.wait(there.recv_cq().prepare_wait()?);
             }

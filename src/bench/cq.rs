@@ -45,7 +45,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         "a send, until the stream has seen its completion",
         "one completion that the CPU polls",
     ];
-    let rows = what.iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
+    let rows = what.into_iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
     let results = Results { gpu: gpu.name()?, rows };
     let heading = format!("COMPLETION QUEUES, {}", results.gpu);
     print_comparisons(options, &results, [&heading, "IN THE GPU µs", "IN THE HOST µs"], &results.rows)

@@ -101,10 +101,10 @@ struct Comparison {
 
 impl Comparison {
     /// `pairs`: ours and the reference's, in µs, each pair measured side by side.
-    fn new(what: &str, pairs: Vec<(f64, f64)>) -> Self {
+    fn new(what: impl Into<String>, pairs: Vec<(f64, f64)>) -> Self {
         let column = |pick: fn(&(f64, f64)) -> f64| median(pairs.iter().map(pick).collect());
         Comparison {
-            what: what.to_owned(),
+            what: what.into(),
             gdsync_us: column(|pair| pair.0),
             reference_us: column(|pair| pair.1),
             ratio: column(|pair| pair.0 / pair.1),

@@ -110,7 +110,7 @@ impl Bench {
             }
         }
         let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
-        Ok(Comparison::new(&format!("the CPU posts one prepared send, {what}"), pairs))
+        Ok(Comparison::new(format!("the CPU posts one prepared send, {what}"), pairs))
     }
 
     /// Waits until the stream is idle, where each post is to find it so.

@@ -7,20 +7,16 @@ use crate::text;
 use serde::Serialize;
 use std::time::Duration;
 
-/// What was measured.
+/// What was measured, and where.
 pub(super) struct Measured<'a> {
+    pub(super) card: &'a str,
+    pub(super) gpu: Option<&'a str>,
+    pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
     /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared, performed, collected.
     pub(super) usage: (Duration, Duration),
     /// Memory operations of the stream, warm-up included.
     pub(super) operations: u64,
-}
-
-/// Where it was measured.
-pub(super) struct Setting {
-    pub(super) card: String,
-    pub(super) gpu: Option<String>,
-    pub(super) doorbells: String,
 }
 
 /// The result, in the words of the JSON form.
@@ -64,19 +60,19 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(options: &PingpongOptions, setting: Setting, measured: &Measured<'_>) -> Self {
+    pub(super) fn new(options: &PingpongOptions, measured: Measured<'_>) -> Self {
         let timing = measured.timing;
         let us = |ns: u64| ns as f64 / 1000.0;
         let seconds = timing.elapsed().as_secs_f64();
         let messages = 2.0 * options.iters as f64 / seconds.max(1e-9);
         Report {
-            card: setting.card,
+            card: measured.card.to_owned(),
             transport: options.transport,
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
-            gpu: setting.gpu,
-            doorbells: setting.doorbells,
+            gpu: measured.gpu.map(str::to_owned),
+            doorbells: measured.doorbells,
             queues: options.queues,
             layout: options.layout,
             batch: options.batch,

@@ -9,7 +9,7 @@ use super::findings::{Findings, FirstError};
 use super::gpu::GpuDriver;
 use super::host::HostDriver;
 use super::progress::Progress;
-use super::report::{Measured, Report, Setting};
+use super::report::{Measured, Report};
 use super::timing::Usage;
 use crate::cli::{Operation, PingpongOptions, Trigger};
 use crate::failure::Failure;
@@ -343,14 +343,14 @@ impl Side {
         }
         let (before, after) = self.usage.ok_or("nothing was measured")?;
         let measured = Measured {
+            card: &self.card,
+            gpu: self.driver.gpu(),
+            doorbells: self.driver.doorbells(&self.queue_pair)?.to_string(),
             timing: &self.findings.timing(),
             usage: after.since(&before),
             operations: self.operations,
         };
-        let doorbells = self.driver.doorbells(&self.queue_pair)?.to_string();
-        let setting =
-            Setting { card: self.card.clone(), gpu: self.driver.gpu().map(str::to_owned), doorbells };
-        Ok(Report::new(&self.options, setting, &measured))
+        Ok(Report::new(&self.options, measured))
     }
 }
 

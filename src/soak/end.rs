@@ -256,7 +256,7 @@ impl End {
 
     /// The next epoch: nothing outstanding.
     fn rise(&mut self, tally: &mut Tally) -> Result<Message, Failure> {
-        self.wire.renew(tally).map_err(|error| format!("{self}: {error}"))?;
+        self.wire.renew(tally).map_err(|error| self.named(error))?;
         self.epoch += 1;
         self.phase = Phase::Connecting;
         self.peer_is_down = false;
@@ -295,25 +295,25 @@ impl End {
         if !self.is_drained(tally)? {
             return Ok(false);
         }
-        self.wire.finish(tally).map_err(|error| format!("{self}: {error}"))?;
+        self.wire.finish(tally).map_err(|error| self.named(error))?;
         self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
         Ok(true)
+    }
+
+    fn named(&self, error: Failure) -> Failure {
+        format!("{self}: {error}").into()
     }
 
     /// Takes what has completed. True where something has failed.
     fn take(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let mut failed = self.wire.queue_pair.failure().is_some();
-        while let Some(completion) =
-            self.wire.take_receive(tally).map_err(|error| format!("{self}: {error}"))?
-        {
+        while let Some(completion) = self.wire.take_receive(tally).map_err(|error| self.named(error))? {
             match completion.status {
                 Ok(()) => self.traffic.receive(&self.wire, &completion, tally),
                 Err(_) => failed = true,
             }
         }
-        while let Some((completion, ended)) =
-            self.wire.take_send(tally).map_err(|error| format!("{self}: {error}"))?
-        {
+        while let Some((completion, ended)) = self.wire.take_send(tally).map_err(|error| self.named(error))? {
             for ended in ended {
                 self.traffic.end(&ended, ended.is_own.then_some(&completion), tally);
             }

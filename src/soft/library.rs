@@ -86,7 +86,7 @@ mod tests {
         for place in ["/proc", "/sys", "/dev/pts"] {
             // The last mount on a place hides those before.
             let of_place = |line: &&str| line.split(' ').nth(1) == Some(place);
-            let Some(mount) = mounts.lines().filter(of_place).next_back() else { continue };
+            let Some(mount) = mounts.lines().rfind(of_place) else { continue };
             let options = mount.split(' ').nth(3).unwrap();
             let expected = options.split(',').any(|option| option == "noexec");
             assert_eq!(refuses_programs(Path::new(place)).unwrap(), expected, "{mount}");

@@ -123,15 +123,13 @@ impl CallError {
                 source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
             }
             CallError::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
-            CallError::Gdsync(
-                Error::Open(OpenError::NoDevice { .. })
-                | Error::Open(OpenError::NotMlx5 { .. })
-                | Error::Open(OpenError::Load(_)),
-            ) => libc::ENODEV,
+            CallError::Gdsync(Error::Open(
+                OpenError::NoDevice { .. } | OpenError::NotMlx5 { .. } | OpenError::Load(_),
+            )) => libc::ENODEV,
             CallError::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
-            CallError::Gdsync(
-                Error::Port(PortError::NotActive { .. }) | Error::Port(PortError::NoGid { .. }),
-            ) => libc::ENETDOWN,
+            CallError::Gdsync(Error::Port(PortError::NotActive { .. } | PortError::NoGid { .. })) => {
+                libc::ENETDOWN
+            }
             CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
             CallError::Gdsync(_) => libc::EINVAL,
             CallError::Post(_) | CallError::Panic { .. } => libc::EIO,

@@ -168,7 +168,7 @@ impl<'a> Bench<'a> {
         Ok(Bench { gpu, kernels, layout, pd, pairs, results, results_at })
     }
 
-    fn hand_over(&self, (left, _): &(QueuePair, QueuePair)) -> Result<DeviceQp, Failure> {
+    fn attach(&self, (left, _): &(QueuePair, QueuePair)) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
         if self.layout.indices_in_gpu {
             options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE_BYTES)?);
@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
     }
 
     fn measure(&self, posts: u64) -> Result<Measured, Failure> {
-        let device_qp = self.hand_over(&self.pairs[0])?;
+        let device_qp = self.attach(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
         let mut posting = Vec::new();
         for (which, threads, what) in [
@@ -263,7 +263,7 @@ impl<'a> Bench<'a> {
     ) -> Result<f64, Failure> {
         let count = (of_block * blocks) as usize;
         let device_qps: Vec<DeviceQp> =
-            self.pairs[..count].iter().map(|pair| self.hand_over(pair)).collect::<Result<_, _>>()?;
+            self.pairs[..count].iter().map(|pair| self.attach(pair)).collect::<Result<_, _>>()?;
         let (places, _keep) = self.places()?;
         let data: Vec<DeviceQpData> = device_qps.iter().map(DeviceQp::data).collect();
         let list = kernels::list(&data)?;
