@@ -1,7 +1,7 @@
 //! Mappings by gdrdrv, gdrcopy's kernel module.
 
 use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend, MappingInfo};
+use crate::info::{Caching, MappingBackend};
 use crate::kernel::{File, Kernel, Pages};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::gdrdrv as raw;
@@ -70,14 +70,8 @@ impl Gdrdrv {
         let pinned = Pinned { module: self, handle, keeps };
         let pages = pinned.map(size)?;
         let (caching, page_size) = pinned.describe()?;
-        let info = MappingInfo {
-            backend: MappingBackend::Gdrdrv,
-            caching,
-            page_size,
-            mapped_size: pages.len,
-            offset: (address - first) as usize,
-        };
-        Ok(Mapped { pages, hold: Box::new(pinned), info })
+        let offset = (address - first) as usize;
+        Ok(Mapped::new(pages, pinned, (MappingBackend::Gdrdrv, caching), page_size, offset))
     }
 
     fn pin(&self, addr: u64, size: u64) -> io::Result<u64> {

@@ -6,8 +6,8 @@
 //! other than the known ones are refused unless this backend is asked for by name.
 
 use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend, MappingInfo};
-use crate::kernel::{File, Kernel, Pages};
+use crate::info::{Caching, MappingBackend};
+use crate::kernel::{File, Kernel};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::host::page_size;
 use gdsync_sys::nvrm as raw;
@@ -93,22 +93,13 @@ pub(crate) fn map(
                     let remedy = "the GPU's BAR1 may be full (nvidia-smi -q -d MEMORY), or see the kernel's log (dmesg)";
                     Refusal::new(format!("map {path}"), error, remedy)
                 })?;
-                return Ok(Mapped { info: info(&pages), pages, hold: Box::new(hold) });
+                let kind = (MappingBackend::ResourceManager, Caching::WriteCombining);
+                return Ok(Mapped::new(pages, hold, kind, page_size(), 0));
             }
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
     Err(refused.unwrap_or_else(|| Refusal::new("find the GPU's device file", "there is none", MISSING)))
-}
-
-fn info(pages: &Pages) -> MappingInfo {
-    MappingInfo {
-        backend: MappingBackend::ResourceManager,
-        caching: Caching::WriteCombining,
-        page_size: page_size(),
-        mapped_size: pages.len,
-        offset: 0,
-    }
 }
 
 /// The device file of a GPU; if the driver does not say which, all that there may be.

@@ -92,19 +92,7 @@ pub(crate) fn make(
             };
             make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
         }
-        Maker::Devx(devx) => {
-            let made = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
-            Ok(Made {
-                number: made.qp.number(),
-                object: QpObject::Devx(made.qp),
-                sq: made.sq,
-                rq: made.rq,
-                register: made.register,
-                send_segments: config.send_segments,
-                inline: made.inline,
-                recv_segments: made.recv_segments,
-            })
-        }
+        Maker::Devx(devx) => devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number())),
     }
 }
 

@@ -234,51 +234,41 @@ impl<'a> WorkRequest<'a> {
 
     #[cold]
     #[inline(never)]
-    fn check_special(&self, limits: Limits) -> Result<(), QueueError> {
+    fn check_special(&self, limits: Limits) -> Result<(), RequestError> {
         let transport = limits.transport;
         transport
             .check(self.opcode)
             .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
-        let goes_somewhere = limits.transport == Transport::Ud && self.opcode != Opcode::Nop;
+        let goes_somewhere = transport == Transport::Ud && self.opcode != Opcode::Nop;
         match &self.to {
-            None if goes_somewhere => return Err(QueueError::Request(RequestError::NoDestination)),
+            None if goes_somewhere => return Err(RequestError::NoDestination),
             Some(_) if !goes_somewhere => {
-                return Err(QueueError::Request(RequestError::NotOnTransport {
-                    operation: "an address of its own",
-                    transport: limits.transport,
-                }));
+                return Err(RequestError::NotOnTransport { operation: "an address of its own", transport });
             }
-            Some(to) if to.qpn > MAX_QPN => {
-                return Err(QueueError::Request(RequestError::BadDestination { qpn: to.qpn }));
-            }
+            Some(to) if to.qpn > MAX_QPN => return Err(RequestError::BadDestination { qpn: to.qpn }),
             _ => {}
         }
         if self.opcode == Opcode::SendInval && !limits.invalidation {
-            return Err(QueueError::Request(RequestError::NotOnDevice {
-                operation: "sends that invalidate a remote key",
-            }));
+            return Err(RequestError::NotOnDevice { operation: "sends that invalidate a remote key" });
         }
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 
-    fn check_atomic(&self, limits: Limits) -> Result<(), QueueError> {
+    fn check_atomic(&self, limits: Limits) -> Result<(), RequestError> {
         if !limits.atomics {
-            return Err(QueueError::Request(RequestError::NotOnDevice { operation: "atomic operations" }));
+            return Err(RequestError::NotOnDevice { operation: "atomic operations" });
         }
-        match &self.payload {
-            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => {}
-            Payload::Slices(slices) => {
-                return Err(QueueError::Request(RequestError::AtomicResult {
-                    given: slices.iter().map(Slice::len).sum(),
-                }));
-            }
-            Payload::Inline(bytes) => {
-                return Err(QueueError::Request(RequestError::AtomicResult { given: bytes.len() }));
-            }
+        let given = match &self.payload {
+            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => None,
+            Payload::Slices(slices) => Some(slices.iter().map(Slice::len).sum()),
+            Payload::Inline(bytes) => Some(bytes.len()),
+        };
+        if let Some(given) = given {
+            return Err(RequestError::AtomicResult { given });
         }
         match &self.remote {
             Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
-                Err(QueueError::Request(RequestError::AtomicTarget { addr: remote.addr }))
+                Err(RequestError::AtomicTarget { addr: remote.addr })
             }
             _ => Ok(()),
         }

@@ -4,8 +4,8 @@ use super::command::Object;
 use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes::Sizes;
-use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
+use crate::qp::create::{Made, QpObject};
 use crate::queue::Ring;
 use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
 use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
@@ -25,18 +25,6 @@ pub(crate) struct Qp {
     _memory: Blocks,
 }
 
-/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
-pub(crate) struct Made {
-    pub(crate) qp: Qp,
-    pub(crate) sq: Ring,
-    pub(crate) rq: Ring,
-    pub(crate) register: HostAddr,
-    /// Inline bytes of a send.
-    pub(crate) inline: u32,
-    /// Slices of a receive.
-    pub(crate) recv_segments: u32,
-}
-
 fn service(transport: Transport) -> Service {
     match transport {
         Transport::Rc => Service::Rc,
@@ -54,19 +42,13 @@ impl Qp {
     ) -> Result<Made, Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
-        // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are powers of
-        // two. Only the card accesses it besides.
-        let (sq, rq) = unsafe {
-            (
-                Ring::new(
-                    memory.at(sizes.send_offset()),
-                    sizes.sq_blocks,
-                    BASIC_BLOCK,
-                    memory.record(DBR_SEND),
-                ),
-                Ring::new(memory.at(0), sizes.rq_entries, sizes.rq_stride as usize, memory.record(DBR_RECV)),
-            )
+        let ring = |offset, entries, stride, record| {
+            // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are
+            // powers of two. Only the card accesses it besides.
+            unsafe { Ring::new(memory.at(offset), entries, stride, memory.record(record)) }
         };
+        let sq = ring(sizes.send_offset(), sizes.sq_blocks, BASIC_BLOCK, DBR_SEND);
+        let rq = ring(0, sizes.rq_entries, sizes.rq_stride as usize, DBR_RECV);
         let command = CreateQp {
             service: service(config.transport),
             pd: domain.pd,
@@ -84,17 +66,15 @@ impl Qp {
         let object =
             Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
         Ok(Made {
-            qp: Qp { object, _memory: memory },
+            number: object.number,
+            object: QpObject::Devx(Qp { object, _memory: memory }),
             sq,
             rq,
             register: domain.uar.register,
+            send_segments: config.send_segments,
             inline: sizes.inline,
             recv_segments: sizes.recv_segments,
         })
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.object.number
     }
 
     /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.
