@@ -58,7 +58,8 @@ impl Pattern {
         len: usize,
     ) -> Result<(), usize> {
         let words = &memory.words64()[at / 8..][..len / 8];
-        // A sum of differences keeps the loop free of branches; the place is looked for only when there is one.
+        // A sum of differences keeps the loop free of branches; the place is looked for only when
+        // there is one.
         let differs = |range: Range<usize>| {
             let mut sum = self.sum(from / 8 + range.start);
             let difference = words[range].iter().fold(0, |difference, place| {

@@ -30,8 +30,8 @@ impl Peer {
         Peer { rank, queue_pair, progress: Mutex::default() }
     }
 
-    /// Locks the queue for one caller, so that requests that belong together follow each other. Each request waits for room
-    /// in the queue for up to `timeout`.
+    /// Locks the queue for one caller, so that requests that belong together follow each other.
+    /// Each request waits for room in the queue for up to `timeout`.
     pub(crate) fn lock(&self, timeout: Duration) -> Posting<'_> {
         Posting { peer: self, progress: self.progress.lock(), timeout }
     }
@@ -59,7 +59,8 @@ impl Peer {
         }
     }
 
-    /// Returns when every request given before has completed, so that its data have arrived at the other side.
+    /// Returns when every request given before has completed, so that its data have arrived at the
+    /// other side.
     pub(crate) fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
         let pause = Pause::new();
         let until = self.progress.lock().given;

@@ -45,8 +45,8 @@ pub enum LoadError {
     },
 }
 
-/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the process: libibverbs
-/// has threads and callbacks of its own and must not be unloaded.
+/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the
+/// process: libibverbs has threads and callbacks of its own and must not be unloaded.
 ///
 /// # Errors
 /// [`LoadError`]. Nothing is remembered of a failure: a later call tries again.
@@ -72,8 +72,8 @@ struct Loaded {
 
 impl Loaded {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
-        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of that
-        // name on the search path has replaced rdma-core knowingly.
+        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts
+        // another library of that name on the search path has replaced rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
             Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
@@ -90,8 +90,9 @@ impl Loaded {
     }
 }
 
-/// A table of functions. Each line names a library, the prefix that its symbols have before the fields' names, the release
-/// that brought them, and the fields; those of `optional` may be missing.
+/// A table of functions. Each line names a library, the prefix that its symbols have before the
+/// fields' names, the release that brought them, and the fields; those of `optional` may be
+/// missing.
 macro_rules! table {
     (
         $table:ident { $($given:ident: $value:expr,)* }
@@ -109,9 +110,9 @@ macro_rules! table {
 fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, LoadError> {
     let verbs = Loaded::open(libibverbs, PACKAGE)?;
     let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
-    // SAFETY: each field has the type that the header of that library declares for the function of that name
-    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; of a symbol
-    // with several versions, `dlsym` finds the newest.
+    // SAFETY: each field has the type that the header of that library declares for the function of
+    // that name (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's
+    // Debian symbol files; of a symbol with several versions, `dlsym` finds the newest.
     Ok(unsafe {
         table! {
             VerbsApi {

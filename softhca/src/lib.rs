@@ -6,8 +6,8 @@
 //! event) *and* as a readable [`card::Diagnostic`].
 //!
 //! Layers, bottom up: [`fabric`] moves packets between the cards of a host or of several hosts;
-//! [`faults`] loses, delays and duplicates them on purpose; [`card`] is the device; [`verbs`] is the
-//! front that callers of libibverbs see, a [`gdsync_sys::VerbsApi`].
+//! [`faults`] loses, delays and duplicates them on purpose; [`card`] is the device; [`verbs`] is
+//! the front that callers of libibverbs see, a [`gdsync_sys::VerbsApi`].
 
 pub mod card;
 pub mod devices;

@@ -1,5 +1,5 @@
-//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream waits for until the CPU sees what
-//! it writes last.
+//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream
+//! waits for until the CPU sees what it writes last.
 
 use super::gpu::{END, Gpu, START};
 use super::pair::{self, Pair};
@@ -23,8 +23,8 @@ const MANY: u32 = 64;
 struct Results {
     gpu: String,
     doorbells: String,
-    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the same round is taken off in the rows
-    /// of the GPU alone.
+    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the
+    /// same round is taken off in the rows of the GPU alone.
     empty_us: f64,
     rows: Vec<Comparison>,
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a large message.
 const LARGE: usize = 1 << 20;
-/// Rounds; in each, card and reference are measured one after the other, so that both see the same machine.
+/// Rounds; in each, card and reference are measured one after the other, so that both see the same
+/// machine.
 const ROUNDS: usize = 15;
 /// Small writes of a round, and large ones.
 const SMALL_WRITES: usize = 2000;
@@ -20,7 +21,8 @@ const LARGE_WRITES: usize = 32;
 
 #[derive(Debug, Serialize)]
 struct Results {
-    /// From post to polled completion of an RDMA write of 8 bytes within the process: median over all writes.
+    /// From post to polled completion of an RDMA write of 8 bytes within the process: median over
+    /// all writes.
     write_8b_us: f64,
     /// The least of them.
     write_8b_min_us: f64,

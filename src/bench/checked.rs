@@ -1,5 +1,5 @@
-//! `gdsync bench checked`: a wait that tells success from failure, beside a plain one, on a software stream, and on a GPU's where
-//! there is one.
+//! `gdsync bench checked`: a wait that tells success from failure, beside a plain one, on a
+//! software stream, and on a GPU's where there is one.
 
 use super::gpu::Gpu;
 use super::pair::Pair;

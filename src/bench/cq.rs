@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those for another.
+/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those
+/// for another.
 const MANY: usize = 32;
 
 #[derive(Debug, Serialize)]
@@ -51,7 +52,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     print_comparisons(options, &results, [&heading, "IN THE GPU µs", "IN THE HOST µs"], &results.rows)
 }
 
-/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the batch, in µs.
+/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the
+/// batch, in µs.
 fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     gpu.word(START).store(0, Ordering::Relaxed);
     let start = Batch::new().wait_value32(&gpu.handle(START)?, Condition::Eq, round);

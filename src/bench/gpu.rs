@@ -85,7 +85,8 @@ impl Gpu {
         params: &mut [sys::CUstreamBatchMemOpParams],
     ) -> Result<(), Failure> {
         let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the caller's promise.
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
+        // caller's promise.
         unsafe { sys::cuStreamBatchMemOp_v2(self.stream.raw(), count, at, 0) }.result()?;
         Ok(())
     }

@@ -61,8 +61,8 @@ impl Bench {
         Ok(Batch::new().write_value64(&self.source.word64(at)?, number as u64).send(send).wait(arrival))
     }
 
-    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it. Returns the CPU's time for each in µs, from
-    /// preparation to posting, and the time until all have arrived.
+    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it. Returns the CPU's
+    /// time for each in µs, from preparation to posting, and the time until all have arrived.
     fn burst(
         &self,
         first: usize,

@@ -68,8 +68,8 @@ fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
 }
 
 fn enqueue(gpu: &Gpu, ops: &[MemOp]) -> Result<(), Failure> {
-    // SAFETY: the addresses are words that `gpu` holds, or of GPU memory that is held by `measure`; all are waited for before
-    // those go.
+    // SAFETY: the addresses are words that `gpu` holds, or of GPU memory that is held by `measure`;
+    // all are waited for before those go.
     unsafe { gpu.stream.submit(ops) }?;
     Ok(())
 }
@@ -81,7 +81,8 @@ fn median_of(gpu: &Gpu, measure: impl FnMut(u32) -> Result<f64, Failure>) -> Res
     Ok(median(times))
 }
 
-/// From the flip of the word that a stream waits for, until the CPU sees what it writes after `count` operations.
+/// From the flip of the word that a stream waits for, until the CPU sees what it writes after
+/// `count` operations.
 fn span(gpu: &Gpu, op: Option<MemOp>, count: usize) -> Result<f64, Failure> {
     median_of(gpu, |value| {
         [START, WORK].iter().for_each(|line| gpu.word(*line).store(0, Ordering::Relaxed));

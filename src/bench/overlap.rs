@@ -1,4 +1,5 @@
-//! A stream that computes and a stream that communicates: together they take as long as the longer one, and the CPU idles.
+//! A stream that computes and a stream that communicates: together they take as long as the longer
+//! one, and the CPU idles.
 
 use super::gpu::Gpu;
 use super::pair::Pair;

@@ -1,4 +1,5 @@
-//! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against unmerged.
+//! The batch compiler: how many memory operations it makes of a batch, and how long it takes,
+//! merged against unmerged.
 
 use super::{median, print};
 use crate::cli::BenchOptions;
@@ -31,7 +32,8 @@ struct Row {
 struct Figures {
     operations: usize,
     submissions: usize,
-    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues' locks.
+    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues'
+    /// locks.
     ns_per_descriptor: f64,
 }
 

@@ -50,7 +50,8 @@ impl Bench {
         Ok(self.pair.left.prepare(WorkRequest::send(&[]))?)
     }
 
-    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after the doorbell.
+    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after
+    /// the doorbell.
     fn turnaround(&self) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
         let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
@@ -83,7 +84,8 @@ impl Bench {
         self.gpu.flip(value, Duration::from_micros(30))
     }
 
-    /// What it costs the CPU to post one prepared send: with `burst` of them between two synchronizations.
+    /// What it costs the CPU to post one prepared send: with `burst` of them between two
+    /// synchronizations.
     fn posting(&self, posts: u32, burst: u32) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
         let (record, register) = (gpu.addr(RECORD)?, gpu.addr(REGISTER)?);

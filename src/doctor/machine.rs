@@ -13,7 +13,8 @@ const MELLANOX: &str = "0x15b3";
 pub(super) struct Function {
     /// Such as `0000:3b:00.0`.
     pub(super) address: String,
-    /// From the host bridge (`pci0000:00`) down to the function itself; empty where the link cannot be read.
+    /// From the host bridge (`pci0000:00`) down to the function itself; empty where the link cannot
+    /// be read.
     pub(super) path: Vec<String>,
     /// Its NUMA node; none where the firmware reports none.
     pub(super) numa: Option<u32>,
@@ -96,7 +97,8 @@ fn function(tree: &Tree, address: &str) -> Function {
     let target = tree.link(&format!("{PCI}/{address}")).unwrap_or_default();
     let mut path: Vec<String> =
         target.split('/').skip_while(|part| !part.starts_with("pci")).map(str::to_owned).collect();
-    // A virtual bridge (VMD, a hypervisor's) may stand between: what is before the last host bridge is no PCI path.
+    // A virtual bridge (VMD, a hypervisor's) may stand between: what is before the last host bridge
+    // is no PCI path.
     if let Some(last) = path.iter().rposition(|part| part.starts_with("pci")) {
         path.drain(..last);
     }

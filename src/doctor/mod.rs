@@ -1,6 +1,8 @@
-//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do about it.
+//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do
+//! about it.
 //!
-//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and no GPU memory is taken.
+//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and
+//! no GPU memory is taken.
 
 mod check;
 mod driver;

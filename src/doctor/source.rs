@@ -4,7 +4,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
-/// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is cut.
+/// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is
+/// cut.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The folder that stands for `/`.

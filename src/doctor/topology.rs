@@ -37,7 +37,8 @@ pub(super) struct Path {
     pub(super) class: Option<Class>,
     /// Why there is no class.
     pub(super) unknown: Option<String>,
-    /// Addresses of the bridges on it below what both have in common, where it does not cross a host bridge.
+    /// Addresses of the bridges on it below what both have in common, where it does not cross a
+    /// host bridge.
     pub(super) bridges: Vec<String>,
 }
 

@@ -12,9 +12,9 @@ use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync bench memops`,
-/// `docs/gpu-results.md`): a write to host memory; a wait for host memory that is satisfied already; a barrier. That GPU has no
-/// flush, which counts as a barrier.
+/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync
+/// bench memops`, `docs/gpu-results.md`): a write to host memory; a wait for host memory that is
+/// satisfied already; a barrier. That GPU has no flush, which counts as a barrier.
 const WRITE_US: f64 = 0.63;
 const WAIT_US: f64 = 1.0;
 const BARRIER_US: f64 = 0.6;

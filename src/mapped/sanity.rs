@@ -99,7 +99,8 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
 }
 
 impl Subject {
-    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in, its bytes.
+    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in,
+    /// its bytes.
     fn other_reads(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; len];
         match &self.memory {
@@ -294,7 +295,8 @@ fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
 }
 
 fn child(subject: &Subject) -> Result<Passed, Failure> {
-    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and leaves at once.
+    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and
+    // leaves at once.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error().into());
@@ -338,7 +340,8 @@ mod tests {
 
     #[test]
     fn a_broken_other_side_is_noticed() {
-        // What the checks compare with is the mapping's own bytes; spoilt between, they must differ.
+        // What the checks compare with is the mapping's own bytes; spoilt between, they must
+        // differ.
         let subject = Subject {
             memory: Memory::StandIn(Mapping::stand_in(LEN).unwrap()),
             backend: MappingBackend::StandIn,

@@ -100,7 +100,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message; waits for ever where there is no time-out, but not for a side that has ended.
+    /// The next message; waits for ever where there is no time-out, but not for a side that has
+    /// ended.
     pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         let line = match timeout {
             Some(timeout) => self.lines.recv_timeout(timeout),

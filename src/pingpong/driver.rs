@@ -30,15 +30,17 @@ pub(super) trait Driver {
     fn begin(&mut self) -> Result<(), Failure>;
     /// Fills the message that is sent, where messages are checked.
     fn produce(&mut self, sequence: u64) -> Result<(), Failure>;
-    /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the stream takes.
+    /// Rings cards, and waits for what they do. Takes its time where as much is outstanding as the
+    /// stream takes.
     fn post(&mut self, batch: Batch) -> Result<Posted, Failure>;
-    /// Checks the message that arrived, where messages are checked, and takes the time of the exchange on the first side.
+    /// Checks the message that arrived, where messages are checked, and takes the time of the
+    /// exchange on the first side.
     fn consume(&mut self, sequence: u64) -> Result<(), Failure>;
 
     /// The chunk ends here, after `count` exchanges.
     fn mark(&mut self, count: u64) -> Result<(), Failure>;
-    /// Waits until the oldest chunk under way has been performed; what its kernels found is then in the findings. The CPU
-    /// sleeps meanwhile.
+    /// Waits until the oldest chunk under way has been performed; what its kernels found is then in
+    /// the findings. The CPU sleeps meanwhile.
     fn pass(&mut self) -> Result<(), Failure>;
     /// Waits until everything has been performed.
     fn synchronize(&mut self) -> Result<(), Failure>;

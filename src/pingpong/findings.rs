@@ -11,8 +11,8 @@ pub(super) struct FirstError(Arc<Mutex<Errors>>);
 #[derive(Default)]
 struct Errors {
     cause: Option<String>,
-    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream, too, which then finds
-    /// no message where it looks.
+    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream,
+    /// too, which then finds no message where it looks.
     wrong: Option<String>,
 }
 

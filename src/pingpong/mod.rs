@@ -1,4 +1,5 @@
-//! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for them.
+//! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for
+//! them.
 
 mod channel;
 mod driver;
@@ -21,13 +22,15 @@ use std::process::{Child, Command, Stdio};
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
-    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of one process use it.
+    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of
+    // one process use it.
     let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
     let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
     text::print(options.json, &report, || report.table())
 }
 
-/// The other process: its options come in the first line of stdin, which then is the channel to the first side.
+/// The other process: its options come in the first line of stdin, which then is the channel to the
+/// first side.
 pub(crate) fn run_peer() -> Result<(), Failure> {
     let mut first = String::new();
     // One byte at a time, so that nothing of the channel's next lines is taken.

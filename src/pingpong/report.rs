@@ -13,7 +13,8 @@ pub(super) struct Measured<'a> {
     pub(super) gpu: Option<&'a str>,
     pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
-    /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared, performed, collected.
+    /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared,
+    /// performed, collected.
     pub(super) usage: (Duration, Duration),
     /// Memory operations of the stream, warm-up included.
     pub(super) operations: u64,
@@ -49,8 +50,8 @@ pub(super) struct Report {
     /// Messages of both directions.
     messages_per_s: f64,
     bytes_per_s: f64,
-    /// Elapsed time from when the CPU prepares the first measured exchange until it has seen the last, and CPU time of this
-    /// process meanwhile: all threads, user and system.
+    /// Elapsed time from when the CPU prepares the first measured exchange until it has seen the
+    /// last, and CPU time of this process meanwhile: all threads, user and system.
     wall_s: f64,
     cpu_s: f64,
     /// Memory operations of this side's stream for one exchange.

@@ -1,7 +1,7 @@
 //! One side of a pingpong.
 //!
-//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions only when the stream has
-//! passed a whole chunk: between prepare and collect no message needs it.
+//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
+//! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
 use super::channel::{Channel, GONE, Message};
 use super::driver::{CHUNKS, Driver};
@@ -34,8 +34,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for which a GPU that both sides use
-    /// might wait while it releases what the driver holds.
+    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for
+    /// which a GPU that both sides use might wait while it releases what the driver holds.
     channel: Channel,
     card: String,
     queue_pair: Arc<QueuePair>,
@@ -76,7 +76,8 @@ impl Side {
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
         let window = u32::try_from(options.batch * CHUNKS)?;
-        // A write is two work requests; and one chunk's sends may still be unacknowledged when the next is prepared.
+        // A write is two work requests; and one chunk's sends may still be unacknowledged when the
+        // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let config = config.placement(options.layout.placement(options.gpu));
@@ -117,7 +118,8 @@ impl Side {
             usage: None,
         };
         if side.options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is posted again, and only RC waits.
+            // One more than is enqueued: the other side may answer the last before its receive is
+            // posted again, and only RC waits.
             (0..=window).try_for_each(|_| side.post_recv())?;
         }
         Ok(side)
@@ -179,7 +181,8 @@ impl Side {
         self.settle(total)
     }
 
-    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the measurement.
+    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
+    /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
         let warmup = self.options.warmup;
         let end = if next < warmup { warmup } else { total };
@@ -280,7 +283,8 @@ impl Side {
         Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
 
-    /// Takes the completions of exchanges that the stream has passed, and posts receives for later ones.
+    /// Takes the completions of exchanges that the stream has passed, and posts receives for later
+    /// ones.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
         self.findings.error.check()?;
         if self.options.op != Operation::Write {
@@ -309,7 +313,8 @@ impl Side {
         self.findings.error.check()
     }
 
-    /// Waits for the last acknowledgements: a side that leaves before would leave the other hanging.
+    /// Waits for the last acknowledgements: a side that leaves before would leave the other
+    /// hanging.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
         let deadline = Instant::now() + SETTLE;
         loop {
@@ -380,7 +385,8 @@ fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared cyclically.
+/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
+/// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
 }

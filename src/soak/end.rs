@@ -1,7 +1,8 @@
 //! One end of a link, across all its failures.
 //!
-//! An end that fails says so, and the other fails with it. Both take everything off their queues, tell each other where they
-//! stand, and go on: with the same queue pair, brought back to its beginning, or with a new one.
+//! An end that fails says so, and the other fails with it. Both take everything off their queues,
+//! tell each other where they stand, and go on: with the same queue pair, brought back to its
+//! beginning, or with a new one.
 
 use super::loose::Loose;
 use super::mesh::Message;
@@ -263,7 +264,8 @@ impl End {
         self.up()
     }
 
-    /// Everything that was posted must complete, failed or not, and no stream may hang. True once that is so.
+    /// Everything that was posted must complete, failed or not, and no stream may hang. True once
+    /// that is so.
     fn is_drained(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let left = self.wire.left();
         if left == 0 && self.wire.is_idle()? {

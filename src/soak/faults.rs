@@ -46,8 +46,8 @@ pub(super) fn of_seed(seed: u64) -> String {
     format!("seed={seed}; {}", rules.join("; "))
 }
 
-/// Tells a process that is about to start which faults its cards inject: with a seed of its own, as all cards would draw the same
-/// otherwise.
+/// Tells a process that is about to start which faults its cards inject: with a seed of its own, as
+/// all cards would draw the same otherwise.
 pub(super) fn apply(command: &mut Command, plan: &str, rank: usize) -> Result<(), crate::failure::Failure> {
     if plan == NONE {
         command.env_remove(FAULTS_VARIABLE);

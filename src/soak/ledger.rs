@@ -65,11 +65,12 @@ impl Ledger {
         std::mem::take(&mut self.outstanding).len()
     }
 
-    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it succeeded, even where
-    /// it is bad: a card completes in order.
+    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it
+    /// succeeded, even where it is bad: a card completes in order.
     ///
     /// # Errors
-    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that asked for no completion.
+    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that
+    /// asked for no completion.
     pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
         let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
             return Err(format!("completion {serial} is of nothing that was posted"));

@@ -1,8 +1,9 @@
 //! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive
 //! are right, and arrive once.
 //!
-//! A message begins with its number, and with the number up to which its sender has seen the other side's. That keeps both from
-//! sending more than fits the receives of the other; without that number, they go on after a while.
+//! A message begins with its number, and with the number up to which its sender has seen the other
+//! side's. That keeps both from sending more than fits the receives of the other; without that
+//! number, they go on after a while.
 
 use super::ledger::{Ended, Work};
 use super::numbers::Window;

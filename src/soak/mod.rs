@@ -1,5 +1,5 @@
-//! `gdsync soak`: random work on many queue pairs between several processes, with random faults; every byte and every completion
-//! is accounted for.
+//! `gdsync soak`: random work on many queue pairs between several processes, with random faults;
+//! every byte and every completion is accounted for.
 
 mod atomics;
 mod end;

@@ -17,8 +17,9 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// After a failure, or at the beginning: the other end expects this message next. What was acknowledged must have come, and
-    /// no more can have come than was sent. What has not come is sent again.
+    /// After a failure, or at the beginning: the other end expects this message next. What was
+    /// acknowledged must have come, and no more can have come than was sent. What has not come is
+    /// sent again.
     pub(super) fn resume(&mut self, expected_there: u64, tally: &mut Tally) {
         tally.lost += self.acknowledged.saturating_sub(expected_there);
         tally.duplicated += expected_there.saturating_sub(self.next);

@@ -1,4 +1,5 @@
-//! Completion queues that several ends may share, and waits whose status must agree with the completion.
+//! Completion queues that several ends may share, and waits whose status must agree with the
+//! completion.
 
 use super::tally::Tally;
 use crate::failure::Failure;
@@ -64,7 +65,8 @@ impl Hub {
         let taken = self.taken;
         self.checks.retain(|index, (status, outcome)| {
             let Some(told) = status.get() else { return true };
-            // One that was passed over is from before a reset of its queue pair, and is not returned.
+            // One that was passed over is from before a reset of its queue pair, and is not
+            // returned.
             let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;

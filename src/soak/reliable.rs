@@ -1,7 +1,8 @@
 //! Reliable links: no message may be lost or arrive twice, whatever fails.
 //!
-//! Each message consumes a receive, and the receiver's count of them, written into the sender's window, is the sender's credit.
-//! After a failure both ends exchange the number that they expect next, and send again from there.
+//! Each message consumes a receive, and the receiver's count of them, written into the sender's
+//! window, is the sender's credit. After a failure both ends exchange the number that they expect
+//! next, and send again from there.
 
 use super::atomics::{Atomic, Atomics, Words};
 use super::ledger::{Ended, Work};
@@ -181,7 +182,8 @@ impl Reliable {
         Ok(is_posted)
     }
 
-    /// One that the remote words allow to foresee: an addition, a swap that finds what it compares, or one that does not.
+    /// One that the remote words allow to foresee: an addition, a swap that finds what it compares,
+    /// or one that does not.
     fn any_atomic(&mut self) -> Atomic {
         let Words { swapped, .. } = self.atomics.ahead();
         let swap = self.random.next();

@@ -39,7 +39,8 @@ tally! {
     /// Those that asked for no completion, and had none when their queue pair failed.
     silent,
     bytes,
-    /// Messages of reliable links sent, those that were sent again after a failure included, and received.
+    /// Messages of reliable links sent, those that were sent again after a failure included, and
+    /// received.
     sent,
     received,
     reads,

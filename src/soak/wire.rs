@@ -1,4 +1,5 @@
-//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is reset.
+//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is
+//! reset.
 
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
@@ -93,7 +94,8 @@ impl Wire {
         let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
         let (queue_pair, send, recv) = queue_pair(device, pd, config, &queues)?;
         let stream = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
-        // A stream that waits for receives must not stand in the way of sends: the other end may be waiting for those.
+        // A stream that waits for receives must not stand in the way of sends: the other end may be
+        // waiting for those.
         let listens = by_stream && matches!(queues, Queues::Own);
         Ok(Wire {
             target: MemoryRegion::allocate(pd, RECEIVES as usize * PLACE, Access::LOCAL_WRITE)?,
@@ -159,7 +161,8 @@ impl Wire {
         Ok(())
     }
 
-    /// The queue pair of that number has ended its life: what asked for no completion may have had one by then.
+    /// The queue pair of that number has ended its life: what asked for no completion may have had
+    /// one by then.
     fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
         while let Some(completion) = hub.borrow_mut().take(number, false)? {
             self.end_sends(&completion, tally)?;
@@ -249,8 +252,8 @@ impl Wire {
         Ok(true)
     }
 
-    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can count on: so streams that share a
-    /// queue never wait for each other in a circle.
+    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
+    /// count on: so streams that share a queue never wait for each other in a circle.
     fn post_on(
         &self,
         stream: &Stream<SoftStream>,
@@ -276,7 +279,8 @@ impl Wire {
                 check.into_iter().for_each(|(index, status)| hub.expect(index, status));
                 Ok(())
             }
-            // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
+            // A checked wait has seen its failure since it was prepared: what is prepared is
+            // flushed.
             Err(PostError {
                 source: PostFailure::Queue(QueueError::State(StateError::Failed { .. })),
                 ..

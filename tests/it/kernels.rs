@@ -1,4 +1,5 @@
-//! The kernels: the committed PTX is that of their sources, and each way of compiling those of the examples works.
+//! The kernels: the committed PTX is that of their sources, and each way of compiling those of the
+//! examples works.
 
 #[path = "../../examples/device/mod.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the examples use the rest")]

@@ -182,7 +182,8 @@ impl Builder {
         Ok(())
     }
 
-    /// The target's own name for memory of that type, or none where it is host memory to be registered.
+    /// The target's own name for memory of that type, or none where it is host memory to be
+    /// registered.
     fn is_direct(&self, flags: c_int) -> bool {
         !self.target.is_cuda || flags & types::GDS_MEMORY_MASK == types::GDS_MEMORY_GPU
     }

@@ -22,7 +22,8 @@ fn filter() -> EnvFilter {
     EnvFilter::new(format!("{level}{memops}"))
 }
 
-/// Starts the log, unless the process has one already (a Rust program that links the static library).
+/// Starts the log, unless the process has one already (a Rust program that links the static
+/// library).
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {

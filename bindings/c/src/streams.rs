@@ -1,4 +1,5 @@
-//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software streams.
+//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software
+//! streams.
 
 use crate::addresses::Addresses;
 use crate::batch::Target;
@@ -49,7 +50,8 @@ type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 
-/// How long a post waits while the stream has as many submissions outstanding as it takes: libgdsync's blocks there.
+/// How long a post waits while the stream has as many submissions outstanding as it takes:
+/// libgdsync's blocks there.
 fn patience() -> Duration {
     static PATIENCE: OnceLock<Duration> = OnceLock::new();
     *PATIENCE.get_or_init(|| {
@@ -59,7 +61,8 @@ fn patience() -> Duration {
     })
 }
 
-/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer exist.
+/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer
+/// exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The stream that a thread has named last.
@@ -95,8 +98,9 @@ pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject
     {
         return None;
     }
-    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call (the
-    // caller's), or until another stream is found in its place, which has another number.
+    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and
+    // does not happen during the call (the caller's), or until another stream is found in its
+    // place, which has another number.
     Some(unsafe { &*last.stream })
 }
 
@@ -144,8 +148,8 @@ unsafe fn number_of(stream: CUstream) -> u64 {
 /// The stream of that name.
 ///
 /// # Safety
-/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default streams among them), whose
-/// context stays for the life of the process.
+/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default
+/// streams among them), whose context stays for the life of the process.
 pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
@@ -166,7 +170,8 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallEr
     let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked about a destroyed stream.
+    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked
+    // about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
@@ -313,8 +318,8 @@ pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     )
 }
 
-/// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no
-/// context.
+/// The default stream of the context that is current: how kernels of this thread see memory. `None`
+/// where there is no driver, or no context.
 pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, CallError> {
     match name_of(std::ptr::null_mut()) {
         // SAFETY: the legacy default stream of the current context is always there.

@@ -136,7 +136,8 @@ unsafe fn with_inline<T>(
     };
     match list {
         [one] if one.length > 0 && one.addr != 0 => {
-            // SAFETY: readable memory of the process, which does not change during the call: the caller's.
+            // SAFETY: readable memory of the process, which does not change during the call: the
+            // caller's.
             post(unsafe { std::slice::from_raw_parts(one.addr as *const u8, one.length as usize) })
         }
         // SAFETY: the caller's.
@@ -219,13 +220,14 @@ fn to_datagram<T>(
     // SAFETY: any value of the bytes is one of these plain numbers.
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
-    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function promises.
+    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function
+    // promises.
     let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Whether to try again: the cause may have ended since the last look. The program has connected the queue
-/// pair, or a stream has passed what was in the way.
+/// Whether to try again: the cause may have ended since the last look. The program has connected
+/// the queue pair, or a stream has passed what was in the way.
 #[cold]
 #[inline(never)]
 fn look_again(qp: &QueuePairObject, error: &CallError) -> bool {
@@ -272,8 +274,8 @@ unsafe fn each<T>(
     Ok(())
 }
 
-/// A request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do most. Where the
-/// compiler knows that much, posting takes half of the time.
+/// A request of a list of one that is plain: a send or a write of one element, signaled, which is
+/// what programs do most. Where the compiler knows that much, posting takes half of the time.
 pub(crate) struct Plain<'a> {
     wr: &'a gds_send_wr,
     borrowed: BorrowedSlice<'a>,
@@ -299,8 +301,8 @@ impl<'a> Plain<'a> {
         Some(Plain { wr, borrowed })
     }
 
-    /// The request. A value rather than the argument of a call: arguments of this size are copied, and a copy of what was just stored
-    /// waits for the stores.
+    /// The request. A value rather than the argument of a call: arguments of this size are copied,
+    /// and a copy of what was just stored waits for the stores.
     #[inline(always)]
     pub(crate) fn request(&self) -> Option<WorkRequest<'_>> {
         let request = match self.wr.exp_opcode {

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0, which may not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
-/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so that waiting connections keep no
-/// rank out.
+/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so
+/// that waiting connections keep no rank out.
 const MAX_PENDING: usize = 1024;
 /// How long rank 0 tries to send a refusal.
 const REFUSAL: Duration = Duration::from_secs(1);
@@ -137,7 +137,8 @@ fn admit_all(
             match listener.accept() {
                 Ok(socket) => pending.push(Link::new(socket, HELLO_BYTES)),
                 Err(error) => {
-                    // The process has closed it meanwhile; or no file descriptor is free, and the connection stays queued.
+                    // The process has closed it meanwhile; or no file descriptor is free, and the
+                    // connection stays queued.
                     tracing::debug!(%error, "a connection was not taken");
                     std::thread::sleep(RETRY);
                 }
@@ -150,7 +151,8 @@ fn admit_all(
     Ok(())
 }
 
-/// A rank that has joined sends nothing until all have: its link is readable only if it has ended or breaks the protocol.
+/// A rank that has joined sends nothing until all have: its link is readable only if it has ended
+/// or breaks the protocol.
 fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
     match link.try_receive() {
         Ok(None) => Ok(()),

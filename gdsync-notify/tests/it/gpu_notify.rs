@@ -1,4 +1,5 @@
-//! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a message, where there is no GPU.
+//! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a
+//! message, where there is no GPU.
 
 use crate::notify_rig::{self, Job};
 use crate::ranks::each_on_a_thread;
@@ -101,7 +102,8 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     };
     rig.launch(&streams[0], &rig.fill, &memories[0], 0);
     for round in 0..ROUNDS {
-        // One rank adds 1 and sends, the other adds 2 and sends back: an early notification, or late data, makes a wrong sum.
+        // One rank adds 1 and sends, the other adds 2 and sends back: an early notification, or
+        // late data, makes a wrong sum.
         rig.launch(&streams[0], &rig.add, &memories[0], 1);
         streams[0].post(put(0, round)).unwrap();
         let arrival = ranks[1].segment.notification(0).unwrap();
@@ -142,7 +144,8 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
             }
             ranks[0].queue.flush(LONG).unwrap();
         });
-        // A later notification may overwrite an earlier one; the last one must be taken, and none twice.
+        // A later notification may overwrite an earlier one; the last one must be taken, and none
+        // twice.
         let mut before = 0;
         while before < LAST {
             assert_eq!(ranks[1].segment.notify_waitsome(0..NOTIFICATIONS, LONG).unwrap(), Some(3));
@@ -203,7 +206,8 @@ fn kernels_write_to_each_other_and_notify() {
         ([false, false, false], DoorbellPath::Auto, true),
         ([false, false, false], DoorbellPath::Proxy, false),
     ];
-    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes to host memory alone.
+    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card
+    // writes to host memory alone.
     for (on_gpu, path, near) in
         cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized() || *on_gpu == [false; 3])
     {
@@ -240,7 +244,8 @@ fn kernels_write_to_each_other_and_notify() {
             let grid = (made.len() as u32, 1, 1);
             let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
             launch.arg(&address);
-            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
+            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is
+            // synchronized.
             unsafe { launch.launch(config) }.unwrap();
             drop(launch);
             assert!(stream.synchronize_timeout(LONG * 3).unwrap(), "{kernel} does not end: {stream:?}");

@@ -1,4 +1,5 @@
-//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the CPU, and refusals.
+//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the
+//! CPU, and refusals.
 
 use crate::notify_rig::{self, Job, Rank};
 use crate::ranks::on_threads;
@@ -281,7 +282,8 @@ fn what_cannot_be_is_refused_and_waits_end() {
         let progress = rank.queue.queue_pair(0).unwrap().progress().unwrap();
         assert_eq!((progress.reserved, progress.completed), (0, 0), "nothing was posted");
 
-        // What is allowed works to the last byte. The lowest notification is found, stays set until it is taken, and is taken once.
+        // What is allowed works to the last byte. The lowest notification is found, stays set until
+        // it is taken, and is taken once.
         assert_eq!(kernels.call("call_notify", &job, Request { id: 1, value: 9, ..good }), Ended::Ok);
         assert_eq!(kernels.call("call_write_notify", &job, good), Ended::Ok);
         assert_eq!(
@@ -316,7 +318,8 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         queue.notify(1 - team.rank(), &inbox, 0, 1).unwrap();
         assert_eq!(inbox.notify_waitsome(0..1, LONG).unwrap(), Some(0));
         queue.flush(LONG).unwrap();
-        // One queue pair is attached already: those that were attached before it are detached again.
+        // One queue pair is attached already: those that were attached before it are detached
+        // again.
         let lent = queue.queue_pair(1).unwrap().attach_device(&device, &Default::default()).unwrap();
         assert!(queue.attach_device(&device, &DeviceQueueOptions::default()).is_err());
         drop(lent);

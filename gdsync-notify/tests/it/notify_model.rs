@@ -1,4 +1,5 @@
-//! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
+//! Random notified writes between ranks, by the CPU and by streams, against a model of their
+//! memory.
 
 use crate::ranks::{LONG, domain, each_on_a_thread};
 use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 const SIZE: u32 = 3;
 const LEN: usize = 300;
-/// Notifications that are set at random, and behind them one for each sender, which says that a run of operations is over.
+/// Notifications that are set at random, and behind them one for each sender, which says that a run
+/// of operations is over.
 const IDS: u32 = 5;
 
 #[derive(Clone, Debug)]

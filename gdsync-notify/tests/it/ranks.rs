@@ -16,7 +16,8 @@ pub(crate) fn domain() -> ProtectionDomain {
     ProtectionDomain::new(&pair::device()).unwrap()
 }
 
-/// Runs a function for every rank, on a thread each, and returns the results in the order of the ranks.
+/// Runs a function for every rank, on a thread each, and returns the results in the order of the
+/// ranks.
 pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
     let (bootstraps, rank) = (Bootstrap::threads(size, LONG).unwrap(), &rank);
     std::thread::scope(|scope| {

@@ -6,8 +6,8 @@ use crate::memory::OutOfBounds;
 
 /// A piece in host memory does not leave a page: devices map pages one by one.
 const PAGE: u64 = 4096;
-/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy
-/// is a submission of its own, which words are not.
+/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to
+/// 4 KiB about 2.5 µs, and a copy is a submission of its own, which words are not.
 const MOST_WORDS: usize = 8;
 
 /// Why a write of bytes cannot be.
@@ -29,7 +29,8 @@ pub enum WriteError {
 
 /// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
 ///
-/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to any number of batches.
+/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to
+/// any number of batches.
 #[derive(Clone, Debug)]
 pub struct MemoryWrite {
     place: Place,
@@ -40,10 +41,12 @@ impl MemoryWrite {
     /// Most bytes of one write: 4 KiB.
     pub const MAX: usize = 4096;
 
-    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the length needs any alignment.
+    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the
+    /// length needs any alignment.
     ///
     /// # Errors
-    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong);
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, WriteError> {
         let (place, given) = (memory.place(), bytes.len());
         if given > Self::MAX {
@@ -126,8 +129,8 @@ impl Bytes {
         self.staged = staged;
     }
 
-    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits at a time, so a piece that does
-    /// not consist of whole words is copied, too.
+    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits
+    /// at a time, so a piece that does not consist of whole words is copied, too.
     #[inline]
     pub(crate) fn word_count(&self, caps: &MemOpCaps) -> Option<usize> {
         let (address, len) = (self.place.address(), self.content.len());

@@ -1,12 +1,13 @@
-//! The one type of a descriptor: what a batch holds, the planner reads and the lowering turns into memory operations.
+//! The one type of a descriptor: what a batch holds, the planner reads and the lowering turns into
+//! memory operations.
 
 use crate::memop::{Condition, WordError};
 
 /// One step of a batch.
 ///
-/// `S` is a send, `W` a wait for a completion, `P` the place of a word and `B` a write of bytes. A batch that can be posted
-/// ([`super::Descriptor`]) holds queues and memory there; one on paper ([`super::outline::Descriptor`]), numbers; a shape
-/// ([`super::shape::Kind`]), nothing.
+/// `S` is a send, `W` a wait for a completion, `P` the place of a word and `B` a write of bytes. A
+/// batch that can be posted ([`super::Descriptor`]) holds queues and memory there; one on paper
+/// ([`super::outline::Descriptor`]), numbers; a shape ([`super::shape::Kind`]), nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Descriptor<S, W, P, B> {
     /// Rings the card for a send.
@@ -33,7 +34,8 @@ pub enum Descriptor<S, W, P, B> {
 pub(super) const ALWAYS: Condition = Condition::Geq;
 
 impl<S, W, P, B> Descriptor<S, W, P, B> {
-    /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for [`ALWAYS`].
+    /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for
+    /// [`ALWAYS`].
     pub(crate) fn kind(&self) -> Descriptor<(), (), (), ()> {
         match self {
             Descriptor::Send(_) => Descriptor::Send(()),

@@ -1,7 +1,8 @@
-//! From descriptors to memory operations, and where points of the timeline and flushes stand among them.
+//! From descriptors to memory operations, and where points of the timeline and flushes stand among
+//! them.
 //!
-//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints what it makes, and the proof of
-//! the merges runs it.
+//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints
+//! what it makes, and the proof of the merges runs it.
 
 use super::descriptor::Descriptor;
 use super::{Chunk, Fate, Word, Words};
@@ -28,7 +29,8 @@ pub(crate) trait Driver: Sized {
     /// The stream's address of `len` bytes of the program's memory.
     fn address(&self, place: &Self::Place, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// The stream's address of a write of bytes, and its words. Drivers whose batches hold none leave it out.
+    /// The stream's address of a write of bytes, and its words. Drivers whose batches hold none
+    /// leave it out.
     fn words<'b>(&self, _bytes: &'b Self::Bytes) -> Result<(StreamAddr, Words<'b>), Self::Error> {
         Err(StreamError::Unsupported { what: "writes of bytes" }.into())
     }
@@ -36,8 +38,8 @@ pub(crate) trait Driver: Sized {
     /// Marks a send as posted. Returns its doorbell, or `None` if the card has the send already.
     fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Doorbell>, Self::Error>;
 
-    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is known to be there. The stream
-    /// performs no operation for a covered wait.
+    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is
+    /// known to be there. The stream performs no operation for a covered wait.
     fn commit_wait(&self, wait: &mut Self::Wait, fate: Fate, point: TimelinePoint) -> Option<PeerOp>;
 
     /// Appends the operations that ring the card for a send.
@@ -272,7 +274,8 @@ impl<'a, D: Driver> Lowering<'a, D> {
         }
     }
 
-    /// After a wait: the stream may see a word that a card has written before the data that the card wrote earlier.
+    /// After a wait: the stream may see a word that a card has written before the data that the
+    /// card wrote earlier.
     fn flush(&mut self) {
         if self.caps.flush_after_wait {
             self.ops.push(MemOp::FlushRemote);

@@ -1,14 +1,16 @@
-//! Which descriptors of a batch need operations of their own, and how many fit one submission. Pure: no I/O, no locks, no FFI.
+//! Which descriptors of a batch need operations of their own, and how many fit one submission.
+//! Pure: no I/O, no locks, no FFI.
 //!
-//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and memory is reused from batch to
-//! batch.
+//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and
+//! memory is reused from batch to batch.
 
 use super::descriptor::Descriptor;
 use super::table::Table;
 use crate::memop::MemOpCaps;
 
-/// What the planner has to know of a part of a descriptor: of a send its queue pair; of a wait its completion queue and index,
-/// unless it has a word of its own; of bytes the number of words, unless they are copied.
+/// What the planner has to know of a part of a descriptor: of a send its queue pair; of a wait its
+/// completion queue and index, unless it has a word of its own; of bytes the number of words,
+/// unless they are copied.
 pub(crate) trait Keyed<K> {
     fn key(&self, caps: &MemOpCaps) -> K;
 }
@@ -18,7 +20,8 @@ pub(crate) trait Keyed<K> {
 pub(crate) enum Fate {
     /// It has operations.
     Kept,
-    /// It has none: those of a later send, or of a wait for a later completion, have the same effect.
+    /// It has none: those of a later send, or of a wait for a later completion, have the same
+    /// effect.
     Covered,
 }
 
@@ -77,7 +80,8 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Plans as many descriptors as fit one submission, the closing point included. One always does.
+    /// Plans as many descriptors as fit one submission, the closing point included. One always
+    /// does.
     pub(crate) fn plan<S, W, P, B>(
         &mut self,
         descriptors: &[Descriptor<S, W, P, B>],
@@ -98,7 +102,8 @@ impl Planner {
         for (position, descriptor) in (0..).zip(descriptors) {
             let mut fate = Fate::Kept;
             let Chunk { mut operations, mut points, .. } = chunk;
-            // Unmerged, each wait for a completion is followed by its point; merged, the point of a run may be written later.
+            // Unmerged, each wait for a completion is followed by its point; merged, the point of a
+            // run may be written later.
             let mut closed = merged && chunk.closed;
             match descriptor {
                 Descriptor::Send(send) => {
@@ -158,8 +163,8 @@ impl Planner {
                 }
             }
             let closing = if closed { 0 } else { costs.point };
-            // A descriptor that is covered, or covers another, costs nothing. So one that does not fit has changed no other's
-            // fate.
+            // A descriptor that is covered, or covers another, costs nothing. So one that does not
+            // fit has changed no other's fate.
             if chunk.count > 0 && operations.saturating_add(closing) > caps.max_ops {
                 break;
             }

@@ -1,8 +1,9 @@
 //! Batches: what a user enqueues on a stream in one go, and how it becomes memory operations.
 //!
-//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations* (what the
-//! card's protocol needs) and *memory operations* (what a stream can do). The planner (`merge`) decides which descriptors share
-//! operations and how many fit one submission; the lowering (`lower`) makes the operations.
+//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches),
+//! *peer operations* (what the card's protocol needs) and *memory operations* (what a stream can
+//! do). The planner (`merge`) decides which descriptors share operations and how many fit one
+//! submission; the lowering (`lower`) makes the operations.
 
 mod bytes;
 mod descriptor;
@@ -30,8 +31,8 @@ use std::sync::Arc;
 
 /// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
 ///
-/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their send queues, and its waits give
-/// their completions back.
+/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their
+/// send queues, and its waits give their completions back.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -78,9 +79,10 @@ impl Batch {
         Batch { descriptors: Vec::with_capacity(descriptors), unmerged: false }
     }
 
-    /// Whether descriptors share memory operations where no observer can tell the difference: sends of one queue pair share a
-    /// doorbell, waits for completions of one queue a wait, and runs of waits a write of the timeline's word. True at first.
-    /// Otherwise each descriptor has operations of its own, as batches in graphs always do.
+    /// Whether descriptors share memory operations where no observer can tell the difference: sends
+    /// of one queue pair share a doorbell, waits for completions of one queue a wait, and runs of
+    /// waits a write of the timeline's word. True at first. Otherwise each descriptor has
+    /// operations of its own, as batches in graphs always do.
     ///
     /// `docs/merging.md` argues for each merge, and says what a merged run of waits holds longer.
     pub fn merged(mut self, merged: bool) -> Self {
@@ -96,8 +98,8 @@ impl Batch {
 
     /// Adds: wait for a completion.
     ///
-    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To learn of the failure, poll the
-    /// completion queue or ask [`crate::QueuePair::failure`].
+    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To
+    /// learn of the failure, poll the completion queue or ask [`crate::QueuePair::failure`].
     pub fn wait(mut self, wait: PreparedWait) -> Self {
         self.push(Descriptor::WaitCq(wait));
         self
@@ -139,22 +141,24 @@ impl Batch {
         self
     }
 
-    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While it happens, an observer may see
-    /// some of the bytes and not the rest, in any order.
+    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While
+    /// it happens, an observer may see some of the bytes and not the rest, in any order.
     ///
-    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as words, in the same submission
-    /// as the descriptors around them. Longer content, or content with single bytes at its ends, is a copy, which is a submission
-    /// of its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, into which the
-    /// CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host
-    /// memory that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
+    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written
+    /// as words, in the same submission as the descriptors around them. Longer content, or content
+    /// with single bytes at its ends, is a copy, which is a submission of its own. A CUDA stream
+    /// copies into GPU memory from pinned memory, and into host memory from GPU memory, into which
+    /// the CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would
+    /// block the caller. Each page of host memory that it touches counts as a descriptor. Batches
+    /// for graphs cannot hold it: a graph has nodes for copies.
     pub fn write_memory(mut self, write: MemoryWrite) -> Self {
         write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));
         self
     }
 
-    /// Adds: everything before is visible to every observer before anything after. Waits and writes keep their order without it,
-    /// and every write is visible no earlier than everything before it: this is for other work of the program on the stream, such
-    /// as a kernel that polls memory.
+    /// Adds: everything before is visible to every observer before anything after. Waits and writes
+    /// keep their order without it, and every write is visible no earlier than everything before
+    /// it: this is for other work of the program on the stream, such as a kernel that polls memory.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_BARRIER`, for the system; on others a fence of the CPU.
     pub fn barrier(mut self) -> Self {
@@ -162,12 +166,13 @@ impl Batch {
         self
     }
 
-    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after. Waits for completions and words
-    /// do that themselves where it is needed. This is for words that the program writes after it has seen what a card wrote.
+    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after.
+    /// Waits for completions and words do that themselves where it is needed. This is for words
+    /// that the program writes after it has seen what a card wrote.
     ///
-    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
-    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's
-    /// writes in order.
+    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right
+    /// before it; refused ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On
+    /// others a fence of the CPU, which sees a card's writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self
@@ -226,7 +231,8 @@ impl Descriptor {
     }
 }
 
-/// A descriptor to a line, and which of them have no operations of their own on a stream that has every capability.
+/// A descriptor to a line, and which of them have no operations of their own on a stream that has
+/// every capability.
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);

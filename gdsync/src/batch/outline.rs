@@ -1,8 +1,9 @@
-//! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind them.
+//! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind
+//! them.
 //!
-//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them ([`Target::of`]). The planner
-//! and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches and the proof of the merges
-//! use it, too.
+//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them
+//! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
+//! explain` prints the program; benches and the proof of the merges use it, too.
 
 use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
@@ -23,7 +24,8 @@ const KIND_AT: u32 = 60;
 const ENTRY: u64 = 64;
 const ENTRY_DWORD: u64 = 60;
 
-/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are cut.
+/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are
+/// cut.
 pub type Descriptor = descriptor::Descriptor<PaperSend, PaperWait, u32, Infallible>;
 
 /// A send on paper.
@@ -102,8 +104,8 @@ impl Target {
 }
 
 impl PaperSend {
-    /// The doorbell of a send of one block: the record as the card reads it; in the register, in place of the work request's first
-    /// 8 bytes, the index and the queue pair.
+    /// The doorbell of a send of one block: the record as the card reads it; in the register, in
+    /// place of the work request's first 8 bytes, the index and the queue pair.
     fn doorbell(self) -> Doorbell {
         Doorbell {
             record_at: Target::Record(self.queue_pair).addr(),
@@ -144,7 +146,8 @@ impl Keyed<Option<usize>> for Infallible {
 }
 
 impl Descriptor {
-    /// Names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
+    /// Names of the operations that the card's protocol needs for it; none for words, barriers and
+    /// flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
             Descriptor::Send(send) => send.doorbell().peer_ops().to_vec(),
@@ -208,8 +211,9 @@ impl Program {
         Self::default()
     }
 
-    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a submission is always written, as
-    /// by every 64th submission of a stream. Points continue from one batch to the next.
+    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a
+    /// submission is always written, as by every 64th submission of a stream. Points continue from
+    /// one batch to the next.
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] where the backend lacks an operation.

@@ -84,7 +84,8 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// True if the last descriptor is a wait for a completion: the stream writes its point after that anyway.
+    /// True if the last descriptor is a wait for a completion: the stream writes its point after
+    /// that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }

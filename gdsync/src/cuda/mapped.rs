@@ -1,5 +1,5 @@
-//! CPU mappings of GPU memory: [`MappedMemory`] joins the library's [`GpuMemory`] to a [`Mapping`] of
-//! the crate `gdsync-gdr`, whose types are re-exported here.
+//! CPU mappings of GPU memory: [`MappedMemory`] joins the library's [`GpuMemory`] to a [`Mapping`]
+//! of the crate `gdsync-gdr`, whose types are re-exported here.
 
 pub use gdsync_gdr::{
     Caching, GdrdrvModule, LoadKernel, Mapping, MappingBackend, MappingError, MappingInfo, Refusal,

@@ -9,18 +9,21 @@ use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU needs
-/// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
-/// the CPU polls does not.
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes
+/// ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a
+/// CPU needs about two microseconds to read one. So a completion queue that mostly streams look at
+/// belongs into the GPU's memory, and one that the CPU polls does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Placement {
     /// Pinned memory of the host.
     #[default]
     Host,
-    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that GPU only can reach it.
+    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that
+    /// GPU only can reach it.
     Gpu(u32),
-    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs: for tests where there is no GPU.
+    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs:
+    /// for tests where there is no GPU.
     StandIn,
 }
 
@@ -158,7 +161,8 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Allocated now, to report its error: a provider's allocation callback can only return null.
+        // Allocated now, to report its error: a provider's allocation callback can only return
+        // null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -185,7 +189,8 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until its own release; made for this chunk alone.
+        // SAFETY: mapped until the memory is dropped, which the span holds until its own release;
+        // made for this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

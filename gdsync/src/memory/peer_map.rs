@@ -1,8 +1,9 @@
 //! The peer address map: which of this process' pages a device's address space has, and where.
 //!
-//! Pages are registered when an operation first names them, and unregistered after the last span that holds them is dropped. To
-//! unregister them may have to wait until the device is idle, so they are *retired* first, with what keeps their memory
-//! mapped. What a device answers is kept, refusals too: asking it costs a system call.
+//! Pages are registered when an operation first names them, and unregistered after the last span
+//! that holds them is dropped. To unregister them may have to wait until the device is idle, so
+//! they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
+//! refusals too: asking it costs a system call.
 
 use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
@@ -51,7 +52,8 @@ pub(crate) struct PeerMap<R: Registrar> {
 struct Runs {
     /// By first address; runs do not overlap.
     by_base: BTreeMap<u64, Run>,
-    /// Runs that no span holds any more, and that are still registered. Their memory is kept until they are not.
+    /// Runs that no span holds any more, and that are still registered. Their memory is kept until
+    /// they are not.
     retired: BTreeMap<u64, Run>,
     /// Which runs each span holds, by the span's number.
     held: HashMap<u64, HashSet<u64>>,

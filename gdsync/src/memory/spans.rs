@@ -1,7 +1,8 @@
 //! Spans of this process' memory that streams may be asked to reach.
 //!
-//! A stream with an address space of its own learns of memory when an operation names it, a *granule* at a time, and has to
-//! unmap it before it is released. So everything that operations can name announces itself here.
+//! A stream with an address space of its own learns of memory when an operation names it, a
+//! *granule* at a time, and has to unmap it before it is released. So everything that operations
+//! can name announces itself here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,16 +16,20 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
-    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's own address.
+    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's
+    /// own address.
     Gpu { ordinal: i32, address: u64 },
-    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of a software card.
+    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of
+    /// a software card.
     Registers { mmio: bool },
 }
 
-/// What to do when a span was dropped and every device has unmapped it: release its memory, for example.
+/// What to do when a span was dropped and every device has unmapped it: release its memory, for
+/// example.
 pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
 
-/// A dropped span that devices may still have in their address spaces. The last device to drop this value releases the memory.
+/// A dropped span that devices may still have in their address spaces. The last device to drop this
+/// value releases the memory.
 pub(crate) struct Gone {
     releases: Vec<Release>,
 }
@@ -37,7 +42,8 @@ impl Drop for Gone {
 
 /// What maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be called with any lock held.
+    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
+    /// called with any lock held.
     fn gone(&self, span: u64, gone: &Arc<Gone>);
 }
 
@@ -51,8 +57,8 @@ pub(crate) struct Span {
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
-/// What the list of all spans says of one. A handle is made of it only to be given away: were it the last one, its drop
-/// would take the list's lock again.
+/// What the list of all spans says of one. A handle is made of it only to be given away: were it
+/// the last one, its drop would take the list's lock again.
 struct Known {
     len: u64,
     kind: Kind,
@@ -69,7 +75,8 @@ fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
 }
 
 impl Span {
-    /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
+    /// Announces `len` bytes from `base` on. A page of registers that is announced already is
+    /// shared.
     ///
     /// `release` is called when the span was dropped and no device has it mapped.
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
@@ -91,7 +98,8 @@ impl Span {
         span
     }
 
-    /// The spans that hold `len` bytes from `addr` on: several where the program has named its memory more than once.
+    /// The spans that hold `len` bytes from `addr` on: several where the program has named its
+    /// memory more than once.
     pub(crate) fn find(addr: u64, len: u64) -> Vec<Arc<Span>> {
         let Some(end) = addr.checked_add(len) else { return Vec::new() };
         let spans = spans();

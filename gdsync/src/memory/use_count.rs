@@ -11,7 +11,8 @@ pub(crate) trait Watcher: Send + Sync {
     fn gone(&self, memory: u64);
 }
 
-/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of its own.
+/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of
+/// its own.
 pub(crate) struct UseCount {
     pub(crate) id: u64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,

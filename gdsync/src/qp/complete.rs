@@ -12,7 +12,8 @@ use std::sync::Arc;
 impl QueuePairInner {
     /// Matches an entry of a completion queue (whose state is locked) with its work request.
     ///
-    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
+    /// `None` for the completion of a send that was dropped. An error is the reason why the entry
+    /// makes no sense.
     pub(crate) fn complete(
         &self,
         state: &mut CompletionState,

@@ -23,13 +23,14 @@ options! {
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
     pub struct QueuePairConfig<'a>
-    /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits one 64-byte block for a send), remote reads
-    /// and writes allowed, port 1, its best GID, the partition key at index 0, made by verbs,
-    /// with completion queues of its own.
+    /// A reliable connection, 128 sends and receives of up to 4 slices, 44 bytes inline (what fits
+    /// one 64-byte block for a send), remote reads and writes allowed, port 1, its best GID, the
+    /// partition key at index 0, made by verbs, with completion queues of its own.
     default {
         /// Transport service.
         transport: Transport = Transport::Rc,
-        /// Q_Key of a UD queue pair: what datagrams to it must carry. The top bit set needs privileges. Others have none.
+        /// Q_Key of a UD queue pair: what datagrams to it must carry. The top bit set needs
+        /// privileges. Others have none.
         qkey: u32 = 0x1111_1111,
         /// Send work requests in flight.
         send_depth: u32 = 128,
@@ -45,10 +46,11 @@ options! {
         access: Access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
         /// Physical port, from 1 on.
         port: u8 = DEFAULT_PORT,
-        /// Index of the port's global identifier; by default chosen by the rule of [`crate::Device::choose_gid`].
+        /// Index of the port's global identifier; by default chosen by the rule of
+        /// [`crate::Device::choose_gid`].
         gid_index: Option<u32> = None,
-        /// Index of the partition key in the port's table. Both sides must be members of the same partition; index 0 is the
-        /// default partition unless an administrator changed it.
+        /// Index of the partition key in the port's table. Both sides must be members of the same
+        /// partition; index 0 is the default partition unless an administrator changed it.
         pkey_index: u16 = 0,
         /// Whose memory its queues, records and (where they are its own) completion queues lie in.
         placement: QueuePlacement = QueuePlacement::HOST,
@@ -56,9 +58,11 @@ options! {
         queues: QueueApi = QueueApi::Verbs,
     }
     no setters {
-        /// Where its sends complete: a completion queue that it shares, or by default one of its own.
+        /// Where its sends complete: a completion queue that it shares, or by default one of its
+        /// own.
         send_cq: Option<&'a CompletionQueue> = None,
-        /// Where its receives complete; as [`Self::send_cq`](#structfield.send_cq), and it may be the same queue.
+        /// Where its receives complete; as [`Self::send_cq`](#structfield.send_cq), and it may be
+        /// the same queue.
         recv_cq: Option<&'a CompletionQueue> = None,
     }
 }
@@ -77,19 +81,21 @@ impl<'a> QueuePairConfig<'a> {
 }
 
 options! {
-    /// How a [`CompletionQueue`] is made. A number is the configuration of a queue with so many entries.
+    /// How a [`CompletionQueue`] is made. A number is the configuration of a queue with so many
+    /// entries.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct CompletionQueueConfig
     /// 256 entries in the host's memory, made by verbs.
     default {
-        /// Entries, at least: at best twice as many as the work requests that may be outstanding at a time. With fewer, posting is
-        /// refused early.
+        /// Entries, at least: at best twice as many as the work requests that may be outstanding at
+        /// a time. With fewer, posting is refused early.
         entries: u32 = 256,
-        /// The interface that makes it. In a queue made by commands of the device complete only queue pairs that are made so, too; these
-        /// may also complete in one made by verbs.
+        /// The interface that makes it. In a queue made by commands of the device complete only
+        /// queue pairs that are made so, too; these may also complete in one made by verbs.
         queues: QueueApi = QueueApi::Verbs,
-        /// Whose memory its ring and its record lie in. With a GPU's memory on the system's provider, commands make it in any case.
+        /// Whose memory its ring and its record lie in. With a GPU's memory on the system's
+        /// provider, commands make it in any case.
         placement: QueuePlacement = QueuePlacement::HOST,
     }
 }

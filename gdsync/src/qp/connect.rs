@@ -25,13 +25,14 @@ fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Er
 }
 
 impl QueuePair {
-    /// The address of a remote port, reached from this queue pair's port and global identifier, for datagrams
-    /// ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence number are ignored; of the options, service
-    /// level and global route count.
+    /// The address of a remote port, reached from this queue pair's port and global identifier, for
+    /// datagrams ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence
+    /// number are ignored; of the options, service level and global route count.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`] for options outside their ranges,
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
+    /// another protocol, [`OutOfRange`] for options outside their ranges, [`Error::Verbs`] where
+    /// the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
     }

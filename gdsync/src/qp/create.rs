@@ -1,4 +1,5 @@
-//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
+//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the
+//! order of its end.
 
 use crate::memory::HostAddr;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
@@ -117,8 +118,8 @@ fn make_by_verbs(
     let layout = describe(raw, domain)?;
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
     let number = unsafe { (*raw.as_ptr()).qp_num };
-    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which the object
-    // does when it is dropped; counts were checked in `describe`.
+    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is
+    // destroyed, which the object does when it is dropped; counts were checked in `describe`.
     let (sq, rq) = unsafe {
         (
             Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
@@ -200,16 +201,18 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
-        // Locked before the number may be used again, so that this queue pair's entries are not taken for another's. Two queues in the
-        // order of their addresses, as another queue pair may have them the other way round.
+        // Locked before the number may be used again, so that this queue pair's entries are not
+        // taken for another's. Two queues in the order of their addresses, as another queue pair
+        // may have them the other way round.
         let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
             Ordering::Equal => (&self.send_cq, None),
             Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
         };
         let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
-        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
-        // rings nor the memory that work requests name; fields drop afterwards.
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After
+        // this the card touches neither the rings nor the memory that work requests name; fields
+        // drop afterwards.
         self.object.destroy();
         let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {

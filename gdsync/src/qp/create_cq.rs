@@ -12,11 +12,13 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 impl CompletionQueue {
-    /// Makes a completion queue that queue pairs can share. A number stands for the configuration of a queue with so many entries.
+    /// Makes a completion queue that queue pairs can share. A number stands for the configuration
+    /// of a queue with so many entries.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length;
-    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands; [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
+    /// that length; [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by
+    /// commands; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(device: &Device, config: impl Into<CompletionQueueConfig>) -> Result<Self, Error> {
         let CompletionQueueConfig { entries, queues, placement } = config.into();
         // A ring's memory comes by way of a domain. This one has no other use.
@@ -51,7 +53,8 @@ struct VerbsCq {
     device: Arc<DeviceInner>,
 }
 
-// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is done with it.
+// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is
+// done with it.
 unsafe impl Send for VerbsCq {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsCq {}
@@ -71,7 +74,8 @@ impl VerbsCq {
             parent_domain: parent.raw(),
         };
         let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
+        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives;
+        // both structs are valid.
         let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
         let raw = call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
         let mut made = VerbsCq { raw, number: 0, device: device.clone() };
@@ -89,7 +93,8 @@ impl VerbsCq {
         if !out.cqe_cnt.is_power_of_two() {
             return Err(QueuePairError::layout("completion queue entries", out.cqe_cnt));
         }
-        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
+        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed,
+        // which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
         made.number = out.cqn;
         Ok((made, ring))

@@ -1,23 +1,26 @@
-//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives, failing, resetting.
+//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives,
+//! failing, resetting.
 //!
 //! # Invariants
-//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that waits for it has
-//!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
-//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
-//!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
-//!   queue's lock, before its number can be used again (`create.rs`).
-//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
-//!   flushed, including what was only prepared (`fail.rs`).
-//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
-//!   all places of its completion queue are taken.
+//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of
+//!   every stream that waits for it has reached the wait's point. Posting checks for room and
+//!   returns an error; nothing spins, and nothing overruns.
+//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair
+//!   that it may count on, so their entries are written. A queue pair that is destroyed unbooks its
+//!   entries, and marks those in the ring, under the completion queue's lock, before its number can
+//!   be used again (`create.rs`).
+//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a
+//!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`).
+//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post
+//!   checks under the queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
 //! 1. A stream's state, then a completion queue, then a send or receive queue.
 //! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
 //! 3. The state of an attached device queue pair, then its mailbox or the queues.
 //!
-//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is innermost, but for calls of the CUDA
-//! driver. A software card has one lock, its engine's.
+//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
+//! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
 mod complete;
@@ -65,12 +68,13 @@ use spin::relax::Yield;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A queue pair with a doorbell register of its own, and with completion queues of its own unless it was given some.
+/// A queue pair with a doorbell register of its own, and with completion queues of its own unless
+/// it was given some.
 ///
 /// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
 ///
-/// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
-/// released when the last of them has passed.
+/// Dropping it while work is in flight moves it to the error state, so that streams that wait for
+/// it wake; its memory is released when the last of them has passed.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
@@ -111,7 +115,8 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<QpState>,
-    /// The same in short, to be read without the lock: connected, not failed, and not handed over to kernels.
+    /// The same in short, to be read without the lock: connected, not failed, and not handed over
+    /// to kernels.
     pub(crate) connected: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
@@ -131,8 +136,8 @@ pub(crate) enum QpState {
     Failed(FailureCause),
 }
 
-/// Source of initial packet sequence numbers: any value serves, but a number from an earlier connection should not be used
-/// again soon.
+/// Source of initial packet sequence numbers: any value serves, but a number from an earlier
+/// connection should not be used again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn next_psn() -> u32 {
@@ -143,9 +148,12 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`], [`Error::Verbs`] where the provider refuses;
-    /// [`QueuePairError::OtherDevice`] for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
-    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`],
+    /// [`Error::Verbs`] where the provider refuses; [`QueuePairError::OtherDevice`] for a
+    /// completion queue of another device; of queues made by commands
+    /// ([`QueuePairConfig::queues`]), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`],
+    /// too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
@@ -165,8 +173,8 @@ impl QueuePair {
         if let Maker::Devx(devx) = &domain.maker {
             devx.check(&config)?;
         }
-        // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
-        // look at come on top.
+        // Every work request may complete, even an unsignaled one if it fails; and the slots that a
+        // stream still has to look at come on top.
         let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
@@ -193,7 +201,8 @@ impl QueuePair {
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which the span holds until no device has the page mapped.
+        // The page stays as long as the domain, which the span holds until no device has the page
+        // mapped.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
@@ -270,11 +279,14 @@ impl QueuePair {
         self.inner.endpoint()
     }
 
-    /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
+    /// Connects to a remote queue pair, which has to do the same with this one's
+    /// [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`] where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
+    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`]
+    /// where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
+    /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -282,18 +294,21 @@ impl QueuePair {
     /// Puts a request into the send queue without telling the card.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
+    /// before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
         PreparedSend::new(self.inner.clone(), request)
     }
 
-    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have no stream to order
-    /// it by; [`QueuePair::prepare`] and a stream do the rest.
+    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
+    /// no stream to order it by; [`QueuePair::prepare`] and a stream do the rest.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
-    /// not posted, or still outstanding on a stream. Nothing was posted then.
-    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the instructions.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
+    /// before; sends that are prepared and not posted, or still outstanding on a stream. Nothing
+    /// was posted then.
+    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the
+    // instructions.
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.post_send(&request)
@@ -302,7 +317,8 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed
+    /// before.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         self.inner.post_recv(slices, wr_id, None)
     }
@@ -321,8 +337,9 @@ impl QueuePair {
 impl QueuePairInner {
     /// The send queue. Lock order: completion queue first.
     ///
-    /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
-    /// it taken yields, as only a reset of the queue pair holds it for long.
+    /// A lock that is released by a store: another read-modify-write would be a large part of the
+    /// cost of a post. A thread that finds it taken yields, as only a reset of the queue pair holds
+    /// it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()

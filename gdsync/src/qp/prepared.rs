@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
-/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
-/// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the
+/// order in which they were prepared. Dropping one instead takes it back: out of the queue where it
+/// is the newest, else it becomes a NOP there.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -77,8 +78,8 @@ impl PreparedSend {
         self.queue_pair.number
     }
 
-    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got it already because its
-    /// queue pair failed meanwhile.
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got
+    /// it already because its queue pair failed meanwhile.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -91,8 +92,8 @@ impl PreparedSend {
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
-    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card, unless the card got it already because the queue pair
-    /// failed.
+    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card,
+    /// unless the card got it already because the queue pair failed.
     #[inline]
     pub(crate) fn place(&self) -> (u64, Doorbell) {
         (self.serial, self.doorbell)
@@ -103,7 +104,8 @@ impl PreparedSend {
     pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
         let mut send = ManuallyDrop::new(self);
         drop(send.posted.take());
-        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to be.
+        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to
+        // be.
         unsafe { std::ptr::read(&send.queue_pair) }
     }
 
@@ -115,8 +117,8 @@ impl PreparedSend {
 }
 
 impl QueuePairInner {
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion is stored in
-    /// the claim, if there is one.
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
+    /// takes it back. Its completion is stored in the claim, if there is one.
     #[inline]
     pub(crate) fn prepare_send(
         &self,
@@ -134,8 +136,9 @@ impl QueuePairInner {
         Ok(prepared)
     }
 
-    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has posted before it. Returns what that
-    /// has replaced, for [`Self::undo_next`]; none where [`PreparedSend::commit`] has to look, and nothing has changed.
+    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has
+    /// posted before it. Returns what that has replaced, for [`Self::undo_next`]; none where
+    /// [`PreparedSend::commit`] has to look, and nothing has changed.
     #[inline]
     pub(crate) fn commit_next(
         &self,

@@ -10,9 +10,11 @@ use gdsync_sys::prm::wqe::{
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
+/// A send, an RDMA write or read, an atomic operation, or nothing, for
+/// [`crate::QueuePair::prepare`].
 ///
-/// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+/// Requests are signaled (their completion can be polled and waited for) unless
+/// [`WorkRequest::unsignaled`] says otherwise.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
@@ -90,7 +92,8 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
     }
 
-    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty message.
+    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty
+    /// message.
     #[inline]
     pub fn send(slices: &'a [Slice]) -> Self {
         Self::new(Opcode::Send, Payload::Slices(slices), None)
@@ -102,7 +105,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no
+    /// notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
@@ -120,27 +124,31 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
-    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory window, or of a region whose owner
-    /// registered it for that, as kernel drivers do. A card refuses to invalidate the key of an ordinary region, such as
-    /// [`crate::MemoryRegion`]: both queue pairs fail. gdsync makes neither windows nor such regions, and the software card has none,
-    /// so there this is refused ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
+    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory
+    /// window, or of a region whose owner registered it for that, as kernel drivers do. A card
+    /// refuses to invalidate the key of an ordinary region, such as [`crate::MemoryRegion`]: both
+    /// queue pairs fail. gdsync makes neither windows nor such regions, and the software card has
+    /// none, so there this is refused
+    /// ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
     #[inline]
     pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
         WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
     }
 
-    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are equal, as one step. What they were
-    /// comes into `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
+    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are
+    /// equal, as one step. What they were comes into `result`, 8 bytes of a region with
+    /// [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
     ///
-    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`], which the remote queue pair must
-    /// allow, too. It is one step among the operations of that card; whether for its CPU, too, is not promised.
+    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`],
+    /// which the remote queue pair must allow, too. It is one step among the operations of that
+    /// card; whether for its CPU, too, is not promised.
     #[inline]
     pub fn compare_swap(result: &'a Slice, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
     }
 
-    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`. The rest is as with
-    /// [`Self::compare_swap`].
+    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`.
+    /// The rest is as with [`Self::compare_swap`].
     #[inline]
     pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
         Self::atomic(Opcode::AtomicFa, result, remote, AtomicSeg::new(add, 0))
@@ -152,24 +160,27 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
     }
 
-    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`], after reads and atomics, too.
+    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`],
+    /// after reads and atomics, too.
     #[inline]
     pub fn nop() -> Self {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
-    /// others have it. A receiver with another Q_Key drops the datagram without an error.
+    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key.
+    /// Requests of UD queue pairs need it, and no others have it. A receiver with another Q_Key
+    /// drops the datagram without an error.
     ///
-    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
+    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB
+    /// specification, 10.2.5).
     #[inline]
     pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.to = Some(Destination { handle, qpn: remote_qpn, qkey: remote_qkey });
         self
     }
 
-    /// Adds immediate data, which the receiver finds in its completion. A write with immediate consumes a receive of the
-    /// remote side. Ignored for requests that carry none.
+    /// Adds immediate data, which the receiver finds in its completion. A write with immediate
+    /// consumes a receive of the remote side. Ignored for requests that carry none.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
         self.opcode = match self.opcode {
@@ -188,8 +199,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// No completion on success. Its place in the send queue is freed by the next signaled request's completion, so
-    /// every queue needs a signaled request now and then.
+    /// No completion on success. Its place in the send queue is freed by the next signaled
+    /// request's completion, so every queue needs a signaled request now and then.
     #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(CtrlFlags::CQ_UPDATE);
@@ -214,7 +225,8 @@ impl<'a> WorkRequest<'a> {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds` segments.
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds`
+    /// segments.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
@@ -327,8 +339,8 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says. Where it fails, some were given
-    /// out.
+    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says.
+    /// Where it fails, some were given out.
     ///
     /// Returns whether the slices are of several regions.
     #[inline(always)]
@@ -363,7 +375,8 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at once.
+    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at
+    /// once.
     #[inline(always)]
     fn encode_slices(
         &self,
@@ -428,8 +441,8 @@ fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     }
 }
 
-/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so empty ones are left out, as
-/// libmlx5 does.
+/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so
+/// empty ones are left out, as libmlx5 does.
 fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     let given = slices.iter().filter(|slice| !slice.is_empty()).count();
     if given > limit as usize {

@@ -18,8 +18,8 @@ const STRIDE: usize = 16;
 /// | 1 ([`Self::OK`]) | completed |
 /// | [`Self::FAILED`] + syndrome + (vendor syndrome << 16) | failed |
 ///
-/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none of the card's: the library
-/// could not hand the work to the card.
+/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none
+/// of the card's: the library could not hand the work to the card.
 #[derive(Clone, Debug)]
 pub struct Status {
     word: Word32,

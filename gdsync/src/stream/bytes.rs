@@ -13,15 +13,16 @@ impl<B: MemOpStream> Stream<B> {
         let to = self.address(&bytes.place, bytes.content.len())?;
         let points = Points::next(state.issued);
         self.timeline.expect(points.end);
-        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The descriptor holds the memory, and what
-        // is staged, until the timeline has passed the submission. The lock on the state keeps others from submitting.
+        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The
+        // descriptor holds the memory, and what is staged, until the timeline has passed the
+        // submission. The lock on the state keeps others from submitting.
         let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
         bytes.keep(staged);
         Ok(points)
     }
 
-    /// A copy cannot write its point, so it leaves the last place to a submission that does. If that place is next, or the point
-    /// is due, the stream writes it before.
+    /// A copy cannot write its point, so it leaves the last place to a submission that does. If
+    /// that place is next, or the point is due, the stream writes it before.
     fn make_room_for_bytes(&self, state: &mut State) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;

@@ -12,8 +12,9 @@ pub enum DoorbellPath {
     Auto,
     /// The stream stores to the card's register. Posting fails where it cannot reach it.
     Direct,
-    /// The stream stores to a mailbox in pinned memory, and a thread of this process forwards it: works wherever a stream can
-    /// reach pinned memory, and costs the time that the thread takes to notice. It sleeps while nothing is to be forwarded.
+    /// The stream stores to a mailbox in pinned memory, and a thread of this process forwards it:
+    /// works wherever a stream can reach pinned memory, and costs the time that the thread takes to
+    /// notice. It sleeps while nothing is to be forwarded.
     Proxy,
 }
 
@@ -53,15 +54,18 @@ options! {
     #[derive(Clone, Copy, Debug)]
     #[non_exhaustive]
     pub struct StreamOptions
-    /// Doorbells by [`DoorbellPath::Auto`], the progress word in host memory, a signal once in many batches.
+    /// Doorbells by [`DoorbellPath::Auto`], the progress word in host memory, a signal once in many
+    /// batches.
     default {
         /// How doorbells are to reach the card.
         doorbells: DoorbellPath = DoorbellPath::Auto,
-        /// Whose memory the word lies in by which the stream tells how far it has come. The CPU looks at it often.
+        /// Whose memory the word lies in by which the stream tells how far it has come. The CPU
+        /// looks at it often.
         timeline: Placement = Placement::Host,
-        /// Every batch says when the stream has passed it, instead of one in many. That is a memory operation more for each that does not
-        /// end with waits; but what the stream has passed is known without asking the driver, whatever has become of the stream since.
-        /// (Copies of bytes excepted, of which the next batch tells.)
+        /// Every batch says when the stream has passed it, instead of one in many. That is a memory
+        /// operation more for each that does not end with waits; but what the stream has passed is
+        /// known without asking the driver, whatever has become of the stream since. (Copies of
+        /// bytes excepted, of which the next batch tells.)
         always_signal: bool = false,
     }
 }

@@ -1,4 +1,5 @@
-//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells that the proxy may ring.
+//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells
+//! that the proxy may ring.
 
 use super::doorbells::{DoorbellPath, Doorbells};
 use super::post::{State, Stream};
@@ -104,7 +105,8 @@ impl<B: MemOpStream> Stream<B> {
     /// How the doorbells of a queue pair reach its card. Decides it, if that is still open.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream cannot reach the doorbell register and [`DoorbellPath::Direct`] demands it.
+    /// [`StreamError`] where the stream cannot reach the doorbell register and
+    /// [`DoorbellPath::Direct`] demands it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {

@@ -1,6 +1,7 @@
 //! Structs of options.
 
-/// Defines a struct of options. Each field names its default; each, but those of `no setters`, has a setter of its name.
+/// Defines a struct of options. Each field names its default; each, but those of `no setters`, has
+/// a setter of its name.
 macro_rules! options {
     (
         $(#[$meta:meta])*

@@ -10,11 +10,12 @@ use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]). Made by
-/// [`crate::QueuePair::address_handle`].
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
+/// Made by [`crate::QueuePair::address_handle`].
 ///
-/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and serves every UD queue pair of
-/// both. Work requests in flight hold it, and it holds its protection domain.
+/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and
+/// serves every UD queue pair of both. Work requests in flight hold it, and it holds its protection
+/// domain.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
     pub(crate) inner: Arc<AddressHandleInner>,
@@ -31,7 +32,8 @@ pub(crate) struct AddressHandleInner {
     pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is plain data.
+// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is
+// plain data.
 unsafe impl Send for AddressHandleInner {}
 // SAFETY: as above.
 unsafe impl Sync for AddressHandleInner {}
@@ -64,8 +66,8 @@ impl AddressHandle {
 
 /// The path to the remote port.
 ///
-/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with a global route where that
-/// is asked for, or the remote port lies in another subnet.
+/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with
+/// a global route where that is asked for, or the remote port lies in another subnet.
 pub(crate) fn path(
     port: u8,
     own: &GidEntry,
@@ -101,7 +103,8 @@ pub(crate) fn path(
     Ok(attr)
 }
 
-/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the remote port's address there.
+/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the
+/// remote port's address there.
 pub(crate) fn resolve(pd: &Arc<ProtectionDomainInner>, attr: &ibv_ah_attr) -> Result<AddressVector, Error> {
     Ok(AddressHandleInner::new(pd.clone(), *attr, || "the path of a connection".to_owned())?.vector)
 }
@@ -142,7 +145,8 @@ impl AddressHandleInner {
         if out.av.is_null() {
             return Err(QueuePairError::layout("an address vector", 0u32));
         }
-        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
+        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that
+        // is valid as long as the handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
         Ok(zerocopy::transmute!(bytes))
     }

@@ -10,9 +10,10 @@ pub enum QueueApi {
     /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
     #[default]
     Verbs,
-    /// Commands in the device's own language (DEVX). They need a device that takes commands from programs: mlx5 on the system's
-    /// libraries. Asynchronous events that name such queues do not come (those of ports and devices do): a completion queue never
-    /// overruns here, and what else fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    /// Commands in the device's own language (DEVX). They need a device that takes commands from
+    /// programs: mlx5 on the system's libraries. Asynchronous events that name such queues do not
+    /// come (those of ports and devices do): a completion queue never overruns here, and what else
+    /// fails a queue pair shows in a completion or, for the responder's side, in the other's.
     Devx,
 }
 
@@ -21,8 +22,8 @@ options! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct ConnectOptions
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms, 16 reads
-    /// (what mlx5 cards allow); service level and traffic class 0, 64 hops.
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms,
+    /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
     default {
         /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
         timeout: u8 = 16,
@@ -30,18 +31,22 @@ options! {
         retry_count: u8 = 7,
         /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
         rnr_retry: u8 = 7,
-        /// Pause that this side asks for when it has no receive posted: code of the IB specification's RNR timer table.
+        /// Pause that this side asks for when it has no receive posted: code of the IB
+        /// specification's RNR timer table.
         min_rnr_timer: u8 = 12,
         /// RDMA reads in flight, each way.
         max_reads: u8 = 16,
         /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
         service_level: u8 = 0,
-        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both sides must use the same.
+        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
+        /// sides must use the same.
         mtu: Option<Mtu> = None,
-        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets needs it. Done in any case where
-        /// the two ports' subnet prefixes differ. Ethernet knows nothing else.
+        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets
+        /// needs it. Done in any case where the two ports' subnet prefixes differ. Ethernet knows
+        /// nothing else.
         global: bool = false,
-        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits (DSCP) switches sort by.
+        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits
+        /// (DSCP) switches sort by.
         traffic_class: u8 = 0,
         /// Of the global route: flow label, 20 bits.
         flow_label: u32 = 0,

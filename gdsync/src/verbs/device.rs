@@ -132,7 +132,9 @@ impl Device {
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
     /// # Errors
-    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice), [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it cannot be opened.
+    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it
+    /// cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -161,8 +163,9 @@ impl Device {
     /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
     ///
     /// # Safety
-    /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
-    /// clones and everything made on them are dropped; streams must have passed what they were given by then, too.
+    /// The context was opened by the library whose entry points `api` holds, and stays open until
+    /// the returned handle, its clones and everything made on them are dropped; streams must have
+    /// passed what they were given by then, too.
     pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
         // SAFETY: an open context, as the caller promises, names its device.
         let device = unsafe { (*context.as_ptr()).device };
@@ -224,8 +227,9 @@ impl Device {
         self.inner.gids(port)
     }
 
-    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On InfiniBand the first; on
-    /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On
+    /// InfiniBand the first; on Ethernet RoCE v2 before v1, and within a version an IPv4 address
+    /// before a global IPv6 one before a link-local one.
     ///
     /// # Errors
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 /// Address of a queue pair, for the remote side's [`crate::QueuePair::connect`].
 ///
-/// Its text form is `kind:lid:qpn:psn:mtu:gid`: the kind is `ib`, `roce1` or `roce2`, the numbers are hexadecimal, with 32
-/// digits for the GID.
+/// Its text form is `kind:lid:qpn:psn:mtu:gid`: the kind is `ib`, `roce1` or `roce2`, the numbers
+/// are hexadecimal, with 32 digits for the GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Queue pair number, 24 bits.

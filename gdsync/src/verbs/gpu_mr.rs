@@ -16,9 +16,10 @@ use std::sync::Arc;
 ///
 /// A cheap handle; clones name the same region. Work requests in flight hold it.
 ///
-/// A software card reaches it through a CPU mapping where there is one when it is registered ([`crate::mapped::MappedMemory`]), else
-/// by copies on a stream of its own. A real card reaches it over PCIe: through a dma-buf
-/// (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the `nvidia-peermem` module.
+/// A software card reaches it through a CPU mapping where there is one when it is registered
+/// ([`crate::mapped::MappedMemory`]), else by copies on a stream of its own. A real card reaches it
+/// over PCIe: through a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or,
+/// failing that, through the `nvidia-peermem` module.
 #[derive(Clone, Debug)]
 pub struct GpuMemoryRegion {
     inner: Arc<MemoryRegionInner>,
@@ -29,9 +30,11 @@ impl GpuMemoryRegion {
     /// Registers GPU memory.
     ///
     /// # Errors
-    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card cannot have it, with the reason of each way that was tried;
-    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory of a GPU that shows writes in no order and cannot flush
-    /// them: a stream that has waited for the completion could still see old data.
+    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card
+    /// cannot have it, with the reason of each way that was tried;
+    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card
+    /// would write into memory of a GPU that shows writes in no order and cannot flush them: a
+    /// stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(GpuMemoryRegion { inner, memory })
@@ -139,8 +142,8 @@ fn register(
     };
     let (pd, len) = (&pd.inner, memory.len().max(1));
     let (address, flags) = (memory.address() as *mut libc::c_void, access.bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is deregistered. The address
-    // is a GPU's, which the provider's peer memory takes, or refuses.
+    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is
+    // deregistered. The address is a GPU's, which the provider's peer memory takes, or refuses.
     let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), address, len, flags) };
     let path = match pd.device.api.provider {
         Provider::Software => RegistrationPath::SoftwareCard,
@@ -168,7 +171,8 @@ fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<
     }
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
     let (len, flags) = (memory.len().max(1), access.bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its own to the dma-buf.
+    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
+    // own to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };
     NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
 }

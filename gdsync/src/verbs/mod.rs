@@ -1,4 +1,5 @@
-//! The verbs objects below a queue pair: devices, protection domains, memory regions, address handles, and what describes them.
+//! The verbs objects below a queue pair: devices, protection domains, memory regions, address
+//! handles, and what describes them.
 
 pub(crate) mod ah;
 pub(crate) mod call;

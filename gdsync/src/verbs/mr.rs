@@ -12,7 +12,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 bitflags::bitflags! {
-    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally is always allowed.
+    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally
+    /// is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The local card may write: receives and reads land there.
@@ -28,11 +29,11 @@ bitflags::bitflags! {
 
 /// Memory registered with a card.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
-/// mapped until the card has finished with it, whatever the program drops.
+/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory
+/// stays registered and mapped until the card has finished with it, whatever the program drops.
 ///
-/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and atomic words;
-/// the region dereferences to it.
+/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies
+/// and atomic words; the region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
@@ -86,11 +87,12 @@ unsafe impl Send for MemoryRegionInner {}
 unsafe impl Sync for MemoryRegionInner {}
 
 impl MemoryRegion {
-    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0 bytes are usable.
+    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0
+    /// bytes are usable.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider refuses to register it (the
-    /// locked-memory limit is the usual reason: `ulimit -l`).
+    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider
+    /// refuses to register it (the locked-memory limit is the usual reason: `ulimit -l`).
     pub fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
         let memory = PinnedMemory::allocate(len).map_err(|source| Error::Memory { len, source })?;
         Self::register(pd, memory, access)
@@ -112,8 +114,8 @@ impl MemoryRegion {
     ) -> Result<MemoryRegionInner, Error> {
         let (pd, len) = (pd.inner.clone(), memory.len().max(1));
         let flags = access.bits() as libc::c_int;
-        // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as `memory` lives, and both
-        // are kept until the region is deregistered.
+        // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as
+        // `memory` lives, and both are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
         let backing = Backing::Host { _memory: memory.keeper() };
@@ -174,7 +176,8 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
-    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory` keeps.
+    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory`
+    /// keeps.
     pub(crate) fn new(
         raw: NonNull<ibv_mr>,
         pd: Arc<ProtectionDomainInner>,
@@ -183,12 +186,14 @@ impl MemoryRegionInner {
         len: usize,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
+        // change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
     }
 
-    /// Whatever memory the program has registered in a domain itself: only its slices know their keys.
+    /// Whatever memory the program has registered in a domain itself: only its slices know their
+    /// keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let (access, memory) = (Access::all(), Backing::Foreign);
         MemoryRegionInner { raw: None, lkey: 0, rkey: 0, access, addr: 0, len: usize::MAX, memory, pd }
@@ -214,7 +219,8 @@ impl MemoryRegionInner {
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
+            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc`
+            // of this.
             call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
         }
     }
@@ -310,7 +316,8 @@ impl Slice {
 
 /// Memory of the remote side: an address there, a length, and the key that opens it.
 ///
-/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in hexadecimal.
+/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in
+/// hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     /// First address, in the remote side's space.

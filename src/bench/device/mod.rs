@@ -1,4 +1,5 @@
-//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host memory and in the GPU's.
+//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host
+//! memory and in the GPU's.
 
 mod kernels;
 mod layout;
@@ -46,7 +47,8 @@ struct Results {
     left_out: Option<String>,
     /// Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
     posting: Vec<Row>,
-    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once: how many times faster.
+    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that
+    /// rings once: how many times faster.
     warp_speedup: Vec<Row>,
     /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
     latency: Vec<Row>,
@@ -218,7 +220,8 @@ impl<'a> Bench<'a> {
             (3, 32, "a warp, 32 puts"),
             (4, 128, "a block, 128 puts"),
         ] {
-            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has ended, which `finish` waits for.
+            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has
+            // ended, which `finish` waits for.
             unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);

@@ -1,5 +1,6 @@
-//! `gdsync bench post`: what a CPU pays for a post (work request, doorbell record, doorbell), gdsync's against libmlx5's own, in
-//! one process, on queue pairs of the same kind: reliable, each with a doorbell page of its own.
+//! `gdsync bench post`: what a CPU pays for a post (work request, doorbell record, doorbell),
+//! gdsync's against libmlx5's own, in one process, on queue pairs of the same kind: reliable, each
+//! with a doorbell page of its own.
 
 mod reference;
 

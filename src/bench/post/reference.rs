@@ -78,7 +78,8 @@ impl Opened {
     }
 
     fn device(&self) -> Result<Device, Failure> {
-        // SAFETY: the context is open until `self` is dropped, which whatever is made on it borrows or precedes in `run`.
+        // SAFETY: the context is open until `self` is dropped, which whatever is made on it borrows
+        // or precedes in `run`.
         Ok(unsafe { Device::from_raw(self.api, self.context) }?)
     }
 
@@ -169,7 +170,8 @@ impl<'a> Qp<'a> {
             cq: ptr::null_mut(),
             qp: ptr::null_mut(),
         };
-        // SAFETY: the context is open as long as `opened`; every struct is valid, all-zero where nothing is asked for.
+        // SAFETY: the context is open as long as `opened`; every struct is valid, all-zero where
+        // nothing is asked for.
         unsafe {
             all.td =
                 made("ibv_alloc_td", (api.alloc_td)(context, &mut ibv_td_init_attr::default()))?.as_ptr();
@@ -266,7 +268,8 @@ impl<'a> Qp<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes each.
+    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes
+    /// each.
     pub(super) fn new(
         opened: &'a Opened,
         target: &QueuePair,
@@ -297,7 +300,8 @@ impl<'a> Reference<'a> {
 
     /// The time of a burst by `ibv_post_send`.
     pub(super) fn post_send(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
-        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes are valid.
+        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes
+        // are valid.
         self.time("ibv_post_send", burst, || unsafe {
             match shape {
                 Shape::Inline => post_send_inline(self, to, burst),

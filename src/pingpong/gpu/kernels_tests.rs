@@ -34,7 +34,8 @@ fn gpu(test: &str) -> Option<(Arc<CudaContext>, Kernels, Words)> {
     Some((context, kernels, words))
 }
 
-/// Lengths with and without a tail, of one thread, several blocks, and more than the GPU runs at a time.
+/// Lengths with and without a tail, of one thread, several blocks, and more than the GPU runs at a
+/// time.
 const LENGTHS: [u64; 9] = [0, 1, 7, 8, 15, 1000, 4096, 100_003, (8 << 20) + 5];
 
 #[test]
@@ -44,7 +45,8 @@ fn kernels_and_the_cpu_agree_on_messages() {
         let memory = PinnedMemory::allocate(len as usize).unwrap();
         let address = gdsync::cuda::pin(&context, &memory).unwrap();
         let pattern = Pattern::new(1, sequence as u64);
-        // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is waited for.
+        // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is
+        // waited for.
         unsafe {
             kernels.fill(address, len, pattern.seed).unwrap();
             kernels
@@ -72,7 +74,8 @@ fn the_first_wrong_message_is_told_by_its_first_wrong_word() {
             memory.bytes()[at as usize].fetch_xor(0x10, Ordering::Relaxed);
         }
         for sequence in [5, 6] {
-            // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is waited for.
+            // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is
+            // waited for.
             unsafe { kernels.check(address, len, pattern.seed, sequence, words.address(0), 0) }.unwrap();
         }
         kernels.stream().synchronize().unwrap();

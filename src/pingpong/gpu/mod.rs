@@ -1,4 +1,5 @@
-//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and take the times.
+//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and
+//! take the times.
 
 mod kernels;
 mod words;
@@ -22,7 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use words::Words;
 
-/// The words that kernels write: what is wrong, when the first exchange began, and when the others ended.
+/// The words that kernels write: what is wrong, when the first exchange began, and when the others
+/// ended.
 const MISMATCH: u64 = 0;
 const PLACE: u64 = 1;
 const BEGIN: u64 = 2;
@@ -54,7 +56,8 @@ pub(super) struct GpuDriver {
 }
 
 impl GpuDriver {
-    /// Allocates and loads everything: the driver does some of that only while no stream of the context waits.
+    /// Allocates and loads everything: the driver does some of that only while no stream of the
+    /// context waits.
     pub(super) fn new(
         ordinal: u32,
         options: &PingpongOptions,
@@ -135,8 +138,8 @@ impl Driver for GpuDriver {
         if self.rank > 0 {
             return Ok(());
         }
-        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited for; and gdsync gives memory
-        // that a GPU knows back only while the GPU's streams are idle.
+        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited
+        // for; and gdsync gives memory that a GPU knows back only while the GPU's streams are idle.
         unsafe { self.kernels.stamp(self.words.address(BEGIN)) }
     }
 

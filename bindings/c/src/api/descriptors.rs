@@ -95,7 +95,8 @@ unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) ->
 /// `gds_stream_post_descriptors`.
 ///
 /// # Safety
-/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is alive, has passed it.
+/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is
+/// alive, has passed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_descriptors(
     stream: CUstream,

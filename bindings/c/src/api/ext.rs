@@ -28,7 +28,8 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
-        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it is freed.
+        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it
+        // is freed.
         let context = unsafe {
             let list = made("ibv_get_device_list", (api.get_device_list)(&mut count))?;
             let devices = std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0));
@@ -96,7 +97,8 @@ pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
 /// A function of the program, and its argument.
 struct Kernel(unsafe extern "C" fn(*mut c_void), *mut c_void);
 
-// SAFETY: the program has the function called on the stream's thread, and vouches for its argument there.
+// SAFETY: the program has the function called on the stream's thread, and vouches for its argument
+// there.
 unsafe impl Send for Kernel {}
 
 impl Kernel {

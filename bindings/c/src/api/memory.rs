@@ -56,7 +56,8 @@ fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
     Ok((Allocated::Host(memory), addresses))
 }
 
-/// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know one address.
+/// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know
+/// one address.
 fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
     let Some(stream) = streams::current()? else { return Ok(memory.addr().get()) };
     let first = stream.translate(memory.addr(), 1)?;

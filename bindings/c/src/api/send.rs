@@ -214,7 +214,8 @@ unsafe fn post_all(
 /// a send.
 ///
 /// # Safety
-/// `requests` is null or an array of `count`; the stream is alive, and words that were appended to waits are valid.
+/// `requests` is null or an array of `count`; the stream is alive, and words that were appended to
+/// waits are valid.
 pub(super) unsafe fn post_requests<T>(
     stream: CUstream,
     count: c_int,

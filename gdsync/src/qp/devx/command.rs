@@ -18,8 +18,8 @@ pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError
     })
 }
 
-/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a status is the device's,
-/// whichever number the kernel makes of it.
+/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
+/// status is the device's, whichever number the kernel makes of it.
 fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
     let status = header::STATUS.get8(answer);
     if status == 0 {
@@ -39,7 +39,8 @@ pub(super) struct Object {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets an object be changed and destroyed from any thread: it is a handle, and the kernel does the rest.
+// SAFETY: libmlx5 lets an object be changed and destroyed from any thread: it is a handle, and the
+// kernel does the rest.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
@@ -72,7 +73,8 @@ impl Object {
         let input = transition.encode(self.number);
         let mut answer = [0u8; ANSWER];
         let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
-        // SAFETY: the object was made by `create` and not destroyed; both buffers have the lengths that are given.
+        // SAFETY: the object was made by `create` and not destroyed; both buffers have the lengths
+        // that are given.
         let rc = unsafe { (self.api.obj_modify)(raw.as_ptr(), asked, input.len(), told, ANSWER) };
         let detail = || format!("queue pair {:#x}", self.number);
         check(transition.name(), rc, &answer, detail)
@@ -109,8 +111,8 @@ pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     Ok(number)
 }
 
-/// The format of time stamps that a queue pair must ask for: a device that has other than free-running ones may be set to
-/// them, and then refuses the rest.
+/// The format of time stamps that a queue pair must ask for: a device that has other than
+/// free-running ones may be set to them, and then refuses the rest.
 pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
     let general = capabilities(device, cap::TYPE_GENERAL)?;
     let formats = if cap::ROCE.is_set(&general) {

@@ -1,4 +1,5 @@
-//! What queues made by commands have in common with each other: a page of doorbell registers, and where their memory comes from.
+//! What queues made by commands have in common with each other: a page of doorbell registers, and
+//! where their memory comes from.
 
 use super::command::{api_of, event_queue, timestamp_format};
 use super::memory::{Blocks, MemorySource, source_of};
@@ -99,7 +100,8 @@ pub(super) struct Uar {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's lock.
+// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's
+// lock.
 unsafe impl Send for Uar {}
 // SAFETY: as above.
 unsafe impl Sync for Uar {}
@@ -109,8 +111,8 @@ impl Uar {
         let api = api_of(device)?;
         // SAFETY: the context is open.
         let alloc = |kind| NonNull::new(unsafe { (api.alloc_uar)(device.context(), kind) });
-        // Where there is no write-combining, as in some virtual machines, there are no blue-flame registers. Never the plain
-        // non-cached kind, whose one register all have in common.
+        // Where there is no write-combining, as in some virtual machines, there are no blue-flame
+        // registers. Never the plain non-cached kind, whose one register all have in common.
         let raw = match alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_BF)
             .or_else(|| alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED))
         {
@@ -127,7 +129,8 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span that announces it.
+        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span
+        // that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
 }

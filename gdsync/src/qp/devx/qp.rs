@@ -14,7 +14,8 @@ use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
 
-/// Beside a queue pair's number, completion entries carry this, which nothing here reads (`MLX5_IB_DEFAULT_UIDX`).
+/// Beside a queue pair's number, completion entries carry this, which nothing here reads
+/// (`MLX5_IB_DEFAULT_UIDX`).
 const NO_INDEX: u32 = 0xff_ffff;
 
 /// A queue pair.
@@ -43,8 +44,8 @@ impl Qp {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
         let ring = |offset, entries, stride, record| {
-            // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are
-            // powers of two. Only the card accesses it besides.
+            // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is
+            // aligned to a page; counts are powers of two. Only the card accesses it besides.
             unsafe { Ring::new(memory.at(offset), entries, stride, memory.record(record)) }
         };
         let sq = ring(sizes.send_offset(), sizes.sq_blocks, BASIC_BLOCK, DBR_SEND);
@@ -77,7 +78,8 @@ impl Qp {
         })
     }
 
-    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.
+    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go
+    /// to.
     ///
     /// `link`: of its port.
     pub(crate) fn modify(

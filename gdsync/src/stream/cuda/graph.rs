@@ -1,8 +1,9 @@
-//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and waits.
+//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and
+//! waits.
 //!
-//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch node is recorded with
-//! operations that do nothing. The only way to launch the graph is [`Stream::launch`], which takes a fresh batch for each node
-//! and sets its parameters.
+//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch
+//! node is recorded with operations that do nothing. The only way to launch the graph is
+//! [`Stream::launch`], which takes a fresh batch for each node and sets its parameters.
 
 pub use super::record::{Capture, GraphBuilder};
 
@@ -20,7 +21,8 @@ use std::sync::Arc;
 
 /// An executable graph with batch nodes.
 ///
-/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time: launches in flight continue.
+/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time:
+/// launches in flight continue.
 pub struct CudaGraph {
     pub(super) raw: RawGraph,
     pub(super) nodes: Vec<BatchNode>,
@@ -32,7 +34,8 @@ pub(super) struct RawGraph {
     pub(super) exec: sys::CUgraphExec,
 }
 
-// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by `&mut`.
+// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by
+// `&mut`.
 unsafe impl Send for RawGraph {}
 // SAFETY: as above; nothing is done with a shared reference.
 unsafe impl Sync for RawGraph {}
@@ -62,7 +65,8 @@ pub enum GraphError {
     /// A send or wait cannot be posted now.
     #[error(transparent)]
     Post(#[from] PostFailure),
-    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old doorbells.
+    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old
+    /// doorbells.
     #[error(
         "the graph has {nodes} batch nodes and was given {given} batches: each launch needs a fresh batch for each"
     )]
@@ -130,11 +134,12 @@ pub(super) fn destroy(graph: sys::CUgraph) {
 }
 
 impl Stream<CudaStream> {
-    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order of their recording.
+    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order
+    /// of their recording.
     ///
     /// # Errors
-    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch node would keep the batch of an
-    /// earlier launch.
+    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch
+    /// node would keep the batch of an earlier launch.
     pub fn launch(
         &self,
         graph: &mut CudaGraph,
@@ -200,7 +205,8 @@ impl Stream<CudaStream> {
         }
     }
 
-    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the proxy will ring.
+    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the
+    /// proxy will ring.
     fn fill_in(
         &self,
         graph: &CudaGraph,
@@ -233,8 +239,8 @@ impl Stream<CudaStream> {
         let _entered = self.context.enter()?;
         self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and the submission in flight
-        // holds what they name, as for any submission.
+        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this
+        // backend, and the submission in flight holds what they name, as for any submission.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })
             .map_err(as_stream_error)
     }

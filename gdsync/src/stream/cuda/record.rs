@@ -12,7 +12,8 @@ use cudarc::driver::sys;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
-/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the graph, too.
+/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the
+/// graph, too.
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
     recorder: Recorder,
@@ -33,11 +34,12 @@ struct Recorder {
     nodes: Vec<BatchNode>,
 }
 
-/// What a batch node names until its first launch, one word to a field. Kept for ever: the program may launch a graph itself that
-/// was never given a batch.
+/// What a batch node names until its first launch, one word to a field. Kept for ever: the program
+/// may launch a graph itself that was never given a batch.
 static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
 
-/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a word for points.
+/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a
+/// word for points.
 const ZERO32: u64 = 0;
 const ZERO64: u64 = 8;
 const ONE: u64 = 16;
@@ -55,7 +57,8 @@ fn sink() -> Result<HostAddr, CudaError> {
     Ok(sink.insert(memory).addr())
 }
 
-/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and every wait is satisfied.
+/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and
+/// every wait is satisfied.
 struct Idle<'a> {
     stream: &'a CudaStream,
     sink: HostAddr,
@@ -135,12 +138,15 @@ impl Recorder {
 }
 
 impl Stream<CudaStream> {
-    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream performs none of it.
+    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream
+    /// performs none of it.
     ///
-    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once) before.
+    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once)
+    /// before.
     ///
     /// # Errors
-    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`] where `record` fails.
+    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`]
+    /// where `record` fails.
     pub fn capture(
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
@@ -149,7 +155,8 @@ impl Stream<CudaStream> {
         self.handle.check_thread()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // The lock keeps others from posting until the capture has begun; from then on, posting finds that the stream is captured.
+        // The lock keeps others from posting until the capture has begun; from then on, posting
+        // finds that the stream is captured.
         let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
@@ -193,7 +200,8 @@ impl Capture<'_> {
         let ops = Recorder::idle_ops(self.stream, shape)?;
         let raw = self.stream.raw();
         with_params(&ops, |params| {
-            // SAFETY: the stream is alive; while it is captured, this only records. The sink lives as long as the graph.
+            // SAFETY: the stream is alive; while it is captured, this only records. The sink lives
+            // as long as the graph.
             check("cuStreamBatchMemOp", unsafe {
                 sys::cuStreamBatchMemOp_v2(raw, params.len() as u32, params.as_mut_ptr(), 0)
             })
@@ -251,7 +259,8 @@ impl GraphBuilder<'_> {
         self.graph
     }
 
-    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a batch of this shape.
+    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a
+    /// batch of this shape.
     ///
     /// Returns the driver's handle, for dependencies.
     ///
@@ -282,7 +291,8 @@ impl GraphBuilder<'_> {
         let mut node = std::ptr::null_mut();
         with_params(&ops, |params| {
             let params = node_params(&self.stream.context, params);
-            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the driver copies the array.
+            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the
+            // driver copies the array.
             check("cuGraphAddBatchMemOpNode", unsafe {
                 let (list, count) = (dependencies.as_ptr(), dependencies.len());
                 sys::cuGraphAddBatchMemOpNode(&mut node, self.graph, list, count, &params)
