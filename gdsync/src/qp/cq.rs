@@ -206,7 +206,7 @@ impl CompletionQueueInner {
             if !aside && let Some(taken) = state.set_aside.pop_front() {
                 return Some(taken);
             }
-            if let Some(qpn) = state.attached_to() {
+            if let Some(qpn) = state.attached {
                 return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
             }
             if what == Take::Unawaited && state.is_awaited() {

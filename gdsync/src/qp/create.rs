@@ -4,7 +4,7 @@
 use crate::memory::HostAddr;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
 use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
-use crate::queue::Ring;
+use crate::queue::{QueueParts, Ring};
 use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
@@ -31,20 +31,6 @@ pub(crate) struct VerbsQp {
 unsafe impl Send for VerbsQp {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsQp {}
-
-/// A queue pair, and what it is driven by. The rings must not be used longer than the object.
-pub(crate) struct Made {
-    pub(crate) object: QpObject,
-    pub(crate) number: u32,
-    pub(crate) sq: Ring,
-    pub(crate) rq: Ring,
-    /// The doorbell register.
-    pub(crate) register: HostAddr,
-    /// Slices of a send, inline bytes of one, and slices of a receive.
-    pub(crate) send_segments: u32,
-    pub(crate) inline: u32,
-    pub(crate) recv_segments: u32,
-}
 
 impl QpObject {
     /// The queue pair as verbs know it, if they do.
@@ -85,7 +71,7 @@ pub(crate) fn make(
     config: &QueuePairConfig<'_>,
     send_cq: &CompletionQueueInner,
     recv_cq: &CompletionQueueInner,
-) -> Result<Made, Error> {
+) -> Result<(QpObject, QueueParts), Error> {
     match &domain.maker {
         Maker::Verbs(parent) => {
             let known = |queue: &CompletionQueueInner| {
@@ -93,7 +79,10 @@ pub(crate) fn make(
             };
             make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
         }
-        Maker::Devx(devx) => devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number())),
+        Maker::Devx(devx) => {
+            let (qp, parts) = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
+            Ok((QpObject::Devx(qp), parts))
+        }
     }
 }
 
@@ -102,7 +91,7 @@ fn make_by_verbs(
     parent: &ParentDomain,
     config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
-) -> Result<Made, Error> {
+) -> Result<(QpObject, QueueParts), Error> {
     let device = &domain.pd.device;
     let mut attr = init_attr(config, parent, queues);
     let mut mlx5_attr = mlx5dv_qp_init_attr {
@@ -126,8 +115,7 @@ fn make_by_verbs(
             Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
         )
     };
-    Ok(Made {
-        object,
+    let parts = QueueParts {
         number,
         sq,
         rq,
@@ -135,7 +123,8 @@ fn make_by_verbs(
         send_segments: attr.cap.max_send_sge,
         inline: attr.cap.max_inline_data,
         recv_segments: attr.cap.max_recv_sge,
-    })
+    };
+    Ok((object, parts))
 }
 
 fn init_attr(

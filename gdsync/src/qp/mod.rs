@@ -48,13 +48,13 @@ pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use wait::PreparedWait;
 
-use self::create::{Made, QpObject};
+use self::create::QpObject;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::SendState;
-use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
+use crate::queue::{Claim, FailureCause, QueueError, QueueParts, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
 use crate::verbs::{
     ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice, Transport,
@@ -196,8 +196,8 @@ impl QueuePair {
         let port = device.active_port(config.port)?;
         let gid = device.choose_gid(config.port, config.gid_index)?;
         let abilities = device.attributes()?;
-        let made = create::make(&domain, &config, &send_cq, &recv_cq)?;
-        let Made { object, number, sq, rq, register, .. } = made;
+        let (object, made) = create::make(&domain, &config, &send_cq, &recv_cq)?;
+        let QueueParts { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let page = register.get() & !(UAR_PAGE as u64 - 1);

@@ -56,7 +56,7 @@ pub(crate) struct CompletionState {
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
-    attached: Option<u32>,
+    pub(crate) attached: Option<u32>,
     /// Completions that were read on behalf of persistent requests: the next poll returns them.
     pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
@@ -117,12 +117,6 @@ impl CompletionState {
             Some(Slot::Prepared) if self.held() > 0 => QueueError::Full(QueueFull::PreparedWait),
             _ => QueueError::Full(QueueFull::CompletionQueue { entries: self.entries() }),
         })
-    }
-
-    /// The queue pair that kernels drive with this queue, if they do.
-    #[inline]
-    pub(crate) fn attached_to(&self) -> Option<u32> {
-        self.attached
     }
 
     fn check_not_attached(&self) -> Result<(), StateError> {

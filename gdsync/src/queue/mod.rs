@@ -28,6 +28,7 @@ pub use outcome::{Completion, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
 
+use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
@@ -176,6 +177,19 @@ impl Ring {
         }
         words
     }
+}
+
+/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
+pub(crate) struct QueueParts {
+    pub(crate) number: u32,
+    pub(crate) sq: Ring,
+    pub(crate) rq: Ring,
+    /// The doorbell register.
+    pub(crate) register: HostAddr,
+    /// Slices of a send, inline bytes of one, and slices of a receive.
+    pub(crate) send_segments: u32,
+    pub(crate) inline: u32,
+    pub(crate) recv_segments: u32,
 }
 
 /// 32-bit words of a completion entry.

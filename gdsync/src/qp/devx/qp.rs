@@ -5,8 +5,7 @@ use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes::Sizes;
 use crate::qp::config::QueuePairConfig;
-use crate::qp::create::{Made, QpObject};
-use crate::queue::Ring;
+use crate::queue::{QueueParts, Ring};
 use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
 use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
 use gdsync_sys::prm::doorbell::{DBR_RECV, DBR_SEND};
@@ -40,7 +39,7 @@ impl Qp {
         domain: &Domain,
         config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
-    ) -> Result<Made, Error> {
+    ) -> Result<(Self, QueueParts), Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
         let ring = |offset, entries, stride, record| {
@@ -66,16 +65,16 @@ impl Qp {
         };
         let object =
             Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
-        Ok(Made {
+        let parts = QueueParts {
             number: object.number,
-            object: QpObject::Devx(Qp { object, _memory: memory }),
             sq,
             rq,
             register: domain.uar.register,
             send_segments: config.send_segments,
             inline: sizes.inline,
             recv_segments: sizes.recv_segments,
-        })
+        };
+        Ok((Qp { object, _memory: memory }, parts))
     }
 
     /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go

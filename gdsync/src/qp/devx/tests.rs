@@ -7,7 +7,6 @@ use super::{Cq, Domain, Qp};
 use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CqObject;
-use crate::qp::create::QpObject;
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
@@ -266,10 +265,9 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
         assert_ne!(syndrome, 0);
     }
     // A queue pair that is not connected cannot be moved to RTS.
-    let made = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
+    let (qp, _parts) = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
     let attr =
         gdsync_sys::verbs::ibv_qp_attr { qp_state: gdsync_sys::verbs::IBV_QPS_RTS, ..Default::default() };
-    let QpObject::Devx(qp) = &made.object else { panic!("not made by commands") };
     let error = qp.modify(&pd.inner, &config, LinkLayer::InfiniBand, &attr).unwrap_err();
     assert!(
         matches!(
