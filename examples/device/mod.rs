@@ -1,8 +1,10 @@
-//! Kernels of the examples, which use the device header: compiled at run time, for a GPU by NVRTC (through cudarc), or for the CPU's
-//! threads by a C++ compiler. The header travels in the program: nothing has to be installed for it.
+//! Compiles the kernels of the examples at run time: for a GPU by NVRTC (through cudarc), or for
+//! the CPU's threads by a C++ compiler. The device header is text in the program, so nothing has to
+//! be installed for it.
 
 use gdsync::cudarc::driver::{CudaContext, CudaModule};
 use gdsync::cudarc::nvrtc::{Ptx, result, sys};
+use gdsync::device::headers;
 use libloading::Library;
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char};
@@ -26,7 +28,7 @@ pub(crate) fn end(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// A source of this folder.
+/// A source of `kernels/`.
 pub(crate) struct Source {
     /// For messages of the compilers.
     pub(crate) name: &'static str,
@@ -36,28 +38,8 @@ pub(crate) struct Source {
     pub(crate) ptx: &'static str,
 }
 
-macro_rules! headers {
-    ($($path:literal),+ $(,)?) => {
-        [$(($path, include_str!(concat!("../../gdsync/include/", $path)))),+]
-    };
-}
-
-/// The device header: paths below the include folder, and texts.
-pub(crate) const HEADERS: [(&str, &str); 11] = headers![
-    "gdsync/device_verbs.cuh",
-    "gdsync/device/atomics.cuh",
-    "gdsync/device/completion.cuh",
-    "gdsync/device/crc32.cuh",
-    "gdsync/device/group.cuh",
-    "gdsync/device/notify.cuh",
-    "gdsync/device/ops.cuh",
-    "gdsync/device/platform.cuh",
-    "gdsync/device/post.cuh",
-    "gdsync/device/queue.cuh",
-    "gdsync/device/wqe.cuh",
-];
-
-/// Compiles for a GPU, and loads. Where there is no NVRTC, or it refuses, the PTX of the repository is loaded. Says which, and why.
+/// Compiles for a GPU, and loads. Where there is no NVRTC, or it refuses, loads the PTX of
+/// `kernels/ptx/`. Says which, and why.
 pub(crate) fn load(
     context: &Arc<CudaContext>,
     source: &Source,
@@ -101,17 +83,19 @@ impl Program {
     fn new(source: &Source) -> Result<Self, Failure> {
         let (name, body) = (CString::new(source.name)?, CString::new(source.text)?);
         let (mut names, mut bodies) = (Vec::new(), Vec::new());
-        for (path, text) in HEADERS {
-            // NVRTC compares what stands in the quotes, whoever includes: so each header has every name that it is included by.
-            for included in path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([path]) {
+        for (path, text) in headers() {
+            // NVRTC compares the text between the quotes and knows no folders: each file gets every
+            // name by which it is included.
+            for included in path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([*path]) {
                 names.push(CString::new(included)?);
-                bodies.push(CString::new(text)?);
+                bodies.push(CString::new(*text)?);
             }
         }
         let pointers = |of: &[CString]| of.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
         let (included, texts) = (pointers(&names), pointers(&bodies));
         let (count, mut raw) = (i32::try_from(names.len())?, std::ptr::null_mut());
-        // SAFETY: `count` strings in both lists, all of which live until the call has returned, which copies them.
+        // SAFETY: `count` strings in both lists, all of which live until the call has returned,
+        // which copies them.
         let made = unsafe {
             let (included, texts) = (included.as_ptr(), texts.as_ptr());
             sys::nvrtcCreateProgram(&mut raw, body.as_ptr(), name.as_ptr(), count, texts, included)
@@ -137,7 +121,7 @@ fn text(bytes: &[c_char]) -> String {
 /// Compiles for threads of this process, and loads.
 pub(crate) fn load_for_host(source: &Source) -> Result<Library, Failure> {
     let folder = Folder::new()?;
-    for (path, text) in HEADERS {
+    for (path, text) in headers() {
         let path = folder.0.join(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
         std::fs::write(path, text)?;

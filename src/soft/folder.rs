@@ -1,4 +1,4 @@
-//! The private folder of a run, which goes with it, however it ends.
+//! The private folder of a run: removed at the end of the run, even if that is a kill.
 
 use crate::failure::Failure;
 use std::fs::{self, DirBuilder};
@@ -21,7 +21,8 @@ pub(crate) struct Folder {
 impl Folder {
     pub(crate) fn new() -> Result<Self, Failure> {
         let path = make(&std::env::temp_dir())?;
-        // It has nothing open but the pipe, and a process group of its own: the terminal's signals do not reach it.
+        // It has nothing open but the pipe, and a process group of its own: the terminal's signals
+        // do not reach it.
         let watcher = Command::new(std::env::current_exe()?)
             .arg("soft-watch")
             .arg(&path)
@@ -60,14 +61,14 @@ fn make(parent: &Path) -> Result<PathBuf, Failure> {
         let path = parent.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
-            // Left by an earlier process of that number, or put there by somebody.
+            // An earlier process of that number has left it, or another program has made it.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && attempt < 1000 => attempt += 1,
             Err(error) => return Err(format!("{} cannot be made: {error}", path.display()).into()),
         }
     }
 }
 
-/// `gdsync soft-watch`: removes a folder when nobody holds the other end of stdin any more.
+/// `gdsync soft-watch`: removes a folder when the other end of stdin is closed.
 pub(crate) fn watch(folder: &Path) -> Result<(), Failure> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     if !name.starts_with(PREFIX) {

@@ -87,7 +87,8 @@ fn doorbells_go_the_way_that_is_asked_for() {
     assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
 }
 
-/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such commands, and says so.
+/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such
+/// commands, and says so.
 #[test]
 fn queues_are_made_by_verbs_or_by_commands() {
     assert_eq!(json(&["pingpong", "--queues", "verbs", "--iters", "20", "--json"])["queues"], "verbs");
@@ -382,7 +383,8 @@ fn is_running(pid: u32) -> bool {
     )
 }
 
-/// Kills the other process of a pingpong after a while; the first then has to end with an error soon.
+/// Kills the other process of a pingpong after a while; the first then has to end with an error
+/// soon.
 fn kill_peer(options: &[&str], after: Duration) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -27,7 +27,8 @@ fn build(test: &str, name: &str) -> Option<Program> {
     Some(compiler.libraries(["-lmlx5", "-libverbs"]).build(&source))
 }
 
-/// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to the device's end.
+/// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to
+/// the device's end.
 fn succeeds(test: &str, name: &str, destroys: bool) {
     let Some(program) = build(test, name) else { return };
     for devices in ["ib", "roce"] {

@@ -7,6 +7,6 @@ mod cli_measure;
 mod command;
 mod devx;
 mod doctor;
-mod example_kernels;
+mod kernels;
 mod layers;
 mod uverbs;

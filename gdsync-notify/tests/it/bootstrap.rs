@@ -1,15 +1,13 @@
 //! Processes of a job that meet, and those that do not.
 
-use crate::ranks::{Ranks, ended_well};
+use crate::ranks::{LONG, Ranks, ended_well};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Meeting};
 use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Nothing here takes longer, however busy the machine is.
-const LONG: Duration = Duration::from_secs(60);
-/// For those that are to come too late.
+/// The timeout of tests in which a rank is late.
 const SHORT: Duration = Duration::from_millis(1500);
 
 fn part(rank: u32, round: usize) -> Vec<u8> {
@@ -62,7 +60,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     };
-    // Somebody who says nothing, all the time; somebody who talks of something else; somebody whose payload would be long.
+    // A connection that stays silent, one that speaks HTTP, and one that announces a long payload.
     let silent = connect();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -72,7 +70,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     hello.extend([0xff; 4]);
     long.write_all(&hello).unwrap();
     assert!(long.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
-    // A process of another job is told so.
+    // A process of another job gets a refusal.
     let other = spawn(1, Some("another")).wait_with_output().unwrap();
     assert!(!other.status.success());
     assert!(String::from_utf8_lossy(&other.stderr).contains("of another job"), "{other:?}");
@@ -115,7 +113,7 @@ fn a_rank_that_dies_is_named_on_all_others() {
         if role == "die" {
             std::process::abort();
         }
-        // Until it is known: rank 0 may be faster than the death.
+        // Until the death is known: rank 0 may be faster.
         let error = loop {
             if let Err(error) = bootstrap.barrier() {
                 break error;

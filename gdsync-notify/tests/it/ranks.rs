@@ -1,8 +1,39 @@
-//! Processes of one job: a test runs itself again, once for each rank.
+//! Ranks of one job: threads, or processes, in which a test runs itself again once for each rank.
 
+use gdsync::ProtectionDomain;
+use gdsync_notify::bootstrap::Bootstrap;
+use gdsync_notify::{Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
+use gdsync_test_support::pair;
 use gdsync_test_support::process::again;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// Nothing here takes longer, however busy the machine is.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn domain() -> ProtectionDomain {
+    ProtectionDomain::new(&pair::device()).unwrap()
+}
+
+/// Runs a function for every rank, on a thread each, and returns the results in the order of the
+/// ranks.
+pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
+    let (bootstraps, rank) = (Bootstrap::threads(size, LONG).unwrap(), &rank);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = bootstraps.into_iter().map(|one| scope.spawn(move || rank(one))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Every rank of a team on a thread.
+pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + Sync) {
+    each_on_a_thread(size, |bootstrap| {
+        let team = Team::new(&domain(), bootstrap, config.clone()).unwrap();
+        rank(&team);
+        team.barrier().unwrap();
+    });
+}
 
 /// Variables of launchers that this test may itself run under.
 const LAUNCHERS: [&str; 12] = [

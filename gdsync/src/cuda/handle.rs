@@ -34,7 +34,8 @@ impl fmt::Debug for IdleProbe {
     }
 }
 
-// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
+// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is
+// checked.
 unsafe impl Send for StreamHandle {}
 // SAFETY: as above.
 unsafe impl Sync for StreamHandle {}
@@ -46,7 +47,8 @@ impl StreamHandle {
         Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default(), idle_probe: OnceLock::new() })
     }
 
-    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the first probe stays.
+    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the
+    /// first probe stays.
     pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = self.idle_probe.set(IdleProbe(probe));
     }

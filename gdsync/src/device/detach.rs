@@ -67,7 +67,7 @@ impl DeviceQp {
         let mut failure = None;
         let mut pause = Pause::new();
         loop {
-            let completions = inner.send_cq().lock();
+            let completions = inner.send_cq.lock();
             while let Some(raw) = completions.read_attached(progress.consumed as u32) {
                 failure = failure.or(outcome(&raw.cqe).err());
                 let retired = raw.cqe.wqe_counter().wrapping_add(1).wrapping_sub(progress.completed as u16);
@@ -100,7 +100,7 @@ impl DeviceQp {
 
     fn detach_queues(&self, progress: &Progress, failure: Option<WorkError>) {
         let inner = &self.queue_pair;
-        let mut completions = inner.send_cq().lock();
+        let mut completions = inner.send_cq.lock();
         let mut send = inner.send();
         completions.detach(progress.consumed as u32);
         send.detach(progress.posted as u32);

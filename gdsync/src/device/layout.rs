@@ -56,7 +56,8 @@ pub struct DeviceQpData {
 // SAFETY: plain integers, in the layout that kernels expect, which a test compares.
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
-/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs: `struct gdsync_device_state`.
+/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs:
+/// `struct gdsync_device_state`.
 pub const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
 /// The words of `gdsync_device_state` that the CPU reads and writes. It writes them only while no

@@ -2,12 +2,14 @@
 
 mod detach;
 mod error;
+mod headers;
 mod layout;
 mod mailbox;
 pub mod raw;
 mod state;
 
 pub use error::DeviceQpError;
+pub use headers::headers;
 pub use layout::{DeviceQpData, STATE_BYTES};
 
 use crate::memop::{MemOpStream, StreamError};
@@ -17,6 +19,7 @@ use crate::queue::completion::{BorrowedCompletions, Unread};
 use crate::queue::outcome::WorkError;
 use crate::queue::send::BorrowedSends;
 use crate::stream::{DoorbellPath, Doorbells};
+use crate::util::options::options;
 use crate::verbs::transport::Transport;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
@@ -25,42 +28,29 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How a queue pair is attached to a device.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeviceQpOptions {
-    /// How kernels ring the card.
-    pub doorbells: DoorbellPath,
-    /// How long a thread of a kernel waits for another thread in the middle of a call, before the
-    /// queue pair counts as failed.
-    pub stall: Duration,
-    /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`], for this
-    /// queue pair alone. Without it, the indices are in pinned memory, which every device reaches,
-    /// and each atomic operation of a kernel crosses PCIe.
-    pub state: Option<crate::cuda::GpuMemory>,
-}
-
-impl Default for DeviceQpOptions {
+options! {
+    /// How a queue pair is attached to a device.
+    #[derive(Clone, Debug)]
+    #[non_exhaustive]
+    pub struct DeviceQpOptions
     /// Doorbells through the register if kernels reach it, else through a mailbox; one second;
     /// pinned memory.
-    fn default() -> Self {
-        DeviceQpOptions { doorbells: DoorbellPath::Auto, stall: Duration::from_secs(1), state: None }
+    default {
+        /// How kernels ring the card.
+        doorbells: DoorbellPath = DoorbellPath::Auto,
+        /// How long a thread of a kernel waits for another thread in the middle of a call, before
+        /// the queue pair counts as failed.
+        stall: Duration = Duration::from_secs(1),
+    }
+    no setters {
+        /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`],
+        /// for this queue pair alone. Without it, the indices are in pinned memory, which every
+        /// device reaches, and each atomic operation of a kernel crosses PCIe.
+        state: Option<crate::cuda::GpuMemory> = None,
     }
 }
 
 impl DeviceQpOptions {
-    /// Sets [`DeviceQpOptions::doorbells`](#structfield.doorbells).
-    pub fn doorbells(mut self, path: DoorbellPath) -> Self {
-        self.doorbells = path;
-        self
-    }
-
-    /// Sets [`DeviceQpOptions::stall`](#structfield.stall).
-    pub fn stall(mut self, stall: Duration) -> Self {
-        self.stall = stall;
-        self
-    }
-
     /// Sets [`DeviceQpOptions::state`](#structfield.state).
     pub fn state(mut self, memory: &crate::cuda::GpuMemory) -> Self {
         self.state = Some(memory.clone());
@@ -132,7 +122,7 @@ impl DeviceQp {
         device: &impl MemOpStream,
         options: &DeviceQpOptions,
     ) -> Result<Self, DeviceQpError> {
-        let qpn = queue_pair.number();
+        let qpn = queue_pair.number;
         if queue_pair.config.transport != Transport::Rc {
             return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
         }
@@ -207,7 +197,7 @@ impl DeviceQp {
 
     /// Number of the queue pair.
     pub fn qp_num(&self) -> u32 {
-        self.queue_pair.number()
+        self.queue_pair.number
     }
 
     /// The progress of kernels. While they run, the numbers are of slightly different times.
@@ -250,12 +240,12 @@ fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stal
 impl QueuePairInner {
     /// Attaches both queues, or neither.
     fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
-        let qpn = self.number();
-        let alone = self.send_cq().attached().is_some_and(|attached| {
+        let qpn = self.number;
+        let alone = self.send_cq.attached().is_some_and(|attached| {
             matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
-                && !Arc::ptr_eq(self.send_cq(), self.recv_cq())
+                && !Arc::ptr_eq(&self.send_cq, &self.recv_cq)
         });
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         self.check_connected().map_err(DeviceQpError::NotReady)?;
         if !alone {

@@ -6,20 +6,11 @@
 //! program does, hence `unsafe`.
 
 use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
-use crate::memory::HostAddr;
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueue;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
-use crate::qp::{QpState, QueuePair};
-use crate::queue::doorbell::{Doorbell, PeerOp};
-use crate::queue::error::{OrderError, QueueError, QueueFull};
+use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
+use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull};
 use crate::util::pause::Pause;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::error::Error;
-use crate::verbs::mr::{MemoryRegionInner, Slice};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -6,12 +6,9 @@
 //! read it.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::wait::PreparedWait;
-use crate::queue::Status;
-use crate::queue::doorbell::PeerOp;
+use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
 use crate::queue::outcome::outcome;
+use crate::queue::{PeerOp, Status};
 use crate::util::poller::{Polled, Poller, Task};
 use crate::verbs::error::Error;
 use std::sync::Arc;
@@ -25,7 +22,7 @@ pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
 /// # Errors
 /// [`Error::Thread`].
 pub(crate) fn start_checker() -> Result<(), Error> {
-    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name(), source })
+    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
 }
 
 /// A prepared wait with a [`Status`] of the work that it waits for; see [`PreparedWait::checked`].
@@ -138,7 +135,7 @@ impl Task for Check {
             }
             return Polled::Nothing;
         };
-        let owner = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn());
+        let owner = self.queue_pairs.iter().find(|one| one.number == entry.cqe.qpn());
         let psn = owner.map(|owner| owner.psn.load(Ordering::Relaxed));
         drop(state);
         let outcome = outcome(&entry.cqe);

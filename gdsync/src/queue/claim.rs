@@ -1,7 +1,6 @@
 //! Completions that belong to a persistent request: the program's polls do not return them.
 
-use crate::queue::Status;
-use crate::queue::outcome::{Completion, WorkError, WorkKind};
+use crate::queue::{Completion, Status, WorkError, WorkKind};
 use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
@@ -11,17 +10,13 @@ use std::sync::Arc;
 /// Receives the completion of one start.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    status: Status,
+    pub(crate) status: Status,
     completion: Mutex<Option<Completion>>,
 }
 
 impl Claim {
     pub(crate) fn new() -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Claim { status: Status::new()?, completion: Mutex::new(None) }))
-    }
-
-    pub(crate) fn status(&self) -> &Status {
-        &self.status
     }
 
     /// Sets the outcome, unless there is one.

@@ -1,8 +1,7 @@
 //! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
 
 use crate::batch::Descriptor;
-use crate::memory::left_behind;
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{Timeline, TimelinePoint, left_behind};
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -127,7 +126,7 @@ impl InFlight {
 pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
     for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {
-            tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
+            tracing::error!(%error, qpn = queue_pair.number, "a queue pair of a failed stream could not be aborted");
         }
     }
 }

@@ -12,19 +12,13 @@ use crate::batch::Batch;
 use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
 use crate::qp::checked::{CHECKER, start_checker};
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::{QueuePair, QueuePairInner};
-use crate::queue::Status;
-use crate::queue::claim::Claim;
-use crate::queue::error::{QueueError, StateError};
-use crate::queue::outcome::{Completion, WorkKind};
-use crate::queue::request::{Rules, WorkRequest};
+use crate::qp::{CompletionQueueInner, PreparedSend, QueuePair, QueuePairInner};
+use crate::queue::request::Rules;
+use crate::queue::{Claim, Completion, QueueError, StateError, Status, WorkKind, WorkRequest};
 use crate::stream::{PostFailure, Stream};
 use crate::util::pause::Pause;
 use crate::util::poller::{Polled, Task};
-use crate::verbs::error::Error;
-use crate::verbs::mr::{RemoteMemory, Slice};
+use crate::verbs::{Error, RemoteMemory, Slice};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
@@ -159,7 +153,7 @@ impl<K> Persistent<K> {
     /// [`PersistentError::Inactive`], [`PersistentError::Post`].
     pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         let claim = self.active.back().ok_or(PersistentError::Inactive)?.clone();
-        let word = claim.status().word().clone();
+        let word = claim.status.word().clone();
         let (queue, queue_pair) = (self.queue.clone(), self.queue_pair.clone());
         CHECKER.add(Arc::new(Progress { queue, queue_pair, claim }));
         let batch = Batch::new().wait_value32(&word, Condition::And, Status::OK | Status::FAILED);
@@ -195,7 +189,7 @@ impl<K> Persistent<K> {
 
     /// The outcome of the newest start; `None` if the request is inactive.
     pub fn status(&self) -> Option<Status> {
-        self.active.back().map(|claim| claim.status().clone())
+        self.active.back().map(|claim| claim.status.clone())
     }
 
     /// True from a start until the CPU has completed it.
@@ -240,7 +234,7 @@ impl PersistentSend {
         remote: Option<RemoteMemory>,
     ) -> Result<Self, QueueError> {
         let kind = Outgoing { remote, immediate: None };
-        let this = Self::with_kind(kind, queue_pair, queue_pair.inner.send_cq(), slices, false)?;
+        let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
         this.work_request().most_units(queue_pair.inner.limits())?;
         Ok(this)
     }
@@ -281,8 +275,8 @@ impl PersistentRecv {
     /// # Errors
     /// [`QueueError`]: a slice of another domain or not writable, or too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        queue_pair.inner.check_recv(slices)?;
-        Self::with_kind(Incoming(()), queue_pair, queue_pair.inner.recv_cq(), slices, true)
+        queue_pair.inner.recv_segments(slices)?;
+        Self::with_kind(Incoming(()), queue_pair, &queue_pair.inner.recv_cq, slices, true)
     }
 
     /// Starts the request on a stream: the receive is posted when the stream reaches the start. If
@@ -293,7 +287,7 @@ impl PersistentRecv {
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         self.check_start(&stream.timeline)?;
         if let Some(cause) = self.queue_pair.failure() {
-            let qpn = self.queue_pair.number();
+            let qpn = self.queue_pair.number;
             return Err(QueueError::State(StateError::Failed { qpn, cause }).into());
         }
         let claim = Claim::new()?;
@@ -374,7 +368,7 @@ struct PostReceive {
 
 impl Task for PostReceive {
     fn poll(&self) -> Polled {
-        let (qpn, kind) = (self.queue_pair.number(), WorkKind::Receive);
+        let (qpn, kind) = (self.queue_pair.number, WorkKind::Receive);
         if self.queue_pair.failure().is_some() || self.timeline.is_dead() {
             self.claim.finish_flushed(qpn, kind);
             return Polled::Done;
@@ -385,7 +379,7 @@ impl Task for PostReceive {
         match self.queue_pair.post_recv(&self.slices, 0, Some(self.claim.clone())) {
             Ok(()) => {}
             Err(QueueError::Full(_)) => {
-                progress(self.queue_pair.recv_cq(), &self.queue_pair);
+                progress(&self.queue_pair.recv_cq, &self.queue_pair);
                 return Polled::Nothing;
             }
             Err(QueueError::State(StateError::Failed { .. })) => self.claim.finish_flushed(qpn, kind),

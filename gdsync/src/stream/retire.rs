@@ -104,7 +104,7 @@ impl<B: MemOpStream> Stream<B> {
                 description: descriptor.to_string(),
                 completion_queue: wait.map(|wait| wait.cq_num()),
                 index: wait.map(|wait| wait.index()),
-                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number()).collect(),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
             };
             Some(((submission.end, position), stalled))
         })
@@ -168,8 +168,8 @@ impl<B: MemOpStream> Stream<B> {
         self.lowering(state, points, false, &mut ops).progress(points.end)?;
         self.timeline.expect(points.end);
         // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which
-        // `ORPHANS` keeps until it has reached `end`. The lock on the state keeps other threads
-        // from submitting.
+        // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
+        // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
         state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
         Ok(())

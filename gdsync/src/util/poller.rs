@@ -36,7 +36,7 @@ pub(crate) enum Polled {
 /// while it has no task. Otherwise it polls all tasks in turn, with pauses that grow while none
 /// makes progress.
 pub(crate) struct Poller {
-    name: &'static str,
+    pub(crate) name: &'static str,
     state: Mutex<State>,
     /// Signalled when there is a new task.
     added: Condvar,
@@ -52,11 +52,6 @@ impl Poller {
     /// A poller whose thread has not started.
     pub(crate) const fn new(name: &'static str) -> Self {
         Poller { name, state: Mutex::new(State { started: false, new: Vec::new() }), added: Condvar::new() }
-    }
-
-    /// Name of the thread.
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
     }
 
     /// Starts the thread, unless it runs. After an error, the next call tries again.

@@ -4,8 +4,7 @@
 //! arrives, and ends with its handle.
 
 use super::events::AsyncEvent;
-use crate::verbs::device::Device;
-use crate::verbs::error::Error;
+use crate::verbs::{Device, Error};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};

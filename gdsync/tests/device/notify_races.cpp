@@ -2,7 +2,7 @@
 #include "host_groups.hpp"
 
 #include "model_card.hpp"
-#include "notify.cu"
+#include "../../../kernels/notify.cu"
 
 #include <memory>
 #include <thread>

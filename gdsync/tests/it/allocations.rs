@@ -1,7 +1,7 @@
 //! Posting takes no memory of the heap once a stream is warm.
 //!
-//! The allocator here is that of the whole test binary, as a program has one. It counts by thread, and
-//! so the other tests do not disturb the count.
+//! The allocator here is that of the whole test binary, as a program has one. It counts by thread,
+//! and so the other tests do not disturb the count.
 
 use gdsync::memop::{MemOpCaps, Word32};
 use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};

@@ -1,4 +1,5 @@
-//! Contexts and protection domains that the program has made itself, through the table of entry points.
+//! Contexts and protection domains that the program has made itself, through the table of entry
+//! points.
 
 #![cfg(feature = "software-card")]
 use gdsync::verbs::{OpenError, provider};
@@ -34,7 +35,8 @@ fn what_is_borrowed_is_left_to_its_owner() {
     // SAFETY: the domain is valid; in use, it is not deallocated.
     assert_eq!(unsafe { (api.dealloc_pd)(raw_pd.as_ptr()) }, libc::EBUSY);
     drop((queue_pair, region, pd, device));
-    // SAFETY: nothing is left on either, and gdsync has destroyed neither: that would be EINVAL, or worse.
+    // SAFETY: nothing is left on either, and gdsync has destroyed neither: that would be EINVAL, or
+    // worse.
     unsafe {
         assert_eq!((api.dealloc_pd)(raw_pd.as_ptr()), 0);
         assert_eq!((api.close_device)(context.as_ptr()), 0);
@@ -44,7 +46,8 @@ fn what_is_borrowed_is_left_to_its_owner() {
 #[test]
 fn a_domain_of_another_context_is_refused() {
     let (api, context) = (provider::software(), open());
-    // SAFETY: the context is open; the domain goes before it, and after the failed attempt to use it.
+    // SAFETY: the context is open; the domain goes before it, and after the failed attempt to use
+    // it.
     unsafe {
         let raw_pd = NonNull::new((api.alloc_pd)(context.as_ptr())).unwrap();
         let error = ProtectionDomain::from_raw(&Device::software().unwrap(), raw_pd).unwrap_err();

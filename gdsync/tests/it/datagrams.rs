@@ -1,4 +1,5 @@
-//! Datagrams: where they go, what their receiver is told, and what becomes of those that cannot arrive.
+//! Datagrams: where they go, what their receiver is told, and what becomes of those that cannot
+//! arrive.
 
 use gdsync::queue::{GRH_BYTES, RequestError, Syndrome, WorkKind};
 use gdsync::verbs::{AddressHandle, LinkLayer, QueuePairError, Transport};

@@ -1,4 +1,5 @@
-//! The device header's calls, from Rust as kernels call them: the library of `tests/device/calls.cpp`.
+//! The device header's calls, from Rust as kernels call them: the library of
+//! `tests/device/calls.cpp`.
 
 use gdsync::device::DeviceQpData;
 use gdsync_test_support::device::{self, Ended};
@@ -73,7 +74,8 @@ macro_rules! symbol {
     }};
 }
 
-/// Every call takes a queue pair that is handed over to this process's threads, and not dropped meanwhile: the tests see to that.
+/// Every call takes a queue pair that is handed over to this process's threads, and not dropped
+/// meanwhile: the tests see to that.
 impl Calls {
     pub(crate) fn layout(&self) -> Vec<u64> {
         let mut offsets = [0u64; 64];

@@ -1,4 +1,5 @@
-//! Queue pairs driven through the device header, here by threads of the CPU: every operation, laps, many threads, and handing over.
+//! Queue pairs driven through the device header, here by threads of the CPU: every operation, laps,
+//! many threads, and handing over.
 
 use crate::device_calls::{
     COMPARE_SWAP, Calls, FETCH_ADD, GET, PUT, PUT_BLOCK, PUT_INLINE, PUT_SIGNAL, PUT_SIGNAL_ADD, PUT_WARP,

@@ -1,4 +1,5 @@
-//! What goes wrong with queue pairs that kernels drive: no room, time-outs, failed requests, threads that stop, and refused turns.
+//! What goes wrong with queue pairs that kernels drive: no room, time-outs, failed requests,
+//! threads that stop, and refused turns.
 
 use crate::device_calls::{PUT, Request, SEND_INLINE, calls};
 use gdsync::device::{DeviceQp, DeviceQpError, DeviceQpOptions};

@@ -1,6 +1,6 @@
 //! Queues made by DEVX commands, on the system's libmlx5 (`GDSYNC_TEST_PROVIDER=system`): what they
-//! take, what they refuse, and that nothing of them stays. `GDSYNC_TEST_QUEUES=devx` runs the traffic
-//! of the other files on such queues.
+//! take, what they refuse, and that nothing of them stays. `GDSYNC_TEST_QUEUES=devx` runs the
+//! traffic of the other files on such queues.
 
 use gdsync::memop::Condition;
 use gdsync::queue::{Syndrome, WorkKind};
@@ -18,8 +18,8 @@ fn config() -> QueuePairConfig<'static> {
     QueuePairConfig::default().queues(QueueApi::Devx)
 }
 
-/// Two connected queue pairs, whatever `GDSYNC_TEST_QUEUES` says. `None` on the software card of this
-/// process: the test is skipped.
+/// Two connected queue pairs, whatever `GDSYNC_TEST_QUEUES` says. `None` on the software card of
+/// this process: the test is skipped.
 fn pair(test: &str, config: QueuePairConfig<'_>) -> Option<Pair> {
     let device = device();
     if device.provider() == Provider::Software {

@@ -34,7 +34,8 @@ fn the_last_word_of_a_dropped_stream_is_not_written_to_somebody_elses_lane() {
     drop(dropped);
     first.send(()).unwrap();
     until(|| word.load() == 64);
-    // What the dropped stream has passed goes, its lane perhaps too. A new stream may get the same place.
+    // What the dropped stream has passed goes, its lane perhaps too. A new stream may get the same
+    // place.
     bystander.outstanding();
     let stream = soft();
     let third = gate(&stream);
@@ -64,7 +65,8 @@ fn a_full_stream_can_be_dropped() {
     until(|| done.load() == 1);
 }
 
-/// Whatever the program does next with a stream that has failed, the queue pairs of what it had accepted fail.
+/// Whatever the program does next with a stream that has failed, the queue pairs of what it had
+/// accepted fail.
 #[test]
 fn what_a_failed_stream_had_accepted_is_aborted() {
     for next in 0..4 {

@@ -258,7 +258,8 @@ fn threads_share_a_queue_pair() {
                     assert!(Instant::now() < deadline);
                     let value = done.to_le_bytes();
                     let request = WorkRequest::write_inline(&value, remote).wr_id(thread as u64);
-                    // Another thread may have prepared and not posted yet, or the queue may be full.
+                    // Another thread may have prepared and not posted yet, or the queue may be
+                    // full.
                     let posted = pair
                         .left
                         .prepare(request)

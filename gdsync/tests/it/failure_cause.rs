@@ -1,4 +1,5 @@
-//! What `QueuePair::failure()` says when both queues of a queue pair hold errors, whichever the program polls first.
+//! What `QueuePair::failure()` says when both queues of a queue pair hold errors, whichever the
+//! program polls first.
 
 use gdsync::persistent::PersistentRecv;
 use gdsync::queue::{FailureCause, Syndrome, WorkError};

@@ -174,7 +174,8 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
     }
     let waits = [pair.left.recv_cq().prepare_wait().unwrap(), pair.left.recv_cq().prepare_wait().unwrap()];
     let [first, second] = waits;
-    // A wait that is satisfied comes before, one that is not reached after: neither is what it stands at.
+    // A wait that is satisfied comes before, one that is not reached after: neither is what it
+    // stands at.
     stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
     stream.post(Batch::new().wait(first).wait(second)).unwrap();
     for index in 0..2 {

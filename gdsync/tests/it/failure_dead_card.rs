@@ -1,4 +1,5 @@
-//! A card that goes silent while its process lives: what both sides see, and that a new device takes its place.
+//! A card that goes silent while its process lives: what both sides see, and that a new device
+//! takes its place.
 
 #![cfg(feature = "software-card")]
 
@@ -25,7 +26,8 @@ fn side(card: &str) -> Side {
 }
 
 fn connect(one: &Side, other: &Side) {
-    // 4.096 µs * 2^13, eight times: a quarter of a second, which a living card on a busy machine keeps to.
+    // 4.096 µs * 2^13, eight times: a quarter of a second, which a living card on a busy machine
+    // keeps to.
     let options = ConnectOptions::default().timeout(13).retry_count(7);
     for (own, remote) in [(one, other), (other, one)] {
         own.queue_pair.connect(&remote.queue_pair.endpoint().unwrap(), options).unwrap();
@@ -90,7 +92,8 @@ fn a_card_that_dies_is_given_up_by_both_sides_and_replaced() {
     unanswered(&mortal.queue_pair, WorkRequest::write_inline(&[9], target));
     assert_eq!(softhca::fault_counts()[0].injected, 1);
     assert_eq!(pair::content(&other.region), [1; 64], "the write was not heard");
-    // The dead card's own work is flushed; the other side has heard nothing, and waits until it sends something itself.
+    // The dead card's own work is flushed; the other side has heard nothing, and waits until it
+    // sends something itself.
     synchronize(&waiting[0]);
     assert!(poll(&mortal.queue_pair.recv_cq()).status.unwrap_err().is_flush());
     assert!(!waiting[1].query().unwrap());
@@ -106,7 +109,8 @@ fn a_card_that_dies_is_given_up_by_both_sides_and_replaced() {
     connect(&mortal, &other);
     unanswered(&mortal.queue_pair, WorkRequest::send(&[]));
     drain(&other.queue_pair);
-    // A new opening of the device, after the last handle of the old one, is another card. The plan is still in force.
+    // A new opening of the device, after the last handle of the old one, is another card. The plan
+    // is still in force.
     drop(mortal);
     let born = side("softhca0");
     connect(&born, &other);

@@ -1,5 +1,6 @@
-//! What a program on a stream sees of each fault that the software card injects: the rows of "Injected faults" in
-//! `docs/failure-model.md`. Faults are of the whole process, so the tests take turns.
+//! What a program on a stream sees of each fault that the software card injects: the rows of
+//! "Injected faults" in `docs/failure-model.md`. Faults are of the whole process, so the tests take
+//! turns.
 
 #![cfg(feature = "software-card")]
 
@@ -18,7 +19,8 @@ use gdsync_test_support::{on_system, skipped};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Two connected queue pairs, whose packets are missed soon, and a plan in force until this is dropped.
+/// Two connected queue pairs, whose packets are missed soon, and a plan in force until this is
+/// dropped.
 struct Rig {
     pair: Pair,
     source: MemoryRegion,
@@ -50,7 +52,8 @@ impl Rig {
         [self.source.slice(..).unwrap()]
     }
 
-    /// Messages from left to right that must come through, by streams that wait; the first of them `checked`.
+    /// Messages from left to right that must come through, by streams that wait; the first of them
+    /// `checked`.
     fn exchange(&self, count: usize) {
         let (sender, receiver) = (soft(), soft());
         for round in 0..count {
@@ -110,8 +113,8 @@ enum Remote {
     Receive(Syndrome),
 }
 
-/// Posts a request that is to fail, and one behind it, on a stream with a checked and a plain wait; then looks at everything that
-/// the failure model says of both sides.
+/// Posts a request that is to fail, and one behind it, on a stream with a checked and a plain wait;
+/// then looks at everything that the failure model says of both sides.
 fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote) {
     let (left, right) = (&rig.pair.left, &rig.pair.right);
     let (stream, theirs, ours) = (soft(), soft(), soft());

@@ -154,7 +154,8 @@ fn a_failed_queue_pair_ends_receives_that_the_stream_has_not_come_to() {
     synchronize(&stream);
 }
 
-/// Nobody but the drop can end the wait: its receive is not posted yet, and the handle to abort it by is gone.
+/// Nobody but the drop can end the wait: its receive is not posted yet, and the handle to abort it
+/// by is gone.
 #[test]
 fn a_queue_pair_dropped_before_the_stream_comes_to_a_start_is_aborted() {
     let pair = Pair::new();

@@ -1,4 +1,5 @@
-//! From failure to a new connection, with the same queue pairs: what `docs/failure-model.md` says under "Recovery".
+//! From failure to a new connection, with the same queue pairs: what `docs/failure-model.md` says
+//! under "Recovery".
 
 use gdsync::memop::Condition;
 use gdsync::qp::ResetError;

@@ -1,4 +1,5 @@
-//! Queue pairs driven by kernels of a real GPU, on the card under test. Skipped, and said so, where there is no GPU.
+//! Queue pairs driven by kernels of a real GPU, on the card under test. Skipped, and said so, where
+//! there is no GPU.
 
 use gdsync::cuda::{self, GpuMemory, Placement};
 use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
@@ -14,7 +15,7 @@ use gdsync_test_support::pair::{LONG, Pair, layouts, poll, queue_pair};
 use std::sync::atomic::Ordering;
 
 /// Shared with `gdsync bench device`; `scripts/gpu/ptx` makes it.
-const PTX: &str = include_str!("../../../src/bench/device/kernels.ptx");
+const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/ptx/bench.ptx"));
 /// Bytes of the indices.
 const STATE: usize = 320;
 /// `gdsync::status::failed`.
@@ -47,7 +48,8 @@ unsafe impl DeviceRepr for Remote {}
 
 /// Launches and waits.
 ///
-/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that lives until this returns.
+/// SAFETY of the launch inside: each caller gives the kernel's own parameters, with memory that
+/// lives until this returns.
 macro_rules! run {
     ($bench:expr, $kernel:expr, $config:expr, $($arg:expr),+) => {{
         let (stream, kernel) = ($bench.rig.stream(), $bench.kernel($kernel));
@@ -128,9 +130,11 @@ impl Bench {
         assert_eq!(self.result(0), 0, "calls failed, the last with status {}, error {:#x}", last >> 56, last);
     }
 
-    /// Each of 256 threads posts `count` words, and additions besides, to one of the queue pairs: everything arrives.
+    /// Each of 256 threads posts `count` words, and additions besides, to one of the queue pairs:
+    /// everything arrives.
     fn storm(&self, pairs: &[Pair], way: (DoorbellPath, bool), count: u64) {
-        // Under memcheck dozens of threads of a warp that wait for one of them keep it from its turn: there each has a warp of its own.
+        // Under memcheck dozens of threads of a warp that wait for one of them keep it from its
+        // turn: there each has a warp of its own.
         let (blocks, threads) = if is_sanitized() { (256u32, 1u32) } else { (4, 64) };
         let slots = 8u32;
         self.remote.words64().iter().for_each(|word| word.store(0, Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! The failure model on a real GPU: what kernels learn of failed work, persistent requests, the watchdog, recovery, graphs. Skipped, and
-//! said so, where there is none.
+//! The failure model on a real GPU: what kernels learn of failed work, persistent requests, the
+//! watchdog, recovery, graphs. Skipped, and said so, where there is none.
 
 use gdsync::batch::BatchShape;
 use gdsync::cuda::{CudaError, GpuMemory};
@@ -61,8 +61,8 @@ impl Reader {
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         let mut launch = stream.cudarc().unwrap().launch_builder(&self.copy);
         launch.arg(&from).arg(&to);
-        // SAFETY: the arguments are the kernel's. Both words are there until the stream was synchronized: every test keeps the
-        // status and the reader until then.
+        // SAFETY: the arguments are the kernel's. Both words are there until the stream was
+        // synchronized: every test keeps the status and the reader until then.
         unsafe { launch.launch(config) }.unwrap();
     }
 }
@@ -76,7 +76,8 @@ fn synchronize(stream: &Stream<CudaStream>) {
     assert!(done, "the stream is stuck: {stream:?}, {:?}", stream.oldest_wait());
 }
 
-/// Has a kernel behind a checked wait read the status, lets `happen` what ends the wait, and compares.
+/// Has a kernel behind a checked wait read the status, lets `happen` what ends the wait, and
+/// compares.
 fn check(
     stream: &Stream<CudaStream>,
     reader: &Reader,
@@ -164,7 +165,8 @@ fn persistent_requests_are_started_again_and_again_without_the_cpu() {
             send.wait_on(&sender).unwrap();
             recv.start(&receiver).unwrap();
             recv.wait_on(&receiver).unwrap();
-            // The buffer is read before the next message may overwrite it: its receive is posted behind this kernel.
+            // The buffer is read before the next message may overwrite it: its receive is posted
+            // behind this kernel.
             reader.launch(&receiver, StreamAddr::new(target.memory().address()), round as usize);
         }
         assert_eq!(send.status().unwrap().get(), None);

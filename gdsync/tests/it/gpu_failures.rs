@@ -1,4 +1,5 @@
-//! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went early.
+//! What goes wrong on a GPU. No stream may hang, and no call, because something failed or went
+//! early.
 
 use gdsync::cuda::{CudaError, DriverError, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, sys};

@@ -1,4 +1,5 @@
-//! GPU memory registered with a card, once for many messages, on a real GPU. Skipped, and said so, where there is none.
+//! GPU memory registered with a card, once for many messages, on a real GPU. Skipped, and said so,
+//! where there is none.
 
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::sys;
@@ -115,7 +116,8 @@ fn an_address_that_became_another_allocation_is_registered_anew() {
     const LEN: usize = 2 << 20;
     let cache = RegistrationCache::new(&rig.pair.pd);
     let target = rig.memory(LEN);
-    // SAFETY: allocated as long as what is made of it: what the cache keeps after that is never used again, which is under test.
+    // SAFETY: allocated as long as what is made of it: what the cache keeps after that is never
+    // used again, which is under test.
     let register = |raw: &Raw| unsafe { cache.gpu_raw(&rig.context, raw.address, LEN, ALL) }.unwrap();
     let (mut reused, mut last) = (0, None);
     for value in 1..=8u8 {

@@ -1,4 +1,5 @@
-//! Words and bytes in GPU memory, and bytes in host memory, written by a real GPU. Skipped, and said so, where there is none.
+//! Words and bytes in GPU memory, and bytes in host memory, written by a real GPU. Skipped, and
+//! said so, where there is none.
 
 use gdsync::batch::{BatchShape, MemoryWrite};
 use gdsync::cuda::GpuMemory;

@@ -1,8 +1,9 @@
-//! Nothing is left behind: objects are made, used, failed and dropped in any order, thousands of times, with work in flight; then
-//! the process has the files, mappings, threads and memory that it had after the first few hundred.
+//! Nothing is left behind: objects are made, used, failed and dropped in any order, thousands of
+//! times, with work in flight; then the process has the files, mappings, threads and memory that it
+//! had after the first few hundred.
 //!
-//! `GDSYNC_LEAK_CYCLES` says how many (10,000 without it): fewer than 500 for a tool under which everything is slow, and which
-//! keeps memory of its own: then only files and threads are compared.
+//! `GDSYNC_LEAK_CYCLES` says how many (10,000 without it): fewer than 500 for a tool under which
+//! everything is slow, and which keeps memory of its own: then only files and threads are compared.
 
 #![cfg(feature = "software-card")]
 
@@ -27,10 +28,12 @@ const CYCLES: usize = 10_000;
 const WARM_UP: usize = 500;
 /// The device, and with it the software card, is closed and opened again after so many.
 const DEVICE_LIVES: usize = 50;
-/// What the mappings may differ by: the kernel joins neighbours, and the C library keeps the stacks of threads that ended last.
+/// What the mappings may differ by: the kernel joins neighbours, and the C library keeps the stacks
+/// of threads that ended last.
 const MAPPINGS: usize = 16;
-/// What resident memory may grow by: the allocator's fragmentation, and pages of the library's own arenas that were not touched
-/// before. In 10,000 cycles that is a hundred bytes each: a handle that is lost now and then is seen, a lost queue at once.
+/// What resident memory may grow by: the allocator's fragmentation, and pages of the library's own
+/// arenas that were not touched before. In 10,000 cycles that is a hundred bytes each: a handle
+/// that is lost now and then is seen, a lost queue at once.
 const RESIDENT_KIB: usize = 1024;
 
 /// xorshift64*: the same cycles in every run.
@@ -67,8 +70,9 @@ impl Figures {
     }
 }
 
-/// Threads but the one of the library that lives as long as the process: those of streams, cards and watchdogs end with them.
-/// (A thread that has just started still bears the name of its parent.)
+/// Threads but the one of the library that lives as long as the process: those of streams, cards
+/// and watchdogs end with them. (A thread that has just started still bears the name of its
+/// parent.)
 fn threads() -> usize {
     let all = std::fs::read_dir("/proc/self/task").unwrap();
     // A thread may end between the listing and the look.
@@ -76,7 +80,8 @@ fn threads() -> usize {
     names.filter(|name| name.trim() != "gdsync-checked").count()
 }
 
-/// Waits until everything that was dropped in flight is through: no stream and no card lives then, whoever held them.
+/// Waits until everything that was dropped in flight is through: no stream and no card lives then,
+/// whoever held them.
 fn settle(own_threads: usize) {
     let deadline = Instant::now() + LONG;
     loop {
@@ -214,7 +219,8 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
             tally.persistent += 1;
         }
         _ => {
-            // Everything goes with this under way: work prepared, posted, and waited for, and nobody polls.
+            // Everything goes with this under way: work prepared, posted, and waited for, and
+            // nobody polls.
             left_over.push(Box::new(exchange(&two, &stream, &slices, &target)));
             let request = two.request(WorkRequest::send(&slices));
             left_over.push(Box::new(two.left.prepare(request).unwrap()));
@@ -237,7 +243,8 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
     gate.store(1);
 }
 
-/// A message with a checked wait for its sending and a plain one for its arrival, and a receive that nothing fills.
+/// A message with a checked wait for its sending and a plain one for its arrival, and a receive
+/// that nothing fills.
 fn exchange(
     two: &Two,
     stream: &Stream<SoftStream>,

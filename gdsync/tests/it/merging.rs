@@ -1,4 +1,5 @@
-//! Merged batches on the software card: how many operations they take, and that nothing else changes.
+//! Merged batches on the software card: how many operations they take, and that nothing else
+//! changes.
 
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::QueueFull;

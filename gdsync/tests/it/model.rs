@@ -114,7 +114,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..12)
 }
 
-/// Queue pairs and memory are made once for all cases: their indices run on, over ring ends and laps.
+/// Queue pairs and memory are made once for all cases: their indices run on, over ring ends and
+/// laps.
 struct World {
     pair: Pair,
     memory: [MemoryRegion; 2],
@@ -137,7 +138,8 @@ impl World {
         starts.map(|at| self.memory[side].slice(from + at..from + (at + piece).min(len)).unwrap()).collect()
     }
 
-    /// Prepares a step of side `me`, does it to the model, and says whether the other side will see a completion.
+    /// Prepares a step of side `me`, does it to the model, and says whether the other side will see
+    /// a completion.
     fn prepare(
         &self,
         me: usize,
@@ -232,7 +234,8 @@ impl World {
                 let (send, seen) = self.prepare(me, &step.operation, &mut model);
                 sends.extend(send);
                 receives += usize::from(seen);
-                // What is posted together runs together: the effect of a read or an atomic comes late, so it ends its batch.
+                // What is posted together runs together: the effect of a read or an atomic comes
+                // late, so it ends its batch.
                 let late = matches!(
                     step.operation,
                     Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. }

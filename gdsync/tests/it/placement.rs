@@ -1,4 +1,5 @@
-//! Queues whose memory lies elsewhere: here, in memory of the host that is treated as a GPU's. `gpu_placement.rs` has the GPU.
+//! Queues whose memory lies elsewhere: here, in memory of the host that is treated as a GPU's.
+//! `gpu_placement.rs` has the GPU.
 
 use gdsync::cuda::{Placement, PlacementError, QueuePlacement};
 use gdsync::memop::MemOpStream;

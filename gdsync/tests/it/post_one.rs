@@ -282,7 +282,8 @@ fn a_stream_that_fails_fails_the_queue_pairs_of_what_it_has() {
     for _ in 0..2 {
         assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
     }
-    // Unlike a backend that has truly failed, this one goes on with what it had: not with queues that are gone.
+    // Unlike a backend that has truly failed, this one goes on with what it had: not with queues
+    // that are gone.
     word.store(1);
     assert!(sender.streams[0].wait_idle(LONG).unwrap());
 }

@@ -1,5 +1,5 @@
-//! Devices and ports that gdsync cannot use, and GID tables that are told in other ways: the software card's table of entry
-//! points, with one entry replaced.
+//! Devices and ports that gdsync cannot use, and GID tables that are told in other ways: the
+//! software card's table of entry points, with one entry replaced.
 
 #![cfg(feature = "software-card")]
 

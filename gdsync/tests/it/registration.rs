@@ -1,4 +1,5 @@
-//! Registrations that outlast a request: found again, bounded, gone with their memory, kept while a work request names them.
+//! Registrations that outlast a request: found again, bounded, gone with their memory, kept while a
+//! work request names them.
 
 use gdsync::memory::OutOfBounds;
 use gdsync::verbs::{CacheLimits, RegistrationCache};

@@ -1,4 +1,5 @@
-//! Cached registrations of memory that only a peer-memory client knows, which counts them: on the software card.
+//! Cached registrations of memory that only a peer-memory client knows, which counts them: on the
+//! software card.
 
 use gdsync::verbs::RegistrationCache;
 use gdsync::{
@@ -14,8 +15,8 @@ const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access:
 /// A handle of the fake GPU's memory.
 fn handle(buffer: &fake_gpu::Buffer) -> PinnedMemory {
     let base = NonNull::new(buffer.addr as *mut u8).unwrap();
-    // SAFETY: the addresses are reserved for the life of the process. Nothing is read or written through the handle here, and the card
-    // reaches the bytes through their client.
+    // SAFETY: the addresses are reserved for the life of the process. Nothing is read or written
+    // through the handle here, and the card reaches the bytes through their client.
     unsafe { PinnedMemory::from_raw(base, buffer.len, ()) }
 }
 

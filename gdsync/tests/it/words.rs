@@ -1,4 +1,5 @@
-//! Sequences of word writes, waits and byte writes do to memory what a plain model says, on every backend of the CPU's.
+//! Sequences of word writes, waits and byte writes do to memory what a plain model says, on every
+//! backend of the CPU's.
 
 use gdsync::batch::MemoryWrite;
 use gdsync::memop::{Condition, MemOpStream, StreamError, Word32, Word64};

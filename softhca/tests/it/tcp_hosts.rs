@@ -1,4 +1,5 @@
-//! Cards of different hosts: processes in network namespaces of their own, and at loopback addresses of their own.
+//! Cards of different hosts: processes in network namespaces of their own, and at loopback
+//! addresses of their own.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::CqeOpcode;

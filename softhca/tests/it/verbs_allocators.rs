@@ -135,7 +135,8 @@ fn rings_and_records_come_from_the_allocator_and_go_back() {
     assert_eq!(recorder.held(), [described.buf as usize, described.dbrec as usize]);
 
     let qp = new_qp(&bed, parent, cq);
-    // Receive queue 16 * 32 bytes, send queue 16 * 256 = 4608 bytes; two pages, a 64th of which is 128.
+    // Receive queue 16 * 32 bytes, send queue 16 * 256 = 4608 bytes; two pages, a 64th of which is
+    // 128.
     assert_eq!(recorder.asked(), [(MLX5DV_RES_TYPE_QP, 4608, 128), (MLX5DV_RES_TYPE_DBR, 8, 8)]);
     let described = describe_qp(qp);
     assert_eq!(recorder.held()[2..], [described.rq.buf as usize, described.dbrec as usize]);

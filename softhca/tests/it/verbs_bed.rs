@@ -233,7 +233,8 @@ pub(crate) fn send(qp: &mlx5dv_qp, index: u32, ctrl: CtrlSeg, segments: &[u8]) {
     block[..16].copy_from_slice(ctrl.as_bytes());
     block[16..16 + segments.len()].copy_from_slice(segments);
     let slot = (index & (qp.sq.wqe_cnt - 1)) as usize * BASIC_BLOCK;
-    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue pair.
+    // SAFETY: inside the queue's ring, its record and its register, which live as long as the queue
+    // pair.
     unsafe {
         qp.sq.buf.cast::<u8>().add(slot).copy_from_nonoverlapping(block.as_ptr(), BASIC_BLOCK);
         let record = AtomicU32::from_ptr(qp.dbrec.add(doorbell::DBR_SEND));
@@ -264,7 +265,8 @@ pub(crate) fn completion(cq: &mlx5dv_cq, index: u32) -> Cqe64 {
         let last = unsafe { AtomicU32::from_ptr(cq.buf.cast::<u8>().add(slot + 60).cast()) };
         let op_own = last.load(Ordering::Acquire).to_ne_bytes()[3];
         if op_own >> 4 != 0xf && op_own & 1 == lap {
-            // SAFETY: the card has written the whole entry and does not write it again before it is consumed.
+            // SAFETY: the card has written the whole entry and does not write it again before it is
+            // consumed.
             let bytes = unsafe { cq.buf.cast::<[u8; CQE_SIZE]>().byte_add(slot).read_volatile() };
             return Cqe64::read_from_bytes(&bytes).expect("64 bytes are an entry");
         }

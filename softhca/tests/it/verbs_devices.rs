@@ -1,4 +1,5 @@
-//! Devices, and when their cards begin and end. The first use decides how many devices a process has.
+//! Devices, and when their cards begin and end. The first use decides how many devices a process
+//! has.
 
 use crate::verbs_bed::*;
 use gdsync_sys::api::Provider;
@@ -27,7 +28,8 @@ fn devices_and_their_cards() {
     assert_eq!(api().provider, Provider::Software);
     assert_eq!(softhca::verbs::diagnostics(), []);
     let mut count = 0;
-    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a context is open.
+    // SAFETY: the list is valid until it is freed; device pointers are kept as C allows, while a
+    // context is open.
     unsafe {
         let list = (api().get_device_list)(&mut count);
         assert_eq!(count, 3);
@@ -45,7 +47,8 @@ fn devices_and_their_cards() {
         }
         assert_eq!(guids.len(), 3, "each card has a GUID of its own");
 
-        // A device keeps its identity from the list into the contexts, and contexts of a device share it.
+        // A device keeps its identity from the list into the contexts, and contexts of a device
+        // share it.
         let device = *list;
         let first = (api().open_device)(device);
         let second = (api().open_device)(device);

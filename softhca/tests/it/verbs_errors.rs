@@ -133,7 +133,8 @@ fn memory_that_cannot_be_registered() {
         // SAFETY: what is refused is not accessed.
         refused(what, expected, || unsafe { (api().reg_mr)(bed.pd, addr, length, access as c_int) });
     }
-    // Read-only memory may be read; flags of the optional range are ignored where they are not known.
+    // Read-only memory may be read; flags of the optional range are ignored where they are not
+    // known.
     for access in [IBV_ACCESS_REMOTE_READ, IBV_ACCESS_RELAXED_ORDERING, 1 << 29] {
         // SAFETY: mapped until it is deregistered.
         let mr = unsafe { (api().reg_mr)(bed.pd, read_only, 4096, access as c_int) };

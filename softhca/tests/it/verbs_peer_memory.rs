@@ -1,4 +1,5 @@
-//! Memory that the CPU cannot dereference, registered and used through the table of entry points, by one process and by two.
+//! Memory that the CPU cannot dereference, registered and used through the table of entry points,
+//! by one process and by two.
 
 use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::{CqeOpcode, Syndrome};
@@ -134,7 +135,8 @@ fn a_message_in_one_process() {
     right.close();
 }
 
-/// Run by `messages_between_two_processes` in a process of its own: the responder. It does what lines on its input say.
+/// Run by `messages_between_two_processes` in a process of its own: the responder. It does what
+/// lines on its input say.
 #[test]
 fn child_process() {
     if role().is_none_or(|role| role != RESPONDER) {

@@ -29,8 +29,8 @@ fn state_of(qp: *mut ibv_qp) -> c_int {
 
 const STATES: [c_int; 5] = [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR];
 
-/// Required and optional attributes of a transition: the kernel's table for RC (`ib_modify_qp_is_ok`), without SQD, SQE and
-/// alternate paths.
+/// Required and optional attributes of a transition: the kernel's table for RC
+/// (`ib_modify_qp_is_ok`), without SQD, SQE and alternate paths.
 fn rules(from: c_int, to: c_int) -> Option<(u32, u32)> {
     let basic = INIT_MASK & !IBV_QP_STATE;
     let running = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE;

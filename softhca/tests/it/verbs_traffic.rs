@@ -106,7 +106,8 @@ fn a_thread_domains_register_rings_its_queue_pair() {
     bed.close();
 }
 
-/// Two queue pairs, on contexts of their own, of which the first has just written with a key that does not exist.
+/// Two queue pairs, on contexts of their own, of which the first has just written with a key that
+/// does not exist.
 struct Violation {
     bed: Bed,
     peer: Bed,

@@ -1,4 +1,5 @@
-//! Datagrams and unreliable connections through the table of entry points: states, Q_Keys, addresses, and messages by hand.
+//! Datagrams and unreliable connections through the table of entry points: states, Q_Keys,
+//! addresses, and messages by hand.
 
 use crate::verbs_bed::*;
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};

@@ -1,4 +1,4 @@
-//! The kernels of `kernels.cu`, and their launches.
+//! The kernels of `kernels/bench.cu`, and their launches.
 
 use super::super::gpu::Gpu;
 use crate::failure::Failure;
@@ -7,10 +7,10 @@ use gdsync::cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelA
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::device::DeviceQpData;
 
-/// What `scripts/gpu/ptx` made of `kernels.cu` and the device header. The GPU's driver compiles it for its GPU.
-const PTX: &str = include_str!("kernels.ptx");
+/// The PTX of `kernels/bench.cu`; `build.rs` says which. The GPU's driver compiles it for its GPU.
+const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ptx/bench.ptx"));
 
-/// Where a kernel's requests go: `struct places` of `kernels.cu`.
+/// Where a kernel's requests go: `struct places` of `kernels/bench.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
@@ -52,7 +52,8 @@ impl Kernels {
     /// Measures a way of posting.
     ///
     /// # Safety
-    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card, until the kernel has ended.
+    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card,
+    /// until the kernel has ended.
     pub(super) unsafe fn cycles(
         &self,
         gpu: &Gpu,
@@ -123,44 +124,4 @@ pub(super) fn list(qps: &[DeviceQpData]) -> Result<PinnedMemory, Failure> {
     let bytes = unsafe { std::slice::from_raw_parts(qps.as_ptr().cast::<u8>(), size_of_val(qps)) };
     memory.write(0, bytes);
     Ok(memory)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The source, then the header and what it includes, by name.
-    const SOURCES: [&[u8]; 12] = [
-        include_bytes!("kernels.cu"),
-        include_bytes!("../../../gdsync/include/gdsync/device_verbs.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/atomics.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/completion.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/crc32.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/group.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/notify.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/ops.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/platform.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/post.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/queue.cuh"),
-        include_bytes!("../../../gdsync/include/gdsync/device/wqe.cuh"),
-    ];
-
-    #[test]
-    fn the_ptx_is_that_of_the_source_and_the_header() {
-        // FNV-1a, as `scripts/gpu/ptx` computes it.
-        let hash = SOURCES.concat().iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let marker = format!("// source: {hash:016x}");
-        assert_eq!(PTX.lines().next(), Some(&*marker), "a source has changed: run scripts/gpu/ptx");
-        for kernel in ["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"] {
-            assert!(PTX.contains(&format!(".visible .entry {kernel}(")), "{kernel}");
-        }
-    }
-
-    #[test]
-    fn any_driver_since_cuda_12_takes_the_ptx() {
-        let directive = |name: &str| PTX.lines().find_map(|line| line.strip_prefix(name));
-        assert_eq!((directive(".version "), directive(".target ")), (Some("8.0"), Some("sm_70")));
-    }
 }

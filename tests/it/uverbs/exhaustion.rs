@@ -54,8 +54,8 @@ fn exhausted<T>(limit: u32, mut take: impl FnMut() -> *mut T, give_back: impl Fn
 }
 
 fn exhaust(api: &VerbsApi) {
-    // SAFETY: calls as the manual pages of the functions ask for them; each object is destroyed once, users first, and the
-    // buffer outlives its regions.
+    // SAFETY: calls as the manual pages of the functions ask for them; each object is destroyed
+    // once, users first, and the buffer outlives its regions.
     unsafe {
         let list = (api.get_device_list)(ptr::null_mut());
         assert!(!list.is_null() && !(*list).is_null());

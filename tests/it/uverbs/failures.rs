@@ -14,8 +14,9 @@ fn shared_memory_files() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// A pair that would run for a very long time. Both sides always have writes under way: one that only waits for a message would
-/// wait on hardware, too, as reliable connections do not ask whether the other side lives.
+/// A pair that would run for a very long time. Both sides always have writes under way: one that
+/// only waits for a message would wait on hardware, too, as reliable connections do not ask whether
+/// the other side lives.
 fn endless(test: &str, temporary: &Path) -> Option<Pair> {
     let tool = tool(test, "ib_write_bw")?;
     let mut pair = Pair::start(&tool, "ib", &["-b", "-D", "200"], temporary);

@@ -1,4 +1,5 @@
-//! Unmodified programs on the unmodified libibverbs and libmlx5, on the software card: `gdsync soft -- PROGRAM`.
+//! Unmodified programs on the unmodified libibverbs and libmlx5, on the software card: `gdsync soft
+//! -- PROGRAM`.
 
 mod exhaustion;
 mod failures;

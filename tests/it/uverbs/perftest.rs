@@ -1,4 +1,5 @@
-//! perftest, over all sizes. Few iterations: the tool itself takes a quarter of a second for each size.
+//! perftest, over all sizes. Few iterations: the tool itself takes a quarter of a second for each
+//! size.
 
 use crate::uverbs::support::succeeds;
 

@@ -33,6 +33,21 @@ fn what_was_preloaded_stays_preloaded_behind_the_card() {
 }
 
 #[test]
+fn the_command_carries_its_library() {
+    let (temporary, other) = (Folder::new("carried"), Folder::new("installed"));
+    let copy = other.path().join("gdsync");
+    std::fs::copy(env!("CARGO_BIN_EXE_gdsync"), &copy).unwrap();
+    let mut command = Command::new(copy);
+    command.args(["soft", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exec cat /proc/self/maps"]);
+    command.current_dir("/").env("TMPDIR", temporary.path()).env_remove("LD_PRELOAD");
+    let ended = run(command);
+    let library = ended.succeeded().lines().next().unwrap();
+    assert!(Path::new(library).starts_with(temporary.path()), "{library}");
+    assert!(ended.text.lines().skip(1).any(|mapping| mapping.ends_with(library)), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
 fn a_command_that_is_not_there_is_status_127() {
     let temporary = Folder::new("missing");
     let ended = run(soft("1", Path::new("/no/such/command"), temporary.path()));
@@ -55,6 +70,11 @@ fn mistakes_are_told_in_one_line() {
     let ended = run(command);
     assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
     assert!(ended.text.contains("/no/such/library.so"), "{}", ended.text);
+    assert_eq!(temporary.content(), 0);
+    let temporary = Folder::new("mistakes in a path");
+    let ended = run(soft("1", Path::new("/bin/true"), temporary.path()));
+    assert_eq!((ended.code, ended.text.lines().count()), (Some(1), 1), "{}", ended.text);
+    assert!(ended.text.contains("libsofthca_uverbs.so") && ended.text.contains("TMPDIR"), "{}", ended.text);
     assert_eq!(temporary.content(), 0);
 }
 

@@ -28,7 +28,8 @@ pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
     found
 }
 
-/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary folder of its own.
+/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary
+/// folder of its own.
 pub(crate) fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync"));
     command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
@@ -121,8 +122,9 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Waits until somebody listens on a TCP port, or nobody does any more. Nothing connects to it for that: the tools take the first
-/// who connects for their client. A server that has ended changes nothing any more, so that is an end, too.
+/// Waits until somebody listens on a TCP port, or nobody does any more. Nothing connects to it for
+/// that: the tools take the first who connects for their client. A server that has ended changes
+/// nothing any more, so that is an end, too.
 pub(crate) fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
     let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
     let listens = |table: &str| {
@@ -154,7 +156,8 @@ impl Pair {
         Pair::start_after(&[tool], devices, arguments, temporary, || {})
     }
 
-    /// The tool may stand behind a command that starts it. Does something between the server's start and the client's.
+    /// The tool may stand behind a command that starts it. Does something between the server's
+    /// start and the client's.
     pub(crate) fn start_after(
         program: &[&Path],
         devices: &str,

@@ -66,7 +66,8 @@ impl Compiler {
         command.arg("-L").arg(folder.path()).args(&self.libraries).output()
     }
 
-    /// Compiles a program of these lines and an empty `main`. `Err` says why that cannot be done here.
+    /// Compiles a program of these lines and an empty `main`. `Err` says why that cannot be done
+    /// here.
     pub fn probe(&self, lines: &str) -> Result<(), String> {
         let folder = Folder::new("probe");
         let source = folder.path().join(SOURCE);

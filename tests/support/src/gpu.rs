@@ -10,7 +10,8 @@ use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, CudaStream, Stream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and `crash()`.
+/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
+/// `crash()`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -34,7 +35,8 @@ const PTX: &str = r"
 .visible .entry crash() { trap; }
 ";
 
-/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough then.
+/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough
+/// then.
 pub fn is_sanitized() -> bool {
     std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
 }
@@ -82,7 +84,8 @@ impl Rig {
             context,
             _alone: alone,
         };
-        // Kernels are loaded at their first launch, which must not have to wait for a blocked stream.
+        // Kernels are loaded at their first launch, which must not have to wait for a blocked
+        // stream.
         let (scratch, stream) = (rig.memory(64), rig.stream());
         rig.launch(&stream, &rig.fill, &scratch, 1);
         rig.launch(&stream, &rig.add, &scratch, 1);

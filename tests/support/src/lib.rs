@@ -1,4 +1,5 @@
-//! What the tests of this workspace share: processes of their own, compilers, folders, cards and GPUs.
+//! What the tests of this workspace share: processes of their own, compilers, folders, cards and
+//! GPUs.
 //!
 //! Each crate's tests ask for one level by a feature: none, `softhca` or `gdsync`. Unit tests use
 //! none of it, as a packaged crate runs them without this crate.

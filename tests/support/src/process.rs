@@ -1,7 +1,8 @@
 //! Tests in processes of their own: the test binary runs one of its tests again.
 //!
-//! A test wants one if it sets environment variables, installs faults for every card of the process,
-//! counts the process's files, mappings, threads or memory, or has to be the first to use something.
+//! A test wants one if it sets environment variables, installs faults for every card of the
+//! process, counts the process's files, mappings, threads or memory, or has to be the first to use
+//! something.
 
 use std::process::{Command, Stdio};
 

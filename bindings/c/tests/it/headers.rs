@@ -1,4 +1,5 @@
-//! The headers: as C and as C++, with and without CUDA's, and their structs and numbers against the library's.
+//! The headers: as C and as C++, with and without CUDA's, and their structs and numbers against the
+//! library's.
 
 use crate::support::{Language, build, root, works};
 use gdsync_c::types::*;

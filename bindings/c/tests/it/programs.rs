@@ -1,4 +1,5 @@
-//! C programs on the library: compiled as C11 and as C++17, run on the software card with software streams.
+//! C programs on the library: compiled as C11 and as C++17, run on the software card with software
+//! streams.
 
 use crate::support::{Language, build, root, works};
 use gdsync_test_support::{on_system, skipped};

@@ -32,7 +32,7 @@ GDSYNC_DEVICE void store_relaxed_gpu(u64 *at, u64 value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Returns what the word was: where that is `expected`, it is `desired` now.
+// Returns the old value. If that is `expected`, the word is `desired` now.
 GDSYNC_DEVICE u64 exchange_relaxed_gpu(u64 *at, u64 expected, u64 desired) {
     u64 found;
     asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(expected), "l"(desired) : "memory");
@@ -73,11 +73,11 @@ GDSYNC_DEVICE void store_release_gpu(u64 *at, u64 value) {
     store_relaxed_gpu(at, value);
 }
 
-// Before an `acquire_and_release_to_system`, which makes it an acquire: the way to the word and the fence take their time together.
+// Before an `acquire_and_release_to_system`, which makes it an acquire: the latencies of the access and of the fence overlap.
 GDSYNC_DEVICE u64 exchange_before_acquire_gpu(u64 *at, u64 expected, u64 desired) { return exchange_relaxed_gpu(at, expected, desired); }
 
-// The same value, at which the compiler does not look before this place: it would wait for what an atomic operation has found in front of a
-// fence, and the two would take their time one after the other. The highest bit of the clock is 0, which it does not know.
+// The same value, which the compiler cannot use before this place. Otherwise it would wait for the result of an atomic operation in
+// front of a fence, and the two latencies would add up. The highest bit of the clock is 0, which the compiler does not know.
 GDSYNC_DEVICE u64 not_before_here(u64 value) {
     u64 clock;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(clock)::"memory");
@@ -90,7 +90,7 @@ GDSYNC_DEVICE void store_behind_release_gpu(u64 *at, u64 value) { store_relaxed_
 // Acquire, and release of what was before the last `release_to_...`.
 GDSYNC_DEVICE u64 exchange_behind_release_gpu(u64 *at, u64 expected, u64 desired) { return exchange_acquire_gpu(at, expected, desired); }
 
-// Takes bits out of a word. Nobody waits for what it was.
+// Clears bits of a word, without waiting for its old value.
 GDSYNC_DEVICE void clear_release_gpu(u64 *at, u64 bits) {
     release_to_gpu();
     asm volatile("red.relaxed.gpu.global.and.b64 [%0], %1;" ::"l"(at), "l"(~bits) : "memory");
@@ -140,7 +140,7 @@ GDSYNC_DEVICE void store_release_system(u64 *at, u64 value) {
     store_behind_release_system(at, value);
 }
 
-// Exchanges a word, as one step for the card, too. Acquire and release.
+// Exchanges a word; atomic for the card, too. Acquire and release.
 GDSYNC_DEVICE u32 exchange_system(u32 *at, u32 value) {
     u32 found;
     asm volatile("atom.acq_rel.sys.global.exch.b32 %0, [%1], %2;" : "=r"(found) : "l"(at), "r"(value) : "memory");

@@ -1,4 +1,4 @@
-// Completions: any thread may look for them, one at a time does.
+// Completions: any thread may read them; a lock lets one thread at a time do so.
 #ifndef GDSYNC_DEVICE_COMPLETION_CUH
 #define GDSYNC_DEVICE_COMPLETION_CUH
 
@@ -7,7 +7,7 @@
 
 namespace gdsync {
 
-// The first failure of the queue pair for good, 0 while there is none: GDSYNC_DEVICE_ERROR_*, with the card's syndrome in the low
+// The first failure of the queue pair, which stays; 0 while there is none: GDSYNC_DEVICE_ERROR_*, with the card's syndrome in the low
 // 8 bits (mlx5dv.h, `MLX5_CQE_SYNDROME_*`) and the vendor's in the next 8. After one the card flushes what is outstanding.
 GDSYNC_DEVICE u64 error(const gdsync_device_qp &qp) { return detail::load_relaxed_gpu(&detail::state_of(qp)->error); }
 
@@ -19,7 +19,7 @@ GDSYNC_DEVICE u32 syndrome(const gdsync_device_qp &qp) {
 
 namespace detail {
 
-// `op_own`, the entry's last byte: opcode, and in the lowest bit whose lap it is (mlx5dv.h, `mlx5_cqe64`).
+// `op_own`, the entry's last byte: opcode, and in the lowest bit the owner, which changes with each lap (mlx5dv.h, `mlx5_cqe64`).
 static const u32 CQE_REQUESTER = 0x0;
 static const u32 CQE_REQUESTER_ERROR = 0xd;
 static const u32 CQE_RESPONDER_ERROR = 0xe;
@@ -32,7 +32,7 @@ GDSYNC_DEVICE void fail(gdsync_device_state *state, u64 error) {
     exchange_relaxed_gpu(&state->error, 0, error);
 }
 
-// A completion queue, by value: a queue pair's description given by address to a function that is not inlined would have to be in
+// A completion queue, by value: a function that is not inlined and takes the queue pair's description by address would force that into
 // memory.
 struct completions {
     u8 *ring;
@@ -41,7 +41,7 @@ struct completions {
     u32 mask;
 };
 
-// Entries that are looked at together: each look takes as long as the way to the ring, which may lie in the host's memory.
+// Entries that are read together: each read takes a round trip to the ring, which may be in host memory.
 static const u32 LOOK_AT_ONCE = 8;
 
 GDSYNC_DEVICE const u32 *last_word(const completions &queue, u64 index) {
@@ -50,20 +50,20 @@ GDSYNC_DEVICE const u32 *last_word(const completions &queue, u64 index) {
 
 // Whether the last 4 bytes of an entry are those of a completion that the card has written in this lap.
 GDSYNC_DEVICE bool is_written(const completions &queue, u64 index, u32 word) {
-    // In the first lap the card writes owner 0, in the second 1, and so on. Never mistaken for the entry of a lap before:
-    // that has the other owner bit, and one of two laps before is overwritten first.
+    // In the first lap the card writes owner 0, in the second 1, and so on. The entry of the lap before has the other owner bit, and
+    // that of two laps before is overwritten by then.
     const u32 owner = (index & ((u64)queue.mask + 1)) != 0 ? 1 : 0;
     return (word >> 24 & 1) == owner && word >> 28 != CQE_INVALID;
 }
 
-// Takes over an entry: `done` becomes the count of completed blocks. False where the entry makes no sense.
+// Processes an entry: `done` becomes the count of completed blocks. False if the entry is not valid.
 GDSYNC_DEVICE bool take_entry(const completions &queue, u64 index, u32 word, u64 &done) {
     gdsync_device_state *state = queue.state;
     const u32 opcode = word >> 28;
     // Bytes 60 and 61, big endian: the block of the request. It retires all before it, too.
     const u16 counter = (u16)(big_endian(word) >> 16);
     const u16 advance = (u16)(counter + 1 - (u16)done);
-    // The request was reserved before the card was told of it, and the card was before it wrote the entry (acquire).
+    // The request was reserved before the card was rung for it, and the card was rung before it wrote the entry (acquire).
     if (advance == 0 || advance > load_relaxed_gpu(&state->reserved) - done) {
         return false;
     }
@@ -118,12 +118,12 @@ GDSYNC_DEVICE_RARE void reap(completions queue) {
         fail(state, GDSYNC_DEVICE_ERROR_COMPLETION);
     }
     if (index != first) {
-        // Gives the entries back to the card, before `completed` lets anybody post what might need their places. All that was read
-        // of them was read by acquire loads, which keep this store behind them, or has decided that there is this store.
+        // Returns the entries to the card, before `completed` lets any thread post requests that might need their places. Acquire
+        // loads read them and keep this store behind them, or their values decided that there is this store.
         store_behind_acquires_system(queue.record, big_endian((u32)index & 0xffffff));
         store_relaxed_gpu(&state->consumed, index);
-        // Release: who sees the count sees the error, and may overwrite the blocks, which the card has read before it wrote the
-        // entries.
+        // Release: a thread that sees the count sees the error, and may overwrite the blocks, which the card has read before it wrote
+        // the entries.
         store_release_gpu(&state->completed, done);
     }
     unlock(&state->poll_lock);
@@ -133,11 +133,11 @@ GDSYNC_DEVICE completions completions_of(const gdsync_device_qp &qp) {
     return completions{(u8 *)qp.completion_ring, (u32 *)qp.completion_record, state_of(qp), qp.completion_mask};
 }
 
-// Waits until so many blocks have completed.
+// Waits until `ticket` blocks have completed.
 GDSYNC_DEVICE_RARE status wait_completed(completions queue, u64 ticket, u64 timeout_ns) {
     Waited waited;
     for (;;) {
-        // Acquire: what the card wrote for these requests is seen by the caller, whoever has read the entries.
+        // Acquire: the caller sees what the card wrote for these requests, whichever thread has read the entries.
         const bool done = load_acquire_gpu(&queue.state->completed) >= ticket;
         if (load_relaxed_gpu(&queue.state->error) != 0) {
             return status::failed;

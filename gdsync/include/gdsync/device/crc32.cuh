@@ -1,4 +1,4 @@
-// The checksum that GPUrdma proposed for messages whose arrival nothing else tells.
+// The checksum that GPUrdma proposed for messages whose arrival no other signal shows.
 #ifndef GDSYNC_DEVICE_CRC32_CUH
 #define GDSYNC_DEVICE_CRC32_CUH
 

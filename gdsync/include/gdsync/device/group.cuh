@@ -1,4 +1,4 @@
-// Who calls together: a thread for itself, threads of a warp, or a block.
+// The threads that make a call together: one thread, threads of a warp, or a block.
 #ifndef GDSYNC_DEVICE_GROUP_CUH
 #define GDSYNC_DEVICE_GROUP_CUH
 
@@ -6,12 +6,12 @@
 
 namespace gdsync {
 
-// How many threads make a call together. On the host every thread is for itself.
+// Which threads make a call together. On the host every thread calls alone.
 enum class scope {
     // The calling thread.
     thread,
-    // The threads of a warp that happen to make the call at the same time: any of them may be missing. Those that come apart make
-    // several groups, which is slower and no mistake. All name the same queue pair: calls to different ones are made at thread scope.
+    // The threads of a warp that make the call at the same time: any of them may be missing. Threads that have diverged form several
+    // groups, which is slower and correct. All name the same queue pair: calls to different ones are made at thread scope.
     warp,
     // All threads of a block: every one of them makes the call.
     block,
@@ -19,7 +19,7 @@ enum class scope {
 
 namespace detail {
 
-// The last one leads: its request is the last of the call, whose first bytes ring the card. A thread for itself leads itself.
+// The last thread leads: its request is the last of the call, whose first bytes ring the card. A single thread leads itself.
 template <scope S> class Group {
   public:
     GDSYNC_DEVICE u32 rank() const { return 0; }
@@ -55,11 +55,11 @@ template <> class Group<scope::warp> {
     // Orders memory among the threads, too (CUDA C++ Programming Guide, `__syncwarp`).
     GDSYNC_DEVICE void sync() const { __syncwarp(mask_); }
 
-    // Gives everybody what the leader has. Orders memory as `sync` does.
+    // Gives all threads the leader's values. Orders memory as `sync` does.
     //
-    // What only the leader does may wait, and then lets other threads of the warp go on, so that threads of several groups come here as one.
-    // A compiler that does not see that takes the mask of one of them for that of all before a shuffle, but not before `__syncwarp`,
-    // which each thread makes by its own: behind it all of a group are together.
+    // While the leader waits in code of its own, other threads of the warp run, so threads of several groups may arrive here converged.
+    // A compiler that does not know that uses one thread's mask for all of them before a shuffle, but not before `__syncwarp`, which
+    // each thread calls with its own mask: behind it all threads of a group are together.
     template <class How> GDSYNC_DEVICE void share(How &how, u64 &value) const {
         share(how);
         value = __shfl_sync(mask_, value, leader());
@@ -96,7 +96,7 @@ template <> class Group<scope::block> {
         __syncthreads();
         how = (How)shared_how;
         value = shared_value;
-        // Nobody writes the next one's before everybody has read this one's.
+        // The leader of the next call must not write before all threads have read.
         __syncthreads();
     }
 

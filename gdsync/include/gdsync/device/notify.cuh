@@ -1,7 +1,7 @@
-// Notified writes: a kernel writes into the memory of another rank, and then sets a word there; who sees the word sees the data.
+// Notified writes: a kernel writes into the memory of another rank, then sets a word there; a reader that sees the word sees the data.
 //
-// The host connects the ranks (`gdsync::notify::Team` in Rust), hands all queue pairs of one of its queues to kernels
-// (`Queue::hand_to_device`), and describes segments to them (`Segment::describe_to_device`). Kernels, streams and CPUs of different
+// The host connects the ranks (`gdsync_notify::Team` in Rust), hands all queue pairs of one of its queues to kernels
+// (`Queue::attach_device`), and describes segments to them (`Segment::describe_to_device`). Kernels, streams and CPUs of different
 // ranks write to each other in any mixture.
 //
 //     __global__ void step(gdsync_queue queue, gdsync_segment mine, gdsync_segment theirs, ...) {
@@ -16,7 +16,7 @@
 //         }
 //     }
 //
-// # Why who sees the notification sees the data
+// # Why a reader that sees the notification sees the data
 //
 // Sender: both are writes of one reliable queue pair, posted in this order, and the post releases at system scope what the calling threads
 // have written. The card performs them in that order, into memory that is registered without relaxed ordering, and the word, which is
@@ -134,21 +134,21 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
     u32 of_leader = rank;
     const Group<S> group;
     group.share(of_leader);
-    // By value, so that it can be in registers; of any rank where that is none, as nothing is posted then.
+    // By value, so that it can be in registers. If there is no such rank, nothing is posted, and any rank's will do.
     const gdsync_device_qp qp = ((const gdsync_device_qp *)queue.queue_pairs)[of_leader < queue.size ? of_leader : 0];
     const bool right = valid && rank < queue.size && rank == of_leader;
     return post<S, BLOCKS>(group, qp, right, options.ring_now, options.timeout_ns, options.ticket,
                            [&](u64 index, bool signaled) { return build(qp, index, signaled); });
 }
 
-// Takes a notification. Acquire: what came before what is taken is seen. Release: what this thread has read before stays before whatever
-// comes after the word is free.
+// Takes a notification. Acquire: the thread sees the data written before it. Release: reads of this thread stay before writes that
+// a sender makes once the word is free.
 GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
     if ((segment.flags & GDSYNC_SEGMENT_ATOMIC_IN_GPU) == 0) {
         return exchange_system(at, 0);
     }
-    // An operation of the system's scope would be wrong to ask for: nothing does it. The fences have that scope. Only what was seen is
-    // taken, so that a thread that comes late does not take what comes after it.
+    // Nothing performs an atomic operation of system scope here; the fences have that scope. The exchange takes only the value that was
+    // seen, so that a late thread does not take a later notification.
     u32 seen = load_relaxed_system(at);
     while (seen != 0) {
         acquire_and_release_to_system();
@@ -169,11 +169,11 @@ GDSYNC_DEVICE const gdsync_device_qp *queue_pair(const gdsync_queue &queue, u32 
     return detail::is_known(queue) && rank < queue.size ? (const gdsync_device_qp *)queue.queue_pairs + rank : nullptr;
 }
 
-// Writes `bytes` (at most MAX_BYTES) of the own part of `from`, from `from_offset` on, into the part of `to` of a rank. Nobody is told. What
-// is written must not change before `quiet`.
+// Writes `bytes` (at most MAX_BYTES) of the own part of `from`, from `from_offset` on, into the part of `to` of a rank, without a
+// notification. The source must not change before `quiet`.
 //
-// At warp and block scope every thread has a write of its own, all of them to the same rank: where threads are seen to name different
-// ones, nobody posts (`status::invalid`). So it is for all that post.
+// At warp and block scope every thread has a write of its own, all of them to the same rank: if threads name different ranks, none of
+// them posts (`status::invalid`). The same holds for all calls that post.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status write(const gdsync_queue &queue, const gdsync_segment &from, u64 from_offset, u32 rank, const gdsync_segment &to,
                            u64 to_offset, u64 bytes, const post_options &options = post_options()) {
@@ -212,11 +212,11 @@ GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segmen
 }
 
 // Waits until one of the own notifications from `begin` to before `end` is there; `id` becomes its number, the lowest that is. With a
-// time of 0, and with an empty range, it looks once: `status::timed_out` where there is none. It stays until `notify_reset`. A rank that is gone
-// notifies nobody, so the time has to end.
+// time of 0, and with an empty range, it checks once: `status::timed_out` if there is none. It stays until `notify_reset`. A rank that has
+// ended sends no notification, so the time must be finite.
 //
-// At warp and block scope the leader waits, for the range that it gives, and all threads get what it has found, and see the data. Threads
-// of a warp that come apart are several groups, which may find different ones.
+// At warp and block scope the leader waits, for the range that it gives; all threads get its result and see the data. Diverged threads of
+// a warp are several groups, which may find different ones.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u32 end, u32 *id, u64 timeout_ns) {
     const detail::Group<S> group;
@@ -229,7 +229,7 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
         const u32 *words = (const u32 *)segment.words;
         detail::Waited waited;
         GDSYNC_DEVICE_LOOP
-        // Relaxed while none has come; then by acquire, once.
+        // Relaxed until one is there; then one acquire.
         while (found == end || detail::load_relaxed_system(words + found) == 0) {
             if (found + 1 < end) {
                 found += 1;
@@ -253,12 +253,12 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
     return result;
 }
 
-// Takes one of the own notifications away: `value` becomes what it was, 0 where there was none. Of several threads of the GPU that take it one gets it.
+// Takes one of the own notifications: `value` becomes its value, 0 if there was none. If several threads of the GPU take it, one gets it.
 //
-// In GPU memory that is one step for the card, too: what comes at the same time is either taken or stays. In host memory it is so only where
-// the GPU's atomics reach the host whole (GDSYNC_SEGMENT_ATOMIC_IN_GPU says where not): elsewhere a notification of the same number that comes
-// in the middle may be lost. So the sender has to wait until it is told that the last one was taken, as is the rule for streams, and a number
-// is best taken by one thread.
+// In GPU memory that is atomic for the card, too: a notification that arrives at the same time is either taken or stays. In host memory
+// it is atomic only if the GPU's atomics on host memory are (GDSYNC_SEGMENT_ATOMIC_IN_GPU is set if not): otherwise a notification of the same
+// number that arrives during the call may be lost. So the sender must wait for an answer that the last one was taken, as with streams,
+// and one thread should take all notifications of a number.
 GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *value) {
     if (!detail::is_known(segment) || id >= segment.count) {
         return status::invalid;
@@ -267,8 +267,8 @@ GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *va
     return status::ok;
 }
 
-// Waits until everything has arrived that was posted before to a rank: what it was written from may change. As `quiet` of its queue pair; at warp
-// and block scope for the rank that the leader names.
+// Waits until all earlier requests to a rank have arrived: their sources may change then. As `quiet` of its queue pair; at warp and block
+// scope for the rank that the leader names.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u32 rank, u64 timeout_ns) {
     u32 of_leader = rank;
     const detail::Group<S> group;
@@ -277,8 +277,8 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue
     return at == nullptr ? status::invalid : detail::quiet_as(group, *at, timeout_ns);
 }
 
-// The same for all ranks, within one time. Those behind a failed one are waited for, too; the first that is not `ok` is told, and
-// `quiet` of each rank says which it was.
+// The same for all ranks, within one time. It waits for ranks behind a failed one, too; it returns the first status that is not `ok`, and
+// `quiet` of each rank says which rank that was.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u64 timeout_ns) {
     if (!detail::is_known(queue)) {
         return status::invalid;

@@ -20,9 +20,9 @@ struct local_memory {
 
 // How a request is posted.
 struct post_options {
-    // Whether the card is told at once, or with the next request that says so, or by `ring`.
+    // Whether the post rings the card. If not, the next post that does, or `ring`, rings for this request, too.
     bool ring_now;
-    // How long to wait for room, in nanoseconds; 0 reads completions once. Threads that are outrun by others try for `stall_ns` at least.
+    // How long to wait for room, in nanoseconds; 0 reads completions once. A thread that others outrun tries for `stall_ns` at least.
     u64 timeout_ns;
     // Where the ticket for `wait` goes; may be null.
     u64 *ticket;
@@ -96,8 +96,8 @@ GDSYNC_DEVICE status put_inline(const gdsync_device_qp &qp, remote_memory to, co
     });
 }
 
-// Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: who sees the word sees the bytes
-// (device_verbs.cuh says where). Two blocks.
+// Writes `bytes` of this side's memory, and after them the 64-bit word `value` to `signal`: a reader that sees the word sees
+// the bytes (device_verbs.cuh says where). Two blocks.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal, u64 value,
                                 const post_options &options = post_options()) {
@@ -108,8 +108,8 @@ GDSYNC_DEVICE status put_signal(const gdsync_device_qp &qp, remote_memory to, lo
     });
 }
 
-// As `put_signal`, but adds `value` to the 64-bit word, so that many senders can share it. What the word was goes to `before`, 8 bytes of
-// this side's memory that the card may write.
+// As `put_signal`, but adds `value` to the 64-bit word, so that many senders can share it. The card writes the word's old value to
+// `before`, 8 bytes of this side's memory that it may write.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status put_signal_add(const gdsync_device_qp &qp, remote_memory to, local_memory from, u64 bytes, remote_memory signal,
                                     u64 value, local_memory before, const post_options &options = post_options()) {
@@ -152,7 +152,7 @@ GDSYNC_DEVICE status send_inline(const gdsync_device_qp &qp, const void *from, u
     });
 }
 
-// Adds to a remote 64-bit word, aligned to 8 bytes. What it was before goes to `before`, 8 bytes.
+// Adds to a remote 64-bit word, aligned to 8 bytes. The card writes its old value to `before`, 8 bytes.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target, u64 value, local_memory before,
                                const post_options &options = post_options()) {
@@ -161,7 +161,7 @@ GDSYNC_DEVICE status fetch_add(const gdsync_device_qp &qp, remote_memory target,
     });
 }
 
-// Puts `desired` into a remote 64-bit word, aligned to 8 bytes, where it is `expected`. What it was goes to `before`, 8 bytes.
+// Sets a remote 64-bit word, aligned to 8 bytes, to `desired` if it is `expected`. The card writes its old value to `before`, 8 bytes.
 template <scope S = scope::thread>
 GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory target, u64 expected, u64 desired, local_memory before,
                                   const post_options &options = post_options()) {
@@ -170,12 +170,12 @@ GDSYNC_DEVICE status compare_swap(const gdsync_device_qp &qp, remote_memory targ
     });
 }
 
-// Tells the card of everything that was posted before, by this thread or seen by it.
+// Rings the card for all requests that this thread has posted, or has seen posted, before.
 GDSYNC_DEVICE status ring(const gdsync_device_qp &qp) {
     return detail::ring_what_waits(detail::doorbells_of(qp), detail::load_published(detail::state_of(qp)));
 }
 
-// Looks once for completions, and waits for nothing: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
+// Checks once for completions and does not wait: `ok`, or `failed`. `completed` (may be null) becomes the count of completed
 // blocks: a request has completed where its ticket is no greater.
 GDSYNC_DEVICE status poll(const gdsync_device_qp &qp, u64 *completed = nullptr) {
     detail::reap(detail::completions_of(qp));
@@ -191,7 +191,7 @@ namespace detail {
 
 // `wait` of one thread.
 GDSYNC_DEVICE status wait_alone(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
-    // A ticket from nowhere is not waited for; that of a post that has failed is from somewhere.
+    // No post gave such a ticket, unless the queue pair has failed: a failed post gives one, too.
     if (ticket > load_published(state_of(qp))) {
         return error(qp) != 0 ? status::failed : status::invalid;
     }
@@ -207,15 +207,15 @@ template <scope S> GDSYNC_DEVICE status wait_as(const Group<S> &group, const gds
     if (group.leads()) {
         result = wait_alone(qp, ticket, timeout_ns);
     }
-    // What the leader has seen by its acquire is seen by all.
+    // All threads see what the leader has acquired.
     group.share(result, of_leader);
-    // Threads of a warp that came apart in their posts have several tickets.
+    // Threads of a warp that diverged in their posts have several tickets.
     return result == status::ok && ticket > of_leader ? wait_alone(qp, ticket, timeout_ns) : result;
 }
 
 // `quiet` of a group.
 template <scope S> GDSYNC_DEVICE status quiet_as(const Group<S> &group, const gdsync_device_qp &qp, u64 timeout_ns) {
-    // What the others of the group have published is seen by the leader.
+    // The leader sees what the other threads of the group have published.
     group.sync();
     return wait_as(group, qp, group.leads() ? load_published(state_of(qp)) : 0, timeout_ns);
 }
@@ -223,23 +223,23 @@ template <scope S> GDSYNC_DEVICE status quiet_as(const Group<S> &group, const gd
 } // namespace detail
 
 // Waits until the request with this ticket has completed, and all before it. At warp and block scope each thread gives the ticket that its
-// post has given to it: the leader waits for all, and who has a later one (from a post in which the warp came apart) for itself, again
-// no longer than the time. What was posted with `more` and not rung is not waited for in vain: it is rung first.
+// post returned: the leader waits for all, and a thread with a later ticket (from a post in which the warp diverged) waits for itself,
+// again no longer than the time. Requests that were posted with `more` and not rung are rung first.
 template <scope S = scope::thread> GDSYNC_DEVICE status wait(const gdsync_device_qp &qp, u64 ticket, u64 timeout_ns) {
     return detail::wait_as(detail::Group<S>(), qp, ticket, timeout_ns);
 }
 
-// Waits until everything has completed that this thread (at warp and block scope, any thread of the group) has posted before, and
-// whatever others had posted by then.
+// Waits until all requests have completed that this thread (at warp and block scope, any thread of the group) has posted before, and
+// all that other threads had posted by then.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_device_qp &qp, u64 timeout_ns) {
     return detail::quiet_as(detail::Group<S>(), qp, timeout_ns);
 }
 
-// Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. What was written before the
-// word is seen after it (device_verbs.cuh says where).
+// Waits until a word that a remote side writes (`put_signal`) is at least `value`, as unsigned numbers. The caller then sees what
+// was written before the word (device_verbs.cuh says where).
 GDSYNC_DEVICE status wait_signal(const u64 *word, u64 value, u64 timeout_ns) {
     detail::Waited waited;
-    // Relaxed while it has not come; then by acquire, once.
+    // Relaxed until the value is there; then one acquire.
     while (detail::load_relaxed_system(word) < value) {
         if (waited.longer_than(timeout_ns)) {
             return status::timed_out;

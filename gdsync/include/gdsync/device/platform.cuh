@@ -5,7 +5,7 @@
 
 #if defined(__CUDACC__)
 #define GDSYNC_DEVICE __device__ __forceinline__
-// What is called from many places, and not when posting goes well.
+// For functions that are called from many places, and not on the fast path of a post.
 #define GDSYNC_DEVICE_RARE inline __device__ __noinline__
 // Before a loop that is not to be unrolled.
 #define GDSYNC_DEVICE_LOOP _Pragma("unroll 1")
@@ -44,7 +44,7 @@ GDSYNC_DEVICE u64 now_ns() {
 #endif
 }
 
-// Lets those that are waited for get on, for some nanoseconds.
+// Lets other threads run for some nanoseconds.
 GDSYNC_DEVICE void relax(u32 nanoseconds) {
 #if defined(__CUDACC__)
     __nanosleep(nanoseconds);
@@ -54,15 +54,15 @@ GDSYNC_DEVICE void relax(u32 nanoseconds) {
 #endif
 }
 
-// How long a loop has waited. The clock is first read when it is first asked for: what does not wait does not pay for it.
+// How long a loop has waited. The first check reads the clock for the first time: a loop that does not wait does not pay for it.
 //
-// It rests a 16th of the time that it has waited, so that the rests add little to it, and the longer the more rarely it looks: many
-// threads of one warp that look all the time would keep the one that they wait for from its turn, at least under a sanitizer.
+// Each rest is a 16th of the time waited so far: the rests add little to the wait, and long waits check rarely. Many threads of one warp
+// that check all the time would keep the thread that they wait for from running, at least under a sanitizer.
 class Waited {
   public:
     GDSYNC_DEVICE Waited() : start_(0), looked_again_(false) {}
 
-    // Rests a moment. True once the time is over and the caller has looked again since: it may have been this thread that stood still.
+    // Rests a moment. True once the time is over and the caller has checked again since: this thread may itself have been suspended.
     GDSYNC_DEVICE bool longer_than(u64 nanoseconds) {
         const u64 now = now_ns();
         if (start_ == 0) {

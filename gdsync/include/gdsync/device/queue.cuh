@@ -1,4 +1,4 @@
-// A queue pair as kernels know it: plain data, which the library fills in (`gdsync::DeviceQp` in Rust).
+// A queue pair as kernels see it: plain data, which the library fills in (`gdsync::device::DeviceQp` in Rust).
 //
 // All work requests of kernels are one 64-byte block long, so blocks and requests are counted alike, from the queue pair's
 // connection on, in 64 bits: nothing wraps. The card's formats hold the low 16 bits.
@@ -7,31 +7,31 @@
 
 #include "platform.cuh"
 
-// The version of the two structures below. A kernel that was compiled for another finds its posts refused (`status::invalid`).
+// The version of the two structures below. Posts of a kernel compiled for another version are refused (`status::invalid`).
 #define GDSYNC_DEVICE_QP_VERSION 1u
 
 // `flags` of gdsync_device_qp: the doorbell is a mailbox, whose content, the count of posted blocks, the CPU forwards.
 #define GDSYNC_DEVICE_QP_MAILBOX 1u
 
-// What threads that share a queue agree upon. 64 bytes between words that different threads write.
+// State shared by all threads that use a queue. 64 bytes between words that different threads write.
 struct gdsync_device_state {
-    // Blocks that were promised to callers.
+    // Blocks that callers have reserved.
     unsigned long long reserved;
     unsigned long long pad0[7];
-    // Blocks whose requests are written, without a gap. Never more than `reserved`. And GDSYNC_DEVICE_RINGING.
+    // Blocks whose requests are written, without a gap; never more than `reserved`. The highest bit is GDSYNC_DEVICE_RINGING.
     unsigned long long ready;
     unsigned long long pad1[7];
-    // Blocks that the card was told of. Written behind `ready`, but other threads may see it first.
+    // Blocks that the card was rung for. Written behind `ready`, but other threads may see it first.
     unsigned long long posted;
     unsigned long long pad2[7];
     // Blocks whose requests have completed, and are free again.
     unsigned long long completed;
     // Completion entries that were read.
     unsigned long long consumed;
-    // Held by whoever reads completion entries.
+    // The lock of the thread that reads completion entries.
     unsigned long long poll_lock;
     unsigned long long pad3[5];
-    // 0, or the first failure for good: GDSYNC_DEVICE_ERROR_*, the vendor's syndrome << 8, the syndrome.
+    // 0, or the first failure, which stays: GDSYNC_DEVICE_ERROR_*, the vendor's syndrome << 8, the syndrome.
     unsigned long long error;
     unsigned long long pad4[7];
 };
@@ -41,9 +41,9 @@ struct gdsync_device_state {
 
 // The card reported a failed request: syndromes in the low 16 bits.
 #define GDSYNC_DEVICE_ERROR_WORK 0x10000ull
-// A thread of this queue has stood still inside a call for longer than `stall_ns`.
+// A thread of this queue has made no progress inside a call for longer than `stall_ns`.
 #define GDSYNC_DEVICE_ERROR_STALLED 0x20000ull
-// The card wrote a completion entry that makes no sense.
+// The card wrote a completion entry that is not valid.
 #define GDSYNC_DEVICE_ERROR_COMPLETION 0x40000ull
 // The host has taken the queue pair back.
 #define GDSYNC_DEVICE_ERROR_RETURNED 0x80000ull
@@ -89,7 +89,7 @@ enum class status : int {
     ok = 0,
     // The send queue is full. Nothing was posted.
     no_room = 1,
-    // What was waited for has not happened in time. Nothing is lost: wait again.
+    // The time is over. Nothing is lost: wait again.
     timed_out = 2,
     // The queue pair has failed: see `error`.
     failed = 3,

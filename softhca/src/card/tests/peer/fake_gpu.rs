@@ -1,8 +1,8 @@
-//! A peer-memory client for tests: addresses at which nothing is mapped, so that the CPU faults when it
-//! dereferences one, and bytes kept elsewhere. Its regions count, and fail on demand.
+//! A peer-memory client for tests: addresses at which nothing is mapped, so that the CPU faults
+//! when it dereferences one, and bytes kept elsewhere. Its regions count, and fail on demand.
 //!
-//! It stands among the card's unit tests, which a packaged crate runs. `gdsync-test-support` offers the
-//! same file to integration tests.
+//! It stands among the card's unit tests, which a packaged crate runs. `gdsync-test-support` offers
+//! the same file to integration tests.
 
 #![allow(dead_code, unreachable_pub, reason = "the unit tests do not use the whole")]
 
