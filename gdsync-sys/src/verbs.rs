@@ -2,7 +2,7 @@
 //!
 //! Source of every layout: `libibverbs/verbs.h` of rdma-core (versions 39 to 65; these structs are
 //! part of the library's stable ABI and did not change in that range, but for fields added at the
-//! end of [`ibv_port_attr`]). `tests/layout.rs` compares them with the installed header, where
+//! end of [`ibv_port_attr`]). `tests/it/layout.rs` compares them with the installed header, where
 //! there is one, and with a record of its answers.
 //!
 //! C enums are plain integers here: a library may return a value that its header did not have yet.

@@ -1,4 +1,4 @@
-//! The structs and numbers of the headers in `include/`. `tests/headers.rs` compares their layouts
+//! The structs and numbers of the headers in `include/`. `tests/it/headers.rs` compares their layouts
 //! with the C compiler's.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]

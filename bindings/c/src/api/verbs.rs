@@ -13,7 +13,7 @@ use gdsync_sys::verbs::{
 use libc::{c_int, c_void, size_t};
 use std::io;
 
-/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/headers.rs`
+/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs`
 /// compares).
 pub const OPS_POST_RECV: usize = 26;
 
