@@ -104,7 +104,7 @@ mod tests {
         assert!([0, 1, 5, 3].into_iter().all(|number| window.take(number)));
         assert!([0, 1, 5, 3].into_iter().all(|number| !window.take(number)));
         assert!(window.take(4) && window.take(1028) && !window.take(4 + 1024));
-        assert!(window.take(5 + 1024) && !window.take(2), "nobody can say");
+        assert!(window.take(5 + 1024) && !window.take(2), "too old to decide");
         assert!(window.take(100_000) && window.take(99_999) && !window.take(100_000));
         assert_eq!((window.end(), window.count), (100_001, 9));
     }

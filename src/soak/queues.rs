@@ -85,7 +85,9 @@ impl Hub {
         let left = strangers + waits;
         if left > 0 {
             tally.unaccounted += left as u64;
-            tally.problem(|| format!("{strangers} completions are nobody's, {waits} waits have no outcome"));
+            tally.problem(|| {
+                format!("{strangers} completions belong to no end, {waits} waits have no outcome")
+            });
         }
         self.checks.clear();
         self.inboxes.clear();

@@ -242,7 +242,7 @@ impl Pair {
 fn measure(took: impl Fn(bool) -> Duration) -> [f64; 2] {
     let mut times = [const { Vec::new() }; 2];
     for round in 0..2 * rounds() {
-        // Whoever comes second finds the caches warmer: they take turns.
+        // The second finds the caches warmer: they take turns.
         let in_c = (round / 2 + round) % 2 == 0;
         times[usize::from(in_c)].push(took(in_c).as_nanos() as f64 / f64::from(POSTS));
     }

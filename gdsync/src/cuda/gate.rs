@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_submits_through_a_closed_gate() {
+    fn no_thread_submits_through_a_closed_gate() {
         if *FENCED_BY_SYSTEM {
             exclude(true);
         }

@@ -170,7 +170,7 @@ impl Device {
     /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and
     /// whatever waits for them wakes.
     ///
-    /// Nobody reads events unless the program calls this, or [`Device::watch_events`]. Of a device
+    /// Events are read only if the program calls this, or [`Device::watch_events`]. Of a device
     /// made by [`Device::from_raw`], the program reads them either through this library or itself:
     /// each reader takes events away from the other.
     ///

@@ -138,7 +138,7 @@ fn requests_that_cannot_be_are_refused() {
     refused(&qp, odd(FETCH_ADD));
     refused(&qp, odd(COMPARE_SWAP));
     refused(&qp, Request { signal: address(&region) + 4, ..between(PUT_SIGNAL, &region, &region, 8) });
-    assert_eq!(calls.wait(&qp, 1000, LONG), Ended::Invalid, "a ticket that nobody has got");
+    assert_eq!(calls.wait(&qp, 1000, LONG), Ended::Invalid, "a ticket that was never given out");
     qp.version += 1;
     refused(&qp, between(PUT, &region, &region, 8));
     let progress = device_qp.progress().unwrap();
@@ -269,7 +269,7 @@ fn take_turns(calls: &Calls, placement: QueuePlacement) {
         pair.left.post_send(WorkRequest::write(&slices, remote.remote()).wr_id(round)).unwrap();
         assert_eq!(poll(&pair.left.send_cq()).wr_id, round);
         assert_eq!(output.load(), round);
-        // What was prepared and taken back is nobody's any more.
+        // What was prepared was taken back.
         drop(pair.left.prepare(WorkRequest::write(&slices, remote.remote())).unwrap());
 
         let device_qp = hand_over(&pair.left, PATHS[round as usize % 2]);

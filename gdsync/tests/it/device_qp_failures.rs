@@ -51,7 +51,7 @@ fn a_full_queue_says_so_and_goes_on() {
         let region = pair.open_region(64);
         let device_qp = pair.left.attach_device(&Cpu::new(), &options().doorbells(path)).unwrap();
         let qp = device_qp.data();
-        // Nobody has posted a receive, so none of them completes.
+        // No receive is posted, so none of them completes.
         let sends = u64::from(qp.limit);
         for i in 0..sends {
             assert_eq!(calls.call(&qp, &send(&region)), (Ended::Ok, i + 1));
@@ -131,7 +131,7 @@ fn a_failed_request_tells_its_syndrome_and_the_queue_pair_begins_anew() {
             assert_eq!(calls.call(&qp, &put(&region, region.rkey())).0, Ended::Ok);
         }
         assert_eq!(calls.quiet(&qp, LONG), Ended::Ok);
-        // A key that nobody has, and what is posted behind it.
+        // An unknown key, and what is posted behind it.
         assert_eq!(calls.call(&qp, &put(&region, 0xdead_0000)).0, Ended::Ok);
         let behind = calls.call(&qp, &put(&region, region.rkey())).0;
         assert!(behind == Ended::Ok || behind == Ended::Failed);
@@ -222,7 +222,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
     assert_eq!(pair.left.failure(), Some(FailureCause::Aborted));
     pair.left.reset().unwrap();
 
-    // As before, with nobody else there to notice: the program that knows it aborts.
+    // As before, without a thread that notices: the program aborts.
     let pair = Pair::new();
     let device_qp = hand_over(&pair.left);
     calls.stop_inside(&device_qp.data(), 1);
@@ -233,7 +233,7 @@ fn a_thread_that_stops_inside_a_call_fails_the_others_in_time() {
 }
 
 #[test]
-fn nobody_else_drives_a_queue_pair_that_is_handed_over() {
+fn only_kernels_drive_an_attached_queue_pair() {
     let pair = Pair::new();
     let region = pair.open_region(64);
     let device_qp = hand_over(&pair.left);

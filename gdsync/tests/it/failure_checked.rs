@@ -40,7 +40,7 @@ fn a_checked_wait_tells_success_from_failure_to_what_comes_next_on_the_stream() 
         assert_eq!(done.load(), 1);
         let outcome = status.get().unwrap();
         assert_eq!(outcome.err().and_then(gdsync::queue::WorkError::kind), expected);
-        // Nobody has polled, and the failure is known.
+        // The failure is known without a poll.
         assert_eq!(pair.left.failure().is_some(), expected.is_some());
         assert_eq!(poll(&pair.left.send_cq()).status, outcome);
     }
@@ -97,7 +97,7 @@ fn an_abort_ends_checked_waits_as_flushed() {
     let stream = soft();
     pair.left.post_recv(&[], 1).unwrap();
     let arrival = pair.left.recv_cq().prepare_wait().unwrap().checked().unwrap();
-    // Prepared and never posted: the card is told of it once the queue pair has failed.
+    // Prepared and never posted: it is rung when the queue pair has failed.
     let unposted = pair.left.prepare(WorkRequest::send(&[])).unwrap();
     let sent = pair.left.send_cq().prepare_wait().unwrap().checked().unwrap();
     let statuses = [arrival.status(), sent.status()];
@@ -187,7 +187,7 @@ fn the_watchdog_names_the_wait_that_a_stream_stands_at_once() {
             "{wait}"
         );
         assert!(wait.completion_queue.is_some());
-        assert!(heard.recv_timeout(Duration::from_millis(100)).is_err(), "each is told of once");
+        assert!(heard.recv_timeout(Duration::from_millis(100)).is_err(), "each is reported once");
         cpu_send(&pair);
     }
     synchronize(&stream);

@@ -138,7 +138,7 @@ fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote
     gate.store(1);
     synchronize(&stream);
 
-    // In stream order, then on the CPU, and nobody has polled yet.
+    // In stream order, then on the CPU, before any poll.
     let seen = told.recv_timeout(LONG).unwrap();
     assert_eq!((seen & 0xff, seen & Status::FAILED), (expected as u32, Status::FAILED));
     let error = status.get().unwrap().unwrap_err();
@@ -320,8 +320,8 @@ fn a_failure_that_shows_later_than_what_it_flushed_is_the_cause_all_the_same() {
 }
 
 #[test]
-fn memory_that_goes_under_the_card_fails_whoever_names_it() {
-    let Some(rig) = Rig::new("memory_that_goes_under_the_card_fails_whoever_names_it") else { return };
+fn memory_lost_under_the_card_fails_requests_that_name_it() {
+    let Some(rig) = Rig::new("memory_lost_under_the_card_fails_requests_that_name_it") else { return };
     inject("gone access=local nth=1");
     fails(&rig, WorkRequest::send(&rig.message()), Syndrome::LocalProtection, Remote::Nothing);
     rig.recover();

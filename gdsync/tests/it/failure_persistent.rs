@@ -154,7 +154,7 @@ fn a_failed_queue_pair_ends_receives_that_the_stream_has_not_come_to() {
     synchronize(&stream);
 }
 
-/// Nobody but the drop can end the wait: its receive is not posted yet, and the handle to abort it
+/// Only the drop can end the wait: its receive is not posted yet, and the handle to abort it
 /// by is gone.
 #[test]
 fn a_queue_pair_dropped_before_the_stream_comes_to_a_start_is_aborted() {
@@ -175,7 +175,7 @@ fn a_queue_pair_dropped_before_the_stream_comes_to_a_start_is_aborted() {
 }
 
 #[test]
-fn completions_of_others_stay_for_whoever_polls_in_their_order() {
+fn completions_of_others_stay_in_order_for_polling() {
     let pair = Pair::new();
     let (source, target) = (pair.region(8), pair.region(16));
     let stream = soft();

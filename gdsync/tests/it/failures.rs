@@ -297,7 +297,7 @@ fn abort_wakes_streams_that_wait_for_the_other_side() {
         pair.left.post_recv(&[region.slice(..).unwrap()], i).unwrap();
         stream.post(Batch::new().wait(pair.left.recv_cq().prepare_wait().unwrap())).unwrap();
     }
-    // Prepared, awaited, never posted: the card is told of it now.
+    // Prepared, awaited, never posted: it is rung now.
     let send = pair.left.prepare(WorkRequest::send(&[])).unwrap();
     stream.post(Batch::new().wait(pair.left.send_cq().prepare_wait().unwrap())).unwrap();
     assert!(!stream.synchronize_timeout(Duration::from_millis(30)).unwrap());
@@ -326,7 +326,7 @@ fn dropping_everything_in_flight_hangs_nothing_and_frees_nothing_too_early() {
     stream.post(Batch::new().send(send).wait(arrival)).unwrap();
     drop(slices);
     drop(region);
-    // Nobody will ever send to it: dropping the queue pair aborts it, which wakes the stream.
+    // No send will ever arrive: dropping the queue pair aborts it, which wakes the stream.
     drop(pair);
     synchronize(&stream);
 }

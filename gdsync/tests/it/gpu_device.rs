@@ -238,7 +238,7 @@ fn the_cpu_kernels_and_streams_take_turns_in_every_placement() {
                 pair.left.post_send(WorkRequest::write(&source, bench.remote.remote())).unwrap();
                 assert_eq!(poll(&pair.left.send_cq()).status, Ok(()));
                 assert_eq!(output.load(Ordering::Acquire), round);
-                // What was prepared and taken back is nobody's any more.
+                // What was prepared was taken back.
                 drop(pair.left.prepare(WorkRequest::write(&source, bench.remote.remote())).unwrap());
             }
             bench.storm(&pairs, way, (messages(1_000_000) / 40_000).clamp(1, 7 * round));

@@ -120,7 +120,7 @@ fn a_kernel_reads_how_the_work_that_its_stream_waited_for_ended() {
         let error = poll(&pair.left.send_cq()).status.unwrap_err();
         assert_eq!(pair.left.failure(), Some(FailureCause::Work(error)));
 
-        // Nobody is connected to this one, so that it gets no answer.
+        // No queue pair is connected to this one, so that it gets no answer.
         let [lonely, deaf] = [(); 2].map(|()| QueuePair::new(&pair.pd, QueuePairConfig::default()).unwrap());
         let options = ConnectOptions::default().timeout(8).retry_count(2);
         lonely.connect(&deaf.endpoint().unwrap(), options).unwrap();
@@ -293,7 +293,7 @@ fn a_persistent_request_is_not_captured() {
         assert_eq!(*cause, CudaError::Capturing);
     };
     sent.start(&other).unwrap();
-    // One queue pair's sends go from one stream to another when the first is through.
+    // One queue pair's sends move from one stream to another when the first is idle.
     synchronize(&other);
     let graph = stream.capture(|_| {
         refused(send.start(&stream));

@@ -24,8 +24,8 @@ fn hold(stream: &Stream<CudaStream>) -> Word32 {
 }
 
 #[test]
-fn an_address_nobody_knows_is_refused() {
-    let Some(rig) = Rig::new("an_address_nobody_knows_is_refused") else { return };
+fn an_unknown_address_is_refused() {
+    let Some(rig) = Rig::new("an_unknown_address_is_refused") else { return };
     let stream = rig.stream();
     let memory = PinnedMemory::allocate(64).unwrap();
     let known: HostAddr = memory.addr();
@@ -210,7 +210,7 @@ fn a_lost_context_fails_the_stream_and_its_queue_pairs() {
     let send = rig.pair.right.prepare(WorkRequest::send(&[])).unwrap();
     let error = other.post_send(send).unwrap_err();
     assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
-    assert!(rig.pair.right.failure().is_some(), "nobody knows what was rung");
+    assert!(rig.pair.right.failure().is_some(), "what was rung is not known");
     assert!(stream.synchronize_timeout(LONG).is_err());
     assert!(rig.pair.left.failure().is_some());
     assert!(poll(&rig.pair.left.recv_cq()).status.unwrap_err().is_flush());

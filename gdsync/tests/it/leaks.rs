@@ -85,7 +85,7 @@ fn threads() -> usize {
 fn settle(own_threads: usize) {
     let deadline = Instant::now() + LONG;
     loop {
-        // Whoever has a stream looks after what those before have left.
+        // Any stream reaps what dropped streams have left.
         assert_eq!(soft().outstanding(), 0);
         std::thread::sleep(Duration::from_millis(2));
         if threads() == own_threads {
@@ -179,7 +179,7 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
             let plan = format!("fail=remote-operation nth=1 kind=send,datagram qp={}", two.left.number());
             softhca::set_faults(Some(plan.parse().unwrap()));
             let status = exchange(&two, &stream, &slices, &target);
-            // Nobody tells the other side.
+            // The other side gets no message.
             two.right.abort().unwrap();
             gate.store(1);
             synchronize(&stream);

@@ -98,7 +98,7 @@ fn a_registration_goes_with_the_last_user_of_its_memory() {
     drop(another);
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.bytes, statistics.invalidations), (0, 0, 1));
-    assert!(!bytes.needed(), "nothing keeps memory that nobody uses");
+    assert!(!bytes.needed(), "nothing keeps unused memory");
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn queue_pairs_come_and_go_and_the_queue_stays_usable() {
 }
 
 #[test]
-fn a_full_shared_queue_says_so_whoever_has_filled_it() {
+fn a_full_shared_queue_is_refused_whichever_queue_pair_filled_it() {
     let crowd = Crowd::new(2, 16);
     let target = crowd.region(8);
     let entries = crowd.queue.entries();

@@ -194,7 +194,7 @@ fn copies_leave_the_last_place_to_what_says_that_they_are_done() {
     assert!(matches!(error.source, PostFailure::WouldBlock { limit: 1021, .. }), "{error}");
     assert_eq!((error.posted, error.batch.len()), (0, 1));
     gate.store(1);
-    // Nobody synchronizes: the stream has said by itself how far it is.
+    // No synchronization: the stream itself has written its progress.
     stream.post_timeout(error.batch, pair::LONG).unwrap();
     synchronize(&stream);
 }

@@ -60,7 +60,7 @@ fn submit_and_collect(fenced_by_system: bool) -> impl Fn() {
 }
 
 fn main() {
-    holds("nobody submits while the gate is closed", submit_and_collect(false));
+    holds("no thread submits while the gate is closed", submit_and_collect(false));
     breaks("the submitting side without its fence", submit_and_collect(true));
     holds("a stream submits twice, one thread collects", || {
         let world = World::new(false);

@@ -206,7 +206,7 @@ fn an_address_handle_holds_the_vector_of_the_card() {
             bytes
         }
     };
-    // mlx5dv.h, struct mlx5_wqe_av; the queue pair and its key are whoever posts' to fill in.
+    // mlx5dv.h, struct mlx5_wqe_av; the queue pair and its key are filled in by the poster.
     let mut expected = [0; 48];
     expected[12..16].copy_from_slice(&[0xf5, 0x03, 0x12, 0x34]);
     expected[26..32].copy_from_slice(&[7, 64, 0x40, 0x01, 0x23, 0x45]);

@@ -114,7 +114,7 @@ fn registration_asks_the_client_first() {
     assert_eq!(gpu.regions.load(SeqCst), 1);
     deregister(mr);
     assert_eq!((gpu.regions.load(SeqCst), gpu.calls()), (0, 0));
-    // The host's memory is nobody's.
+    // The host's memory belongs to no client.
     let mut memory = vec![0; 64];
     deregister(bed.register(&mut memory, ALL_ACCESS));
     bed.close();

@@ -124,7 +124,7 @@ fn a_card_at_the_other_processor_is_told_with_the_way_out() {
     said.has("ACS", "pass", "through the processor anyway", "");
     said.has("mlx5_0 port 1", "warn", "DOWN, Disabled, Ethernet", "ip link set");
     said.has("locked memory", "warn", "64 KiB", "memlock unlimited");
-    // Nobody was asked: nothing is said of it.
+    // Not recorded: nothing is reported of it.
     said.has("CUDA", "skip", "not recorded", "");
     said.has("rdma-core", "skip", "not recorded", "");
     assert_eq!(said.code, Some(1), "GPU memory cannot be registered there");

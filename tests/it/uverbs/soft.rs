@@ -104,7 +104,7 @@ fn signals_reach_the_command() {
 }
 
 #[test]
-fn the_folder_goes_even_if_nobody_is_left_to_remove_it() {
+fn the_folder_is_removed_even_if_the_command_was_killed() {
     let temporary = Folder::new("killed");
     let running = Running::start(shell(&temporary, "touch $SYSFS_PATH/started; exec sleep 1000"));
     wait_for_start(&temporary);

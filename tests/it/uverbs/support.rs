@@ -122,7 +122,7 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Waits until somebody listens on a TCP port, or nobody does any more. Nothing connects to it for
+/// Waits until a program listens on a TCP port, or none does any more. Nothing connects to it for
 /// that: the tools take the first who connects for their client. A server that has ended changes
 /// nothing any more, so that is an end, too.
 pub(crate) fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
