@@ -157,8 +157,8 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
 }
 
 #[test]
-fn a_waiting_stream_lets_others_take_other_notifications() {
-    let Some(rig) = Rig::new("a_waiting_stream_lets_others_take_other_notifications") else {
+fn a_stream_that_waits_lets_others_take_other_notifications() {
+    let Some(rig) = Rig::new("a_stream_that_waits_lets_others_take_other_notifications") else {
         return;
     };
     let ranks = ranks(&rig, [true, true], 16);
