@@ -129,7 +129,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
                 self.catch_up()?;
                 let (addr, condition, value) = (self.driver.address(place, 8)?, *condition, *value);
                 self.check_condition(condition)?;
-                self.check_64_bit()?;
+                need(self.caps.ops_64_bit, "64-bit memory operations")?;
                 self.ops.push(MemOp::Wait64 { addr, condition, value });
                 self.flush();
             }
@@ -160,9 +160,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
             }
             Descriptor::Flush => {
                 self.end_run();
-                if !self.caps.flush_remote {
-                    return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
-                }
+                need(self.caps.flush_remote, "flushing what cards wrote")?;
                 self.ops.push(MemOp::FlushRemote);
             }
         }
@@ -214,11 +212,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     pub(crate) fn catch_up(&mut self) -> Result<(), StreamError> {
         self.end_run();
-        if self.unwritten {
-            self.unwritten = false;
-            self.progress(self.point)?;
-        }
-        Ok(())
+        if std::mem::take(&mut self.unwritten) { self.progress(self.point) } else { Ok(()) }
     }
 
     /// Writes a point: everything before it is done.
@@ -289,7 +283,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
 
     #[inline]
     fn write64(&mut self, addr: StreamAddr, value: u64) -> Result<(), StreamError> {
-        self.check_64_bit()?;
+        need(self.caps.ops_64_bit, "64-bit memory operations")?;
         self.ops.push(MemOp::Write64 { addr, value });
         Ok(())
     }
@@ -301,19 +295,14 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 
     fn check_condition(&self, condition: Condition) -> Result<(), StreamError> {
-        if condition == Condition::Nor && !self.caps.wait_nor {
-            return Err(StreamError::Unsupported { what: "waiting for NOR" });
-        }
-        Ok(())
+        need(condition != Condition::Nor || self.caps.wait_nor, "waiting for NOR")
     }
+}
 
-    fn check_64_bit(&self) -> Result<(), StreamError> {
-        if self.caps.ops_64_bit {
-            Ok(())
-        } else {
-            Err(StreamError::Unsupported { what: "64-bit memory operations" })
-        }
-    }
+/// Refuses an operation that the backend lacks.
+#[inline]
+fn need(has: bool, what: &'static str) -> Result<(), StreamError> {
+    if has { Ok(()) } else { Err(StreamError::Unsupported { what }) }
 }
 
 #[cfg(test)]
