@@ -130,7 +130,7 @@ template <typename S> __device__ inline int wait(S &sem, wait_cond_t cond) {
 
 // GPUs before Volta have the semaphores only.
 #if __cplusplus >= 201103L && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700)
-#include "device_verbs.cuh"
+#include <gdsync/device_verbs.cuh>
 #endif
 
 #endif // __cplusplus
