@@ -37,7 +37,8 @@ const REAP_FROM: usize = 32;
 /// use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Streams of any kind fit one type.
-/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(Box::new(SoftStream::new()?))?;
+/// let backend: Box<dyn MemOpStream> = Box::new(SoftStream::new()?);
+/// let stream: Stream<Box<dyn MemOpStream>> = Stream::new(backend)?;
 /// let memory = PinnedMemory::allocate(8)?;
 /// let (go, done) = (Word32::new(&memory, 0)?, Word32::new(&memory, 4)?);
 /// stream.post(Batch::new().wait_value32(&go, Condition::Eq, 1).write_value32(&done, 1))?;
