@@ -27,10 +27,10 @@ fn variable(name: &str) -> Result<String, Failure> {
 
 /// Puts the PTX of every kernel into `OUT_DIR/ptx`, where the command takes it from.
 ///
-/// That is the committed PTX as long as it is the source's: `scripts/gpu/ptx` makes it with the compiler of
-/// CUDA 12.0, so every driver since then takes it, and a command built anywhere carries the same. A later
-/// compiler writes PTX that older drivers refuse. Where the committed PTX is stale and nvcc is found, nvcc's
-/// stands in for it, so that a changed kernel can be tried at once.
+/// That is the committed PTX as long as it is the source's: `scripts/gpu/ptx` makes it with the
+/// compiler of CUDA 12.0, so every driver since then takes it, and a command built anywhere carries
+/// the same. A later compiler writes PTX that older drivers refuse. Where the committed PTX is
+/// stale and nvcc is found, nvcc's stands in for it, so that a changed kernel can be tried at once.
 fn ptx(out: &Path) -> Result<(), Failure> {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=NVCC");
@@ -100,8 +100,8 @@ impl Nvcc {
         }
     }
 
-    /// Whether it compiles. If not, a warning says why: a toolkit may be too new for the oldest GPU, as that of
-    /// CUDA 13 is, and then the committed PTX serves.
+    /// Whether it compiles. If not, a warning says why: a toolkit may be too new for the oldest
+    /// GPU, as that of CUDA 13 is, and then the committed PTX serves.
     fn compile(&self, source: &Path, include: &Path, to: &Path) -> bool {
         let mut command = Command::new(&self.0);
         command.args(["--ptx", "--gpu-architecture=compute_70", "--std=c++11", "-I"]).arg(include);
@@ -117,8 +117,9 @@ impl Nvcc {
     }
 }
 
-/// Copies the preload library to `OUT_DIR`, where the command takes it from. softhca-uverbs is a dependency of this
-/// script for that alone: cargo builds it first, and runs this script again whenever it has built it anew.
+/// Copies the preload library to `OUT_DIR`, where the command takes it from. softhca-uverbs is a
+/// dependency of this script for that alone: cargo builds it first, and runs this script again
+/// whenever it has built it anew.
 fn preload_library(out: &Path) -> Result<(), Failure> {
     let copy = out.join(LIBRARY).with_extension("so");
     let (host, target) = (variable("HOST")?, variable("TARGET")?);
@@ -143,8 +144,9 @@ fn preload_library(out: &Path) -> Result<(), Failure> {
     .into())
 }
 
-/// Where cargo puts libraries that build scripts depend on: PROFILE/deps below the target folder. `OUT_DIR` is
-/// PROFILE/build/NAME/out below the same folder or, with `--target`, below a folder of it that is named after the target.
+/// Where cargo puts libraries that build scripts depend on: PROFILE/deps below the target folder.
+/// `OUT_DIR` is PROFILE/build/NAME/out below the same folder or, with `--target`, below a folder of
+/// it that is named after the target.
 fn places(out: &Path) -> Vec<PathBuf> {
     let Some(profile) = out.ancestors().nth(3) else { return Vec::new() };
     let mut folders = vec![profile.to_owned()];

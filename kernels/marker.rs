@@ -1,8 +1,9 @@
-//! What ties a kernel's PTX to the texts that it was made of. `build.rs` and `tests/kernels.rs` share it.
+//! What ties a kernel's PTX to the texts that it was made of. `build.rs` and `tests/kernels.rs`
+//! share it.
 
-/// The first line of the PTX of these texts: their hash (FNV-1a), as `scripts/gpu/ptx` writes it. First comes the
-/// kernel's source; if that includes the device header, the header's files follow, `device_verbs.cuh` first and the
-/// others by name.
+/// The first line of the PTX of these texts: their hash (FNV-1a), as `scripts/gpu/ptx` writes it.
+/// First comes the kernel's source; if that includes the device header, the header's files follow,
+/// `device_verbs.cuh` first and the others by name.
 pub(crate) fn first_line<'a>(source: &'a str, header: impl IntoIterator<Item = &'a str>) -> String {
     let header = header.into_iter().filter(|_| source.contains("#include \"gdsync/"));
     let bytes = std::iter::once(source).chain(header).flat_map(str::bytes);

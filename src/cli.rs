@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
 use std::ffi::OsString;
-use std::fmt;
 use std::path::PathBuf;
 
-/// Environment variable that says what is logged.
+/// Environment variable with the filter of the log.
 pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
 
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
@@ -23,8 +22,8 @@ pub(crate) const MAX_SIZE: u64 = 1 << 30;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
 pub(crate) const MAX_BATCH: u64 = 1024;
 
-/// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000 operations wait, and there are four to
-/// an exchange, and twice as many exchanges under way.
+/// Most that may be enqueued at a time on a GPU: its driver blocks the CPU once about 1000
+/// operations wait, and there are four to an exchange, and twice as many exchanges under way.
 pub(crate) const MAX_GPU_BATCH: u64 = 120;
 
 /// RDMA driven from streams, on a real card or on a software one.
@@ -37,7 +36,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Exchange messages between two sides, each send and each receive driven by a stream, and check every byte
+    /// Exchange messages between two sides, each send and each receive driven by a stream, and
+    /// check every byte
     Pingpong(PingpongOptions),
     /// The other process of a pingpong; started by it
     #[command(hide = true)]
@@ -48,18 +48,22 @@ pub(crate) enum Command {
     Doctor(DoctorOptions),
     /// Measure, beside a reference in the same run
     Bench(BenchOptions),
-    /// Random work on many queue pairs between several processes, with random faults: everything is accounted for
+    /// Random work on many queue pairs between several processes, with random faults: everything is
+    /// accounted for
     Soak(SoakOptions),
     /// A process of a soak; started by it
     #[command(hide = true)]
     SoakWorker,
-    /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
+    /// How fast the CPU copies into and out of GPU memory that it has mapped, beside cuMemcpy and
+    /// libc's memcpy
     Copybw(CopyOptions),
-    /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped, beside cuMemcpy and libc's memcpy
+    /// How long the CPU takes to copy a little into and out of GPU memory that it has mapped,
+    /// beside cuMemcpy and libc's memcpy
     Copylat(CopyOptions),
     /// Check that CPU mappings of GPU memory are what they should be
     Sanity(MappedOptions),
-    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time they take
+    /// Say what a batch becomes on a stream: memory operations, plain and merged, and the GPU time
+    /// they take
     Explain(ExplainOptions),
     /// Run a command on the software card, through the machine's own libibverbs and libmlx5
     Soft(SoftOptions),
@@ -94,10 +98,12 @@ pub(crate) struct PingpongOptions {
     /// What rings the card and waits for it
     #[arg(long, value_enum, default_value_t = Trigger::Stream)]
     pub(crate) trigger: Trigger,
-    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
+    /// software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
-    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices` tells]
+    /// Index of the port's GID [default: on Ethernet the best RoCE v2 one, as `gdsync devices`
+    /// tells]
     #[arg(long, value_name = "N", value_parser = values::gid_index, allow_hyphen_values = true)]
     pub(crate) gid_index: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ports take]
@@ -117,7 +123,8 @@ pub(crate) struct PingpongOptions {
     /// Exchanges that are enqueued at a time, without the CPU looking at any of them
     #[arg(long, value_name = "K", default_value = "16", value_parser = values::batch, allow_hyphen_values = true)]
     pub(crate) batch: u64,
-    /// Fill every message and check every byte of it [default: true]; `--check=false` only moves them
+    /// Fill every message and check every byte of it [default: true]; `--check=false` only moves
+    /// them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", hide_default_value = true, action = clap::ArgAction::Set)]
     pub(crate) check: bool,
@@ -156,7 +163,7 @@ impl PingpongOptions {
             return Some(format!("--{option} gpu needs --gpu N, which says whose memory"));
         }
         if self.transport == Service::Ud && self.op != Operation::Send {
-            return Some(format!("--op {} is not for --transport ud, which only sends", self.op));
+            return Some(format!("--op {} is not for --transport ud, which only sends", word(&self.op)));
         }
         None
     }
@@ -167,7 +174,8 @@ pub(crate) struct SoftOptions {
     /// Devices: how many, or their link layers, such as `ib,roce`
     #[arg(long, value_name = "LIST", default_value = "1", value_parser = values::soft_devices)]
     pub(crate) devices: SoftDevices,
-    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md); SOFTHCA_FAULTS does the same
+    /// Inject faults by a plan such as `seed=7; drop p=0.01; rnr every=100` (docs/faults.md);
+    /// SOFTHCA_FAULTS does the same
     #[arg(long, value_name = "PLAN")]
     pub(crate) faults: Option<FaultPlan>,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
@@ -197,7 +205,8 @@ pub(crate) struct DoctorOptions {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
-    /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and libraries.json
+    /// A recorded tree to look at instead of this machine, for tests: folders as under `/`, and
+    /// libraries.json
     #[arg(long, value_name = "DIR", hide = true)]
     pub(crate) root: Option<PathBuf>,
 }
@@ -216,10 +225,12 @@ pub(crate) struct SoakOptions {
     /// Pairs of connected queue pairs
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
     pub(crate) links: u32,
-    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first software card]
+    /// The card: softhca0, softhca1 ... are software, others the system's [default: the first
+    /// software card]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
-    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds, made of the seed]
+    /// Faults that the cards inject: a plan as in docs/faults.md, or `none` [default: all kinds,
+    /// made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
     pub(crate) faults: Option<String>,
     /// Print one JSON object instead of text
@@ -283,7 +294,8 @@ pub(crate) struct BenchOptions {
     /// What to measure
     #[arg(value_enum, default_value_t = Benchmark::Card)]
     pub(crate) what: Benchmark,
-    /// The card: softhca0 is software, others the system's [default: the software one; for `post`, the system's first]
+    /// The card: softhca0 is software, others the system's [default: the software one; for `post`,
+    /// the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Posts of each kind
@@ -309,7 +321,8 @@ pub(crate) enum Benchmark {
     Post,
     /// What each kind of stream memory operation costs a GPU
     Memops,
-    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged against plain
+    /// The batch compiler: memory operations of a batch and the CPU's time for a descriptor, merged
+    /// against plain
     Plan,
     /// Merged batches on a GPU's stream, from trigger to done, against plain ones
     Batch,
@@ -319,7 +332,8 @@ pub(crate) enum Benchmark {
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream
     Graph,
-    /// A stream that computes and a stream that communicates, together and each alone, and the CPU meanwhile
+    /// A stream that computes and a stream that communicates, together and each alone, and the CPU
+    /// meanwhile
     Overlap,
 }
 
@@ -403,26 +417,12 @@ impl From<DoorbellChoice> for DoorbellPath {
     }
 }
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Operation::Send => "send",
-            Operation::Write => "write",
-            Operation::WriteImm => "write-imm",
-        })
-    }
+/// The word for a value on the command line.
+pub(crate) fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
 }
 
-impl fmt::Display for Trigger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Trigger::Stream => "stream",
-            Trigger::Cpu => "cpu",
-        })
-    }
-}
-
-/// What clap says about a mistake, in one line: without the usage and the pointer to `--help`.
+/// A message of clap about a mistake, in one line: without the usage and the pointer to `--help`.
 pub(crate) fn one_line(message: &str) -> String {
     let said =
         message.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));

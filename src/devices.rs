@@ -7,7 +7,6 @@ use gdsync::Device;
 use gdsync::verbs::{GidEntry, provider};
 use gdsync_sys::VerbsApi;
 use serde::Serialize;
-use std::io::{self, Write};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -52,33 +51,31 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Failure> {
         }
         Err(error) => listing.notes.push(format!("system: {error}")),
     }
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&listing)?)?;
-        return Ok(());
+    text::print(options.json, &listing, || listing.tables())
+}
+
+impl Listing {
+    fn tables(&self) -> String {
+        let rows: Vec<Vec<String>> = self
+            .devices
+            .iter()
+            .map(|row| {
+                vec![
+                    row.device.clone(),
+                    row.provider.to_owned(),
+                    row.port.to_string(),
+                    row.state.clone(),
+                    row.link.to_owned(),
+                    format!("{:#06x}", row.lid),
+                    row.firmware.clone(),
+                ]
+            })
+            .collect();
+        let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "FIRMWARE"];
+        let gids = text::table(&["DEVICE", "PORT", "INDEX", "KIND", "GID", ""], &gid_rows(self));
+        let notes = self.notes.iter().map(|note| format!("{note}\n")).collect::<String>();
+        format!("{}\n{gids}{notes}", text::table(&header, &rows))
     }
-    let rows: Vec<Vec<String>> = listing
-        .devices
-        .iter()
-        .map(|row| {
-            vec![
-                row.device.clone(),
-                row.provider.to_owned(),
-                row.port.to_string(),
-                row.state.clone(),
-                row.link.to_owned(),
-                format!("{:#06x}", row.lid),
-                row.firmware.clone(),
-            ]
-        })
-        .collect();
-    let header = ["DEVICE", "PROVIDER", "PORT", "STATE", "LINK", "LID", "FIRMWARE"];
-    write!(out, "{}", text::table(&header, &rows))?;
-    write!(out, "\n{}", text::table(&["DEVICE", "PORT", "INDEX", "KIND", "GID", ""], &gid_rows(&listing)))?;
-    for note in &listing.notes {
-        writeln!(out, "{note}")?;
-    }
-    Ok(())
 }
 
 fn gid_rows(listing: &Listing) -> Vec<Vec<String>> {

@@ -1,4 +1,4 @@
-//! What `--faults` may say.
+//! Values of `--faults`.
 
 use softhca::faults::{Action, FaultPlan};
 

@@ -1,7 +1,7 @@
 //! The `gdsync` command: it parses, calls the library, and prints.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable arguments;
-//! `gdsync soft` answers with that of its command.
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 failed, 2 unusable
+//! arguments; `gdsync soft` answers with that of its command.
 
 mod bench;
 mod cli;
@@ -12,6 +12,7 @@ mod failure;
 mod fault_plan;
 mod hca;
 mod mapped;
+mod pattern;
 mod pingpong;
 mod placement;
 mod soak;

@@ -1,4 +1,18 @@
-//! Tables and units for people.
+//! What commands print: JSON, or tables and units for people.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Prints a result: as a line of JSON, or in the words of `text`.
+pub(crate) fn print(
+    json: bool,
+    result: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    let text = if json { serde_json::to_string(result)? + "\n" } else { text() };
+    Ok(io::stdout().lock().write_all(text.as_bytes())?)
+}
 
 /// A table of left-aligned columns under a header line.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {

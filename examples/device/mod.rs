@@ -1,5 +1,6 @@
-//! Compiles the kernels of the examples at run time: for a GPU by NVRTC (through cudarc), or for the CPU's threads by a
-//! C++ compiler. The device header is text in the program, so nothing has to be installed for it.
+//! Compiles the kernels of the examples at run time: for a GPU by NVRTC (through cudarc), or for
+//! the CPU's threads by a C++ compiler. The device header is text in the program, so nothing has to
+//! be installed for it.
 
 use gdsync::cudarc::driver::{CudaContext, CudaModule};
 use gdsync::cudarc::nvrtc::{Ptx, result, sys};
@@ -37,7 +38,8 @@ pub(crate) struct Source {
     pub(crate) ptx: &'static str,
 }
 
-/// Compiles for a GPU, and loads. Where there is no NVRTC, or it refuses, loads the PTX of `kernels/ptx/`. Says which, and why.
+/// Compiles for a GPU, and loads. Where there is no NVRTC, or it refuses, loads the PTX of
+/// `kernels/ptx/`. Says which, and why.
 pub(crate) fn load(
     context: &Arc<CudaContext>,
     source: &Source,
@@ -82,8 +84,8 @@ impl Program {
         let (name, body) = (CString::new(source.name)?, CString::new(source.text)?);
         let (mut names, mut bodies) = (Vec::new(), Vec::new());
         for (path, text) in headers() {
-            // NVRTC compares the text between the quotes and knows no folders: each file gets every name by which
-            // it is included.
+            // NVRTC compares the text between the quotes and knows no folders: each file gets every
+            // name by which it is included.
             for included in path.match_indices('/').map(|(at, _)| &path[at + 1..]).chain([*path]) {
                 names.push(CString::new(included)?);
                 bodies.push(CString::new(*text)?);
@@ -92,7 +94,8 @@ impl Program {
         let pointers = |of: &[CString]| of.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
         let (included, texts) = (pointers(&names), pointers(&bodies));
         let (count, mut raw) = (i32::try_from(names.len())?, std::ptr::null_mut());
-        // SAFETY: `count` strings in both lists, all of which live until the call has returned, which copies them.
+        // SAFETY: `count` strings in both lists, all of which live until the call has returned,
+        // which copies them.
         let made = unsafe {
             let (included, texts) = (included.as_ptr(), texts.as_ptr());
             sys::nvrtcCreateProgram(&mut raw, body.as_ptr(), name.as_ptr(), count, texts, included)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Until a round must be over.
 const LONG: Duration = Duration::from_secs(15);
 
-/// Where the server wants its inputs, and the words that say that they have come.
+/// Where the server wants its inputs, and the words that announce them.
 pub(crate) struct Targets {
     pub(crate) inputs: RemoteMemory,
     pub(crate) arrived: RemoteMemory,
@@ -24,7 +24,7 @@ pub(crate) struct Client {
     pub(crate) arrived: MemoryRegion,
 }
 
-/// In place of results that are still to come: no number.
+/// In place of results that have not arrived: no number.
 const NOTHING: u32 = u32::MAX;
 
 impl Client {
@@ -54,7 +54,8 @@ impl Client {
         })
     }
 
-    /// One batch; its results are right if they are `computed`. Returns the time from the first post to the last result.
+    /// One batch; its results are right if they are `computed`. Returns the time from the first
+    /// post to the last result.
     pub(crate) fn round(
         &self,
         links: &[&QueuePair],
@@ -64,7 +65,8 @@ impl Client {
         computed: bool,
         stop: &AtomicBool,
     ) -> Result<Duration, Failure> {
-        // A software card naps when it has had nothing to do for a while: it is woken before the time is taken.
+        // A software card naps when it has had nothing to do for a while: it is woken before the
+        // time is taken.
         for link in links {
             link.post_send(WorkRequest::write_inline(&[], targets.arrived))?;
         }
@@ -82,7 +84,7 @@ impl Client {
         for word in &self.arrived.words64()[..cut.pieces] {
             while word.load(Ordering::Acquire) < round {
                 if stop.load(Ordering::Relaxed) || start.elapsed() > LONG {
-                    // Where inputs have failed, their completions say why.
+                    // If inputs have failed, their completions give the reason.
                     collect_all(links)?;
                     return Err(format!("the results of round {round} do not come").into());
                 }

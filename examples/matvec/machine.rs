@@ -42,19 +42,29 @@ pub(crate) trait Machine: Sync {
     /// Memory of the host that kernels reach.
     fn host(&self, pd: &ProtectionDomain, len: usize) -> Result<Memory, Failure>;
     /// Where queues lie that kernels drive.
-    fn placement(&self) -> QueuePlacement;
-    /// How they are handed over.
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure>;
+    fn placement(&self) -> QueuePlacement {
+        QueuePlacement::HOST
+    }
+    /// How they are attached to the kernels' device.
+    fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
+        Ok(DeviceQpOptions::default())
+    }
     /// Enqueues a kernel that multiplies.
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure>;
     /// Waits for the stream, as a program does that has nothing but it.
     fn wait(&self) -> Result<(), Failure>;
     /// Why there is no kernel that stays, if so.
-    fn no_service(&self) -> Option<&str>;
+    fn no_service(&self) -> Option<&str> {
+        None
+    }
     /// Blocks of the kernel that stays that share a piece.
-    fn sharers(&self, cut: Cut) -> u32;
+    fn sharers(&self, _cut: Cut) -> u32 {
+        1
+    }
     /// Most pieces that this kernel can serve: all its blocks run at once.
-    fn most_pieces(&self) -> usize;
+    fn most_pieces(&self) -> usize {
+        usize::MAX
+    }
     /// Runs the kernel that stays, until it has served all rounds.
     ///
     /// # Safety
@@ -103,14 +113,6 @@ impl Machine for Threads {
         Ok(Memory::Host(MemoryRegion::allocate(pd, len, Access::all())?))
     }
 
-    fn placement(&self) -> QueuePlacement {
-        QueuePlacement::HOST
-    }
-
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
-        Ok(DeviceQpOptions::default())
-    }
-
     fn multiply(&self, operands: &Operands<'_>) -> Result<(), Failure> {
         let Operands { matrix, inputs, results, vectors } = *operands;
         let (matrix, inputs, results) = (matrix.clone(), inputs.clone(), results.clone());
@@ -135,14 +137,6 @@ impl Machine for Threads {
 
     fn no_service(&self) -> Option<&str> {
         self.library.as_ref().err().map(String::as_str)
-    }
-
-    fn sharers(&self, _: Cut) -> u32 {
-        1
-    }
-
-    fn most_pieces(&self) -> usize {
-        usize::MAX
     }
 
     unsafe fn serve(&self, qps: &[DeviceQpData], service: Service) -> Result<(), Failure> {
@@ -245,13 +239,14 @@ impl Machine for Gpu {
         Ok(Memory::Host(region))
     }
 
-    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a CPU, that reads them.
+    /// Completions where the kernel polls. Requests stay with the host: it is the software card, a
+    /// CPU, that reads them.
     fn placement(&self) -> QueuePlacement {
         let gpu = u32::try_from(self.context.ordinal()).ok().filter(|_| self.unmapped.is_empty());
         QueuePlacement::HOST.completions(gpu.map_or(Placement::Host, Placement::Gpu))
     }
 
-    fn hand_over(&self) -> Result<DeviceQpOptions, Failure> {
+    fn attach_options(&self) -> Result<DeviceQpOptions, Failure> {
         Ok(DeviceQpOptions::default().state(&GpuMemory::allocate(&self.context, STATE)?))
     }
 
@@ -262,17 +257,14 @@ impl Machine for Gpu {
         let count = u32::try_from(*vectors)?;
         launch.arg(&addresses[0]).arg(&addresses[1]).arg(&addresses[2]).arg(&count);
         let blocks = vectors.div_ceil(VECTORS_OF_BLOCK);
-        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream before it drops it.
+        // SAFETY: the kernel's parameters; the memory is the server's, which waits for the stream
+        // before it drops it.
         unsafe { launch.launch(grid(blocks)?) }?;
         Ok(())
     }
 
     fn wait(&self) -> Result<(), Failure> {
         Ok(self.launch_on()?.synchronize()?)
-    }
-
-    fn no_service(&self) -> Option<&str> {
-        None
     }
 
     /// As many as the GPU has room for, while each has a few vectors for each of its warps.
@@ -293,8 +285,9 @@ impl Machine for Gpu {
         let address = cuda::pin(&self.context, &list)?;
         let mut launch = self.launch_on()?.launch_builder(&self.serve);
         launch.arg(&address).arg(&service);
-        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest is the caller's. All blocks
-        // run at once: there are no more of them than the GPU has processors.
+        // SAFETY: the kernel's parameters; the list lives until the stream has passed it, the rest
+        // is the caller's. All blocks run at once: there are no more of them than the GPU has
+        // processors.
         unsafe { launch.launch(grid(qps.len() * service.sharers as usize)?) }?;
         Ok(self.stream.synchronize()?)
     }

@@ -29,7 +29,7 @@ pub(crate) enum Drive {
 /// Rounds that are enqueued ahead of the stream.
 const AHEAD: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
-/// What a word says that lets everybody go on: more than any round.
+/// A value of a word that ends every wait for it: more than any round.
 const RELEASED: u64 = 1 << 40;
 
 /// Two connected queue pairs.
@@ -61,14 +61,16 @@ pub(crate) struct Server<M> {
     joined: Memory,
     client_results: RemoteMemory,
     client_arrived: RemoteMemory,
-    /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings once for all.
+    /// For the CPU and the stream, which send all pieces by one queue pair: a stream then rings
+    /// once for all.
     single: Link,
     /// For the kernel: each block has its own.
     links: Vec<Link>,
 }
 
 impl<M: Machine> Server<M> {
-    /// For batches of up to `vectors`. `near`: results are written to the kernels' own memory, else to the host's.
+    /// For batches of up to `vectors`. `near`: results are written to the kernels' own memory, else
+    /// to the host's.
     pub(crate) fn new(
         machine: M,
         pd: &ProtectionDomain,
@@ -146,7 +148,7 @@ impl<M: Machine> Server<M> {
                     self.arrived.write(Cut::word(piece).start, &RELEASED.to_ne_bytes())?;
                 }
             }
-            // The server's error says more: the client has only waited in vain.
+            // The server's error comes first: the client's is only a time-out.
             serving.join().map_err(|_| "the server panicked")??;
             took
         })
@@ -225,10 +227,10 @@ impl<M: Machine> Server<M> {
     }
 
     fn by_kernel(&self, cut: Cut, rounds: Range<u64>) -> Result<(), Failure> {
-        let hand_over = |link: &Link| -> Result<DeviceQp, Failure> {
-            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.hand_over()?)?)
+        let attach = |link: &Link| -> Result<DeviceQp, Failure> {
+            Ok(link.server.attach_device(&**self.machine.stream(), &self.machine.attach_options()?)?)
         };
-        let device_qps = self.links.iter().map(hand_over).collect::<Result<Vec<_>, _>>()?;
+        let device_qps = self.links.iter().map(attach).collect::<Result<Vec<_>, _>>()?;
         let qps: Vec<_> = device_qps.iter().map(DeviceQp::data).collect();
         let failure = self.failure.words64();
         failure.iter().for_each(|word| word.store(0, Ordering::Release));
@@ -252,7 +254,8 @@ impl<M: Machine> Server<M> {
             sharers,
             unused: 0,
         };
-        // SAFETY: all of it is this server's and its client's, which outlive the call; the queue pairs are handed over.
+        // SAFETY: all of it is this server's and its client's, which outlive the call; the queue
+        // pairs are handed over.
         unsafe { self.machine.serve(&qps, service)? };
         let [status, error] = [0, 1].map(|at: usize| failure[at].load(Ordering::Acquire));
         if status != 0 {

@@ -1,7 +1,7 @@
 //! Mappings of dma-bufs, by `mmap`.
 
 use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend, MappingInfo};
+use crate::info::{Caching, MappingBackend};
 use crate::kernel::{File, Kernel};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::host::page_size;
@@ -57,14 +57,8 @@ pub(crate) fn map(
         };
         Refusal::new("map the dma-buf", error, remedy)
     })?;
-    let info = MappingInfo {
-        backend: MappingBackend::DmaBuf,
-        caching: if coherent { Caching::Cached } else { Caching::WriteCombining },
-        page_size: page,
-        mapped_size: pages.len,
-        offset,
-    };
-    Ok(Mapped { pages, hold: Box::new(Buffer { _file: file }), info })
+    let caching = if coherent { Caching::Cached } else { Caching::WriteCombining };
+    Ok(Mapped::new(pages, Buffer { _file: file }, (MappingBackend::DmaBuf, caching), page, offset))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Errors of mappings.
 
-use crate::copy::{LoadKernel, StoreKernel};
 use crate::driver::DriverError;
 use crate::info::MappingBackend;
 use std::fmt;
@@ -119,13 +118,8 @@ fn list(tried: &[(MappingBackend, Refusal)]) -> String {
 }
 
 impl MappingError {
-    pub(crate) fn no_store_kernel(kernel: StoreKernel) -> Self {
-        let has: Vec<String> = StoreKernel::available().map(|kernel| kernel.to_string()).collect();
-        MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
-    }
-
-    pub(crate) fn no_load_kernel(kernel: LoadKernel) -> Self {
-        let has: Vec<String> = LoadKernel::available().map(|kernel| kernel.to_string()).collect();
+    pub(crate) fn no_kernel<K: fmt::Display>(kernel: K, available: impl Iterator<Item = K>) -> Self {
+        let has: Vec<String> = available.map(|kernel| kernel.to_string()).collect();
         MappingError::NoKernel { kernel: kernel.to_string(), has: has.join(", ") }
     }
 }

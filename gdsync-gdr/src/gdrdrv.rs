@@ -1,7 +1,7 @@
 //! Mappings by gdrdrv, gdrcopy's kernel module.
 
 use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend, MappingInfo};
+use crate::info::{Caching, MappingBackend};
 use crate::kernel::{File, Kernel, Pages};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::gdrdrv as raw;
@@ -22,30 +22,20 @@ impl Gdrdrv {
         let file =
             File::open(kernel, raw::PATH).map_err(|error| Refusal::open(raw::PATH, &error, missing))?;
         let mut answer = raw::GetVersion::new_zeroed();
+        let (step, newer) = ("ask gdrdrv for its version", "install gdrcopy 2.0 or newer");
         // SAFETY: the request's structure.
-        unsafe { file.ioctl(raw::GET_VERSION, &mut answer) }.map_err(|error| {
-            Refusal::new("ask gdrdrv for its version", error, "install gdrcopy 2.0 or newer")
-        })?;
+        let answered = unsafe { file.ioctl(raw::GET_VERSION, &mut answer) };
+        answered.map_err(|error| Refusal::new(step, error, newer))?;
         let (found, wants) = (answer.gdrdrv_version, answer.minimum_gdr_api_version);
         if found < raw::OLDEST {
-            let reason = format!(
-                "it speaks protocol {}, {} is the oldest that works",
-                dotted(found),
-                dotted(raw::OLDEST)
-            );
-            return Err(Refusal::new("ask gdrdrv for its version", reason, "install gdrcopy 2.0 or newer"));
+            let (found, oldest) = (dotted(found), dotted(raw::OLDEST));
+            let reason = format!("it speaks protocol {found}, {oldest} is the oldest that works");
+            return Err(Refusal::new(step, reason, newer));
         }
         if wants > raw::API_VERSION {
-            let reason = format!(
-                "it wants users of version {} or newer, gdsync is as {}",
-                dotted(wants),
-                dotted(raw::API_VERSION)
-            );
-            return Err(Refusal::new(
-                "ask gdrdrv for its version",
-                reason,
-                "install gdrcopy 2.6, or a newer gdsync",
-            ));
+            let (wants, ours) = (dotted(wants), dotted(raw::API_VERSION));
+            let reason = format!("it wants users of version {wants} or newer, gdsync is as {ours}");
+            return Err(Refusal::new(step, reason, "install gdrcopy 2.6, or a newer gdsync"));
         }
         Ok(Gdrdrv { file, version: found })
     }
@@ -80,14 +70,8 @@ impl Gdrdrv {
         let pinned = Pinned { module: self, handle, keeps };
         let pages = pinned.map(size)?;
         let (caching, page_size) = pinned.describe()?;
-        let info = MappingInfo {
-            backend: MappingBackend::Gdrdrv,
-            caching,
-            page_size,
-            mapped_size: pages.len,
-            offset: (address - first) as usize,
-        };
-        Ok(Mapped { pages, hold: Box::new(pinned), info })
+        let offset = (address - first) as usize;
+        Ok(Mapped::new(pages, pinned, (MappingBackend::Gdrdrv, caching), page_size, offset))
     }
 
     fn pin(&self, addr: u64, size: u64) -> io::Result<u64> {

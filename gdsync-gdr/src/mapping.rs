@@ -3,7 +3,7 @@
 use crate::copy::{self, LoadKernel, StoreKernel};
 use crate::error::MappingError;
 use crate::fork;
-use crate::info::MappingInfo;
+use crate::info::{Caching, MappingBackend, MappingInfo};
 use crate::kernel::Pages;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -22,6 +22,20 @@ pub(crate) struct Mapped {
     pub(crate) pages: Pages,
     pub(crate) hold: Box<dyn Hold>,
     pub(crate) info: MappingInfo,
+}
+
+impl Mapped {
+    /// `offset`: where in the pages the memory begins.
+    pub(crate) fn new(
+        pages: Pages,
+        hold: impl Hold + 'static,
+        (backend, caching): (MappingBackend, Caching),
+        page_size: usize,
+        offset: usize,
+    ) -> Self {
+        let info = MappingInfo { backend, caching, page_size, mapped_size: pages.len, offset };
+        Mapped { pages, hold: Box::new(hold), info }
+    }
 }
 
 /// Pages of a device, or of a stand-in, that the CPU can load from and store to.
@@ -157,7 +171,7 @@ impl Mapping {
     /// As [`Mapping::copy_to`], and [`MappingError::NoKernel`].
     pub fn copy_to_by(&self, kernel: StoreKernel, offset: usize, from: &[u8]) -> Result<(), MappingError> {
         if !kernel.is_available() {
-            return Err(MappingError::no_store_kernel(kernel));
+            return Err(MappingError::no_kernel(kernel, StoreKernel::available()));
         }
         let to = self.place(offset, from.len())?;
         // SAFETY: as in `copy_to`; the processor has the kernel (checked).
@@ -178,7 +192,7 @@ impl Mapping {
         into: &mut [u8],
     ) -> Result<(), MappingError> {
         if !kernel.is_available() {
-            return Err(MappingError::no_load_kernel(kernel));
+            return Err(MappingError::no_kernel(kernel, LoadKernel::available()));
         }
         let from = self.place(offset, into.len())?;
         // SAFETY: as in `copy_from`; the processor has the kernel (checked).

@@ -6,8 +6,8 @@
 //! other than the known ones are refused unless this backend is asked for by name.
 
 use crate::error::Refusal;
-use crate::info::{Caching, MappingBackend, MappingInfo};
-use crate::kernel::{File, Kernel, Pages};
+use crate::info::{Caching, MappingBackend};
+use crate::kernel::{File, Kernel};
 use crate::mapping::{Hold, Mapped};
 use gdsync_sys::host::page_size;
 use gdsync_sys::nvrm as raw;
@@ -46,24 +46,17 @@ pub(crate) struct Target<'a> {
 pub(crate) fn check(kernel: &Arc<dyn Kernel>, any_driver: bool) -> Result<(), Refusal> {
     let text = VERSION_FILES.iter().find_map(|path| kernel.read_text(path).ok());
     let major = text.as_deref().and_then(major_version);
+    let refuse = |reason, remedy| Err(Refusal::new("look at the driver", reason, remedy));
     match major {
         Some(major) if any_driver || KNOWN.contains(&major) => Ok(()),
         Some(major) => {
             let reason = format!("driver {major} is none on which it is known to work (580)");
-            Err(Refusal::new(
-                "look at the driver",
-                reason,
-                "use gdrdrv, or try it by asking for nvrm by name",
-            ))
+            refuse(reason, "use gdrdrv, or try it by asking for nvrm by name")
         }
         None if any_driver => Ok(()),
         None => {
             let reason = format!("{} does not tell its version", VERSION_FILES[0]);
-            Err(Refusal::new(
-                "look at the driver",
-                reason,
-                "load NVIDIA's driver, or try it by asking for nvrm by name",
-            ))
+            refuse(reason, "load NVIDIA's driver, or try it by asking for nvrm by name")
         }
     }
 }
@@ -100,22 +93,13 @@ pub(crate) fn map(
                     let remedy = "the GPU's BAR1 may be full (nvidia-smi -q -d MEMORY), or see the kernel's log (dmesg)";
                     Refusal::new(format!("map {path}"), error, remedy)
                 })?;
-                return Ok(Mapped { info: info(&pages), pages, hold: Box::new(hold) });
+                let kind = (MappingBackend::ResourceManager, Caching::WriteCombining);
+                return Ok(Mapped::new(pages, hold, kind, page_size(), 0));
             }
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
     Err(refused.unwrap_or_else(|| Refusal::new("find the GPU's device file", "there is none", MISSING)))
-}
-
-fn info(pages: &Pages) -> MappingInfo {
-    MappingInfo {
-        backend: MappingBackend::ResourceManager,
-        caching: Caching::WriteCombining,
-        page_size: page_size(),
-        mapped_size: pages.len,
-        offset: 0,
-    }
 }
 
 /// The device file of a GPU; if the driver does not say which, all that there may be.

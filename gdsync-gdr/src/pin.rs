@@ -43,7 +43,7 @@ impl Mapping {
     fn by(backend: MappingBackend, by_name: bool, memory: &GpuRange) -> Result<Self, MappingError> {
         let mapped =
             map(backend, by_name, memory).map_err(|refusal| MappingError::Refused { backend, refusal })?;
-        let mapping = Mapping::new(mapped, memory.len(), !memory.is_kept())?;
+        let mapping = Mapping::new(mapped, memory.len(), !memory.kept)?;
         tracing::debug!(?mapping, ?memory, "GPU memory is mapped for the CPU");
         Ok(mapping)
     }

@@ -14,7 +14,7 @@ pub struct GpuRange {
     gpu: Gpu,
     address: u64,
     len: usize,
-    kept: bool,
+    pub(crate) kept: bool,
 }
 
 /// An exported allocation, and where in it a range begins.
@@ -77,10 +77,6 @@ impl GpuRange {
     /// True where the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept
     }
 
     /// A dma-buf of the memory: its file descriptor, and the offset of the first byte in it. It

@@ -1,7 +1,7 @@
 //! Host memory in the place of a GPU's.
 
 use crate::error::MappingError;
-use crate::info::{Caching, MappingBackend, MappingInfo};
+use crate::info::{Caching, MappingBackend};
 use crate::kernel::{self, File};
 use crate::mapping::{Hold, Mapped, Mapping};
 use gdsync_sys::host::page_size;
@@ -39,14 +39,8 @@ impl Mapping {
             return Err(failed(io::Error::last_os_error()));
         }
         let pages = file.map(size, 0).map_err(failed)?;
-        let info = MappingInfo {
-            backend: MappingBackend::StandIn,
-            caching: Caching::WriteCombining,
-            page_size: page,
-            mapped_size: pages.len,
-            offset: 0,
-        };
-        Mapping::new(Mapped { pages, hold: Box::new(Memory { _file: file }), info }, len, false)
+        let kind = (MappingBackend::StandIn, Caching::WriteCombining);
+        Mapping::new(Mapped::new(pages, Memory { _file: file }, kind, page, 0), len, false)
     }
 }
 

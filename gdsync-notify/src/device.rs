@@ -23,8 +23,8 @@ const ATOMIC_IN_GPU: u32 = 1;
 
 /// A queue as kernels take it, by value: `struct gdsync_queue` of `gdsync/device/notify.cuh`.
 ///
-/// Plain data with an address of the device that the queue is attached to, valid until the [`DeviceQueue`] that it comes from is
-/// dropped.
+/// Plain data with an address of the device that the queue is attached to, valid until the
+/// [`DeviceQueue`] that it comes from is dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceQueueData {
@@ -47,8 +47,8 @@ unsafe impl DeviceRepr for DeviceQueueData {}
 
 /// A segment as kernels take it, by value: `struct gdsync_segment` of `gdsync/device/notify.cuh`.
 ///
-/// Plain data with addresses of the device that it was described to, valid until the [`DeviceSegment`] that it comes from is
-/// dropped.
+/// Plain data with addresses of the device that it was described to, valid until the
+/// [`DeviceSegment`] that it comes from is dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSegmentData {
@@ -70,8 +70,9 @@ pub struct DeviceSegmentData {
     pub size: u32,
     /// Version of the layout.
     pub version: u32,
-    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is a single step for the device's
-    /// own threads only ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
+    /// 1 if this rank's notifications are in host memory where an atomic operation of the device is
+    /// a single step for the device's own threads only
+    /// ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
     pub flags: u32,
     /// Zeroes.
     pub reserved: u32,
@@ -97,11 +98,11 @@ struct Part {
 pub struct DeviceQueueOptions {
     /// How kernels ring the card.
     pub doorbells: DoorbellPath,
-    /// How long a thread of a kernel waits for another thread that is in the middle of a call, before the queue pair counts as
-    /// failed.
+    /// How long a thread of a kernel waits for another thread that is in the middle of a call,
+    /// before the queue pair counts as failed.
     pub stall: Duration,
-    /// The GPU whose memory holds the descriptions of the queue pairs, and the indices that threads share. By default they are in
-    /// pinned memory, and each access of a kernel crosses PCIe.
+    /// The GPU whose memory holds the descriptions of the queue pairs, and the indices that threads
+    /// share. By default they are in pinned memory, and each access of a kernel crosses PCIe.
     pub tables: Option<Arc<CudaContext>>,
 }
 
@@ -157,12 +158,13 @@ impl Table {
 /// A [`Queue`] that kernels drive: they write and notify through `gdsync/device/notify.cuh`.
 ///
 /// While this lives, writes of the CPU and of streams through the queue are refused
-/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the other queues of the team are not affected. [`DeviceQueue::detach_device`] ends that.
-/// If this is dropped instead, each of its queue pairs is treated as [`DeviceQp`] describes.
+/// ([`StateError::DeviceAttached`](gdsync::queue::StateError::DeviceAttached)); the other queues of
+/// the team are not affected. [`DeviceQueue::detach_device`] ends that. If this is dropped instead,
+/// each of its queue pairs is treated as [`DeviceQp`] describes.
 ///
 /// # Kernels
-/// [`DeviceQueue::data`] is for kernels of the device that the queue is attached to. A caller that launches them (which is
-/// `unsafe`) promises that they have ended before this is dropped.
+/// [`DeviceQueue::data`] is for kernels of the device that the queue is attached to. A caller that
+/// launches them (which is `unsafe`) promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceQueue {
     queue_pairs: Vec<DeviceQp>,
@@ -172,20 +174,23 @@ pub struct DeviceQueue {
 }
 
 impl Queue {
-    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of this process
-    /// ([`gdsync::stream::Cpu`]). Flushes first, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout).
+    /// Attaches the queue pairs to all ranks to a device: the GPU of a CUDA stream, or threads of
+    /// this process ([`gdsync::stream::Cpu`]). Flushes first, for up to
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout).
     ///
-    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not use this queue.
+    /// Each rank decides by itself whether and when to do so: what other ranks write to it does not
+    /// use this queue.
     ///
     /// # Errors
-    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason; [`NotifyError::Unreachable`], [`NotifyError::Memory`],
-    /// [`NotifyError::Cuda`]. After an error nothing is attached.
+    /// As [`Queue::flush`]; [`NotifyError::HandOver`] with the reason;
+    /// [`NotifyError::Unreachable`], [`NotifyError::Memory`], [`NotifyError::Cuda`]. After an error
+    /// nothing is attached.
     pub fn attach_device(
         &self,
         device: &impl MemOpStream,
         options: &DeviceQueueOptions,
     ) -> Result<DeviceQueue, NotifyError> {
-        let Connections { rank, size, timeout, .. } = *self.connections();
+        let Connections { rank, size, timeout, .. } = *self.team;
         self.flush(timeout)?;
         let attach = |rank| {
             let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);
@@ -226,13 +231,14 @@ impl DeviceQueue {
         self.queue_pairs.get(rank as usize).ok_or(NotifyError::Rank { rank, size })
     }
 
-    /// Detaches the queue from the device, all of whose kernels have ended: waits until everything that they posted, to all ranks,
-    /// has completed. The CPU and streams may then post again. A failure that kernels met is no error of this call; the next use
-    /// of the queue reports it, as [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
+    /// Detaches the queue from the device, all of whose kernels have ended: waits until everything
+    /// that they posted, to all ranks, has completed. The CPU and streams may then post again. A
+    /// failure that kernels met is no error of this call; the next use of the queue reports it, as
+    /// [`NotifyError::PeerDead`] or [`NotifyError::Failed`]. A second call does nothing.
     ///
     /// # Errors
-    /// [`NotifyError::HandOver`], of the first rank whose queue pair cannot be detached. The others are detached, and the caller
-    /// may try again.
+    /// [`NotifyError::HandOver`], of the first rank whose queue pair cannot be detached. The others
+    /// are detached, and the caller may try again.
     pub fn detach_device(&self, timeout: Duration) -> Result<&Queue, NotifyError> {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
@@ -249,8 +255,8 @@ impl DeviceQueue {
 /// A [`Segment`] as kernels of a device address it. A segment may be described to several devices.
 ///
 /// # Kernels
-/// [`DeviceSegment::data`] is for kernels of the device that the segment was described to. A caller that launches them (which is
-/// `unsafe`) promises that they have ended before this is dropped.
+/// [`DeviceSegment::data`] is for kernels of the device that the segment was described to. A caller
+/// that launches them (which is `unsafe`) promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceSegment {
     data: DeviceSegmentData,
@@ -267,19 +273,21 @@ impl DeviceSegment {
 }
 
 impl Segment {
-    /// Describes the segment to kernels of a device: the GPU of a CUDA stream, or threads of this process
-    /// ([`gdsync::stream::Cpu`]). The table of the other ranks' parts lies in the memory of the GPU `tables`; without one in pinned
-    /// memory, which kernels reach over PCIe.
+    /// Describes the segment to kernels of a device: the GPU of a CUDA stream, or threads of this
+    /// process ([`gdsync::stream::Cpu`]). The table of the other ranks' parts lies in the memory of
+    /// the GPU `tables`; without one in pinned memory, which kernels reach over PCIe.
     ///
     /// # Errors
-    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part; [`NotifyError::Consistency`] if that is memory of a
-    /// GPU that keeps no order for running kernels; [`NotifyError::Memory`], [`NotifyError::Cuda`].
+    /// [`NotifyError::Unreachable`] if the device cannot reach this rank's part;
+    /// [`NotifyError::Consistency`] if that is memory of a GPU that keeps no order for running
+    /// kernels; [`NotifyError::Memory`], [`NotifyError::Cuda`].
     pub fn describe_to_device(
         &self,
         device: &impl MemOpStream,
         tables: Option<&Arc<CudaContext>>,
     ) -> Result<DeviceSegment, NotifyError> {
-        // Only kernels of the GPU that owns the memory look at it: its order for its owner is enough.
+        // Only kernels of the GPU that owns the memory look at it: its order for its owner is
+        // enough.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
         let parts: Vec<Part> = self.remotes().iter().map(Part::of).collect();
         let table = Table::new(parts.as_bytes(), tables)?;

@@ -109,7 +109,8 @@ pub enum NotifyError {
         "a team needs the transport RC, which keeps the order of writes: set no other in TeamConfig::queue_pair"
     )]
     Transport,
-    /// The CPU, or a running kernel, might see a notification before the data that the card wrote earlier.
+    /// The CPU, or a running kernel, might see a notification before the data that the card wrote
+    /// earlier.
     #[error(
         "GPU {gpu} does not show a card's writes in order to the CPU and to running kernels: wait for the notification on a stream, or use a segment in host memory"
     )]

@@ -9,8 +9,8 @@ const ALIGNMENT: usize = 64;
 /// Bytes of a notification.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Where a rank's part of a segment is, as plain data: for code that writes to it without the calls of this library, such as a
-/// kernel.
+/// Where a rank's part of a segment is, as plain data: for code that writes to it without the calls
+/// of this library, such as a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteSegment {
     /// The data.

@@ -7,7 +7,8 @@ const YIELDING: Duration = Duration::from_micros(100);
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 
-/// The time between two looks at memory: none at first, later a nap that grows with the time waited.
+/// The time between two looks at memory: none at first, later a nap that grows with the time
+/// waited.
 pub(crate) struct Pause(Instant);
 
 impl Pause {

@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Peer {
     rank: u32,
-    queue_pair: QueuePair,
+    pub(crate) queue_pair: QueuePair,
     progress: Mutex<Progress>,
 }
 
@@ -30,12 +30,8 @@ impl Peer {
         Peer { rank, queue_pair, progress: Mutex::default() }
     }
 
-    pub(crate) fn queue_pair(&self) -> &QueuePair {
-        &self.queue_pair
-    }
-
-    /// Locks the queue for one caller, so that requests that belong together follow each other. Each request waits for room
-    /// in the queue for up to `timeout`.
+    /// Locks the queue for one caller, so that requests that belong together follow each other.
+    /// Each request waits for room in the queue for up to `timeout`.
     pub(crate) fn lock(&self, timeout: Duration) -> Posting<'_> {
         Posting { peer: self, progress: self.progress.lock(), timeout }
     }
@@ -63,7 +59,8 @@ impl Peer {
         }
     }
 
-    /// Returns when every request given before has completed, so that its data have arrived at the other side.
+    /// Returns when every request given before has completed, so that its data have arrived at the
+    /// other side.
     pub(crate) fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
         let pause = Pause::new();
         let until = self.progress.lock().given;

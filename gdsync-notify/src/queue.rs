@@ -8,14 +8,17 @@ use gdsync::{PreparedSend, PreparedWait, QueuePair, RemoteMemory, Slice, WorkReq
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included. A cheap handle.
+/// One of the queues of a [`Team`](crate::Team): a queue pair to every rank, this one included. A
+/// cheap handle.
 ///
-/// Requests to one rank through one queue arrive in order; between queues, and between ranks, there is no order. Several threads
-/// may use a queue. The CPU and streams take turns: while a stream still has to reach sends that it was given, a post by the CPU
-/// or by another stream is refused ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends a queue of its own.
+/// Requests to one rank through one queue arrive in order; between queues, and between ranks, there
+/// is no order. Several threads may use a queue. The CPU and streams take turns: while a stream
+/// still has to reach sends that it was given, a post by the CPU or by another stream is refused
+/// ([`OrderError::OtherStream`](gdsync::queue::OrderError::OtherStream)). Give a stream that sends
+/// a queue of its own.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    team: Arc<Connections>,
+    pub(crate) team: Arc<Connections>,
     index: usize,
 }
 
@@ -33,35 +36,32 @@ impl Queue {
         Ok(self.peer(rank)?.lock(self.team.timeout))
     }
 
-    /// The team's ranks, queue pairs and timeout.
-    pub(crate) fn connections(&self) -> &Connections {
-        &self.team
-    }
-
-    /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A program that posts there does not
-    /// poll its send completion queue: [`Self::flush`] does.
+    /// The connected queue pair to a rank, for programs and kernels that drive it themselves. A
+    /// program that posts there does not poll its send completion queue: [`Self::flush`] does.
     ///
     /// # Errors
     /// [`NotifyError::Rank`].
     pub fn queue_pair(&self, rank: u32) -> Result<&QueuePair, NotifyError> {
-        Ok(self.peer(rank)?.queue_pair())
+        Ok(&self.peer(rank)?.queue_pair)
     }
 
-    /// Writes the slice into the segment of a rank, from a byte offset on, without a notification. The slice must not change
-    /// before [`Self::flush`] has returned.
+    /// Writes the slice into the segment of a rank, from a byte offset on, without a notification.
+    /// The slice must not change before [`Self::flush`] has returned.
     ///
-    /// If the queue is full, this waits for room, for up to [`TeamConfig::timeout`](crate::TeamConfig::timeout); so do all calls
-    /// that post or prepare.
+    /// If the queue is full, this waits for room, for up to
+    /// [`TeamConfig::timeout`](crate::TeamConfig::timeout); so do all calls that post or prepare.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`]; [`NotifyError::PeerDead`] and
-    /// [`NotifyError::Failed`], of this or an earlier write to that rank; [`NotifyError::Post`].
+    /// [`NotifyError::Rank`], [`NotifyError::OutOfSegment`], [`NotifyError::TimedOut`];
+    /// [`NotifyError::PeerDead`] and [`NotifyError::Failed`], of this or an earlier write to that
+    /// rank; [`NotifyError::Post`].
     pub fn write(&self, from: &Slice, rank: u32, to: &Segment, offset: u64) -> Result<(), NotifyError> {
         let write = write_request(from, rank, to, offset)?;
         self.lock(rank)?.post(write)
     }
 
-    /// Sets a notification of the segment of a rank, after everything that this queue has written there before.
+    /// Sets a notification of the segment of a rank, after everything that this queue has written
+    /// there before.
     ///
     /// # Errors
     /// As [`Self::write`]; [`NotifyError::Notification`], [`NotifyError::ZeroValue`].
@@ -120,7 +120,8 @@ impl Queue {
         self.lock(rank)?.prepare(WorkRequest::write_inline(&value.to_ne_bytes(), word))
     }
 
-    /// [`Self::write_notify`], for a batch of a stream, to be posted in this order. In one batch they share a doorbell.
+    /// [`Self::write_notify`], for a batch of a stream, to be posted in this order. In one batch
+    /// they share a doorbell.
     ///
     /// # Errors
     /// As there.
@@ -140,9 +141,9 @@ impl Queue {
         Ok([write, queue.prepare(WorkRequest::write_inline(&value.to_ne_bytes(), word))?])
     }
 
-    /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so far has arrived, and the
-    /// program may change what it was written from. In one batch they share an operation. None, if streams wait for all of it
-    /// already.
+    /// Waits for a batch of a stream: after them, everything posted and prepared to that rank so
+    /// far has arrived, and the program may change what it was written from. In one batch they
+    /// share an operation. None, if streams wait for all of it already.
     ///
     /// # Errors
     /// [`NotifyError::Rank`], [`NotifyError::Post`].
@@ -150,12 +151,14 @@ impl Queue {
         self.peer(rank)?.prepare_waits()
     }
 
-    /// Returns when everything posted before, to all ranks, has arrived there: the program may change what it was written from.
-    /// This includes the sends that streams were given, so the streams must reach them within the time.
+    /// Returns when everything posted before, to all ranks, has arrived there: the program may
+    /// change what it was written from. This includes the sends that streams were given, so the
+    /// streams must reach them within the time.
     ///
     /// # Errors
-    /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] for the first rank that cannot be reached; [`NotifyError::TimedOut`].
-    /// [`NotifyError::Post`], after that time, if a send is prepared and not posted, or a stream has not reached it.
+    /// [`NotifyError::PeerDead`], [`NotifyError::Failed`] for the first rank that cannot be
+    /// reached; [`NotifyError::TimedOut`]. [`NotifyError::Post`], after that time, if a send is
+    /// prepared and not posted, or a stream has not reached it.
     pub fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
         let started = std::time::Instant::now();
         let peers = &self.team.queues[self.index];
@@ -170,8 +173,8 @@ impl Queue {
         self.peer(rank)?.flush(timeout)
     }
 
-    /// Asks whether a rank's card answers: an empty write, flushed. A reliable connection has no other sign of life, so a rank that
-    /// only waits should ping now and then.
+    /// Asks whether a rank's card answers: an empty write, flushed. A reliable connection has no
+    /// other sign of life, so a rank that only waits should ping now and then.
     ///
     /// # Errors
     /// As [`Self::flush_rank`].

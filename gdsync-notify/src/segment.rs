@@ -16,11 +16,11 @@ use std::time::Duration;
 
 const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
-/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit words, whose value 0 means "not
-/// set". A cheap handle.
+/// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit
+/// words, whose value 0 means "not set". A cheap handle.
 ///
-/// The notifications lie behind the data, in the same memory: a card writes to one memory in order, and nothing orders its
-/// writes to a GPU's memory with those to the host's.
+/// The notifications lie behind the data, in the same memory: a card writes to one memory in order,
+/// and nothing orders its writes to a GPU's memory with those to the host's.
 ///
 /// ```
 /// use gdsync::{Device, ProtectionDomain};
@@ -76,7 +76,8 @@ pub(crate) struct OwnPart {
     memory: SegmentMemory,
     len: usize,
     notifications: u32,
-    /// The card is no software card. It promises an order of its writes into GPU memory to the GPU's streams only.
+    /// The card is no software card. It promises an order of its writes into GPU memory to the
+    /// GPU's streams only.
     is_real: bool,
     /// The GPU of [`SegmentMemory::Gpu`].
     gpu: Option<Gpu>,
@@ -190,7 +191,8 @@ impl Segment {
         &self.inner.remotes
     }
 
-    /// A slice of this rank's data, to be written from: `segment.slice(..)`, `segment.slice(16..32)`.
+    /// A slice of this rank's data, to be written from: `segment.slice(..)`,
+    /// `segment.slice(16..32)`.
     ///
     /// # Errors
     /// [`NotifyError::Local`] if the range leaves the data.
@@ -251,15 +253,15 @@ impl Segment {
         })
     }
 
-    /// Waits until one of the notifications of a range is set, and returns the lowest such number; `None` after `timeout`. With a
-    /// timeout of 0 it looks once. A caller that gets a number sees what was written before that notification, which stays set
-    /// until [`Self::notify_reset`].
+    /// Waits until one of the notifications of a range is set, and returns the lowest such number;
+    /// `None` after `timeout`. With a timeout of 0 it looks once. A caller that gets a number sees
+    /// what was written before that notification, which stays set until [`Self::notify_reset`].
     ///
     /// In GPU memory each look is a copy by the driver, which takes some microseconds.
     ///
     /// # Errors
-    /// [`NotifyError::Notification`] for a range that ends behind the notifications, [`NotifyError::Cuda`],
-    /// [`NotifyError::Consistency`].
+    /// [`NotifyError::Notification`] for a range that ends behind the notifications,
+    /// [`NotifyError::Cuda`], [`NotifyError::Consistency`].
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
         let (rank, count) = (self.rank(), self.notifications());
         if ids.end > count {
@@ -275,8 +277,8 @@ impl Segment {
         }
     }
 
-    /// Refuses a reader that could see a notification without its data: `is_ordered` says whether the GPU that has the segment
-    /// shows that reader a real card's writes in order.
+    /// Refuses a reader that could see a notification without its data: `is_ordered` says whether
+    /// the GPU that has the segment shows that reader a real card's writes in order.
     pub(crate) fn check_order(
         &self,
         is_ordered: impl Fn(GpuCapabilities) -> bool,
@@ -297,7 +299,8 @@ impl Segment {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[first..];
                 let is_set = |id: &u32| {
-                    // Acquire: pairs with the card's write of the word, which follows its writes of the data.
+                    // Acquire: pairs with the card's write of the word, which follows its writes of
+                    // the data.
                     words.get(*id as usize).is_some_and(|word| word.load(Ordering::Acquire) != 0)
                 };
                 Ok(ids.into_iter().find(is_set))
@@ -312,8 +315,9 @@ impl Segment {
         }
     }
 
-    /// Clears a notification and returns its old value, 0 if it was not set. This is one step: of two callers one gets the value,
-    /// and a notification that arrives meanwhile is either returned or stays set.
+    /// Clears a notification and returns its old value, 0 if it was not set. This is one step: of
+    /// two callers one gets the value, and a notification that arrives meanwhile is either returned
+    /// or stays set.
     ///
     /// In GPU memory this launches a kernel on a stream of its own, and waits for it.
     ///

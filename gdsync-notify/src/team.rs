@@ -18,13 +18,14 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TeamConfig {
-    /// Queues, each with a queue pair to every rank; the same number on all ranks. By default 1. Give a stream that sends a queue of
-    /// its own.
+    /// Queues, each with a queue pair to every rank; the same number on all ranks. By default 1.
+    /// Give a stream that sends a queue of its own.
     pub queues: u32,
-    /// Queue pairs, of transport RC; remote writes are always allowed. By default [`QueuePairConfig::default`] with one receive.
+    /// Queue pairs, of transport RC; remote writes are always allowed. By default
+    /// [`QueuePairConfig::default`] with one receive.
     pub queue_pair: QueuePairConfig<'static>,
-    /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. By default [`ConnectOptions::default`], which
-    /// comes to some seconds.
+    /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. By default
+    /// [`ConnectOptions::default`], which comes to some seconds.
     pub connect: ConnectOptions,
     /// How long a post waits for room in a queue. By default 30 s.
     pub timeout: Duration,
@@ -43,10 +44,12 @@ impl Default for TeamConfig {
 
 setters!(TeamConfig: queues: u32, queue_pair: QueuePairConfig<'static>, connect: ConnectOptions, timeout: Duration);
 
-/// Ranks that write into each other's segments: a table of connections, which all ranks make together, once.
+/// Ranks that write into each other's segments: a table of connections, which all ranks make
+/// together, once.
 ///
-/// A cheap handle. The connections end when the last handle and queue of the team are dropped: to ranks that still write to it, a
-/// rank that leaves is dead. So ranks flush, and meet at a [`Team::barrier`], before they leave.
+/// A cheap handle. The connections end when the last handle and queue of the team are dropped: to
+/// ranks that still write to it, a rank that leaves is dead. So ranks flush, and meet at a
+/// [`Team::barrier`], before they leave.
 ///
 /// ```
 /// use gdsync::{Device, ProtectionDomain};
@@ -85,8 +88,9 @@ impl Team {
     /// Connects the ranks of a job. All of them call this.
     ///
     /// # Errors
-    /// [`NotifyError::Bootstrap`], [`NotifyError::Device`], [`NotifyError::Transport`]; [`NotifyError::Mismatch`] if another rank
-    /// has another number of queues; [`NotifyError::Elsewhere`] if the call fails on another rank.
+    /// [`NotifyError::Bootstrap`], [`NotifyError::Device`], [`NotifyError::Transport`];
+    /// [`NotifyError::Mismatch`] if another rank has another number of queues;
+    /// [`NotifyError::Elsewhere`] if the call fails on another rank.
     pub fn new(pd: &ProtectionDomain, bootstrap: Bootstrap, config: TeamConfig) -> Result<Self, NotifyError> {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
@@ -152,20 +156,22 @@ impl Team {
         }
     }
 
-    /// Allocates this rank's part of a segment in host memory: `len` zeroed bytes and some notifications. All ranks call this in
-    /// the same order; their lengths may differ.
+    /// Allocates this rank's part of a segment in host memory: `len` zeroed bytes and some
+    /// notifications. All ranks call this in the same order; their lengths may differ.
     ///
     /// # Errors
-    /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank; [`NotifyError::Bootstrap`].
+    /// [`NotifyError::Device`]; [`NotifyError::Elsewhere`] if the call fails on another rank;
+    /// [`NotifyError::Bootstrap`].
     pub fn allocate(&self, len: usize, notifications: u32) -> Result<Segment, NotifyError> {
         self.share(OwnPart::host(&self.inner.pd, self.inner.rank, len, notifications))
     }
 
-    /// As [`Self::allocate`], in GPU memory, notifications included. Other ranks may call [`Self::allocate`] and have their part in
-    /// host memory.
+    /// As [`Self::allocate`], in GPU memory, notifications included. Other ranks may call
+    /// [`Self::allocate`] and have their part in host memory.
     ///
-    /// No stream of the GPU may be blocked in a wait during this call, nor while the segment is dropped: both load or unload the
-    /// kernel of [`Segment::notify_reset`], for which the driver waits ([`gdsync::cuda`]).
+    /// No stream of the GPU may be blocked in a wait during this call, nor while the segment is
+    /// dropped: both load or unload the kernel of [`Segment::notify_reset`], for which the driver
+    /// waits ([`gdsync::cuda`]).
     ///
     /// # Errors
     /// As [`Self::allocate`]; [`NotifyError::Cuda`].
@@ -197,8 +203,8 @@ impl Team {
     }
 }
 
-/// Exchanges the outcome of a step that each rank does by itself: its description, one line, or its failure, which then is an
-/// error on every rank.
+/// Exchanges the outcome of a step that each rank does by itself: its description, one line, or its
+/// failure, which then is an error on every rank.
 fn together<T>(
     bootstrap: &Mutex<Bootstrap>,
     done: Result<(T, String), NotifyError>,

@@ -25,15 +25,15 @@ pub enum NotificationWord {
 
 /// Batches that wait for notifications.
 pub trait WaitNotification {
-    /// Adds: wait until a notification is set, and clear it. What follows in the stream sees what was written before the
-    /// notification.
+    /// Adds: wait until a notification is set, and clear it. What follows in the stream sees what
+    /// was written before the notification.
     ///
-    /// A stream has no single operation for that: a second notification of the same number between the two operations is lost. A
-    /// sender therefore waits until the receiver has confirmed the last notification of that number, or uses several numbers in
-    /// turn.
+    /// A stream has no single operation for that: a second notification of the same number between
+    /// the two operations is lost. A sender therefore waits until the receiver has confirmed the
+    /// last notification of that number, or uses several numbers in turn.
     ///
-    /// The wait is for any bit (`AND` with all ones). A wait for "at least 1" compares cyclically and would miss values above
-    /// 2^31.
+    /// The wait is for any bit (`AND` with all ones). A wait for "at least 1" compares cyclically
+    /// and would miss values above 2^31.
     #[must_use = "a batch does nothing until it is posted"]
     fn wait_notification(self, word: &NotificationWord) -> Self;
 }
@@ -50,7 +50,8 @@ impl WaitNotification for Batch {
     }
 }
 
-/// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its old value.
+/// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its
+/// old value.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
@@ -65,8 +66,9 @@ const PTX: &str = r"
 }
 ";
 
-/// Takes notifications in GPU memory: a kernel on a stream of its own. The GPU's memory performs atomics and a card's writes one
-/// after the other, so no notification is lost between the load and the store.
+/// Takes notifications in GPU memory: a kernel on a stream of its own. The GPU's memory performs
+/// atomics and a card's writes one after the other, so no notification is lost between the load and
+/// the store.
 #[derive(Debug)]
 pub(crate) struct Taker {
     function: CudaFunction,
@@ -87,7 +89,8 @@ impl Taker {
             .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;
         let taker = Taker { function, stream, result: Mutex::new(result), result_address };
-        // The driver loads a kernel at its first launch, and waits for blocked streams then; so the first launch is here.
+        // The driver loads a kernel at its first launch, and waits for blocked streams then; so the
+        // first launch is here.
         let scratch = GpuMemory::allocate(context, size_of::<u32>())?;
         taker.take(&GpuWord32::new(&scratch, 0)?)?;
         Ok(taker)
@@ -100,8 +103,9 @@ impl Taker {
         let mut launch = self.stream.launch_builder(&self.function);
         let address = word.address();
         launch.arg(&address).arg(&self.result_address);
-        // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the result until the kernel has ended,
-        // which `synchronize` waits for; the lock, held until then, keeps other kernels from the result.
+        // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the
+        // result until the kernel has ended, which `synchronize` waits for; the lock, held until
+        // then, keeps other kernels from the result.
         unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))?;
         Ok(result.words32()[0].load(Ordering::Acquire))

@@ -23,12 +23,13 @@ pub enum Provider {
 
 /// Entry points of libibverbs and libmlx5, as C function pointers.
 ///
-/// Conventions are those of the C libraries: a function that returns a pointer returns null and sets `errno` on
-/// failure; one that returns an `int` returns 0, or a positive errno (or -1 with `errno` set). Ownership, lifetime and
-/// threading rules are those of the manual page of the function of the same name.
+/// Conventions are those of the C libraries: a function that returns a pointer returns null and
+/// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
+/// `errno` set). Ownership, lifetime and threading rules are those of the manual page of the
+/// function of the same name.
 ///
-/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a private
-/// symbol behind a macro, the provider supplies a function with the documented behaviour.
+/// Where the C library has only an inline function (`ibv_alloc_td`, `ibv_alloc_parent_domain`) or a
+/// private symbol behind a macro, the provider supplies a function with the documented behaviour.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
 pub struct VerbsApi {
@@ -42,13 +43,15 @@ pub struct VerbsApi {
     pub open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     pub close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
     pub query_device: unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
-    /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the struct first.
+    /// Fills `attr` up to and with `flags`; the fields after it may stay as they were, so zero the
+    /// struct first.
     pub query_port:
         unsafe extern "C" fn(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
     pub query_gid:
         unsafe extern "C" fn(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int,
-    /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a negative errno. `flags` is 0,
-    /// `entry_size` the size of an entry. Private symbol behind an inline function; libraries before rdma-core 32 lack it.
+    /// The valid entries of all ports' GID tables, with their kinds: how many were written, or a
+    /// negative errno. `flags` is 0, `entry_size` the size of an entry. Private symbol behind an
+    /// inline function; libraries before rdma-core 32 lack it.
     pub query_gid_table: Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
@@ -96,8 +99,8 @@ pub struct VerbsApi {
         attr: *mut ibv_qp_init_attr_ex,
         mlx5_attr: *mut mlx5dv_qp_init_attr,
     ) -> *mut ibv_qp,
-    /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system provider has them, from rdma-core
-    /// 24 on.
+    /// The operations of `ibv_wr_*`, for a queue pair that was made for them; only the system
+    /// provider has them, from rdma-core 24 on.
     pub qp_to_qp_ex: Option<unsafe extern "C" fn(qp: *mut ibv_qp) -> *mut ibv_qp_ex>,
     /// `attr` is `struct ibv_qp_attr *`, `mask` of `IBV_QP_*`.
     pub modify_qp: unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
@@ -116,14 +119,17 @@ pub struct VerbsApi {
     pub ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
     pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
     pub mlx5dv_init_obj: unsafe extern "C" fn(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int,
-    /// Commands in the device's own language. The in-process software card has none; libraries before rdma-core 21 lack them.
+    /// Commands in the device's own language. The in-process software card has none; libraries
+    /// before rdma-core 21 lack them.
     pub devx: Option<DevxApi>,
 }
 
-/// Entry points of libmlx5's DEVX: objects made by commands of the device ([`crate::prm::command`]).
+/// Entry points of libmlx5's DEVX: objects made by commands of the device
+/// ([`crate::prm::command`]).
 ///
-/// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then begins with a status and a
-/// syndrome. Older kernels have other numbers for that: an answer with a status is the device's.
+/// Calls that take a command fail with EREMOTEIO where the device refuses it; the answer then
+/// begins with a status and a syndrome. Older kernels have other numbers for that: an answer with a
+/// status is the device's.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
 pub struct DevxApi {

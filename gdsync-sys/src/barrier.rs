@@ -1,13 +1,15 @@
-//! Barriers between a CPU and a device, named for their purpose, as rdma-core's `util/udma_barrier.h` does.
+//! Barriers between a CPU and a device, named for their purpose, as rdma-core's
+//! `util/udma_barrier.h` does.
 
 #[cfg(not(target_arch = "aarch64"))]
 use std::sync::atomic::{Ordering, fence};
 
 /// Everything written to ordinary memory before is visible to a device that sees a later write.
 ///
-/// x86-64 keeps stores to write-back memory in order, so only the compiler must be told (a release fence is no
-/// instruction there). On aarch64 a device is in the outer shareable domain, which Rust's fences do not reach. It is not enough after
-/// stores to write-combined memory: see [`drain`].
+/// x86-64 keeps stores to write-back memory in order, so only the compiler must be told (a release
+/// fence is no instruction there). On aarch64 a device is in the outer shareable domain, which
+/// Rust's fences do not reach. It is not enough after stores to write-combined memory: see
+/// [`drain`].
 #[inline]
 pub fn to_device() {
     #[cfg(target_arch = "aarch64")]
@@ -19,8 +21,9 @@ pub fn to_device() {
     fence(Ordering::Release);
 }
 
-/// Drains write-combining buffers. Stores to write-combined memory (a doorbell register, or GPU memory mapped for the CPU) leave
-/// the core now, and before any later store: those of different lines would else leave in any order, or not for a long time.
+/// Drains write-combining buffers. Stores to write-combined memory (a doorbell register, or GPU
+/// memory mapped for the CPU) leave the core now, and before any later store: those of different
+/// lines would else leave in any order, or not for a long time.
 #[inline]
 pub fn drain() {
     #[cfg(target_arch = "x86_64")]
@@ -37,9 +40,10 @@ pub fn drain() {
     fence(Ordering::SeqCst);
 }
 
-/// Later loads find what a device has written before the value that an earlier load found. In write-combined memory, too: there the
-/// CPU performs loads as early as it likes, on x86-64 as well (Intel SDM volume 3, 13.3.1), so that what stands behind a record or an
-/// owner bit could be older than these.
+/// Later loads find what a device has written before the value that an earlier load found. In
+/// write-combined memory, too: there the CPU performs loads as early as it likes, on x86-64 as well
+/// (Intel SDM volume 3, 13.3.1), so that what stands behind a record or an owner bit could be older
+/// than these.
 #[inline]
 pub fn from_device() {
     #[cfg(target_arch = "x86_64")]
@@ -56,8 +60,8 @@ pub fn from_device() {
     fence(Ordering::SeqCst);
 }
 
-/// Keeps all accesses before it before all after it. Streaming loads want it before them: it also empties the buffers that they read
-/// ahead into (Intel SDM volume 1, 12.10.3).
+/// Keeps all accesses before it before all after it. Streaming loads want it before them: it also
+/// empties the buffers that they read ahead into (Intel SDM volume 1, 12.10.3).
 #[inline]
 pub fn full() {
     #[cfg(target_arch = "x86_64")]

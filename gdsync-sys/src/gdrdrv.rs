@@ -1,6 +1,8 @@
-//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to 2.6.
+//! The kernel interface of gdrdrv, the module of NVIDIA's gdrcopy: `/dev/gdrdrv`, protocol 2.0 to
+//! 2.6.
 //!
-//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field names are the header's.
+//! Facts are those of gdrcopy's header `gdrdrv.h` and of what its module does with them. Field
+//! names are the header's.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -65,17 +67,20 @@ pub const MR_DEVICE: u32 = 3;
 /// `GDRDRV_ATTR_USE_PERSISTENT_MAPPING`: pinned memory stays when CUDA frees it.
 pub const ATTR_USE_PERSISTENT_MAPPING: u32 = 1;
 
+/// Defines the structures that requests read and write.
 macro_rules! parameters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
         pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
-    };
+    )+};
 }
+pub(crate) use parameters;
 
 parameters! {
-    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map persistently.
+    /// `struct GDRDRV_IOC_PIN_BUFFER_PARAMS`. Tokens other than 0 are refused by modules that map
+    /// persistently.
     PinBuffer {
         /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
         addr: u64,
@@ -90,15 +95,13 @@ parameters! {
         /// Out: names the pinned memory, and is the page offset for `mmap`.
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_UNPIN_BUFFER_PARAMS`.
     UnpinBuffer {
         /// In.
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_CB_FLAG_PARAMS`.
     GetCbFlag {
         /// In.
@@ -108,8 +111,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_INFO_PARAMS`.
     GetInfo {
         /// In.
@@ -129,8 +131,7 @@ parameters! {
         /// Out: not 0 where the mapping is write-combining.
         wc_mapping: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_INFO_V2_PARAMS`.
     GetInfoV2 {
         /// In.
@@ -150,8 +151,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_ATTR_PARAMS`.
     GetAttr {
         /// In: an `ATTR_` constant.
@@ -159,8 +159,7 @@ parameters! {
         /// Out.
         val: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_PIN_BUFFER_V2_PARAMS`.
     PinBufferV2 {
         /// In: GPU address; where mapping follows, a multiple of [`GPU_PAGE`].
@@ -174,8 +173,7 @@ parameters! {
         /// Out: as in [`PinBuffer`].
         handle: u64,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_REQ_MAPPING_TYPE_PARAMS`.
     ReqMappingType {
         /// In.
@@ -185,8 +183,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `struct GDRDRV_IOC_GET_VERSION_PARAMS`.
     GetVersion {
         /// Out: the protocol that the module speaks.

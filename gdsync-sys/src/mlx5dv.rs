@@ -1,6 +1,7 @@
 //! Types and constants of libmlx5's direct verbs that gdsync uses.
 //!
-//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of [`crate::verbs`].
+//! Source of every layout: `providers/mlx5/mlx5dv.h` of rdma-core; checked like those of
+//! [`crate::verbs`].
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 
@@ -159,7 +160,8 @@ pub const MLX5DV_OBJ_PD: u64 = 1 << 6;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct mlx5dv_cq_init_attr {
-    /// Which of the fields below are set. Without the compression bit, entries are never compressed.
+    /// Which of the fields below are set. Without the compression bit, entries are never
+    /// compressed.
     pub comp_mask: u64,
     /// Compression format.
     pub cqe_comp_res_format: u8,
@@ -201,7 +203,8 @@ pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
 /// Payloads never travel inside a completion entry.
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
 
-/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`: driver 1).
+/// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`:
+/// driver 1).
 const RES_TYPE_MLX5: u64 = 1 << 32;
 /// The allocator is asked for a queue pair's rings.
 pub const MLX5DV_RES_TYPE_QP: u64 = RES_TYPE_MLX5 | 1;

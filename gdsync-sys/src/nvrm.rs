@@ -1,9 +1,11 @@
-//! The resource manager of NVIDIA's kernel driver: the few requests that map GPU memory for the CPU.
+//! The resource manager of NVIDIA's kernel driver: the few requests that map GPU memory for the
+//! CPU.
 //!
-//! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `ctrl0000unix.h`, `cl0080.h`. It is no
-//! stable interface: known to be so in driver 580. Structures are named by what they are for, with the header's name beside.
+//! Facts are those of the open kernel modules: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`,
+//! `ctrl0000unix.h`, `cl0080.h`. It is no stable interface: known to be so in driver 580.
+//! Structures are named by what they are for, with the header's name beside.
 
-use crate::gdrdrv::read_write;
+use crate::gdrdrv::{parameters, read_write};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The device file of the resource manager.
@@ -61,14 +63,9 @@ pub fn status_name(status: u32) -> &'static str {
     }
 }
 
-macro_rules! parameters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-        #[repr(C)]
-        pub struct $name { $($(#[$field_doc])* pub $field: $type,)* }
-    };
-}
+/// Most objects that are imported at a time
+/// (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
+pub const MAX_OBJECTS: usize = 128;
 
 parameters! {
     /// `nv_ioctl_register_fd_t`.
@@ -76,8 +73,7 @@ parameters! {
         /// The control file.
         ctl_fd: i32,
     }
-}
-parameters! {
+
     /// `NVOS64_PARAMETERS`: makes an object.
     Alloc {
         /// `hRoot`: the client; 0 where that is what is made.
@@ -101,8 +97,7 @@ parameters! {
         /// Padding.
         pad: u32,
     }
-}
-parameters! {
+
     /// `NVOS00_PARAMETERS`: frees an object and all that it is the parent of.
     Free {
         /// `hRoot`.
@@ -114,8 +109,7 @@ parameters! {
         /// `status`, out.
         status: u32,
     }
-}
-parameters! {
+
     /// `NVOS54_PARAMETERS`: a command to an object.
     Control {
         /// `hClient`.
@@ -133,9 +127,9 @@ parameters! {
         /// `status`, out.
         status: u32,
     }
-}
-parameters! {
-    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable, by one `mmap` at offset 0 of exactly this length.
+
+    /// `nv_ioctl_nvos33_parameters_with_fd`: makes a file mappable, by one `mmap` at offset 0 of
+    /// exactly this length.
     MapMemory {
         /// `hClient`.
         client: u32,
@@ -160,8 +154,7 @@ parameters! {
         /// Padding.
         pad2: u32,
     }
-}
-parameters! {
+
     /// `NVOS34_PARAMETERS`.
     UnmapMemory {
         /// `hClient`.
@@ -179,8 +172,7 @@ parameters! {
         /// `flags`.
         flags: u32,
     }
-}
-parameters! {
+
     /// `NV0080_ALLOC_PARAMETERS`, of [`CLASS_DEVICE`].
     DeviceParams {
         /// `deviceId`: instance.
@@ -206,15 +198,13 @@ parameters! {
         /// Padding.
         pad2: u32,
     }
-}
-parameters! {
+
     /// `NV2080_ALLOC_PARAMETERS`, of [`CLASS_SUBDEVICE`].
     SubdeviceParams {
         /// `subDeviceId`: 0.
         subdevice_id: u32,
     }
-}
-parameters! {
+
     /// `NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS`.
     ExportInfo {
         /// `fd`: an exported object.
@@ -230,12 +220,7 @@ parameters! {
         /// Padding.
         pad: [u8; 2],
     }
-}
 
-/// Most objects that are imported at a time (`NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_MAX_OBJECTS`).
-pub const MAX_OBJECTS: usize = 128;
-
-parameters! {
     /// `NV0000_CTRL_OS_UNIX_IMPORT_OBJECTS_FROM_FD_PARAMS`.
     ImportObjects {
         /// `fd`: the exported objects.

@@ -45,8 +45,8 @@ pub enum LoadError {
     },
 }
 
-/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the process: libibverbs
-/// has threads and callbacks of its own and must not be unloaded.
+/// The system's entry points. Loaded at the first call that succeeds, and kept for the life of the
+/// process: libibverbs has threads and callbacks of its own and must not be unloaded.
 ///
 /// # Errors
 /// [`LoadError`]. Nothing is remembered of a failure: a later call tries again.
@@ -72,8 +72,8 @@ struct Loaded {
 
 impl Loaded {
     fn open(name: &'static str, package: &'static str) -> Result<Self, LoadError> {
-        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts another library of that
-        // name on the search path has replaced rdma-core knowingly.
+        // SAFETY: the initialisers of rdma-core's libraries have no preconditions; a user who puts
+        // another library of that name on the search path has replaced rdma-core knowingly.
         let library = unsafe { Library::new(name) };
         match library {
             Ok(library) => Ok(Loaded { name, library: ManuallyDrop::new(library) }),
@@ -90,69 +90,69 @@ impl Loaded {
     }
 }
 
+/// A table of functions. Each line names a library, the prefix that its symbols have before the
+/// fields' names, the release that brought them, and the fields; those of `optional` may be
+/// missing.
+macro_rules! table {
+    (
+        $table:ident { $($given:ident: $value:expr,)* }
+        required { $($library:ident $prefix:literal $since:expr => $($field:ident)+;)+ }
+        optional { $($maybe_in:ident $maybe_prefix:literal $maybe_since:expr => $maybe:ident;)+ }
+    ) => {
+        $table {
+            $($given: $value,)*
+            $($($field: $library.symbol(concat!($prefix, stringify!($field)), $since)?,)+)+
+            $($maybe: $maybe_in.symbol(concat!($maybe_prefix, stringify!($maybe)), $maybe_since).ok(),)+
+        }
+    };
+}
+
 fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, LoadError> {
     let verbs = Loaded::open(libibverbs, PACKAGE)?;
     let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
-    // SAFETY: each field has the type that the header of that library declares for the function of that name
-    // (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's Debian symbol files; of a symbol
-    // with several versions, `dlsym` finds the newest.
-    unsafe {
-        Ok(VerbsApi {
-            provider: Provider::System,
-            get_device_list: verbs.symbol("ibv_get_device_list", CLASSIC)?,
-            free_device_list: verbs.symbol("ibv_free_device_list", CLASSIC)?,
-            get_device_name: verbs.symbol("ibv_get_device_name", CLASSIC)?,
-            get_device_guid: verbs.symbol("ibv_get_device_guid", CLASSIC)?,
-            open_device: verbs.symbol("ibv_open_device", CLASSIC)?,
-            close_device: verbs.symbol("ibv_close_device", CLASSIC)?,
-            query_device: verbs.symbol("ibv_query_device", CLASSIC)?,
-            query_port: verbs.symbol("ibv_query_port", CLASSIC)?,
-            query_gid: verbs.symbol("ibv_query_gid", CLASSIC)?,
-            query_gid_table: verbs.symbol("_ibv_query_gid_table", "rdma-core 32 (IBVERBS_1.11)").ok(),
-            alloc_pd: verbs.symbol("ibv_alloc_pd", CLASSIC)?,
-            dealloc_pd: verbs.symbol("ibv_dealloc_pd", CLASSIC)?,
-            alloc_td: inline::alloc_td,
-            dealloc_td: inline::dealloc_td,
-            alloc_parent_domain: inline::alloc_parent_domain,
-            reg_mr: verbs.symbol("ibv_reg_mr", CLASSIC)?,
-            dereg_mr: verbs.symbol("ibv_dereg_mr", CLASSIC)?,
-            reg_dmabuf_mr: verbs.symbol("ibv_reg_dmabuf_mr", "rdma-core 34 (IBVERBS_1.12)").ok(),
-            mlx5dv_create_cq: mlx5.symbol("mlx5dv_create_cq", "rdma-core 14 (MLX5_1.1)")?,
-            destroy_cq: verbs.symbol("ibv_destroy_cq", CLASSIC)?,
-            mlx5dv_create_qp: mlx5.symbol("mlx5dv_create_qp", "rdma-core 16 (MLX5_1.3)")?,
-            qp_to_qp_ex: verbs.symbol("ibv_qp_to_qp_ex", "rdma-core 24 (IBVERBS_1.6)").ok(),
-            modify_qp: verbs.symbol("ibv_modify_qp", CLASSIC)?,
-            query_qp: verbs.symbol("ibv_query_qp", CLASSIC)?,
-            destroy_qp: verbs.symbol("ibv_destroy_qp", CLASSIC)?,
-            create_ah: verbs.symbol("ibv_create_ah", CLASSIC)?,
-            destroy_ah: verbs.symbol("ibv_destroy_ah", CLASSIC)?,
-            get_async_event: verbs.symbol("ibv_get_async_event", CLASSIC)?,
-            ack_async_event: verbs.symbol("ibv_ack_async_event", CLASSIC)?,
-            mlx5dv_is_supported: mlx5.symbol("mlx5dv_is_supported", "rdma-core 22 (MLX5_1.8)")?,
-            mlx5dv_init_obj: mlx5.symbol("mlx5dv_init_obj", "rdma-core 15 (MLX5_1.2)")?,
-            devx: devx(&mlx5).ok(),
-        })
-    }
+    // SAFETY: each field has the type that the header of that library declares for the function of
+    // that name (`infiniband/verbs.h`, `infiniband/mlx5dv.h`). Releases are those of rdma-core's
+    // Debian symbol files; of a symbol with several versions, `dlsym` finds the newest.
+    Ok(unsafe {
+        table! {
+            VerbsApi {
+                provider: Provider::System,
+                alloc_td: inline::alloc_td,
+                dealloc_td: inline::dealloc_td,
+                alloc_parent_domain: inline::alloc_parent_domain,
+                devx: devx(&mlx5).ok(),
+            }
+            required {
+                verbs "ibv_" CLASSIC => get_device_list free_device_list get_device_name get_device_guid open_device close_device;
+                verbs "ibv_" CLASSIC => query_device query_port query_gid alloc_pd dealloc_pd reg_mr dereg_mr create_ah destroy_ah;
+                verbs "ibv_" CLASSIC => destroy_cq modify_qp query_qp destroy_qp get_async_event ack_async_event;
+                mlx5 "" "rdma-core 14 (MLX5_1.1)" => mlx5dv_create_cq;
+                mlx5 "" "rdma-core 15 (MLX5_1.2)" => mlx5dv_init_obj;
+                mlx5 "" "rdma-core 16 (MLX5_1.3)" => mlx5dv_create_qp;
+                mlx5 "" "rdma-core 22 (MLX5_1.8)" => mlx5dv_is_supported;
+            }
+            optional {
+                verbs "ibv_" "rdma-core 24 (IBVERBS_1.6)" => qp_to_qp_ex;
+                verbs "_ibv_" "rdma-core 32 (IBVERBS_1.11)" => query_gid_table;
+                verbs "ibv_" "rdma-core 34 (IBVERBS_1.12)" => reg_dmabuf_mr;
+            }
+        }
+    })
 }
 
 fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
     const SINCE: &str = "rdma-core 21 (MLX5_1.7)";
     // SAFETY: as in `fill`.
-    unsafe {
-        Ok(DevxApi {
-            obj_create: mlx5.symbol("mlx5dv_devx_obj_create", SINCE)?,
-            obj_query: mlx5.symbol("mlx5dv_devx_obj_query", SINCE)?,
-            obj_modify: mlx5.symbol("mlx5dv_devx_obj_modify", SINCE)?,
-            obj_destroy: mlx5.symbol("mlx5dv_devx_obj_destroy", SINCE)?,
-            general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", SINCE)?,
-            umem_reg: mlx5.symbol("mlx5dv_devx_umem_reg", SINCE)?,
-            umem_reg_ex: mlx5.symbol("mlx5dv_devx_umem_reg_ex", "rdma-core 35 (MLX5_1.19)").ok(),
-            umem_dereg: mlx5.symbol("mlx5dv_devx_umem_dereg", SINCE)?,
-            alloc_uar: mlx5.symbol("mlx5dv_devx_alloc_uar", SINCE)?,
-            free_uar: mlx5.symbol("mlx5dv_devx_free_uar", SINCE)?,
-            query_eqn: mlx5.symbol("mlx5dv_devx_query_eqn", SINCE)?,
-        })
-    }
+    Ok(unsafe {
+        table! {
+            DevxApi {}
+            required {
+                mlx5 "mlx5dv_devx_" SINCE => obj_create obj_query obj_modify obj_destroy general_cmd umem_reg umem_dereg;
+                mlx5 "mlx5dv_devx_" SINCE => alloc_uar free_uar query_eqn;
+            }
+            optional { mlx5 "mlx5dv_devx_" "rdma-core 35 (MLX5_1.19)" => umem_reg_ex; }
+        }
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
     };
     let first = addr.get() - LAST_DWORD as u64;
     for (at, byte) in (first..).zip(entry) {
-        // SAFETY: the entry belongs to the queue's ring, which lives as long as the queue; a card may write there at any time.
+        // SAFETY: the entry belongs to the queue's ring, which lives as long as the queue; a card
+        // may write there at any time.
         unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(*byte, Ordering::Release);
     }
 }

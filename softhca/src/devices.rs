@@ -1,24 +1,26 @@
-//! The devices that the environment asks for. Both fronts of the card offer these.
+//! The devices that the environment configures. Both fronts of the card offer them.
 
 use crate::card::LinkLayer;
+use crate::fabric::is_tcp;
 
-/// Environment variable with the software devices of this process: a number from 1 to 8, all of them InfiniBand, or a list of
-/// link layers such as `ib,roce,ib`. One InfiniBand device without it. Where cards speak to other hosts, all are Ethernet.
+/// Environment variable with the software devices of this process: a number from 1 to 8 of
+/// InfiniBand devices, or a list of link layers such as `ib,roce,ib`. Without it there is one
+/// InfiniBand device. On the fabric of several hosts all devices are Ethernet.
 pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 8;
 
-/// The link layer of each device that [`DEVICES_VARIABLE`] asks for: one InfiniBand device where it is not set, or makes no
-/// sense (then the log says so).
+/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set,
+/// or malformed, which is logged.
 pub fn devices_from_environment() -> Vec<LinkLayer> {
     let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
     on_fabric(devices(value.as_deref()))
 }
 
-/// The link layers of devices on the fabric that the environment asks for: all are Ethernet where cards speak to other hosts, since
-/// they are found by GID there.
+/// The link layers of devices on the fabric that the environment selects. On the fabric of several
+/// hosts all are Ethernet, as cards find each other by GID there.
 pub fn on_fabric(devices: Vec<LinkLayer>) -> Vec<LinkLayer> {
-    if crate::fabric::is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
+    if is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
 }
 
 fn devices(value: Option<&str>) -> Vec<LinkLayer> {
@@ -34,7 +36,7 @@ fn devices(value: Option<&str>) -> Vec<LinkLayer> {
     })
 }
 
-/// What a value of [`DEVICES_VARIABLE`] means; `None` where it makes no sense.
+/// Parses a value of [`DEVICES_VARIABLE`]; `None` if it is malformed.
 pub fn parse(value: &str) -> Option<Vec<LinkLayer>> {
     let devices = match value.parse::<usize>() {
         Ok(count) if count <= MAX_DEVICES => vec![LinkLayer::InfiniBand; count],

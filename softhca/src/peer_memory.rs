@@ -1,31 +1,34 @@
-//! Memory that the CPU cannot dereference, such as a GPU's: who knows it, and how the card reaches it.
+//! Peer memory: memory that the CPU cannot dereference, such as a GPU's.
 //!
-//! Modelled on the Linux kernel's peer-memory clients. At every memory registration the clients are asked first, in the order
-//! in which they came, whether the range is theirs. Where one says so, the card reaches the region's bytes through that
-//! client only, and never dereferences an address in it.
+//! The design follows the Linux kernel's peer-memory clients. At every memory registration the card
+//! asks the clients, in the order of their registration, whether the range is theirs. If one claims
+//! it, the card reaches the region's bytes through that client only, and never dereferences an
+//! address in it.
 
 use parking_lot::RwLock;
 use std::fmt;
 use std::sync::Arc;
 
-/// Somebody who knows memory that the CPU cannot dereference.
+/// A peer-memory client: it reaches memory that the CPU cannot dereference.
 ///
-/// A card calls its clients from the thread that registers memory and from its own, mostly with its one lock held. So no
-/// function of a client, or of its regions, dropping one included, may call a card, nor wait for anything that waits for a
-/// card: they would wait for ever. Nor may they panic. While a client copies, its card does nothing else.
+/// A card calls its clients from the thread that registers memory and from its own thread, mostly
+/// with its lock held. So a function of a client or of its regions, `drop` included, must not call
+/// a card or wait for a thread that does: that would deadlock. It must not panic either. While a
+/// client copies, its card does nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
     fn name(&self) -> &str;
 
-    /// Whether `addr..addr + len` is this client's. `len` is not 0; the range may be anything else, also one that leaves the
-    /// address space. `Ok(None)`: it is not. `Ok(Some)`: it is, and it stays as it is until the region is dropped, which the
-    /// card does when the memory is deregistered and nothing touches it any more.
+    /// Claims the range `addr..addr + len`. `len` is not 0; otherwise the range is arbitrary and
+    /// may even exceed the address space. `Ok(None)`: it is not this client's. `Ok(Some)`: it is,
+    /// and it stays valid until the region is dropped. The card drops it when the memory is
+    /// deregistered and no longer used.
     ///
-    /// The card writes only where `writable` is set.
+    /// The card writes only if `writable` is set.
     ///
     /// # Errors
-    /// It is this client's, but it cannot be registered: the range leaves its allocation, for example. Nobody else is asked
-    /// then; to programs, the memory is not mapped.
+    /// The range is this client's and cannot be registered, for example because it exceeds its
+    /// allocation. The card asks no further client; to programs, the memory is not mapped.
     fn acquire(
         &self,
         addr: u64,
@@ -36,18 +39,19 @@ pub trait PeerMemory: Send + Sync {
 
 /// A range of peer memory that is registered with a card.
 ///
-/// The card has checked keys, bounds and rights: it names addresses inside of the acquired range only. Copies are never
-/// empty, and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD) bytes. A copy that fails is to the program what a bad key
-/// would be: the work request fails, and its queue pair.
+/// The card has checked keys, bounds and rights: all addresses lie in the acquired range. A copy
+/// has at least one byte and at most [`MAX_PAYLOAD`](crate::fabric::MAX_PAYLOAD). If it fails, the
+/// work request and its queue pair fail as with a wrong key.
 pub trait PeerRegion: Send + Sync + fmt::Debug {
-    /// Copies from the peer memory at `addr` to `into`. Returns when that is done: every byte of `into` is written.
+    /// Copies from the peer memory at `addr` to `into`. When it returns, every byte of `into` is
+    /// written.
     ///
     /// # Errors
     /// The memory cannot be read.
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError>;
 
-    /// Copies `from` to the peer memory at `addr`. Returns when that is done: whoever learns of the message's completion
-    /// finds the bytes there.
+    /// Copies `from` to the peer memory at `addr`. When it returns, the bytes are visible to a
+    /// program that sees the message's completion.
     ///
     /// # Errors
     /// The memory cannot be written.
@@ -58,12 +62,12 @@ pub trait PeerRegion: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct PeerMemoryError {
-    /// The reason, for people.
+    /// The reason, in words.
     pub reason: String,
 }
 
 impl PeerMemoryError {
-    /// An error with that reason.
+    /// An error with this reason.
     pub fn new(reason: impl Into<String>) -> Self {
         PeerMemoryError { reason: reason.into() }
     }
@@ -72,14 +76,14 @@ impl PeerMemoryError {
 /// The clients of this process.
 static CLIENTS: RwLock<Vec<Arc<dyn PeerMemory>>> = RwLock::new(Vec::new());
 
-/// Adds a client for all cards of this process. Clients are never removed; memory that is registered already is not looked
-/// at again.
+/// Adds a client for all cards of this process. Clients are never removed. Memory registered
+/// earlier is not affected.
 pub fn register_peer_memory(client: Arc<dyn PeerMemory>) {
     tracing::debug!(name = client.name(), "a peer-memory client");
     CLIENTS.write().push(client);
 }
 
-/// A client has failed, and which.
+/// The client that failed, and its error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{client}: {error}")]
 pub(crate) struct PeerFailure {
@@ -87,7 +91,7 @@ pub(crate) struct PeerFailure {
     pub(crate) error: PeerMemoryError,
 }
 
-/// A region, and the client that it belongs to.
+/// A region and its client.
 #[derive(Debug)]
 pub(crate) struct PeerMapping {
     client: String,
@@ -108,9 +112,9 @@ fn failure(client: &str, error: PeerMemoryError) -> PeerFailure {
     PeerFailure { client: client.to_owned(), error }
 }
 
-/// Asks the clients for a range. `None`: it is nobody's.
+/// Asks the clients for a range. `None`: no client claims it.
 pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<PeerMapping>, PeerFailure> {
-    // A copy of the list: a client may take its time, or add another.
+    // A copy of the list: a client may be slow, or register another.
     let clients = CLIENTS.read().clone();
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
@@ -126,7 +130,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// No memory is there: other tests' addresses are below.
+    /// No memory is mapped there. Other tests use addresses below it.
     const BASE: u64 = 1 << 62;
 
     #[derive(Debug)]
@@ -142,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Has one address, and refuses another.
+    /// Claims one address, and refuses another.
     struct Client {
         name: &'static str,
         own: u64,

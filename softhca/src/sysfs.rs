@@ -1,6 +1,7 @@
-//! A stand-in for sysfs: what libibverbs reads to find its devices.
+//! A substitute for sysfs: the files that libibverbs reads to find its devices.
 //!
-//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and what rdma-core 44 and 56 open.
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` of Linux, and the files that rdma-core
+//! 44 and 56 open.
 
 use crate::card::LinkLayer;
 use std::fs;
@@ -9,23 +10,24 @@ use std::path::Path;
 
 /// Firmware version of software devices: major, minor, subminor.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
-/// PCI vendor of the cards whose interface this is: Mellanox.
+/// PCI vendor of the cards with this interface: Mellanox.
 pub const VENDOR: u32 = 0x15b3;
 /// PCI device: ConnectX-7.
 pub const PART: u32 = 0x1021;
-/// The device number of the file that stands in for devices: /dev/null.
+/// The device number of the file that substitutes devices: /dev/null.
 const DEVICE_NUMBER: &str = "1:3";
 
-/// Node GUID of a device, in host byte order. It goes by the index alone: all processes see one sysfs, each with cards of its
-/// own.
+/// Node GUID of a device, in host byte order. It depends on the index alone: all processes share
+/// one sysfs, and each has its own cards.
 pub fn node_guid(index: usize) -> u64 {
     0x0200_00ff_fe80_0000 | index as u64
 }
 
-/// Writes the stand-in for a list of devices into `root`, which then is a value for `SYSFS_PATH`. Existing files stay.
+/// Writes the files for a list of devices into `root`, which then is a value for `SYSFS_PATH`.
+/// Other files stay.
 ///
 /// # Errors
-/// The operating system's, where a folder or file cannot be made.
+/// The operating system's, if a folder or file cannot be created.
 pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
     let verbs = root.join("class/infiniband_verbs");
     file(&verbs.join("abi_version"), "6")?;

@@ -1,33 +1,30 @@
-//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream waits for until the CPU sees what
-//! it writes last.
+//! Merged batches against plain ones on a GPU's stream: from the flip of a word that the stream
+//! waits for until the CPU sees what it writes last.
 
-use super::gpu::{Gpu, Pair};
-use super::{Comparison, median, print, print_json};
+use super::gpu::{END, Gpu, START};
+use super::pair::{self, Pair};
+use super::{Comparison, median, print_comparisons};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::Condition;
-use gdsync::{Batch, ConnectOptions, QueuePair, QueuePairConfig, WorkRequest};
+use gdsync::{Batch, QueuePair, QueuePairConfig, WorkRequest};
 use serde::Serialize;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Rounds of each measurement.
 const ROUNDS: usize = 200;
 /// Descriptors of batches.
 const SIZES: [u32; 4] = [1, 8, 64, 512];
-/// Queue pairs of a step in which everybody sends to everybody, and waits where only they are measured.
+/// Queue pairs of a step in which every rank sends to every other, and waits where only they are
+/// measured.
 const MANY: u32 = 64;
-
-/// Lines of the shared words.
-const START: usize = 0;
-const END: usize = 1;
 
 #[derive(Debug, Serialize)]
 struct Results {
     gpu: String,
     doorbells: String,
-    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the same round is taken off in the rows
-    /// of the GPU alone.
+    /// Median of a batch of nothing but the wait for the trigger and the last write. That of the
+    /// same round is taken off in the rows of the GPU alone.
     empty_us: f64,
     rows: Vec<Comparison>,
 }
@@ -39,12 +36,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for size in SIZES {
         let sends = bench.compare(Part::Sends(size))?;
-        rows.push(Comparison::new(&format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
+        rows.push(Comparison::new(format!("{size} sends to one queue pair: the GPU alone"), net(&sends)));
         let turns = bench.compare(Part::ByTurns(size))?;
-        rows.push(Comparison::new(
-            &format!("{size} descriptors, sends and waits by turns: the card, too"),
-            gross(&turns),
-        ));
+        let what = format!("{size} descriptors, sends and waits by turns: the card, too");
+        rows.push(Comparison::new(what, gross(&turns)));
     }
     let (sends, waits) = (bench.compare(Part::Sends(MANY))?, bench.compare(Part::Waits)?);
     let both = sends.iter().zip(&waits).map(|(sends, waits)| sends.and(waits)).collect::<Vec<_>>();
@@ -52,17 +47,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Comparison::new("waits for 64 completions that have come: the GPU alone", net(&waits)),
         Comparison::new("64 sends to one queue pair and these waits: the GPU alone", net(&both)),
         Comparison::new("64 sends and waits for them: the card, too", gross(&bench.compare(Part::Both)?)),
-        Comparison::new(
-            "a step among 64 queue pairs: the card, too",
-            gross(&bench.compare(Part::Everybody)?),
-        ),
+        Comparison::new("a step among 64 queue pairs: the card, too", gross(&bench.compare(Part::Step)?)),
     ]);
     for size in SIZES {
         let spread = bench.compare(Part::Spread(size))?;
-        rows.push(Comparison::new(
-            &format!("{size} sends to as many queue pairs: the GPU alone"),
-            net(&spread),
-        ));
+        let what = format!("{size} sends to as many queue pairs: the GPU alone");
+        rows.push(Comparison::new(what, net(&spread)));
     }
     let results = Results {
         gpu: bench.gpu.name()?,
@@ -70,12 +60,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         empty_us: median(sends.iter().chain(&waits).map(|round| round.empty).collect()),
         rows,
     };
-    if options.json {
-        return print_json(&results);
-    }
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    let rows: Vec<_> = results.rows.iter().map(Comparison::row).collect();
-    print(&[&heading, "MERGED µs", "PLAIN µs", "RATIO"], &rows)
+    print_comparisons(options, &results, [&heading, "MERGED µs", "PLAIN µs"], &results.rows)
 }
 
 /// What a batch has between the trigger and the last write.
@@ -92,7 +78,7 @@ enum Part {
     /// Sends, and then waits for them.
     Both,
     /// A send to each of many queue pairs, and then a wait for what each of them has received.
-    Everybody,
+    Step,
 }
 
 impl Part {
@@ -103,7 +89,7 @@ impl Part {
             Part::Spread(count) => (0, count),
             Part::ByTurns(count) => (count.div_ceil(2), 0),
             Part::Waits | Part::Both => (MANY, 0),
-            Part::Everybody => (0, MANY),
+            Part::Step => (0, MANY),
         }
     }
 }
@@ -143,15 +129,12 @@ impl Bench {
         Ok(Bench { gpu: Gpu::new(options.gpu)?, pair, crowd: Vec::new(), value: 0 })
     }
 
-    /// Queue pairs, where they are needed: a software card looks after all that are there, which takes its time.
+    /// Makes queue pairs only when a part needs them: a software card polls all that exist, which
+    /// costs it time.
     fn gather(&mut self, count: u32) -> Result<(), Failure> {
         let config = QueuePairConfig::default().send_depth(4).recv_depth(4);
-        let pd = &self.pair.pd;
         while self.crowd.len() < count as usize {
-            let (here, there) = (QueuePair::new(pd, config)?, QueuePair::new(pd, config)?);
-            here.connect(&there.endpoint()?, ConnectOptions::default())?;
-            there.connect(&here.endpoint()?, ConnectOptions::default())?;
-            self.crowd.push((here, there));
+            self.crowd.push(pair::connected(&self.pair.pd, config)?);
         }
         Ok(())
     }
@@ -204,27 +187,27 @@ impl Bench {
             batch = batch.send(here.prepare(WorkRequest::send(&[]))?);
         }
         if part == Part::Waits {
-            // All have come before the trigger.
-            self.collect(&self.pair.right, false, one)?;
+            // All completions arrive before the trigger.
+            pair::collect(&self.pair.right.recv_cq(), one.into())?;
         }
         if matches!(part, Part::Waits | Part::Both) {
             for _ in 0..one {
                 batch = batch.wait(self.pair.left.send_cq().prepare_wait()?);
             }
         }
-        if part == Part::Everybody {
+        if part == Part::Step {
             for (_, there) in crowd {
                 batch = batch.wait(there.recv_cq().prepare_wait()?);
             }
         }
         let time = self.trigger(batch)?;
-        self.collect(&self.pair.left, true, one)?;
+        pair::collect(&self.pair.left.send_cq(), one.into())?;
         if part != Part::Waits {
-            self.collect(&self.pair.right, false, one)?;
+            pair::collect(&self.pair.right.recv_cq(), one.into())?;
         }
         for (here, there) in crowd {
-            self.collect(here, true, 1)?;
-            self.collect(there, false, 1)?;
+            pair::collect(&here.send_cq(), 1)?;
+            pair::collect(&there.recv_cq(), 1)?;
         }
         Ok(time)
     }
@@ -234,27 +217,6 @@ impl Bench {
         let (gpu, value) = (&self.gpu, self.value);
         let batch = batch.write_value32(&gpu.handle(END)?, value);
         gpu.stream.post(batch).map_err(|error| error.to_string())?;
-        std::thread::sleep(Duration::from_micros(60));
-        let start = Instant::now();
-        gpu.word(START).store(value, Ordering::Release);
-        gpu.await_word(END, value)?;
-        let time = start.elapsed().as_secs_f64() * 1e6;
-        gpu.synchronize()?;
-        Ok(time)
-    }
-
-    fn collect(&self, queue_pair: &QueuePair, sends: bool, count: u32) -> Result<(), Failure> {
-        let queue = if sends { queue_pair.send_cq() } else { queue_pair.recv_cq() };
-        let mut left = count;
-        while left > 0 {
-            match queue.poll()? {
-                Some(completion) => {
-                    completion.status?;
-                    left -= 1;
-                }
-                None => std::hint::spin_loop(),
-            }
-        }
-        Ok(())
+        gpu.flip(value, Duration::from_micros(60))
     }
 }

@@ -1,20 +1,19 @@
 //! `gdsync bench`: the software card, beside a reference measured in the same run.
 
 use super::median;
+use super::pair::Pair;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::text;
 use gdsync::stream::Cpu;
-use gdsync::{
-    Access, Batch, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig,
-    Stream, WorkRequest,
-};
+use gdsync::{Access, Batch, MemoryRegion, QueuePairConfig, Stream, WorkRequest};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// Bytes of a large message.
 const LARGE: usize = 1 << 20;
-/// Rounds; in each, card and reference are measured one after the other, so that both see the same machine.
+/// Rounds; in each, card and reference are measured one after the other, so that both see the same
+/// machine.
 const ROUNDS: usize = 15;
 /// Small writes of a round, and large ones.
 const SMALL_WRITES: usize = 2000;
@@ -22,7 +21,8 @@ const LARGE_WRITES: usize = 32;
 
 #[derive(Debug, Serialize)]
 struct Results {
-    /// From post to polled completion of an RDMA write of 8 bytes within the process: median over all writes.
+    /// From post to polled completion of an RDMA write of 8 bytes within the process: median over
+    /// all writes.
     write_8b_us: f64,
     /// The least of them.
     write_8b_min_us: f64,
@@ -30,14 +30,13 @@ struct Results {
     write_1mib_bytes_per_s: f64,
     /// `memcpy` of the same buffers: median over the rounds.
     memcpy_1mib_bytes_per_s: f64,
-    /// The first through the second, round by round: median.
+    /// Median over the rounds of the first divided by the second.
     ratio: f64,
 }
 
 /// Two connected queue pairs of one process, one of which writes to the other's memory.
 struct Bench {
-    left: QueuePair,
-    _right: QueuePair,
+    pair: Pair,
     stream: Stream<Cpu>,
     source: MemoryRegion,
     target: MemoryRegion,
@@ -45,9 +44,6 @@ struct Bench {
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let results = Bench::new()?.measure()?;
-    if options.json {
-        return super::print_json(&results);
-    }
     let rows = vec![
         vec![
             "RDMA write, 8 B, post to completion".to_owned(),
@@ -57,30 +53,25 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec!["memcpy, 1 MiB".to_owned(), text::rate(results.memcpy_1mib_bytes_per_s, "B")],
         vec!["RDMA write : memcpy".to_owned(), format!("{:.2}", results.ratio)],
     ];
-    super::print(&["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows)
+    super::print(options, &results, &["SOFTWARE CARD, ONE PROCESS", "MEDIAN"], &rows)
 }
 
 impl Bench {
     fn new() -> Result<Self, Failure> {
-        let device = Device::software()?;
-        let pd = ProtectionDomain::new(&device)?;
-        let config = QueuePairConfig::default();
-        let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
-        left.connect(&right.endpoint()?, ConnectOptions::default())?;
-        right.connect(&left.endpoint()?, ConnectOptions::default())?;
-        let source = MemoryRegion::allocate(&pd, LARGE, Access::empty())?;
-        let target = MemoryRegion::allocate(&pd, LARGE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let pair = Pair::with(None, QueuePairConfig::default())?;
+        let source = MemoryRegion::allocate(&pair.pd, LARGE, Access::empty())?;
+        let target = MemoryRegion::allocate(&pair.pd, LARGE, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         source.write(0, &vec![7; LARGE]);
-        Ok(Bench { left, _right: right, stream: Stream::new(Cpu::new())?, source, target })
+        Ok(Bench { pair, stream: Stream::new(Cpu::new())?, source, target })
     }
 
     /// One write, from preparation until its completion is polled.
     fn write(&self, bytes: usize) -> Result<Duration, Failure> {
         let slices = [self.source.slice(..bytes)?];
         let remote = self.target.remote().slice(..bytes)?;
-        let send = self.left.prepare(WorkRequest::write(&slices, remote))?;
+        let send = self.pair.left.prepare(WorkRequest::write(&slices, remote))?;
         let batch = Batch::new().send(send);
-        let queue = self.left.send_cq();
+        let queue = self.pair.left.send_cq();
         let start = Instant::now();
         self.stream.post(batch).map_err(|error| error.to_string())?;
         let completion = loop {

@@ -1,15 +1,14 @@
 //! What a stream's wait for a completion costs, by the memory that the completion queue lies in.
 
-use super::gpu::Gpu;
-use super::{Comparison, print, print_json};
+use super::gpu::{END, Gpu, START};
+use super::{Comparison, micros_since, pair, print_comparisons};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::cuda::{Placement, QueuePlacement};
 use gdsync::memop::Condition;
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, MemoryRegion, ProtectionDomain, QueuePair,
-    QueuePairConfig, WorkRequest,
+    Access, Batch, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest,
 };
 use serde::Serialize;
 use std::sync::atomic::Ordering;
@@ -17,12 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Rounds of each measurement.
 const ROUNDS: u32 = 200;
-/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those for another.
+/// Queue pairs, each with a completion queue of its own: waits for one are never merged with those
+/// for another.
 const MANY: usize = 32;
-
-/// Lines of the shared words.
-const START: usize = 0;
-const END: usize = 1;
 
 #[derive(Debug, Serialize)]
 struct Results {
@@ -50,28 +46,20 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         "a send, until the stream has seen its completion",
         "one completion that the CPU polls",
     ];
-    let rows = what.iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
+    let rows = what.into_iter().zip(rounds).map(|(what, pairs)| Comparison::new(what, pairs)).collect();
     let results = Results { gpu: gpu.name()?, rows };
-    if options.json {
-        return print_json(&results);
-    }
     let heading = format!("COMPLETION QUEUES, {}", results.gpu);
-    let rows: Vec<_> = results.rows.iter().map(Comparison::row).collect();
-    print(&[&heading, "IN THE GPU µs", "IN THE HOST µs", "RATIO"], &rows)
+    print_comparisons(options, &results, [&heading, "IN THE GPU µs", "IN THE HOST µs"], &results.rows)
 }
 
-/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the batch, in µs.
+/// From the flip of the word that the stream waits for until the CPU sees what it writes behind the
+/// batch, in µs.
 fn span(gpu: &Gpu, round: u32, batch: Batch) -> Result<f64, Failure> {
     gpu.word(START).store(0, Ordering::Relaxed);
     let start = Batch::new().wait_value32(&gpu.handle(START)?, Condition::Eq, round);
     gpu.stream.post(start)?;
     gpu.stream.post(batch.write_value32(&gpu.handle(END)?, round))?;
-    std::thread::sleep(Duration::from_micros(200));
-    let begin = Instant::now();
-    gpu.word(START).store(round, Ordering::Release);
-    gpu.await_word(END, round)?;
-    let time = begin.elapsed().as_secs_f64() * 1e6;
-    gpu.synchronize()?;
+    let time = gpu.flip(round, Duration::from_micros(200))?;
     gpu.word(END).store(0, Ordering::Relaxed);
     Ok(time)
 }
@@ -87,14 +75,8 @@ impl Set {
     fn new(pd: &ProtectionDomain, port: u8, placement: Placement) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().port(port).send_depth(4).recv_depth(4);
         let config = config.placement(QueuePlacement::HOST.completions(placement));
-        let pair = |_| {
-            let (left, right) = (QueuePair::new(pd, config)?, QueuePair::new(pd, config)?);
-            left.connect(&right.endpoint()?, ConnectOptions::default())?;
-            right.connect(&left.endpoint()?, ConnectOptions::default())?;
-            Ok((left, right))
-        };
         let region = || MemoryRegion::allocate(pd, 8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
-        let pairs = (0..MANY).map(pair).collect::<Result<_, Failure>>()?;
+        let pairs = (0..MANY).map(|_| pair::connected(pd, config)).collect::<Result<_, _>>()?;
         Ok(Set { pairs, source: region()?, target: region()? })
     }
 
@@ -102,12 +84,17 @@ impl Set {
         self.pairs.iter().map(|(left, _)| left.send_cq())
     }
 
-    /// A wait on each queue, for a completion that has arrived.
-    fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
+    fn write_all(&self) -> Result<(), Failure> {
         let slices = [self.source.slice(..)?];
         for (left, _) in &self.pairs {
             left.post_send(WorkRequest::write(&slices, self.target.remote()))?;
         }
+        Ok(())
+    }
+
+    /// A wait on each queue, for a completion that has arrived.
+    fn waits(&self, gpu: &Gpu, round: u32) -> Result<f64, Failure> {
+        self.write_all()?;
         let batch = self
             .queues()
             .try_fold(Batch::new(), |batch, queue| Ok::<_, Failure>(batch.wait(queue.prepare_wait()?)))?;
@@ -128,14 +115,11 @@ impl Set {
 
     /// The CPU's time for a completion that has arrived.
     fn poll_all(&self) -> Result<f64, Failure> {
-        let slices = [self.source.slice(..)?];
-        for (left, _) in &self.pairs {
-            left.post_send(WorkRequest::write(&slices, self.target.remote()))?;
-        }
+        self.write_all()?;
         std::thread::sleep(Duration::from_millis(1));
         let begin = Instant::now();
         self.drain()?;
-        Ok(begin.elapsed().as_secs_f64() * 1e6 / MANY as f64)
+        Ok(micros_since(begin) / MANY as f64)
     }
 
     fn drain(&self) -> Result<(), Failure> {

@@ -1,15 +1,17 @@
 //! What measurements on a GPU share.
 
 use crate::failure::Failure;
-use crate::hca::{self, Hca};
 use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::memop::{MemOpStream, Word32, Word64};
 use gdsync::memory::StreamAddr;
-use gdsync::{
-    ConnectOptions, CudaStream, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig, Stream, cuda,
-};
+use gdsync::{CudaStream, PinnedMemory, Stream, cuda};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The shared word that the stream waits for, and the one that it writes last.
+pub(super) const START: usize = 0;
+pub(super) const END: usize = 1;
 
 /// A GPU, a stream of it, and words that it and the CPU share.
 pub(super) struct Gpu {
@@ -44,7 +46,7 @@ impl Gpu {
         Ok(self.stream.translate(Word64::new(&self.words, line * 64)?.addr(), 8)?)
     }
 
-    /// Until the CPU sees a value.
+    /// Waits until the CPU sees a value.
     pub(super) fn await_word(&self, line: usize, value: u32) -> Result<(), Failure> {
         let mut looks = 0u32;
         while self.word(line).load(Ordering::Acquire) != value {
@@ -56,6 +58,18 @@ impl Gpu {
             std::hint::spin_loop();
         }
         Ok(())
+    }
+
+    /// Flips the word that the stream waits for, once the stream has had `rest` to reach it.
+    /// Returns the time, in µs, until the CPU sees what the stream writes last.
+    pub(super) fn flip(&self, value: u32, rest: Duration) -> Result<f64, Failure> {
+        std::thread::sleep(rest);
+        let start = Instant::now();
+        self.word(START).store(value, Ordering::Release);
+        self.await_word(END, value)?;
+        let time = super::micros_since(start);
+        self.synchronize()?;
+        Ok(time)
     }
 
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
@@ -71,7 +85,8 @@ impl Gpu {
         params: &mut [sys::CUstreamBatchMemOpParams],
     ) -> Result<(), Failure> {
         let (count, at) = (u32::try_from(params.len())?, params.as_mut_ptr());
-        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the caller's promise.
+        // SAFETY: the stream is alive, the array has `count` entries; the addresses in it are the
+        // caller's promise.
         unsafe { sys::cuStreamBatchMemOp_v2(self.stream.raw(), count, at, 0) }.result()?;
         Ok(())
     }
@@ -113,24 +128,5 @@ pub(super) mod by_hand {
             alias: 0,
         };
         params
-    }
-}
-
-/// Two connected queue pairs of this process.
-pub(super) struct Pair {
-    pub(super) pd: ProtectionDomain,
-    pub(super) left: QueuePair,
-    pub(super) right: QueuePair,
-}
-
-impl Pair {
-    pub(super) fn new(hca: Option<&Hca>) -> Result<Self, Failure> {
-        let (device, port) = hca::open(hca)?;
-        let pd = ProtectionDomain::new(&device)?;
-        let config = QueuePairConfig::default().port(port).send_depth(512).recv_depth(512);
-        let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
-        left.connect(&right.endpoint()?, ConnectOptions::default())?;
-        right.connect(&left.endpoint()?, ConnectOptions::default())?;
-        Ok(Pair { pd, left, right })
     }
 }

@@ -1,7 +1,8 @@
 //! Launching a graph with fresh sends and waits, against posting the same on the stream.
 
-use super::gpu::{Gpu, Pair};
-use super::{Comparison, print, print_json};
+use super::gpu::Gpu;
+use super::pair::Pair;
+use super::{Comparison, print_comparisons};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::Hca;
@@ -30,12 +31,8 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let name = gpu.name()?;
     let bench = Bench::new(gpu, options.hca.as_ref())?;
     let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows: bench.measure()? };
-    if options.json {
-        return print_json(&results);
-    }
     let heading = format!("{} EXCHANGES EACH, VERIFIED, {}", results.exchanges, results.gpu);
-    let rows: Vec<_> = results.rows.iter().map(Comparison::row).collect();
-    print(&[&heading, "GRAPH µs", "STREAM µs", "RATIO"], &rows)
+    print_comparisons(options, &results, [&heading, "GRAPH µs", "STREAM µs"], &results.rows)
 }
 
 struct Bench {
@@ -64,8 +61,8 @@ impl Bench {
         Ok(Batch::new().write_value64(&self.source.word64(at)?, number as u64).send(send).wait(arrival))
     }
 
-    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it. Returns the CPU's time for each in µs, from
-    /// preparation to posting, and the time until all have arrived.
+    /// Exchanges numbers from `first` on, `BURST` of them; `enqueue` does it. Returns the CPU's
+    /// time for each in µs, from preparation to posting, and the time until all have arrived.
     fn burst(
         &self,
         first: usize,
@@ -79,14 +76,7 @@ impl Bench {
         self.gpu.synchronize()?;
         let arrived = start.elapsed();
         for number in first..first + BURST {
-            for queue in [self.pair.left.send_cq(), self.pair.right.recv_cq()] {
-                let completion = loop {
-                    if let Some(completion) = queue.poll()? {
-                        break completion;
-                    }
-                };
-                completion.status?;
-            }
+            self.pair.collect(1)?;
             let found = self.target.word64(8 * (number % BURST))?.load();
             if found != number as u64 {
                 return Err(format!("exchange {number} brought {found}").into());

@@ -1,23 +1,22 @@
 //! What each kind of stream memory operation costs.
 
-use super::gpu::Gpu;
-use super::{median, print, print_json};
+use super::gpu::{END, Gpu, START};
+use super::{median, print, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::cuda::GpuMemory;
 use gdsync::memop::{Condition, MemOp, MemOpStream};
 use gdsync::memory::StreamAddr;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Repetitions of each measurement.
-const ROUNDS: usize = 60;
+const ROUNDS: u32 = 60;
 /// Operations in a batch: their cost is the difference to an empty batch.
 const MANY: usize = 100;
 
-/// Lines of the shared words: what starts the stream, what ends it, and what operations work on.
-const START: usize = 0;
-const END: usize = 1;
+/// The shared word that operations work on.
 const WORK: usize = 2;
 
 #[derive(Debug, Serialize)]
@@ -35,12 +34,10 @@ struct Row {
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let gpu = Gpu::new(options.gpu)?;
     let results = Results { gpu: gpu.name()?, rows: measure(&gpu)? };
-    if options.json {
-        return print_json(&results);
-    }
     let rows: Vec<_> =
         results.rows.iter().map(|row| vec![row.what.to_owned(), format!("{:.2} µs", row.us)]).collect();
-    print(&[&format!("STREAM MEMORY OPERATIONS, {}", results.gpu), "MEDIAN"], &rows)
+    let heading = format!("STREAM MEMORY OPERATIONS, {}", results.gpu);
+    print(options, &results, &[&heading, "MEDIAN"], &rows)
 }
 
 fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
@@ -71,62 +68,48 @@ fn measure(gpu: &Gpu) -> Result<Vec<Row>, Failure> {
 }
 
 fn enqueue(gpu: &Gpu, ops: &[MemOp]) -> Result<(), Failure> {
-    // SAFETY: the addresses are words that `gpu` holds, or of GPU memory that is held by `measure`; all are waited for before
-    // those go.
+    // SAFETY: the addresses are words that `gpu` holds, or of GPU memory that is held by `measure`;
+    // all are waited for before those go.
     unsafe { gpu.stream.submit(ops) }?;
     Ok(())
 }
 
-/// From the flip of the word that a stream waits for, until the CPU sees what it writes after `count` operations.
+/// The median of `ROUNDS` measurements, each with a value of its own.
+fn median_of(gpu: &Gpu, measure: impl FnMut(u32) -> Result<f64, Failure>) -> Result<f64, Failure> {
+    let times = (1..=ROUNDS).map(measure).collect::<Result<_, _>>()?;
+    gpu.synchronize()?;
+    Ok(median(times))
+}
+
+/// From the flip of the word that a stream waits for, until the CPU sees what it writes after
+/// `count` operations.
 fn span(gpu: &Gpu, op: Option<MemOp>, count: usize) -> Result<f64, Failure> {
-    let mut times = Vec::with_capacity(ROUNDS);
-    for round in 0..ROUNDS {
-        let value = u32::try_from(round)? + 1;
-        gpu.word(START).store(0, std::sync::atomic::Ordering::Relaxed);
-        gpu.word(WORK).store(0, std::sync::atomic::Ordering::Relaxed);
+    median_of(gpu, |value| {
+        [START, WORK].iter().for_each(|line| gpu.word(*line).store(0, Ordering::Relaxed));
         let mut ops = vec![MemOp::Wait32 { addr: gpu.addr(START)?, condition: Condition::Eq, value }];
         ops.extend(op.iter().cycle().take(count));
         ops.push(MemOp::Write32 { addr: gpu.addr(END)?, value });
         enqueue(gpu, &ops)?;
-        std::thread::sleep(Duration::from_micros(200));
-        let start = Instant::now();
-        gpu.word(START).store(value, std::sync::atomic::Ordering::Release);
-        gpu.await_word(END, value)?;
-        times.push(start.elapsed().as_secs_f64() * 1e6);
-        gpu.synchronize()?;
-    }
-    Ok(median(times))
+        gpu.flip(value, Duration::from_micros(200))
+    })
+}
+
+/// How long a call takes that finds the stream idle, in µs.
+fn on_idle(gpu: &Gpu, call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    gpu.synchronize()?;
+    std::thread::sleep(Duration::from_micros(50));
+    timed(call)
 }
 
 fn submit(gpu: &Gpu, host: StreamAddr) -> Result<f64, Failure> {
     let ops = [MemOp::Write32 { addr: host, value: 1 }, MemOp::Write64 { addr: host, value: 1 }];
-    let mut times = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
-        gpu.synchronize()?;
-        std::thread::sleep(Duration::from_micros(50));
-        let start = Instant::now();
-        enqueue(gpu, &ops)?;
-        times.push(start.elapsed().as_secs_f64() * 1e6);
-    }
-    gpu.synchronize()?;
-    Ok(median(times))
+    median_of(gpu, |_| on_idle(gpu, || enqueue(gpu, &ops)))
 }
 
 fn visible(gpu: &Gpu) -> Result<f64, Failure> {
-    let mut times = Vec::with_capacity(ROUNDS);
-    for round in 0..ROUNDS {
-        let value = u32::try_from(round)? + 1;
-        let ops = [
-            MemOp::Write32 { addr: gpu.addr(WORK)?, value },
-            MemOp::Write64 { addr: gpu.addr(END)?, value: value.into() },
-        ];
-        gpu.synchronize()?;
-        std::thread::sleep(Duration::from_micros(50));
-        let start = Instant::now();
-        enqueue(gpu, &ops)?;
-        gpu.await_word(END, value)?;
-        times.push(start.elapsed().as_secs_f64() * 1e6);
-    }
-    gpu.synchronize()?;
-    Ok(median(times))
+    let (work, end) = (gpu.addr(WORK)?, gpu.addr(END)?);
+    median_of(gpu, |value| {
+        let ops = [MemOp::Write32 { addr: work, value }, MemOp::Write64 { addr: end, value: value.into() }];
+        on_idle(gpu, || enqueue(gpu, &ops).and_then(|()| gpu.await_word(END, value)))
+    })
 }

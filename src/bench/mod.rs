@@ -9,6 +9,7 @@ mod gpu;
 mod graph;
 mod memops;
 mod overlap;
+mod pair;
 mod plan;
 mod post;
 mod turnaround;
@@ -17,7 +18,7 @@ use crate::cli::{BenchOptions, Benchmark};
 use crate::failure::Failure;
 use crate::text;
 use serde::Serialize;
-use std::io::{self, Write};
+use std::time::Instant;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     match options.what {
@@ -35,14 +36,50 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
     }
 }
 
-fn print_json(results: &impl Serialize) -> Result<(), Failure> {
-    writeln!(io::stdout().lock(), "{}", serde_json::to_string(results)?)?;
-    Ok(())
+fn print(
+    options: &BenchOptions,
+    results: &impl Serialize,
+    header: &[&str],
+    rows: &[Vec<String>],
+) -> Result<(), Failure> {
+    text::print(options.json, results, || text::table(header, rows))
 }
 
-fn print(header: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
-    write!(io::stdout().lock(), "{}", text::table(header, rows))?;
-    Ok(())
+/// `titles`: of the table, of our column, and of the reference's.
+fn print_comparisons(
+    options: &BenchOptions,
+    results: &impl Serialize,
+    [what, ours, reference]: [&str; 3],
+    rows: &[Comparison],
+) -> Result<(), Failure> {
+    let rows: Vec<_> = rows.iter().map(Comparison::row).collect();
+    print(options, results, &[what, ours, reference, "RATIO"], &rows)
+}
+
+fn micros_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+/// How long a call takes, in µs.
+fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    call()?;
+    Ok(micros_since(start))
+}
+
+/// Measures ours and the reference. The caller alternates which of them is first: the first may
+/// find caches colder.
+fn in_turn(
+    ours_first: bool,
+    ours: impl FnOnce() -> Result<f64, Failure>,
+    reference: impl FnOnce() -> Result<f64, Failure>,
+) -> Result<(f64, f64), Failure> {
+    if ours_first {
+        Ok((ours()?, reference()?))
+    } else {
+        let reference = reference()?;
+        Ok((ours()?, reference))
+    }
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
@@ -58,16 +95,16 @@ struct Comparison {
     gdsync_us: f64,
     /// Median of the reference, in µs.
     reference_us: f64,
-    /// The first through the second, round by round: median.
+    /// Median over the rounds of ours divided by the reference.
     ratio: f64,
 }
 
 impl Comparison {
     /// `pairs`: ours and the reference's, in µs, each pair measured side by side.
-    fn new(what: &str, pairs: Vec<(f64, f64)>) -> Self {
+    fn new(what: impl Into<String>, pairs: Vec<(f64, f64)>) -> Self {
         let column = |pick: fn(&(f64, f64)) -> f64| median(pairs.iter().map(pick).collect());
         Comparison {
-            what: what.to_owned(),
+            what: what.into(),
             gdsync_us: column(|pair| pair.0),
             reference_us: column(|pair| pair.1),
             ratio: column(|pair| pair.0 / pair.1),

@@ -1,7 +1,9 @@
-//! A stream that computes and a stream that communicates: together they take as long as the longer one, and the CPU idles.
+//! A stream that computes and a stream that communicates: together they take as long as the longer
+//! one, and the CPU idles.
 
-use super::gpu::{Gpu, Pair};
-use super::{print, print_json};
+use super::gpu::Gpu;
+use super::pair::Pair;
+use super::print;
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use crate::hca::Hca;
@@ -71,9 +73,6 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
             bench.measure("both at once", true, true)?,
         ],
     };
-    if options.json {
-        return print_json(&results);
-    }
     let heading = format!("{EXCHANGES} EXCHANGES, {KERNELS} KERNELS, {}", results.gpu);
     let ms = |value: f64| format!("{value:.1}");
     let rows: Vec<_> = results
@@ -81,7 +80,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         .iter()
         .map(|row| vec![row.what.to_owned(), ms(row.wall_ms), ms(row.program_cpu_ms), ms(row.card_cpu_ms)])
         .collect();
-    print(&[&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"], &rows)
+    print(options, &results, &[&heading, "WALL ms", "PROGRAM'S CPU ms", "CARD'S CPU ms"], &rows)
 }
 
 struct Bench {

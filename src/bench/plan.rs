@@ -1,6 +1,7 @@
-//! The batch compiler: how many memory operations it makes of a batch, and how long it takes, merged against unmerged.
+//! The batch compiler: how many memory operations it makes of a batch, and how long it takes,
+//! merged against unmerged.
 
-use super::{median, print, print_json};
+use super::{median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::MemOpCaps;
@@ -31,7 +32,8 @@ struct Row {
 struct Figures {
     operations: usize,
     submissions: usize,
-    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues' locks.
+    /// The CPU's time for planning and lowering one descriptor. Posting also takes the queues'
+    /// locks.
     ns_per_descriptor: f64,
 }
 
@@ -49,9 +51,6 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
     rows.push(row("a step among 64, a receive queue for each".to_owned(), &step(PEERS))?);
     rows.push(row("a step among 64, one receive queue".to_owned(), &step(1))?);
-    if options.json {
-        return print_json(&rows);
-    }
     let cells = |row: &Row| {
         let figures = |figures: &Figures| {
             let per = figures.operations as f64 / row.descriptors as f64;
@@ -62,7 +61,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         vec![row.batch.clone(), merged, plain, merged_ns, plain_ns]
     };
     let header = ["BATCH", "OPERATIONS MERGED", "PLAIN", "CPU ns A DESCRIPTOR, MERGED", "PLAIN"];
-    print(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+    print(options, &rows, &header, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 fn send(queue_pair: u32, index: u32) -> Descriptor {

@@ -1,14 +1,14 @@
 //! Waking and posting, against the same memory operations written by hand.
 
-use super::gpu::{Gpu, Pair, by_hand};
-use super::{Comparison, print, print_json};
+use super::gpu::{END, Gpu, START, by_hand};
+use super::pair::Pair;
+use super::{Comparison, in_turn, print_comparisons, timed};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
 use gdsync::memop::Condition;
 use gdsync::{Batch, PreparedSend, WorkRequest};
 use serde::Serialize;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Turnarounds that are measured.
 const TURNS: u32 = 2000;
@@ -17,9 +17,7 @@ const IDLE_POSTS: u32 = 4000;
 const POSTS: u32 = 20_000;
 const BURST: u32 = 16;
 
-/// Lines of the shared words.
-const START: usize = 0;
-const END: usize = 1;
+/// The shared words that stand in for a doorbell record and a doorbell register.
 const RECORD: usize = 2;
 const REGISTER: usize = 3;
 
@@ -37,24 +35,13 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         doorbells: bench.gpu.stream.doorbells(&bench.pair.left)?.to_string(),
         rows: vec![bench.turnaround()?, bench.posting(IDLE_POSTS, 1)?, bench.posting(POSTS, BURST)?],
     };
-    if options.json {
-        return print_json(&results);
-    }
     let heading = format!("{}, DOORBELLS {}", results.gpu, results.doorbells);
-    let rows: Vec<_> = results.rows.iter().map(Comparison::row).collect();
-    print(&[&heading, "GDSYNC µs", "BY HAND µs", "RATIO"], &rows)
+    print_comparisons(options, &results, [&heading, "GDSYNC µs", "BY HAND µs"], &results.rows)
 }
 
 struct Bench {
     gpu: Gpu,
     pair: Pair,
-}
-
-/// How long a call takes, in µs.
-fn timed(call: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
-    let start = Instant::now();
-    call()?;
-    Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
 impl Bench {
@@ -63,24 +50,8 @@ impl Bench {
         Ok(self.pair.left.prepare(WorkRequest::send(&[]))?)
     }
 
-    /// Takes the completions of `count` sends and their receives.
-    fn collect(&self, count: u32) -> Result<(), Failure> {
-        for queue in [self.pair.left.send_cq(), self.pair.right.recv_cq()] {
-            let mut left = count;
-            while left > 0 {
-                match queue.poll()? {
-                    Some(completion) => {
-                        completion.status?;
-                        left -= 1;
-                    }
-                    None => std::hint::spin_loop(),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after the doorbell.
+    /// From the flip of a word that the stream waits for, until the CPU sees what it writes after
+    /// the doorbell.
     fn turnaround(&self) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
         let (start, end) = (gpu.handle(START)?, gpu.handle(END)?);
@@ -94,7 +65,7 @@ impl Bench {
                 .write_value32(&end, value);
             gpu.stream.post(batch).map_err(|error| error.to_string())?;
             let ours = self.turn(value)?;
-            self.collect(1)?;
+            self.pair.collect(1)?;
             let value = value + 1;
             let mut ops = [
                 by_hand::wait(gpu.addr(START)?, value),
@@ -110,16 +81,11 @@ impl Bench {
     }
 
     fn turn(&self, value: u32) -> Result<f64, Failure> {
-        std::thread::sleep(Duration::from_micros(30));
-        let start = Instant::now();
-        self.gpu.word(START).store(value, Ordering::Release);
-        self.gpu.await_word(END, value)?;
-        let time = start.elapsed().as_secs_f64() * 1e6;
-        self.gpu.synchronize()?;
-        Ok(time)
+        self.gpu.flip(value, Duration::from_micros(30))
     }
 
-    /// What it costs the CPU to post one prepared send: with `burst` of them between two synchronizations.
+    /// What it costs the CPU to post one prepared send: with `burst` of them between two
+    /// synchronizations.
     fn posting(&self, posts: u32, burst: u32) -> Result<Comparison, Failure> {
         let gpu = &self.gpu;
         let (record, register) = (gpu.addr(RECORD)?, gpu.addr(REGISTER)?);
@@ -131,31 +97,25 @@ impl Bench {
         };
         let mut pairs = Vec::new();
         for post in 0..posts {
-            // The first of two calls finds the driver's memory out of the nearest caches, after what preparing has
-            // touched; the second finds it there. They take turns.
+            // Preparing evicts the driver's memory from the nearest caches, and the first of the
+            // two calls brings it back.
             let send = self.prepare()?;
             let post_send = || gpu.stream.post_send(send).map(drop).map_err(|error| error.to_string().into());
-            self.rest(burst)?;
-            let (ours, reference) = if post % 2 == 0 {
-                let reference = timed(|| by_hand(post))?;
-                self.rest(burst)?;
-                (timed(post_send)?, reference)
-            } else {
-                let ours = timed(post_send)?;
-                self.rest(burst)?;
-                (ours, timed(|| by_hand(post))?)
-            };
-            pairs.push((ours, reference));
+            pairs.push(in_turn(
+                post % 2 == 1,
+                || self.rest(burst).and_then(|()| timed(post_send)),
+                || self.rest(burst).and_then(|()| timed(|| by_hand(post))),
+            )?);
             if post % burst == burst - 1 {
                 gpu.synchronize()?;
-                self.collect(burst)?;
+                self.pair.collect(burst.into())?;
             }
         }
         let what = if burst == 1 { "an idle stream" } else { "a busy stream" };
-        Ok(Comparison::new(&format!("the CPU posts one prepared send, {what}"), pairs))
+        Ok(Comparison::new(format!("the CPU posts one prepared send, {what}"), pairs))
     }
 
-    /// Where each post is to find an idle stream: waits until it is.
+    /// Waits until the stream is idle, where each post is to find it so.
     fn rest(&self, burst: u32) -> Result<(), Failure> {
         if burst == 1 { self.gpu.synchronize() } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! What a check says.
+//! Checks and their results.
 
 use serde::Serialize;
 use std::fmt;

@@ -121,22 +121,15 @@ fn consistency(gpu: &Gpu) -> Check {
     }
 }
 
-fn parameters(machine: &Machine<'_>, question: Question) -> Result<(String, Question), Box<Check>> {
-    match machine.tree.text(PARAMETERS) {
-        Ok(text) => Ok((text, question)),
-        Err(unread) => Err(Box::new(question.skip(unread))),
-    }
-}
-
 fn peer_mapping(machine: &Machine<'_>) -> Check {
     const KEY: &str = "PeerMappingOverride";
     let question = Question::new(
         "PeerMappingOverride",
         "without it only root may let a GPU store to a card's doorbell register; others' doorbells take the way over a CPU thread",
     );
-    let (text, question) = match parameters(machine, question) {
-        Ok(found) => found,
-        Err(check) => return *check,
+    let text = match machine.tree.text(PARAMETERS) {
+        Ok(text) => text,
+        Err(unread) => return question.skip(unread),
     };
     let Some(dwords) = parse::field(&text, "RegistryDwords", ':') else {
         return question.skip(format!("{PARAMETERS} has no RegistryDwords"));
@@ -160,9 +153,9 @@ fn stream_memops_parameter(machine: &Machine<'_>) -> Check {
         "EnableStreamMemOPs",
         "it enables the first version of stream memory operations; gdsync uses the second, which every driver for CUDA 12 has",
     );
-    let (text, question) = match parameters(machine, question) {
-        Ok(found) => found,
-        Err(check) => return *check,
+    let text = match machine.tree.text(PARAMETERS) {
+        Ok(text) => text,
+        Err(unread) => return question.skip(unread),
     };
     match parse::field(&text, "EnableStreamMemOPs", ':') {
         Some(value) => question.pass(format!("{value}, not needed")),

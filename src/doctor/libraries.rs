@@ -1,4 +1,5 @@
-//! What the libraries of this machine say: CUDA's driver API, and libibverbs. Recorded trees have it in a file.
+//! What the libraries of this machine report: CUDA's driver API, and libibverbs. Recorded trees
+//! have it in a file.
 
 use super::source::Tree;
 use crate::devices::{self, Listing};
@@ -107,7 +108,7 @@ fn ask_cuda() -> Answer<Cuda> {
         let gpus: Result<_, _> = (0..cuda::device_count()?).map(gpu).collect();
         Ok(Cuda { version: cuda::driver_version()?, gpus: gpus? })
     };
-    // `CUDA_ERROR_NO_DEVICE`: what cuInit says where there is a driver but no GPU.
+    // `CUDA_ERROR_NO_DEVICE`: cuInit returns it where there is a driver but no GPU.
     const NO_DEVICE: u32 = 100;
     match answer() {
         Ok(cuda) => Answer::Says(cuda),

@@ -13,9 +13,10 @@ const MELLANOX: &str = "0x15b3";
 pub(super) struct Function {
     /// Such as `0000:3b:00.0`.
     pub(super) address: String,
-    /// From the host bridge (`pci0000:00`) down to the function itself; empty where the link cannot be read.
+    /// From the host bridge (`pci0000:00`) down to the function itself; empty where the link cannot
+    /// be read.
     pub(super) path: Vec<String>,
-    /// Its NUMA node; none where the firmware does not say.
+    /// Its NUMA node; none where the firmware reports none.
     pub(super) numa: Option<u32>,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Machine<'a> {
     pub(super) tree: &'a Tree,
     pub(super) libraries: &'a Libraries,
     pub(super) gpus: Vec<Gpu>,
-    /// NVIDIA GPUs on the buses, whatever CUDA says.
+    /// NVIDIA GPUs on the buses, visible to CUDA or not.
     pub(super) gpus_on_bus: Vec<Function>,
     pub(super) cards: Vec<Card>,
     /// Network functions of NVIDIA (Mellanox) on the buses that no RDMA device belongs to.
@@ -52,7 +53,7 @@ pub(super) struct Machine<'a> {
     pub(super) pci_unread: Option<Unread>,
     /// Why RDMA devices cannot be looked at, other than that there are none.
     pub(super) cards_unread: Option<Unread>,
-    /// Whether the processor says that it is a virtual machine's; none where that cannot be read.
+    /// Whether the processor reports a hypervisor; none where that cannot be read.
     pub(super) virtual_machine: Option<bool>,
 }
 
@@ -96,7 +97,8 @@ fn function(tree: &Tree, address: &str) -> Function {
     let target = tree.link(&format!("{PCI}/{address}")).unwrap_or_default();
     let mut path: Vec<String> =
         target.split('/').skip_while(|part| !part.starts_with("pci")).map(str::to_owned).collect();
-    // A virtual bridge (VMD, a hypervisor's) may stand between: what is before the last host bridge is no PCI path.
+    // A virtual bridge (VMD, a hypervisor's) may stand between: what is before the last host bridge
+    // is no PCI path.
     if let Some(last) = path.iter().rposition(|part| part.starts_with("pci")) {
         path.drain(..last);
     }
@@ -143,7 +145,7 @@ fn gpus(tree: &Tree, libraries: &Libraries, on_bus: &[Function]) -> Vec<Gpu> {
     gpus
 }
 
-/// `flags` of x86 processors says so.
+/// `flags` of x86 processors contains `hypervisor` in a virtual machine.
 fn virtual_machine(tree: &Tree) -> Option<bool> {
     let info = tree.text("/proc/cpuinfo").ok()?;
     let flags = super::parse::field(&info, "flags", ':')?;

@@ -1,6 +1,8 @@
-//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do about it.
+//! `gdsync doctor`: what of a machine works for GPUDirect Async, what does not, and what to do
+//! about it.
 //!
-//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and no GPU memory is taken.
+//! A check never guesses: what cannot be read is skipped, with the reason. Nothing is changed, and
+//! no GPU memory is taken.
 
 mod check;
 mod driver;
@@ -16,11 +18,11 @@ mod topology;
 
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
+use crate::text;
 use libraries::Libraries;
 use machine::Machine;
 use report::{Family, Report};
 use source::Tree;
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -37,12 +39,7 @@ pub(crate) fn run(options: &DoctorOptions) -> Result<ExitCode, Failure> {
         None => (Tree::new(Path::new("/")), Libraries::ask()),
     };
     let report = examine(&tree, &libraries);
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
-    } else {
-        write!(out, "{}", report.text())?;
-    }
+    text::print(options.json, &report, || report.text())?;
     Ok(if report.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -62,7 +59,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     Report::new(families, paths)
 }
 
-/// What a library's error says was seen. Its remedy, which follows, the check words itself.
+/// A library's error without the remedy that follows it: the check words its own remedy.
 fn without_remedy(error: &str) -> String {
     error.split(": install").next().unwrap_or(error).to_owned()
 }

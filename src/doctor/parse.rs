@@ -1,4 +1,4 @@
-//! What the kernel's files say. Pure; whatever the bytes are, nothing here panics.
+//! Parsers of the kernel's files. They read no files themselves, and panic on no input.
 
 /// The value of a line `key<separator>value`.
 pub(super) fn field<'a>(text: &'a str, key: &str, separator: char) -> Option<&'a str> {
@@ -8,7 +8,8 @@ pub(super) fn field<'a>(text: &'a str, key: &str, separator: char) -> Option<&'a
     })
 }
 
-/// The NVIDIA kernel module's version in `/proc/driver/nvidia/version`, and whether it is the open one.
+/// The NVIDIA kernel module's version in `/proc/driver/nvidia/version`, and whether it is the open
+/// one.
 pub(super) fn driver_version(text: &str) -> Option<(String, bool)> {
     let line = field(text, "NVRM version", ':')?;
     let is_version = |word: &&str| {
@@ -40,7 +41,8 @@ pub(super) fn kernel_release(text: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The soft limit of locked memory in `/proc/self/limits`, in bytes; `Some(None)` where there is no limit.
+/// The soft limit of locked memory in `/proc/self/limits`, in bytes; `Some(None)` where there is no
+/// limit.
 pub(super) fn locked_memory(text: &str) -> Option<Option<u64>> {
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
@@ -55,7 +57,8 @@ pub(super) fn has_capability(status: &str, number: u32) -> Option<bool> {
     Some(set.checked_shr(number)? & 1 != 0)
 }
 
-/// The file of a library that a process has mapped, in `/proc/self/maps`: the one whose name begins with `soname`.
+/// The file of a library that a process has mapped, in `/proc/self/maps`: the one whose name begins
+/// with `soname`.
 pub(super) fn mapped_library<'a>(maps: &'a str, soname: &str) -> Option<&'a str> {
     maps.lines().find_map(|line| {
         let path = &line[line.find('/')?..];
@@ -63,15 +66,16 @@ pub(super) fn mapped_library<'a>(maps: &'a str, soname: &str) -> Option<&'a str>
     })
 }
 
-/// The release of rdma-core in the file name of one of its libraries: `libibverbs.so.1.14.44.0` is of 44.0. Its build names files
-/// `soname.ABI.RELEASE`.
+/// The release of rdma-core in the file name of one of its libraries: `libibverbs.so.1.14.44.0` is
+/// of 44.0. Its build names files `soname.ABI.RELEASE`.
 pub(super) fn library_release<'a>(path: &'a str, soname: &str) -> Option<&'a str> {
     let rest = path.rsplit('/').next()?.strip_prefix(soname)?.strip_prefix('.')?;
     let (_abi, release) = rest.split_once('.')?;
     (!release.is_empty()).then_some(release)
 }
 
-/// Text behind the number of a state such as `4: ACTIVE`, in `/sys/class/infiniband/*/ports/*/state`.
+/// Text behind the number of a state such as `4: ACTIVE`, in
+/// `/sys/class/infiniband/*/ports/*/state`.
 pub(super) fn state(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, name)| name).trim()
 }
@@ -89,7 +93,8 @@ pub(super) enum Acs {
 
 /// Where extended capabilities begin (`PCI_CFG_SPACE_SIZE` of `linux/pci_regs.h`).
 const EXTENDED: usize = 0x100;
-/// Extended capability of Access Control Services (`PCI_EXT_CAP_ID_ACS` of `linux/pci_regs.h`), and its control register's place.
+/// Extended capability of Access Control Services (`PCI_EXT_CAP_ID_ACS` of `linux/pci_regs.h`), and
+/// its control register's place.
 const ACS_ID: u32 = 0x0d;
 const ACS_CONTROL: usize = 6;
 /// Most capabilities that fit the extended space: each has 4 bytes at least.
@@ -103,7 +108,8 @@ pub(super) fn acs(config: &[u8]) -> Acs {
     };
     let mut at = EXTENDED;
     for _ in 0..MOST {
-        // 0: no extended capabilities, or the end of their list; all ones: a device that does not answer.
+        // 0: no extended capabilities, or the end of their list; all ones: a device that does not
+        // answer.
         let Some(header) = word(at) else { return Acs::Unreadable(config.len()) };
         if header == u32::MAX {
             return Acs::Unreadable(config.len());
@@ -123,7 +129,8 @@ pub(super) fn acs(config: &[u8]) -> Acs {
     Acs::None
 }
 
-/// Names of the control bits that send traffic between two devices up to the root (`PCI_ACS_RR`, `PCI_ACS_CR`, `PCI_ACS_EC`).
+/// Names of the control bits that send traffic between two devices up to the root (`PCI_ACS_RR`,
+/// `PCI_ACS_CR`, `PCI_ACS_EC`).
 pub(super) fn redirections(control: u16) -> Vec<&'static str> {
     let bits = [(1 << 2, "request redirect"), (1 << 3, "completion redirect"), (1 << 5, "egress control")];
     bits.iter().filter(|(bit, _)| control & bit != 0).map(|(_, name)| *name).collect()

@@ -54,7 +54,8 @@ fn releases_of_rdma_core_are_in_file_names() {
     }
 }
 
-/// A configuration space with extended capabilities at these places: id, next, and two bytes of control at 6.
+/// A configuration space with extended capabilities at these places: id, next, and two bytes of
+/// control at 6.
 fn config(capabilities: &[(usize, u32, usize, u16)]) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     for (at, id, next, control) in capabilities {

@@ -1,4 +1,4 @@
-//! What the doctor says, for people.
+//! The doctor's report as text.
 
 use super::check::{Check, Status};
 use super::topology::Path;

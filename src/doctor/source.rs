@@ -4,7 +4,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
-/// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is cut.
+/// Longest file that is read, in bytes. What the kernel shows is shorter; a file that is not is
+/// cut.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The folder that stands for `/`.
@@ -76,13 +77,13 @@ impl Tree {
         Ok(names)
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub(super) fn link(&self, path: &str) -> Result<String, Unread> {
         let target = fs::read_link(self.at(path)).map_err(|error| Self::unread(path, &error))?;
         Ok(target.to_string_lossy().into_owned())
     }
 
-    /// The last component of what a symbolic link says.
+    /// The last component of the target of a symbolic link.
     pub(super) fn link_name(&self, path: &str) -> Result<String, Unread> {
         let target = self.link(path)?;
         Ok(target.rsplit('/').next().unwrap_or_default().to_owned())

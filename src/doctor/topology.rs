@@ -23,13 +23,7 @@ pub(super) enum Class {
 
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Class::Pix => "PIX",
-            Class::Pxb => "PXB",
-            Class::Phb => "PHB",
-            Class::Node => "NODE",
-            Class::Sys => "SYS",
-        })
+        f.pad(&format!("{self:?}").to_uppercase())
     }
 }
 
@@ -43,7 +37,8 @@ pub(super) struct Path {
     pub(super) class: Option<Class>,
     /// Why there is no class.
     pub(super) unknown: Option<String>,
-    /// Addresses of the bridges on it below what both have in common, where it does not cross a host bridge.
+    /// Addresses of the bridges on it below what both have in common, where it does not cross a
+    /// host bridge.
     pub(super) bridges: Vec<String>,
 }
 

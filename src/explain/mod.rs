@@ -5,16 +5,16 @@ mod parse;
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::text;
-use gdsync::memop::{Condition, MemOp, MemOpCaps};
+use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
-use parse::Text;
+use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
-/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync bench memops`,
-/// `docs/gpu-results.md`): a write to host memory; a wait for host memory that is satisfied already; a barrier. That GPU has no
-/// flush, which counts as a barrier.
+/// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync
+/// bench memops`, `docs/gpu-results.md`): a write to host memory; a wait for host memory that is
+/// satisfied already; a barrier. That GPU has no flush, which counts as a barrier.
 const WRITE_US: f64 = 0.63;
 const WAIT_US: f64 = 1.0;
 const BARRIER_US: f64 = 0.6;
@@ -74,12 +74,7 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
         }
     };
     let explanation = explain(&batch, options.plain)?;
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&explanation)?)?;
-    } else {
-        out.write_all(explanation.tables().as_bytes())?;
-    }
+    text::print(options.json, &explanation, || explanation.tables())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,15 +128,6 @@ fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
         plain: Compiled::new(batch, &plain),
         merged: (!plain_only).then(|| Compiled::new(batch, &merged)),
     })
-}
-
-fn sign(condition: Condition) -> &'static str {
-    match condition {
-        Condition::Geq => ">=",
-        Condition::Eq => "==",
-        Condition::And => "and",
-        Condition::Nor => "nor",
-    }
 }
 
 fn describe(batch: &Text, descriptor: &outline::Descriptor) -> String {
@@ -213,7 +199,7 @@ impl Compiled {
             .iter()
             .map(|operation| {
                 let descriptor =
-                    operation.descriptor.map_or_else(|| "ticket".to_owned(), |number| number.to_string());
+                    operation.descriptor.map_or_else(|| "point".to_owned(), |number| number.to_string());
                 vec![operation.submission.to_string(), descriptor, operation.text.clone()]
             })
             .collect();
@@ -282,7 +268,7 @@ mod tests {
             [(Example::Halo, 24, 17), (Example::Pingpong, 6, 5), (Example::Alltoall, 257, 193)]
         {
             let explanation = of(&example_text(example));
-            // What does not fit one submission has a ticket of its own.
+            // What does not fit one submission has a point of its own.
             let count = explanation.plain.operations.len();
             assert!((plain - 1..=plain).contains(&count), "{example:?}: {count}");
             assert_eq!(explanation.merged.unwrap().operations.len(), merged, "{example:?}");
@@ -299,7 +285,7 @@ mod tests {
             "Write32 doorbell record of left",
             "Wait32  entry 0 of left.sent nor",
             "Write32 flag = 0x5",
-            "ticket",
+            "point",
             "merged: 5 memory operations, 1 submissions, 3.52 µs",
         ] {
             assert!(text.contains(said), "{said}:\n{text}");

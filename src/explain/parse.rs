@@ -7,6 +7,14 @@ use std::fmt;
 /// Most descriptors of a text.
 pub(super) const MAX_DESCRIPTORS: usize = 100_000;
 
+/// The conditions of waits, as texts write them.
+const SIGNS: [(&str, Condition); 4] =
+    [(">=", Condition::Geq), ("==", Condition::Eq), ("and", Condition::And), ("nor", Condition::Nor)];
+
+pub(super) fn sign(condition: Condition) -> &'static str {
+    SIGNS.iter().find(|(_, known)| *known == condition).map_or("?", |(sign, _)| sign)
+}
+
 /// Names of the same kind; their positions are their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Names(Vec<String>);
@@ -98,15 +106,23 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// The number of a name, which is a new one where `names` has none for it.
+    fn named(&mut self, wanted: &str, names: &mut Names) -> Result<u32, Place> {
+        Ok(names.number(self.name(wanted)?))
+    }
+
+    fn value32(&mut self) -> Result<u32, Place> {
+        Ok(self.number("32-bit value", u32::MAX.into())? as u32)
+    }
+
+    fn value64(&mut self) -> Result<u64, Place> {
+        self.number("64-bit value", u64::MAX)
+    }
+
     fn condition(&mut self) -> Result<Condition, Place> {
         let (column, text) = self.next("a condition (>=, ==, and, nor)")?;
-        match text {
-            ">=" => Ok(Condition::Geq),
-            "==" => Ok(Condition::Eq),
-            "and" => Ok(Condition::And),
-            "nor" => Ok(Condition::Nor),
-            _ => Err((column, format!("{text} is no condition: it is one of >=, ==, and, nor"))),
-        }
+        let known = SIGNS.iter().find(|(sign, _)| *sign == text).map(|(_, condition)| *condition);
+        known.ok_or_else(|| (column, format!("{text} is no condition: it is one of >=, ==, and, nor")))
     }
 
     /// How many times: `xN` at the end, or once.
@@ -149,32 +165,20 @@ impl Text {
     fn line(&mut self, text: &str) -> Result<(), Place> {
         let mut line = Line::new(text);
         let Some((column, word)) = line.words.next() else { return Ok(()) };
-        let short = u64::from(u32::MAX);
+        let words = &mut self.words;
         let descriptor = match word {
             "send" => {
-                let queue_pair = self.queue_pairs.number(line.name("a queue pair")?);
+                let queue_pair = line.named("a queue pair", &mut self.queue_pairs)?;
                 Descriptor::Send(PaperSend { queue_pair, index: 0 })
             }
             "wait" | "wait-checked" => {
-                let queue = self.queues.number(line.name("a completion queue")?);
+                let queue = line.named("a completion queue", &mut self.queues)?;
                 Descriptor::WaitCq(PaperWait { queue, index: 0, checked: word == "wait-checked" })
             }
-            "wait32" => {
-                let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
-                Descriptor::Wait32(word, condition, line.number("32-bit value", short)? as u32)
-            }
-            "wait64" => {
-                let (word, condition) = (self.words.number(line.name("a word")?), line.condition()?);
-                Descriptor::Wait64(word, condition, line.number("64-bit value", u64::MAX)?)
-            }
-            "write32" => {
-                let word = self.words.number(line.name("a word")?);
-                Descriptor::Write32(word, line.number("32-bit value", short)? as u32)
-            }
-            "write64" => {
-                let word = self.words.number(line.name("a word")?);
-                Descriptor::Write64(word, line.number("64-bit value", u64::MAX)?)
-            }
+            "wait32" => Descriptor::Wait32(line.named("a word", words)?, line.condition()?, line.value32()?),
+            "wait64" => Descriptor::Wait64(line.named("a word", words)?, line.condition()?, line.value64()?),
+            "write32" => Descriptor::Write32(line.named("a word", words)?, line.value32()?),
+            "write64" => Descriptor::Write64(line.named("a word", words)?, line.value64()?),
             "barrier" => Descriptor::Barrier,
             "flush" => Descriptor::Flush,
             _ => {

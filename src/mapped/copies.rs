@@ -1,4 +1,5 @@
-//! `gdsync copybw` and `gdsync copylat`: every copy kernel on every mapping, beside what there would be without.
+//! `gdsync copybw` and `gdsync copylat`: every copy kernel on every mapping, beside what there
+//! would be without.
 
 use super::table::{self, Cell, Report, Row};
 use super::{Memory, Source, pattern};
@@ -15,7 +16,7 @@ const LEAST: usize = 3;
 const SHORT: usize = 16 << 10;
 const BUNCH: usize = 32;
 
-/// What a table tells.
+/// The quantity of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// GB/s; rows are compared at the largest size.
@@ -120,7 +121,8 @@ fn time(mut copy: impl FnMut() -> Result<(), Failure>, size: usize) -> Result<f6
 /// The driver's own copy, as a program would call it.
 fn to_gpu(memory: &Memory, from: &[u8]) -> Result<(), Failure> {
     let Some(gpu) = memory.gpu() else { return Ok(()) };
-    // SAFETY: the memory is as long (it is the largest that is measured); its context is current since it was made.
+    // SAFETY: the memory is as long (it is the largest that is measured); its context is current
+    // since it was made.
     unsafe { sys::cuMemcpyHtoD_v2(gpu.address(), from.as_ptr().cast(), from.len()) }.result()?;
     Ok(())
 }

@@ -11,14 +11,14 @@ use std::sync::Arc;
 /// Bytes of the memory: a piece as GPUs give exportable memory.
 const LEN: usize = 2 << 20;
 
-/// Every access must do what it says or be refused, and none may end the program.
+/// Every access must succeed or be refused, and none may end the program.
 pub(super) fn check(context: &Arc<CudaContext>, backend: MappingBackend) -> Result<Passed, Failure> {
     context.bind_to_thread()?;
     let exportable = backend == MappingBackend::ResourceManager;
     let memory = if exportable { Memory::exportable(context)? } else { Memory::ordinary()? };
-    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but the mapping uses the handle, and how a mapping stands
-    // that is what is checked.
-    let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN) }?;
+    // SAFETY: violated on purpose: the memory is freed before the handle is dropped. Nothing but
+    // the mapping uses the handle, and how a mapping stands that is what is checked.
+    let gpu = unsafe { GpuMemory::from_raw(context, memory.address, LEN, ()) }?;
     let mapped = MappedMemory::pin_by(backend, &gpu)?;
     let bytes = pattern(LEN, 3);
     mapped.copy_to(0, &bytes)?;
@@ -76,8 +76,8 @@ impl Memory {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let (mut handle, mut address) = (0, 0);
-        // SAFETY: valid places, and each call gets what the one before made. What is mapped keeps the memory. Where one fails, what was
-        // made before ends with the process.
+        // SAFETY: valid places, and each call gets what the one before made. What is mapped keeps
+        // the memory. Where one fails, what was made before ends with the process.
         unsafe {
             sys::cuMemCreate(&mut handle, LEN, &properties, 0).result()?;
             sys::cuMemAddressReserve(&mut address, LEN, 0, 0, 0).result()?;

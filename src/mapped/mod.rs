@@ -56,6 +56,10 @@ struct Absent {
     reason: String,
 }
 
+fn absent_lines(absent: &[Absent]) -> String {
+    absent.iter().map(|one| format!("not by {}: {}\n", one.backend, one.reason)).collect()
+}
+
 impl Source {
     /// # Errors
     /// Where there is no GPU, or no backend works on it.

@@ -18,7 +18,7 @@ const LEN: usize = 256 << 10;
 /// How long a stream may take to see a word.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a check says, unless it fails.
+/// The result of a check that did not fail.
 pub(super) enum Passed {
     Yes,
     /// It cannot be had here.
@@ -92,16 +92,15 @@ pub(crate) fn run(options: &MappedOptions) -> Result<ExitCode, Failure> {
     if options.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        for absent in &report.absent {
-            writeln!(out, "not by {}: {}", absent.backend, absent.reason)?;
-        }
+        write!(out, "{}", super::absent_lines(&report.absent))?;
     }
     let failed = report.lines.iter().any(|line| line.result == "FAIL");
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 impl Subject {
-    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in, its bytes.
+    /// What the other side of the mapping holds: the GPU, by a copy of the driver's; of a stand-in,
+    /// its bytes.
     fn other_reads(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![0; len];
         match &self.memory {
@@ -296,7 +295,8 @@ fn load(subject: &Subject, offset: usize) -> Result<u32, Failure> {
 }
 
 fn child(subject: &Subject) -> Result<Passed, Failure> {
-    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and leaves at once.
+    // SAFETY: the child calls nothing but two functions that allocate nothing and take no lock, and
+    // leaves at once.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(io::Error::last_os_error().into());
@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn a_broken_other_side_is_noticed() {
-        // What the checks compare with is the mapping's own bytes; spoilt between, they must differ.
+        // What the checks compare with is the mapping's own bytes; spoilt between, they must
+        // differ.
         let subject = Subject {
             memory: Memory::StandIn(Mapping::stand_in(LEN).unwrap()),
             backend: MappingBackend::StandIn,

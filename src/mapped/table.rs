@@ -5,7 +5,6 @@ use super::copies::Unit;
 use crate::failure::Failure;
 use crate::text;
 use serde::Serialize;
-use std::io::{self, Write};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -69,24 +68,20 @@ pub(super) fn compare(rows: &mut [Row], unit: Unit) {
 }
 
 pub(super) fn print(report: &Report, unit: Unit, json: bool) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    if json {
-        writeln!(out, "{}", serde_json::to_string(report)?)?;
-        return Ok(());
-    }
-    for mapping in &report.mappings {
-        let of = match unit {
-            Unit::Bandwidth => "GB/s",
-            Unit::Latency => "µs",
-        };
-        writeln!(out, "{}: mapped by {}, {}; {of}, medians", report.on, mapping.backend, mapping.caching)?;
-        write!(out, "{}", render(mapping, unit))?;
-        writeln!(out)?;
-    }
-    for absent in &report.absent {
-        writeln!(out, "not by {}: {}", absent.backend, absent.reason)?;
-    }
-    Ok(())
+    let of = match unit {
+        Unit::Bandwidth => "GB/s",
+        Unit::Latency => "µs",
+    };
+    text::print(json, report, || {
+        let mut text = String::new();
+        for mapping in &report.mappings {
+            let (backend, caching) = (&mapping.backend, &mapping.caching);
+            text += &format!("{}: mapped by {backend}, {caching}; {of}, medians\n", report.on);
+            text += &render(mapping, unit);
+            text.push('\n');
+        }
+        text + &super::absent_lines(&report.absent)
+    })
 }
 
 fn render(mapping: &Mapping, unit: Unit) -> String {

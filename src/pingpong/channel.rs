@@ -1,4 +1,4 @@
-//! The channel by which the two sides find each other and tell each other how it went: lines of JSON over pipes.
+//! The channel on which the two sides exchange addresses and results: lines of JSON over pipes.
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What one side tells the other.
+/// A message from one side to the other.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Message {
@@ -100,7 +100,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message; waits for ever where there is no time-out, but not for a side that has ended.
+    /// The next message; waits for ever where there is no time-out, but not for a side that has
+    /// ended.
     pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         let line = match timeout {
             Some(timeout) => self.lines.recv_timeout(timeout),

@@ -11,8 +11,8 @@ pub(super) struct FirstError(Arc<Mutex<Errors>>);
 #[derive(Default)]
 struct Errors {
     cause: Option<String>,
-    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream, too, which then finds
-    /// no message where it looks.
+    /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream,
+    /// too, which then finds no message where it looks.
     wrong: Option<String>,
 }
 
@@ -32,9 +32,14 @@ impl FirstError {
             None => Ok(()),
         }
     }
+
+    /// The first error; `failure`, which may be its consequence, if there is none.
+    pub(super) fn or(&self, failure: Failure) -> Failure {
+        self.check().err().unwrap_or(failure)
+    }
 }
 
-/// What the kernels of a side tell, wherever they run. Clones name the same findings.
+/// What the kernels of a side report, wherever they run. Clones name the same findings.
 #[derive(Clone)]
 pub(super) struct Findings {
     pub(super) error: FirstError,

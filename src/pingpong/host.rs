@@ -1,60 +1,137 @@
-//! Messages in host memory, and the kernels that work on them there: closures.
+//! Messages in host memory, and the kernels that work on them there: closures, which a software
+//! stream performs, or the calling thread.
 
+use super::driver::{self, Driver, Messages};
 use super::findings::Findings;
-use super::pattern::Pattern;
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
-use gdsync::{Access, MemoryRegion, ProtectionDomain};
+use crate::pattern::Pattern;
+use gdsync::memop::{MemOpStream, StreamError};
+use gdsync::stream::{Cpu, Doorbells, Event, Posted};
+use gdsync::{Access, Batch, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream};
+use std::collections::VecDeque;
 
-/// The messages of a side.
-pub(super) struct HostMessages {
-    pub(super) source: MemoryRegion,
-    pub(super) target: MemoryRegion,
+/// What performs closures in the order of a stream.
+pub(super) trait HostStream: MemOpStream + Sized {
+    fn launch(stream: &Stream<Self>, kernel: impl FnOnce() + Send + 'static) -> Result<(), Failure>;
+
+    /// An event after everything so far; none where that has been performed already.
+    fn mark(stream: &Stream<Self>) -> Result<Option<Event>, Failure>;
+}
+
+/// The calling thread: the work is done before each call returns.
+impl HostStream for Cpu {
+    fn launch(_: &Stream<Self>, kernel: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+        kernel();
+        Ok(())
+    }
+
+    fn mark(_: &Stream<Self>) -> Result<Option<Event>, Failure> {
+        Ok(None)
+    }
+}
+
+impl HostStream for SoftStream {
+    fn launch(stream: &Stream<Self>, kernel: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+        Ok(stream.launch(kernel)?)
+    }
+
+    fn mark(stream: &Stream<Self>) -> Result<Option<Event>, Failure> {
+        Ok(Some(stream.record()?))
+    }
+}
+
+pub(super) struct HostDriver<B: HostStream> {
+    stream: Stream<B>,
+    messages: Messages,
+    source: MemoryRegion,
+    target: MemoryRegion,
     rank: u64,
     checked: bool,
     findings: Findings,
+    marks: VecDeque<Option<Event>>,
 }
 
-impl HostMessages {
+impl<B: HostStream> HostDriver<B> {
     pub(super) fn new(
+        backend: B,
         options: &PingpongOptions,
         rank: u64,
         pd: &ProtectionDomain,
         findings: Findings,
     ) -> Result<Self, Failure> {
         let size = usize::try_from(options.size)?;
-        Ok(HostMessages {
-            source: MemoryRegion::allocate(pd, size, Access::empty())?,
-            target: MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+        let source = MemoryRegion::allocate(pd, size, Access::empty())?;
+        let target = MemoryRegion::allocate(pd, size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        Ok(HostDriver {
+            stream: driver::stream(backend, options)?,
+            messages: Messages {
+                source: source.slice(..)?,
+                target: target.slice(..)?,
+                remote: target.remote(),
+            },
+            source,
+            target,
             rank,
             checked: options.check,
             findings,
+            marks: VecDeque::new(),
         })
     }
+}
 
-    /// Takes the time of the beginning.
-    pub(super) fn begin(&self) -> impl FnOnce() + Send + 'static {
+impl<B: HostStream> Driver for HostDriver<B> {
+    fn messages(&self) -> &Messages {
+        &self.messages
+    }
+
+    fn begin(&mut self) -> Result<(), Failure> {
         let findings = self.findings.clone();
-        move || findings.timing().begin()
+        B::launch(&self.stream, move || findings.timing().begin())
     }
 
-    /// Fills the message to send; nothing, where messages are not checked.
-    pub(super) fn produce(&self, sequence: u64) -> Option<impl FnOnce() + Send + 'static> {
+    fn produce(&mut self, sequence: u64) -> Result<(), Failure> {
+        if !self.checked {
+            return Ok(());
+        }
         let (source, pattern) = (self.source.clone(), Pattern::new(self.rank, sequence));
-        self.checked.then_some(move || pattern.fill(&source))
+        B::launch(&self.stream, move || pattern.fill(&source, 0, source.len()))
     }
 
-    /// Checks the message that arrived, and on the first side takes the time.
-    pub(super) fn consume(&self, sequence: u64) -> impl FnOnce() + Send + 'static {
+    fn post(&mut self, batch: Batch) -> Result<Posted, Failure> {
+        driver::post(&self.stream, batch)
+    }
+
+    fn consume(&mut self, sequence: u64) -> Result<(), Failure> {
         let check = self.checked.then(|| Pattern::new(1 - self.rank, sequence));
         let (first, target, findings) = (self.rank == 0, self.target.clone(), self.findings.clone());
-        move || {
-            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target)) {
+        B::launch(&self.stream, move || {
+            if let Some(Err(at)) = check.map(|pattern| pattern.check(&target, 0, 0, target.len())) {
                 findings.wrong(sequence, at as u64);
             }
             if first {
                 findings.timing().exchanged();
             }
+        })
+    }
+
+    fn mark(&mut self, _count: u64) -> Result<(), Failure> {
+        self.marks.push_back(B::mark(&self.stream)?);
+        Ok(())
+    }
+
+    fn pass(&mut self) -> Result<(), Failure> {
+        if let Some(Some(mark)) = self.marks.pop_front() {
+            mark.synchronize();
         }
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
+        self.stream.doorbells(queue_pair)
     }
 }

@@ -1,20 +1,19 @@
-//! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for them.
+//! `gdsync pingpong`: two sides send a message back and forth; streams ring the cards and wait for
+//! them.
 
 mod channel;
-mod cpu;
 mod driver;
 mod findings;
 mod gpu;
 mod host;
-mod pattern;
 mod progress;
 mod report;
 mod side;
-mod soft;
 mod timing;
 
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
+use crate::text;
 use channel::Channel;
 use report::Report;
 use side::Side;
@@ -23,19 +22,15 @@ use std::process::{Child, Command, Stdio};
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
-    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of one process use it.
+    // Before the other process starts, so that a missing GPU is reported once. Kept: both sides of
+    // one process use it.
     let _context = options.gpu.map(gdsync::cuda::context).transpose()?;
     let report = if options.procs == 2 { with_process(options) } else { with_thread(options) }?;
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
-    } else {
-        write!(out, "{}", report.table())?;
-    }
-    Ok(())
+    text::print(options.json, &report, || report.table())
 }
 
-/// The other process: its options come in the first line of stdin, which then is the channel to the first side.
+/// The other process: its options come in the first line of stdin, which then is the channel to the
+/// first side.
 pub(crate) fn run_peer() -> Result<(), Failure> {
     let mut first = String::new();
     // One byte at a time, so that nothing of the channel's next lines is taken.
@@ -83,7 +78,7 @@ fn with_thread(options: &PingpongOptions) -> Result<Report, Failure> {
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),
-        // Whose failure made the other side go.
+        // The other side failed first, and this side only lost it.
         (Err(error), Ok(Err(cause))) if error.to_string().starts_with(channel::GONE) => Err(cause),
         (report, Ok(_)) => report,
     }

@@ -1,36 +1,33 @@
 //! What a pingpong measured.
 
 use super::timing::Timing;
-use crate::cli::{PingpongOptions, QueueChoice};
+use crate::cli::{self, Operation, PingpongOptions, QueueChoice, Service, Trigger};
 use crate::placement::Layout;
 use crate::text;
 use serde::Serialize;
 use std::time::Duration;
 
-/// What was measured.
+/// What was measured, and where.
 pub(super) struct Measured<'a> {
+    pub(super) card: &'a str,
+    pub(super) gpu: Option<&'a str>,
+    pub(super) doorbells: String,
     pub(super) timing: &'a Timing,
-    /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared, performed, collected.
+    /// Elapsed time and CPU time of the measured exchanges, as the CPU sees them: prepared,
+    /// performed, collected.
     pub(super) usage: (Duration, Duration),
     /// Memory operations of the stream, warm-up included.
     pub(super) operations: u64,
-}
-
-/// Where it was measured.
-pub(super) struct Setting {
-    pub(super) card: String,
-    pub(super) gpu: Option<String>,
-    pub(super) doorbells: String,
 }
 
 /// The result, in the words of the JSON form.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     card: String,
-    transport: crate::cli::Service,
-    op: crate::cli::Operation,
+    transport: Service,
+    op: Operation,
     procs: u64,
-    trigger: crate::cli::Trigger,
+    trigger: Trigger,
     /// The GPU that triggers, and that has the messages in its memory.
     gpu: Option<String>,
     /// How doorbells reach the card.
@@ -53,8 +50,8 @@ pub(super) struct Report {
     /// Messages of both directions.
     messages_per_s: f64,
     bytes_per_s: f64,
-    /// Elapsed time from when the CPU prepares the first measured exchange until it has seen the last, and CPU time of this
-    /// process meanwhile: all threads, user and system.
+    /// Elapsed time from when the CPU prepares the first measured exchange until it has seen the
+    /// last, and CPU time of this process meanwhile: all threads, user and system.
     wall_s: f64,
     cpu_s: f64,
     /// Memory operations of this side's stream for one exchange.
@@ -64,19 +61,19 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(options: &PingpongOptions, setting: Setting, measured: &Measured<'_>) -> Self {
+    pub(super) fn new(options: &PingpongOptions, measured: Measured<'_>) -> Self {
         let timing = measured.timing;
         let us = |ns: u64| ns as f64 / 1000.0;
         let seconds = timing.elapsed().as_secs_f64();
         let messages = 2.0 * options.iters as f64 / seconds.max(1e-9);
         Report {
-            card: setting.card,
+            card: measured.card.to_owned(),
             transport: options.transport,
             op: options.op,
             procs: options.procs,
             trigger: options.trigger,
-            gpu: setting.gpu,
-            doorbells: setting.doorbells,
+            gpu: measured.gpu.map(str::to_owned),
+            doorbells: measured.doorbells,
             queues: options.queues,
             layout: options.layout,
             batch: options.batch,
@@ -101,10 +98,10 @@ impl Report {
         let heading = format!(
             "{} {} between {} on {}, triggered by the {}{}, doorbells {}{}{}, {} exchanges enqueued at a time, {checked}\n",
             gdsync::verbs::Transport::from(self.transport),
-            self.op,
+            cli::word(&self.op),
             if self.procs == 2 { "two processes" } else { "two sides of one process" },
             self.card,
-            self.trigger,
+            cli::word(&self.trigger),
             self.gpu.as_ref().map_or(String::new(), |gpu| format!(" of {gpu}, messages in its memory")),
             self.doorbells,
             if self.queues == QueueChoice::Devx { ", queues made by commands" } else { "" },

@@ -1,26 +1,26 @@
 //! One side of a pingpong.
 //!
-//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions only when the stream has
-//! passed a whole chunk: between prepare and collect no message needs it.
+//! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
+//! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
 use super::channel::{Channel, GONE, Message};
-use super::cpu::CpuDriver;
 use super::driver::{CHUNKS, Driver};
 use super::findings::{Findings, FirstError};
 use super::gpu::GpuDriver;
+use super::host::HostDriver;
 use super::progress::Progress;
-use super::report::{Measured, Report, Setting};
-use super::soft::SoftDriver;
+use super::report::{Measured, Report};
 use super::timing::Usage;
 use crate::cli::{Operation, PingpongOptions, Trigger};
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::memop::Condition;
 use gdsync::queue::{GRH_BYTES, QueueFull};
+use gdsync::stream::Cpu;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest,
+    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,11 +30,12 @@ use std::time::{Duration, Instant};
 const SETUP: Duration = Duration::from_secs(30);
 /// How long the last acknowledgements may take.
 const SETTLE: Duration = Duration::from_secs(10);
+
 pub(super) struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for which a GPU that both sides use
-    /// might wait while it releases what the driver holds.
+    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for
+    /// which a GPU that both sides use might wait while it releases what the driver holds.
     channel: Channel,
     card: String,
     queue_pair: Arc<QueuePair>,
@@ -75,7 +76,8 @@ impl Side {
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
         let window = u32::try_from(options.batch * CHUNKS)?;
-        // A write is two work requests; and one chunk's sends may still be unacknowledged when the next is prepared.
+        // A write is two work requests; and one chunk's sends may still be unacknowledged when the
+        // next is prepared.
         let config = QueuePairConfig::default().send_depth(4 * window).recv_depth(2 * window);
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let config = config.placement(options.layout.placement(options.gpu));
@@ -86,7 +88,7 @@ impl Side {
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         channel.send(&Message::Hello {
             endpoint: queue_pair.endpoint()?.to_string(),
-            data: driver.remote().to_string(),
+            data: driver.messages().remote.to_string(),
             flag: flag.remote().to_string(),
         })?;
         let Message::Hello { endpoint, data, flag: remote_flag } = channel.receive(Some(SETUP))? else {
@@ -116,7 +118,8 @@ impl Side {
             usage: None,
         };
         if side.options.op != Operation::Write {
-            // One more than is enqueued: the other side may answer the last before its receive is posted again, and only RC waits.
+            // One more than is enqueued: the other side may answer the last before its receive is
+            // posted again, and only RC waits.
             (0..=window).try_for_each(|_| side.post_recv())?;
         }
         Ok(side)
@@ -178,7 +181,8 @@ impl Side {
         self.settle(total)
     }
 
-    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the measurement.
+    /// Exchanges of the chunk that begins with exchange `next`: of the warm-up, or of the
+    /// measurement.
     fn chunk(&self, next: u64, total: u64) -> u64 {
         let warmup = self.options.warmup;
         let end = if next < warmup { warmup } else { total };
@@ -205,16 +209,13 @@ impl Side {
     }
 
     fn post(&mut self, batch: Batch) -> Result<(), Failure> {
-        let posted = self
-            .driver
-            .post(batch)
-            .map_err(|failure| self.findings.error.check().err().unwrap_or(failure))?;
+        let posted = self.driver.post(batch).map_err(|failure| self.findings.error.or(failure))?;
         self.operations += posted.operations as u64;
         Ok(())
     }
 
     fn prepare_send(&mut self, sequence: u64) -> Result<Vec<PreparedSend>, Failure> {
-        let slices = [self.driver.source()?];
+        let slices = [self.driver.messages().source.clone()];
         let imm = sequence as u32;
         Ok(match self.options.op {
             Operation::Send => {
@@ -251,15 +252,13 @@ impl Side {
             }
             match self.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
-                Err(
-                    QueueError::Full(QueueFull::SendQueue { .. })
-                    | QueueError::Full(QueueFull::CompletionQueue { .. })
-                    | QueueError::Full(QueueFull::Stream(_)),
-                ) => {
+                Err(QueueError::Full(
+                    QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
+                )) => {
                     self.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                Err(error) => return Err(self.findings.error.check().err().unwrap_or_else(|| error.into())),
+                Err(error) => return Err(self.findings.error.or(error.into())),
             }
         }
     }
@@ -279,12 +278,13 @@ impl Side {
             slices.push(datagrams.header.slice(..)?);
         }
         if self.options.op == Operation::Send {
-            slices.push(self.driver.target()?);
+            slices.push(self.driver.messages().target.clone());
         }
         Ok(self.queue_pair.post_recv(&slices, 0)?)
     }
 
-    /// Takes the completions of exchanges that the stream has passed, and posts receives for later ones.
+    /// Takes the completions of exchanges that the stream has passed, and posts receives for later
+    /// ones.
     fn collect(&mut self, count: u64) -> Result<(), Failure> {
         self.findings.error.check()?;
         if self.options.op != Operation::Write {
@@ -313,7 +313,8 @@ impl Side {
         self.findings.error.check()
     }
 
-    /// Waits for the last acknowledgements: a side that leaves before would leave the other hanging.
+    /// Waits for the last acknowledgements: a side that leaves before would leave the other
+    /// hanging.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
         let deadline = Instant::now() + SETTLE;
         loop {
@@ -328,18 +329,15 @@ impl Side {
         }
     }
 
-    /// Tells the other side how it went, and hears how it went there.
+    /// Exchanges results with the other side.
     fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
         let own = result.and_then(|()| self.findings.error.check());
-        let error = own
-            .as_ref()
-            .err()
-            .map(|_| self.findings.error.check().err().map_or(String::new(), |e| e.to_string()));
-        let told = self.channel.send(&Message::Done { error });
-        if let Err(failure) = own {
+        let own = own.map_err(|failure| self.findings.error.or(failure));
+        let told = self.channel.send(&Message::Done { error: own.as_ref().err().map(ToString::to_string) });
+        if own.is_err() {
             self.channel.on_loss().clear();
-            return Err(self.findings.error.check().err().unwrap_or(failure));
         }
+        own?;
         told?;
         let answer = self.channel.receive(None);
         self.channel.on_loss().clear();
@@ -350,14 +348,14 @@ impl Side {
         }
         let (before, after) = self.usage.ok_or("nothing was measured")?;
         let measured = Measured {
+            card: &self.card,
+            gpu: self.driver.gpu(),
+            doorbells: self.driver.doorbells(&self.queue_pair)?.to_string(),
             timing: &self.findings.timing(),
             usage: after.since(&before),
             operations: self.operations,
         };
-        let doorbells = self.driver.doorbells(&self.queue_pair)?.to_string();
-        let setting =
-            Setting { card: self.card.clone(), gpu: self.driver.gpu().map(str::to_owned), doorbells };
-        Ok(Report::new(&self.options, setting, &measured))
+        Ok(Report::new(&self.options, measured))
     }
 }
 
@@ -371,13 +369,15 @@ fn driver(
     let findings = findings.clone();
     Ok(match (options.gpu, options.trigger) {
         (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, Trigger::Stream) => Box::new(SoftDriver::new(options, rank, pd, findings)?),
-        (None, Trigger::Cpu) => Box::new(CpuDriver::new(options, rank, pd, findings)?),
+        (None, Trigger::Stream) => {
+            Box::new(HostDriver::new(SoftStream::new()?, options, rank, pd, findings)?)
+        }
+        (None, Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
     })
 }
 
-/// Wakes a stream that waits for what will never come: completions by failing the queue pair, the flag by moving it far
-/// ahead. In this order: a failed queue pair takes no late write of the flag any more.
+/// Ends the waits of a stream for completions by failing the queue pair, and those for the flag by
+/// moving the flag far ahead. In this order: a failed queue pair takes no late write of the flag.
 fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     queue_pair.abort()?;
     let word = flag.word32(0)?;
@@ -385,7 +385,8 @@ fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared cyclically.
+/// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
+/// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
 }

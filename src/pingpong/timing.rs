@@ -19,7 +19,8 @@ pub(super) struct Timing {
 
 impl Timing {
     pub(super) fn new(warmup: u64) -> Self {
-        // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be, too.
+        // Three digits from 1 ns to an hour: the bounds are valid, and a smaller range would be,
+        // too.
         let halves = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .or_else(|_| Histogram::new(3))
             .expect("3 digits are between 0 and 5");
@@ -74,7 +75,8 @@ impl Timing {
     }
 }
 
-/// A look at the clock and at the CPU time, user and system, that all threads of the process have used.
+/// A look at the clock and at the CPU time, user and system, that all threads of the process have
+/// used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     at: Instant,

@@ -1,7 +1,8 @@
 //! What atomic operations must find, and what a failure may leave.
 //!
-//! They are executed in order and at most once, so each finds what those before it have left, and after a failure the remote
-//! words are what some of the outstanding ones have left, from the oldest on.
+//! They are executed in order and at most once, so each finds what those before it have left, and
+//! after a failure the remote words are what some of the outstanding ones have left, from the
+//! oldest on.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -66,8 +67,8 @@ impl Atomics {
         }
     }
 
-    /// After a failure: the words are `there`. Returns how many operations failed, and how many of them were executed; nothing
-    /// where no number of them leaves such words.
+    /// After a failure: the words are `there`. Returns how many operations failed, and how many of
+    /// them were executed; nothing where no number of them leaves such words.
     pub(super) fn resume(&mut self, there: Words) -> Option<(u64, u64)> {
         let mut words = self.settled;
         let mut executed = (words == there).then_some(0);

@@ -1,7 +1,8 @@
-//! One end of a link, through all its failures.
+//! One end of a link, across all its failures.
 //!
-//! An end that fails says so, and the other fails with it. Both take everything off their queues, tell each other where they
-//! stand, and go on: with the same queue pair, brought back to its beginning, or with a new one.
+//! An end that fails says so, and the other fails with it. Both take everything off their queues,
+//! tell each other where they stand, and go on: with the same queue pair, brought back to its
+//! beginning, or with a new one.
 
 use super::loose::Loose;
 use super::mesh::Message;
@@ -43,7 +44,7 @@ pub(super) struct Role {
     pub(super) link: u32,
     /// Rank of the other end's process.
     pub(super) peer: usize,
-    /// Number of this end, and of the other, through all links.
+    /// Numbers of this end and of the other, counted over all links.
     pub(super) own: u64,
     pub(super) other: u64,
     pub(super) seed: u64,
@@ -162,7 +163,7 @@ impl End {
         self.fail()
     }
 
-    /// What the other end says.
+    /// Handles a message of the other end.
     pub(super) fn hear(&mut self, message: Message, tally: &mut Tally) -> Result<Option<Message>, Failure> {
         self.progress = Instant::now();
         match message {
@@ -174,7 +175,7 @@ impl End {
                 self.next_up = Some(message);
             }
             Message::Ready { epoch, .. } => {
-                // It may come before this end has looked at the other's address.
+                // It may arrive before this end has looked at the other's address.
                 self.peer_ready = Some(epoch);
                 if self.phase == Phase::Waiting && epoch == self.epoch {
                     self.phase = Phase::Running;
@@ -256,14 +257,15 @@ impl End {
 
     /// The next epoch: nothing outstanding.
     fn rise(&mut self, tally: &mut Tally) -> Result<Message, Failure> {
-        self.wire.renew(tally).map_err(|error| format!("{self}: {error}"))?;
+        self.wire.renew(tally).map_err(|error| self.named(error))?;
         self.epoch += 1;
         self.phase = Phase::Connecting;
         self.peer_is_down = false;
         self.up()
     }
 
-    /// Everything that was posted must complete, failed or not, and no stream may hang. True once that is so.
+    /// Everything that was posted must complete, failed or not, and no stream may hang. True once
+    /// that is so.
     fn is_drained(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let left = self.wire.left();
         if left == 0 && self.wire.is_idle()? {
@@ -295,25 +297,25 @@ impl End {
         if !self.is_drained(tally)? {
             return Ok(false);
         }
-        self.wire.finish(tally).map_err(|error| format!("{self}: {error}"))?;
+        self.wire.finish(tally).map_err(|error| self.named(error))?;
         self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
         Ok(true)
+    }
+
+    fn named(&self, error: Failure) -> Failure {
+        format!("{self}: {error}").into()
     }
 
     /// Takes what has completed. True where something has failed.
     fn take(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         let mut failed = self.wire.queue_pair.failure().is_some();
-        while let Some(completion) =
-            self.wire.take_receive(tally).map_err(|error| format!("{self}: {error}"))?
-        {
+        while let Some(completion) = self.wire.take_receive(tally).map_err(|error| self.named(error))? {
             match completion.status {
                 Ok(()) => self.traffic.receive(&self.wire, &completion, tally),
                 Err(_) => failed = true,
             }
         }
-        while let Some((completion, ended)) =
-            self.wire.take_send(tally).map_err(|error| format!("{self}: {error}"))?
-        {
+        while let Some((completion, ended)) = self.wire.take_send(tally).map_err(|error| self.named(error))? {
             for ended in ended {
                 self.traffic.end(&ended, ended.is_own.then_some(&completion), tally);
             }

@@ -6,7 +6,8 @@ use crate::fault_plan::NONE;
 use softhca::faults::{FAULTS_VARIABLE, FaultPlan};
 use std::process::Command;
 
-/// A plan with every kind of fault that queue pairs survive, or that they can be brought back after; how often, the seed says.
+/// A plan with every kind of fault that queue pairs survive, or can be reset after; the seed
+/// decides how often.
 pub(super) fn of_seed(seed: u64) -> String {
     let mut random = Random::new(seed ^ 0xfa17);
     let mut chance = |most: f64| {
@@ -45,8 +46,8 @@ pub(super) fn of_seed(seed: u64) -> String {
     format!("seed={seed}; {}", rules.join("; "))
 }
 
-/// Tells a process that is about to start which faults its cards inject: with a seed of its own, as all cards would draw the same
-/// otherwise.
+/// Tells a process that is about to start which faults its cards inject: with a seed of its own, as
+/// all cards would draw the same otherwise.
 pub(super) fn apply(command: &mut Command, plan: &str, rank: usize) -> Result<(), crate::failure::Failure> {
     if plan == NONE {
         command.env_remove(FAULTS_VARIABLE);

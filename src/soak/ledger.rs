@@ -1,4 +1,4 @@
-//! What was posted and has not completed: each work request completes once, in its turn.
+//! What was posted and has not completed: each work request completes once, in order.
 
 use super::atomics::Atomic;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ pub(super) enum Work {
 pub(super) struct Ended {
     pub(super) work: Work,
     pub(super) is_good: bool,
-    /// The completion is its own; otherwise it asked for none, and a later one tells of it.
+    /// The completion is its own; an unsignaled work request ends with a later completion.
     pub(super) is_own: bool,
 }
 
@@ -55,21 +55,22 @@ impl Ledger {
         self.outstanding.back().is_some_and(|newest| !newest.signaled)
     }
 
-    /// Those that are left asked for no completion: after a failure, none may come any more.
+    /// All that are left are unsignaled: after a failure they may have no completion.
     pub(super) fn is_silent(&self) -> bool {
         self.outstanding.iter().all(|posted| !posted.signaled)
     }
 
-    /// No completion comes any more. Returns how many work requests had none.
+    /// No more completions arrive. Returns how many work requests had none.
     pub(super) fn forget(&mut self) -> usize {
         std::mem::take(&mut self.outstanding).len()
     }
 
-    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it succeeded, even where
-    /// it is bad: a card completes in order.
+    /// A completion arrived: the work requests that ended with it. Unsignaled ones before it
+    /// succeeded, even where it is bad: a card completes in order.
     ///
     /// # Errors
-    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that asked for no completion.
+    /// In words, where it cannot be: of nothing that was posted, out of order, or of a success that
+    /// asked for no completion.
     pub(super) fn complete(&mut self, serial: u64, is_good: bool) -> Result<Vec<Ended>, String> {
         let Some(position) = self.outstanding.iter().position(|posted| posted.serial == serial) else {
             return Err(format!("completion {serial} is of nothing that was posted"));

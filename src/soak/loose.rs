@@ -1,7 +1,9 @@
-//! Unreliable links, of connections and of datagrams: messages may be lost, but what comes is right, and comes once.
+//! Unreliable links, of connections and of datagrams: messages may be lost, but those that arrive
+//! are right, and arrive once.
 //!
-//! A message begins with its number, and with the number up to which its sender has seen the other side's. That keeps both from
-//! sending more than fits the receives of the other; where it does not come, they go on after a while.
+//! A message begins with its number, and with the number up to which its sender has seen the other
+//! side's. That keeps both from sending more than fits the receives of the other; without that
+//! number, they go on after a while.
 
 use super::ledger::{Ended, Work};
 use super::numbers::Window;
@@ -30,7 +32,7 @@ const HEADER: usize = 16;
 const UNSEEN: u64 = RECEIVES - 2;
 /// After so long without a word it sends one more.
 const PATIENCE: Duration = Duration::from_millis(3);
-/// What has not come so long after the last is lost.
+/// Messages that have not arrived this long after the last one are lost.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 
 pub(super) struct Loose {
@@ -80,7 +82,8 @@ impl Loose {
         }
     }
 
-    /// Whether what a receive tells is a message that the other end can have sent, and is the first of its number.
+    /// Whether a receive holds a message that the other end can have sent, and the first of its
+    /// number.
     fn check(&mut self, wire: &Wire, completion: &Completion) -> Result<(), String> {
         let written = completion.kind == WorkKind::ReceiveRdmaWithImmediate;
         let (memory, at) = match completion.immediate {
@@ -144,8 +147,7 @@ impl Traffic for Loose {
             Ok(()) => {}
             Err(text) if text.is_empty() => tally.duplicated += 1,
             Err(text) => {
-                tally.wrong += 1;
-                tally.problem(|| format!("{self}: {text}"));
+                tally.wrong(|| format!("{self}: {text}"));
             }
         }
     }

@@ -9,10 +9,10 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long the others may take to come.
+/// How long the other processes may take to connect.
 const GATHER: Duration = Duration::from_secs(30);
 
-/// What one process tells another.
+/// A message from one process to another.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
     /// The other end of a link has a queue pair for this epoch.

@@ -1,5 +1,5 @@
-//! `gdsync soak`: random work on many queue pairs between several processes, with random faults; every byte and every completion
-//! is accounted for.
+//! `gdsync soak`: random work on many queue pairs between several processes, with random faults;
+//! every byte and every completion is accounted for.
 
 mod atomics;
 mod end;
@@ -18,11 +18,11 @@ mod worker;
 
 use crate::cli::{LOG_VARIABLE, SoakOptions};
 use crate::failure::Failure;
-use crate::fault_plan;
+use crate::{fault_plan, text};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use tally::Tally;
+use tally::{RuleTally, Tally};
 
 /// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
@@ -42,7 +42,7 @@ struct Report<'a> {
     procs: u32,
     queue_pairs: u32,
     faults: &'a str,
-    /// None where the cards do not tell, as those of the system.
+    /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
     #[serde(flatten)]
     tally: &'a Tally,
@@ -72,16 +72,10 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         errors.extend(error);
     }
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
-    let mut out = io::stdout().lock();
-    if options.json {
-        let SoakOptions { seed, minutes, procs, links, .. } = *options;
-        let report =
-            Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
-    } else {
-        print(&all, injected, &mut out)?;
-    }
-    drop(out);
+    let SoakOptions { seed, minutes, procs, links, .. } = *options;
+    let report =
+        Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
+    text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
     }
@@ -94,30 +88,24 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     }
 }
 
-fn print(tally: &Tally, injected: Option<u64>, out: &mut impl Write) -> io::Result<()> {
+fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let Tally { operations, bytes, sent, received, reads, atomics, checked, .. } = tally;
-    writeln!(out, "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received")?;
-    writeln!(out, "{reads} reads, {atomics} atomic operations, {checked} checked waits")?;
     let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
-    writeln!(out, "unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped")?;
     let Tally { failures, aborted, reset, replaced, flushed, events, .. } = tally;
-    let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
-    writeln!(out, "faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed")?;
-    for rule in tally.rules.iter() {
-        writeln!(out, "  {}: {} of {}", rule.rule, rule.injected, rule.matched)?;
-    }
-    writeln!(out, "recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events")?;
-    writeln!(
-        out,
-        "{flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed"
-    )?;
-    for (error, count) in &tally.errors {
-        writeln!(out, "  {error}: {count}")?;
-    }
     let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = tally;
-    writeln!(
-        out,
-        "lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}"
+    let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
+    let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
+    let rules: String = tally.rules.iter().map(rule).collect();
+    let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
+    format!(
+        "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
+{reads} reads, {atomics} atomic operations, {checked} checked waits
+unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
+faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
+{rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events
+{flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed
+{errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
+"
     )
 }
 

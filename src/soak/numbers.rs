@@ -1,4 +1,4 @@
-//! Messages are numbered for ever, through all failures: what is lost or comes twice shows in the numbers.
+//! Message numbers go on across failures, so a lost or repeated message shows in them.
 
 use super::tally::Tally;
 
@@ -8,7 +8,7 @@ pub(super) struct Numbers {
     /// Next message to send; messages before `acknowledged` have been acknowledged.
     pub(super) next: u64,
     pub(super) acknowledged: u64,
-    /// Next message to come.
+    /// Next message to arrive.
     pub(super) expected: u64,
     /// The credit that was last written to the other end.
     pub(super) told: u64,
@@ -17,8 +17,9 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// After a failure, or at the beginning: the other end expects this message next. What was acknowledged must have come, and
-    /// no more can have come than was sent. What has not come is sent again.
+    /// After a failure, or at the beginning: the other end expects this message next. What was
+    /// acknowledged must have come, and no more can have come than was sent. What has not come is
+    /// sent again.
     pub(super) fn resume(&mut self, expected_there: u64, tally: &mut Tally) {
         tally.lost += self.acknowledged.saturating_sub(expected_there);
         tally.duplicated += expected_there.saturating_sub(self.next);
@@ -36,14 +37,14 @@ impl Numbers {
 /// Words of a [`Window`].
 const WORDS: usize = 16;
 
-/// Which numbers have come, where some may be missing and none may come twice.
+/// Which numbers have arrived, where some may be missing and none may arrive twice.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// One more than the highest.
     end: u64,
     /// The last ones up to it, number `n` at bit `n % (64 * WORDS)`.
     bits: [u64; WORDS],
-    /// How many have come.
+    /// How many have arrived.
     pub(super) count: u64,
 }
 

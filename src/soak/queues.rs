@@ -1,4 +1,5 @@
-//! Completion queues that several ends may share, and waits whose status must agree with the completion.
+//! Completion queues that several ends may share, and waits whose status must agree with the
+//! completion.
 
 use super::tally::Tally;
 use crate::failure::Failure;
@@ -15,7 +16,7 @@ pub(super) struct Hub {
     taken: u32,
     /// By queue pair, receives apart.
     inboxes: BTreeMap<(u32, bool), VecDeque<Completion>>,
-    /// By the number of the completion: what the wait says, and what the completion says.
+    /// By the number of the completion: the status of the wait, and the completion's.
     checks: BTreeMap<u32, (Status, Option<Result<(), WorkError>>)>,
 }
 
@@ -49,7 +50,7 @@ impl Hub {
         Ok(None)
     }
 
-    /// What this wait says is to be compared with the completion. It is one that was not taken yet.
+    /// Compares the status of this wait with its completion, once that is taken.
     pub(super) fn expect(&mut self, index: u32, status: Status) {
         self.checks.insert(index, (status, None));
     }
@@ -64,13 +65,13 @@ impl Hub {
         let taken = self.taken;
         self.checks.retain(|index, (status, outcome)| {
             let Some(told) = status.get() else { return true };
-            // One that was passed over is from before a reset of its queue pair, and is not returned.
+            // One that was passed over is from before a reset of its queue pair, and is not
+            // returned.
             let is_past = taken.wrapping_sub(*index).wrapping_sub(1) <= i32::MAX as u32;
             let Some(outcome) = *outcome else { return !is_past };
             tally.checked += 1;
             if told != outcome {
-                tally.wrong += 1;
-                tally.problem(|| format!("wait {index} says {told:?}, its completion {outcome:?}"));
+                tally.wrong(|| format!("wait {index} says {told:?}, its completion {outcome:?}"));
             }
             false
         });

@@ -1,16 +1,18 @@
-//! Reliable links: nothing may be lost or come twice, whatever fails.
+//! Reliable links: no message may be lost or arrive twice, whatever fails.
 //!
-//! Each message consumes a receive, and the receiver's count of them, written into the sender's window, is the sender's credit.
-//! After a failure both ends tell each other what they expect next: what had arrived is not sent again, what had not is.
+//! Each message consumes a receive, and the receiver's count of them, written into the sender's
+//! window, is the sender's credit. After a failure both ends exchange the number that they expect
+//! next, and send again from there.
 
 use super::atomics::{Atomic, Atomics, Words};
 use super::ledger::{Ended, Work};
 use super::numbers::Numbers;
-use super::plan::{self, How, LONGEST, Planned, Random};
+use super::plan::{How, LONGEST, Planned, Random};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
 use crate::failure::Failure;
+use crate::pattern::Pattern;
 use gdsync::queue::WorkKind;
 use gdsync::{
     Access, Completion, Device, Endpoint, MemoryRegion, ProtectionDomain, RemoteMemory, Slice, WorkRequest,
@@ -55,8 +57,8 @@ pub(super) struct Reliable {
 }
 
 /// Content of the memory that others read.
-fn fixed_content(seed: u64, end: u64) -> u64 {
-    Random::new(seed ^ end.wrapping_mul(77)).next()
+fn fixed_content(seed: u64, end: u64) -> Pattern {
+    Pattern { seed: Random::new(seed ^ end.wrapping_mul(77)).next() }
 }
 
 impl Reliable {
@@ -68,7 +70,7 @@ impl Reliable {
     ) -> Result<Self, Failure> {
         let region = |len, access| MemoryRegion::allocate(pd, len, access);
         let fixed = region(FIXED, Access::REMOTE_READ)?;
-        plan::fill(fixed.memory(), 0, FIXED, fixed_content(seed, own));
+        fixed_content(seed, own).fill(fixed.memory(), 0, FIXED);
         let window = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         Ok(Reliable {
             seed,
@@ -180,7 +182,8 @@ impl Reliable {
         Ok(is_posted)
     }
 
-    /// One that the remote words allow to foresee: an addition, a swap that finds what it compares, or one that does not.
+    /// One that the remote words allow to foresee: an addition, a swap that finds what it compares,
+    /// or one that does not.
     fn any_atomic(&mut self) -> Atomic {
         let Words { swapped, .. } = self.atomics.ahead();
         let swap = self.random.next();
@@ -210,8 +213,7 @@ impl Reliable {
             && completion.byte_len as usize == planned.length
             && planned.is_in(memory, at);
         if !right {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: message {number}: {completion:?}, planned {planned:?}"));
+            tally.wrong(|| format!("{self}: message {number}: {completion:?}, planned {planned:?}"));
         }
     }
 
@@ -222,18 +224,16 @@ impl Reliable {
         tally: &mut Tally,
     ) {
         let content = fixed_content(self.seed, self.other);
-        let right = plan::holds(self.landing.memory(), landing * FIXED, from, length, content);
-        if !right || told != Some(length) {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: a wrong read of {length} bytes from {from} on"));
+        let found = content.check(self.landing.memory(), landing * FIXED, from, length);
+        if found.is_err() || told != Some(length) {
+            tally.wrong(|| format!("{self}: a wrong read of {length} bytes from {from} on"));
         }
     }
 
     fn check_atomic(&self, result: usize, operation: Atomic, original: u64, tally: &mut Tally) {
         let found = self.results.memory().words64()[result].load(Ordering::Acquire);
         if found != original {
-            tally.wrong += 1;
-            tally.problem(|| format!("{self}: {operation:?} has found {found} instead of {original}"));
+            tally.wrong(|| format!("{self}: {operation:?} has found {found} instead of {original}"));
         }
     }
 }
@@ -256,8 +256,7 @@ impl Traffic for Reliable {
                 tally.atomics_executed += executed;
             }
             None => {
-                tally.wrong += 1;
-                tally.problem(|| format!("{self}: atomic operations have left {:?}", offer.words));
+                tally.wrong(|| format!("{self}: atomic operations have left {:?}", offer.words));
             }
         }
         self.window.memory().words64()[CREDIT].store(offer.expected, Ordering::Relaxed);

@@ -39,7 +39,8 @@ tally! {
     /// Those that asked for no completion, and had none when their queue pair failed.
     silent,
     bytes,
-    /// Messages of reliable links sent, those that were sent again after a failure included, and received.
+    /// Messages of reliable links sent, those that were sent again after a failure included, and
+    /// received.
     sent,
     received,
     reads,
@@ -100,6 +101,12 @@ impl Tally {
         }
     }
 
+    /// Something arrived, or was left behind, that must not be as it is.
+    pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
+        self.wrong += 1;
+        self.problem(text);
+    }
+
     /// A work request has failed.
     pub(super) fn error(&mut self, error: WorkError) {
         self.flushed += 1;
@@ -116,7 +123,7 @@ impl Tally {
         }
     }
 
-    /// Faults that the cards injected, where they tell.
+    /// Faults that the cards injected, where they report them.
     pub(super) fn injected(&self) -> Option<u64> {
         (!self.rules.is_empty()).then(|| self.rules.iter().map(|rule| rule.injected).sum())
     }

@@ -9,7 +9,7 @@ use gdsync::{Completion, Endpoint};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What one end tells the other before they connect.
+/// What the ends exchange before they connect.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Offer {
     /// Message that is expected next.
@@ -52,6 +52,6 @@ pub(super) trait Traffic: fmt::Display {
     /// Whether everything that the other end has sent is here.
     fn has_all(&self, peer_sent: u64) -> bool;
 
-    /// Nothing more comes.
+    /// No more completions arrive.
     fn close(&self, peer_sent: u64, tally: &mut Tally);
 }

@@ -1,4 +1,5 @@
-//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is reset.
+//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is
+//! reset.
 
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
@@ -6,7 +7,7 @@ use super::queues::{Hub, SharedHub};
 use super::tally::Tally;
 use crate::failure::Failure;
 use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
-use gdsync::stream::PostFailure;
+use gdsync::stream::{PostError, PostFailure};
 use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
     Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
@@ -93,7 +94,8 @@ impl Wire {
         let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
         let (queue_pair, send, recv) = queue_pair(device, pd, config, &queues)?;
         let stream = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
-        // A stream that waits for receives must not stand in the way of sends: the other end may be waiting for those.
+        // A stream that waits for receives must not stand in the way of sends: the other end may be
+        // waiting for those.
         let listens = by_stream && matches!(queues, Queues::Own);
         Ok(Wire {
             target: MemoryRegion::allocate(pd, RECEIVES as usize * PLACE, Access::LOCAL_WRITE)?,
@@ -117,16 +119,19 @@ impl Wire {
         self.config.transport
     }
 
+    /// Bytes before a receive's data.
+    fn header(&self) -> usize {
+        if self.transport() == Transport::Ud { GRH_BYTES } else { 0 }
+    }
+
     /// Where a receive's data are.
     pub(super) fn received(&self, completion: &Completion) -> (&PinnedMemory, usize) {
-        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
-        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + header)
+        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + self.header())
     }
 
     /// Bytes of a receive that are data.
     pub(super) fn data_len(&self, completion: &Completion) -> usize {
-        let header = if self.transport() == Transport::Ud { GRH_BYTES } else { 0 };
-        (completion.byte_len as usize).saturating_sub(header)
+        (completion.byte_len as usize).saturating_sub(self.header())
     }
 
     pub(super) fn connect(&mut self, remote: &Endpoint, tally: &mut Tally) -> Result<(), Failure> {
@@ -156,7 +161,8 @@ impl Wire {
         Ok(())
     }
 
-    /// The queue pair of that number has ended its life: what asked for no completion may have had one by then.
+    /// The queue pair of that number has ended its life: what asked for no completion may have had
+    /// one by then.
     fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
         while let Some(completion) = hub.borrow_mut().take(number, false)? {
             self.end_sends(&completion, tally)?;
@@ -235,22 +241,19 @@ impl Wire {
                 Err(error) if is_for_now(&error) => return Ok(false),
                 Err(error) => return Err(error.into()),
             },
-            Some(stream) => {
-                let send = match self.queue_pair.prepare(request) {
-                    Ok(send) => send,
-                    Err(error) if is_for_now(&error) => return Ok(false),
-                    Err(error) => return Err(error.into()),
-                };
-                self.post_on(stream, send, signaled, chance)?;
-            }
+            Some(stream) => match self.queue_pair.prepare(request) {
+                Ok(send) => self.post_on(stream, send, signaled, chance)?,
+                Err(error) if is_for_now(&error) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            },
         }
         self.ledger.post(work, signaled);
         tally.posted += 1;
         Ok(true)
     }
 
-    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can count on: so streams that share a
-    /// queue never wait for each other in a circle.
+    /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
+    /// count on: so streams that share a queue never wait for each other in a circle.
     fn post_on(
         &self,
         stream: &Stream<SoftStream>,
@@ -276,15 +279,12 @@ impl Wire {
                 check.into_iter().for_each(|(index, status)| hub.expect(index, status));
                 Ok(())
             }
-            // A checked wait has seen its failure since it was prepared: what is prepared is flushed.
-            Err(error)
-                if matches!(
-                    error.source,
-                    PostFailure::Queue(QueueError::State(StateError::Failed { .. }))
-                ) =>
-            {
-                Ok(())
-            }
+            // A checked wait has seen its failure since it was prepared: what is prepared is
+            // flushed.
+            Err(PostError {
+                source: PostFailure::Queue(QueueError::State(StateError::Failed { .. })),
+                ..
+            }) => Ok(()),
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -334,7 +334,7 @@ impl Wire {
         Ok(ended)
     }
 
-    /// Compares what waits say with what has completed.
+    /// Compares the statuses of waits with the completions.
     pub(super) fn compare(&self, tally: &mut Tally) {
         self.send.borrow_mut().compare(tally);
         if !Rc::ptr_eq(&self.send, &self.recv) {
@@ -359,7 +359,7 @@ impl Wire {
     }
 }
 
-/// Reads what the card tells of queue pairs that could not say so by a completion.
+/// Reads the card's asynchronous events.
 pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Failure> {
     while let Some(event) = device.next_event(Duration::ZERO)? {
         tally.events += 1;
@@ -376,14 +376,15 @@ pub(super) fn read_events(device: &Device, tally: &mut Tally) -> Result<(), Fail
     Ok(())
 }
 
-/// There is no room now, or the queue pair has failed meanwhile: completions tell of it.
+/// The queues are full, or the queue pair has failed: completions will show which.
 fn is_for_now(error: &QueueError) -> bool {
     matches!(
         error,
-        QueueError::Full(QueueFull::SendQueue { .. })
-            | QueueError::Full(QueueFull::ReceiveQueue { .. })
-            | QueueError::Full(QueueFull::CompletionQueue { .. })
-            | QueueError::Full(QueueFull::Stream(_))
-            | QueueError::State(StateError::Failed { .. })
+        QueueError::Full(
+            QueueFull::SendQueue { .. }
+                | QueueFull::ReceiveQueue { .. }
+                | QueueFull::CompletionQueue { .. }
+                | QueueFull::Stream(_)
+        ) | QueueError::State(StateError::Failed { .. })
     )
 }

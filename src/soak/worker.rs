@@ -167,7 +167,8 @@ impl Side<'_> {
     }
 }
 
-/// What this process does for a link, if it has one of its ends. Links go round all pairs of processes.
+/// What this process does for a link, if it has one of its ends. Links go round all pairs of
+/// processes.
 fn role(link: u32, rank: usize, procs: usize, seed: u64) -> Option<Role> {
     let pairs: Vec<(usize, usize)> =
         (0..procs).flat_map(|low| (low + 1..procs).map(move |high| (low, high))).collect();

@@ -21,7 +21,8 @@ pub(crate) struct Folder {
 impl Folder {
     pub(crate) fn new() -> Result<Self, Failure> {
         let path = make(&std::env::temp_dir())?;
-        // It has nothing open but the pipe, and a process group of its own: the terminal's signals do not reach it.
+        // It has nothing open but the pipe, and a process group of its own: the terminal's signals
+        // do not reach it.
         let watcher = Command::new(std::env::current_exe()?)
             .arg("soft-watch")
             .arg(&path)

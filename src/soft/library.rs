@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 /// Environment variable with the path of another library, which is preloaded instead.
 const VARIABLE: &str = "SOFTHCA_UVERBS_LIBRARY";
 const NAME: &str = "libsofthca_uverbs.so";
-/// `build.rs` has put it there. Empty if the command was built for another machine than that of the build.
+/// `build.rs` has put it there. Empty if the command was built for another machine than that of the
+/// build.
 static EMBEDDED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsofthca_uverbs.so"));
 
-/// Path of the library for a run whose private folder is `folder`. Processes of the run load it whenever they start a
-/// program, so it is there as long as the stand-in for sysfs is.
+/// Path of the library for a run whose private folder is `folder`. Processes of the run load it
+/// whenever they start a program, so it is there as long as the stand-in for sysfs is.
 pub(crate) fn provide(folder: &Path) -> Result<PathBuf, Failure> {
     let path = match std::env::var_os(VARIABLE).map(PathBuf::from) {
         Some(path) if !path.is_file() => {
@@ -56,7 +57,8 @@ fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Whether nothing in `folder` can be mapped as code. The loader would only warn of that, and run the command on no card.
+/// Whether nothing in `folder` can be mapped as code. The loader would only warn of that, and run
+/// the command on no card.
 fn refuses_programs(folder: &Path) -> Result<bool, Failure> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
     // SAFETY: all-zero bytes are a valid value of this plain C structure.
@@ -86,7 +88,7 @@ mod tests {
         for place in ["/proc", "/sys", "/dev/pts"] {
             // The last mount on a place hides those before.
             let of_place = |line: &&str| line.split(' ').nth(1) == Some(place);
-            let Some(mount) = mounts.lines().filter(of_place).next_back() else { continue };
+            let Some(mount) = mounts.lines().rfind(of_place) else { continue };
             let options = mount.split(' ').nth(3).unwrap();
             let expected = options.split(',').any(|option| option == "noexec");
             assert_eq!(refuses_programs(Path::new(place)).unwrap(), expected, "{mount}");

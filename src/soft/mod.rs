@@ -1,4 +1,5 @@
-//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and libmlx5.
+//! `gdsync soft`: runs a command on the software card, through the machine's own libibverbs and
+//! libmlx5.
 
 mod folder;
 mod library;
@@ -22,8 +23,8 @@ const NOT_RUNNABLE: u8 = 126;
 
 /// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
 pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
-    // Signals are blocked before the folder is made: a signal that would end this process ends the command instead, and
-    // the folder is removed.
+    // Signals are blocked before the folder is made: a signal that would end this process ends the
+    // command instead, and the folder is removed.
     let signals = signals::Held::new()?;
     let folder = Folder::new()?;
     let library = library::provide(folder.path())?;
@@ -59,7 +60,8 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code_of(status)))
 }
 
-/// The value of LD_PRELOAD. The library stands first, so that no other preloaded library hides the card.
+/// The value of LD_PRELOAD. The library stands first, so that no other preloaded library hides the
+/// card.
 fn preload(library: OsString) -> OsString {
     let mut list = library;
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -4,7 +4,8 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 
-/// What is passed on. Others keep what they do: SIGTSTP stops this process and the command together, as the terminal sends it.
+/// What is passed on. Others keep what they do: SIGTSTP stops this process and the command
+/// together, as the terminal sends it.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
@@ -56,7 +57,8 @@ impl Held {
             let signal = unsafe { libc::sigwaitinfo(&self.set, &mut info) };
             // What the terminal sends it sends to the command, too.
             if PASSED_ON.contains(&signal) && info.si_code != libc::SI_KERNEL {
-                // SAFETY: no memory is involved; the child has not been waited for, so the number is its own.
+                // SAFETY: no memory is involved; the child has not been waited for, so the number
+                // is its own.
                 unsafe { libc::kill(child.id() as libc::pid_t, signal) };
             }
         }

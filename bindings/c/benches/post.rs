@@ -1,7 +1,9 @@
-//! What the C layer costs over the Rust calls under it, for each posted send: `cargo bench -p gdsync-c`.
+//! What the C layer costs over the Rust calls under it, for each posted send: `cargo bench -p
+//! gdsync-c`.
 //!
-//! Both write 8 bytes on the same queue pair of a software card, 64 at a time; the posts are timed, the completions are not. Streams
-//! are held back meanwhile, so that their threads are not in the way. Rounds alternate.
+//! Both write 8 bytes on the same queue pair of a software card, 64 at a time; the posts are timed,
+//! the completions are not. Streams are held back meanwhile, so that their threads are not in the
+//! way. Rounds alternate.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -37,7 +39,8 @@ fn modify(qp: *mut gds_qp, attr: &mut ibv_qp_attr, mask: u32) {
 
 impl Pair {
     fn new() -> Self {
-        // SAFETY: every pointer is what the call before returned, or a valid place; nothing is destroyed before the end.
+        // SAFETY: every pointer is what the call before returned, or a valid place; nothing is
+        // destroyed before the end.
         let (qp, mr, port) = unsafe {
             let context = ext::gdsync_soft_open(null_mut());
             let pd = c_verbs::gdsync_alloc_pd(context);
@@ -233,8 +236,9 @@ impl Pair {
     }
 }
 
-/// A post's time in Rust and in C, in nanoseconds, in rounds that alternate: what a tenth of the rounds stay below. The rest have
-/// been disturbed by the card's threads, the stream's, or others of the machine.
+/// A post's time in Rust and in C, in nanoseconds, in rounds that alternate: what a tenth of the
+/// rounds stay below. The rest have been disturbed by the card's threads, the stream's, or others
+/// of the machine.
 fn measure(took: impl Fn(bool) -> Duration) -> [f64; 2] {
     let mut times = [const { Vec::new() }; 2];
     for round in 0..2 * rounds() {

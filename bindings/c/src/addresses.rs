@@ -1,4 +1,5 @@
-//! Hashing of what is found by its address: objects of the library's own, so a program cannot choose addresses that collide.
+//! Hashing of what is found by its address: objects of the library's own, so a program cannot
+//! choose addresses that collide.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

@@ -1,6 +1,6 @@
 //! Descriptors of C programs as a batch.
 
-use crate::error::{CallError, non_null, non_null_mut};
+use crate::error::{CallError, bad, non_null, non_null_mut};
 use crate::pages;
 use crate::requests::{self, Pending};
 use crate::types::{self, gds_descriptor_t, gds_wait_value32_t, gds_write_memory_t, gds_write_value32_t};
@@ -31,11 +31,7 @@ pub(crate) fn condition(code: c_int) -> Result<Condition, CallError> {
         types::GDS_WAIT_COND_EQ => Ok(Condition::Eq),
         types::GDS_WAIT_COND_AND => Ok(Condition::And),
         types::GDS_WAIT_COND_NOR => Ok(Condition::Nor),
-        _ => Err(CallError::Bad {
-            what: "the condition",
-            value: code.into(),
-            limit: "0 (GEQ) to 3 (NOR) are possible",
-        }),
+        _ => Err(bad("the condition", code, "0 (GEQ) to 3 (NOR) are possible")),
     }
 }
 
@@ -44,13 +40,12 @@ pub(crate) fn check_flags(flags: c_int, allowed: c_int) -> Result<c_int, CallErr
     let kind = flags & types::GDS_MEMORY_MASK;
     let known = [types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST, types::GDS_MEMORY_IO].contains(&kind);
     if !known || flags & !(allowed | types::GDS_MEMORY_MASK) != 0 {
-        let limit = "one memory type and the descriptor's own flags are possible";
-        return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
+        return Err(bad("flags", flags, "one memory type and the descriptor's own flags are possible"));
     }
     Ok(kind)
 }
 
-/// What was taken out of the table of requests, to be put back where the batch comes to nothing.
+/// Numbers of requests whose entries the batch has taken; dropping this frees the numbers.
 struct Taken(Vec<u64>);
 
 /// A batch in the making.
@@ -92,7 +87,7 @@ impl Builder {
     /// # Safety
     /// Its pointers are valid.
     pub(crate) unsafe fn descriptor(&mut self, one: &gds_descriptor_t) -> Result<(), CallError> {
-        // SAFETY: the tag says which member the program has written.
+        // SAFETY: the tag names the member that the program has written.
         unsafe {
             match one.tag {
                 types::GDS_TAG_SEND => {
@@ -104,10 +99,7 @@ impl Builder {
                 types::GDS_TAG_WAIT_VALUE32 => self.wait32(one.body.wait32),
                 types::GDS_TAG_WRITE_VALUE32 => self.write32(one.body.write32),
                 types::GDS_TAG_WRITE_MEMORY => self.bytes(one.body.writemem),
-                tag => {
-                    let limit = "0 (send) to 4 (write memory) are possible";
-                    Err(CallError::Bad { what: "the descriptor's tag", value: tag.into(), limit })
-                }
+                tag => Err(bad("the descriptor's tag", tag, "0 (send) to 4 (write memory) are possible")),
             }
         }
     }
@@ -139,7 +131,7 @@ impl Builder {
         non_null("the descriptor's src", write.src)?;
         if write.count > MOST_BYTES {
             let limit = "a write has at most 16 MiB: copy what is longer on the stream";
-            return Err(CallError::Bad { what: "the descriptor's count", value: write.count as i64, limit });
+            return Err(bad("the descriptor's count", write.count as i64, limit));
         }
         self.steps.push(Step::Bytes(write));
         Ok(())
@@ -190,7 +182,8 @@ impl Builder {
         Ok(())
     }
 
-    /// The target's own name for memory of that type, or none where it is host memory to be registered.
+    /// The target's own name for memory of that type, or none where it is host memory to be
+    /// registered.
     fn is_direct(&self, flags: c_int) -> bool {
         !self.target.is_cuda || flags & types::GDS_MEMORY_MASK == types::GDS_MEMORY_GPU
     }
@@ -269,8 +262,7 @@ pub(crate) fn check_word(ptr: *mut u32) -> Result<(), CallError> {
     if (ptr as usize).is_multiple_of(size_of::<u32>()) {
         return Ok(());
     }
-    let limit = "a word is aligned to 4 bytes";
-    Err(CallError::Bad { what: "the descriptor's ptr", value: ptr as i64, limit })
+    Err(bad("the descriptor's ptr", ptr as i64, "a word is aligned to 4 bytes"))
 }
 
 impl Drop for Builder {

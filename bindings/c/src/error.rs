@@ -48,6 +48,11 @@ pub(crate) enum CallError {
     Panic { message: String },
 }
 
+/// An argument that is out of its limit.
+pub(crate) fn bad(what: &'static str, value: impl Into<i64>, limit: &'static str) -> CallError {
+    CallError::Bad { what, value: value.into(), limit }
+}
+
 fn waits(at: &Option<String>) -> String {
     at.as_ref().map_or_else(String::new, |wait| format!(": {wait}"))
 }
@@ -118,15 +123,13 @@ impl CallError {
                 source.raw_os_error().filter(|code| *code > 0).unwrap_or(libc::EIO)
             }
             CallError::Gdsync(Error::Memory { .. }) => libc::ENOMEM,
-            CallError::Gdsync(
-                Error::Open(OpenError::NoDevice { .. })
-                | Error::Open(OpenError::NotMlx5 { .. })
-                | Error::Open(OpenError::Load(_)),
-            ) => libc::ENODEV,
+            CallError::Gdsync(Error::Open(
+                OpenError::NoDevice { .. } | OpenError::NotMlx5 { .. } | OpenError::Load(_),
+            )) => libc::ENODEV,
             CallError::Gdsync(Error::QueuePair(QueuePairError::NoTransport { .. })) => libc::EOPNOTSUPP,
-            CallError::Gdsync(
-                Error::Port(PortError::NotActive { .. }) | Error::Port(PortError::NoGid { .. }),
-            ) => libc::ENETDOWN,
+            CallError::Gdsync(Error::Port(PortError::NotActive { .. } | PortError::NoGid { .. })) => {
+                libc::ENETDOWN
+            }
             CallError::Gdsync(Error::Cuda(error)) => of_cuda(error),
             CallError::Gdsync(_) => libc::EINVAL,
             CallError::Post(_) | CallError::Panic { .. } => libc::EIO,
@@ -175,7 +178,8 @@ fn attempt<T>(body: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallErro
     })
 }
 
-/// Does what may come to nothing, without a word. A panic is nothing, too: whoever does it again says it.
+/// Tries the fast path, and reports no errors. A panic counts as `None`: the general path, which is
+/// tried next, reports it.
 #[inline(always)]
 pub(crate) fn quietly<T>(body: impl FnOnce() -> Option<T>) -> Option<T> {
     catch_unwind(AssertUnwindSafe(body)).ok().flatten()
@@ -225,9 +229,5 @@ pub(crate) fn non_null_mut<T>(what: &'static str, pointer: *mut T) -> Result<*mu
 
 /// Flags of which there are none.
 pub(crate) fn no_flags(flags: c_int) -> Result<(), CallError> {
-    if flags == 0 {
-        Ok(())
-    } else {
-        Err(CallError::Bad { what: "flags", value: flags.into(), limit: "must be 0" })
-    }
+    if flags == 0 { Ok(()) } else { Err(bad("flags", flags, "must be 0")) }
 }

@@ -1,5 +1,6 @@
-//! What is behind the names of C programs: for the bench, which compares C calls with Rust calls on the same objects. Where queues
-//! and streams happen to lie in memory makes a post on one 35 ns faster than on another, more than what is measured.
+//! What is behind the names of C programs: for the bench, which compares C calls with Rust calls on
+//! the same objects. Where queues and streams happen to lie in memory makes a post on one 35 ns
+//! faster than on another, more than what is measured.
 
 use crate::types::{CUstream, gds_qp};
 use crate::{objects, streams};
@@ -10,7 +11,8 @@ use std::sync::Arc;
 /// The queue pair of a C struct, and the memory that its program has registered.
 ///
 /// # Safety
-/// As [`crate::api::queue_pair::gds_destroy_qp`]: null, or of `gds_create_qp` and not destroyed while the references are used.
+/// As [`crate::api::queue_pair::gds_destroy_qp`]: null, or of `gds_create_qp` and not destroyed
+/// while the references are used.
 pub unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Option<(&'a QueuePair, &'a RegisteredMemory)> {
     // SAFETY: the caller's.
     let object = unsafe { objects::queue_pair(qp) }.ok()?;

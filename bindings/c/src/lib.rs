@@ -1,9 +1,12 @@
-//! libgdsync for C and C++: the interface of GPUDirect Async's libgdsync, version 2.2, and a few calls of its own
-//! (`include/gdsync/ext.h`), on gdsync. [docs/c-abi.md](https://github.com/gdsync/gdsync/blob/main/docs/c-abi.md) lists it, and says what is different.
+//! libgdsync for C and C++: the interface of GPUDirect Async's libgdsync, version 2.2, and a few
+//! calls of its own (`include/gdsync/ext.h`), on gdsync.
+//! [docs/c-abi.md](https://github.com/gdsync/gdsync/blob/main/docs/c-abi.md) lists it, and says
+//! what is different.
 //!
-//! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into errno values; `objects`,
-//! `requests`, `streams` and `pages` are what C programs have names of, and the only state of the process; `work`,
-//! `completion` and `batch` translate; `api` are the C functions, one module for each header or part of one.
+//! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
+//! errno values; `objects`, `requests`, `streams` and `pages` are what C programs have names of,
+//! and the only state of the process; `work`, `completion` and `batch` translate; `api` are the C
+//! functions, one module for each header or part of one.
 //!
 //! Nothing happens when the library is loaded. Every function may be called from any thread.
 

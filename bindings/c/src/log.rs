@@ -1,10 +1,11 @@
-//! What the library says on stderr, as libgdsync does: errors and warnings, and more where the environment asks for it.
+//! The library's log on stderr, as libgdsync has it: errors and warnings, and more where the
+//! environment asks for it.
 
 use std::io;
 use std::sync::Once;
 use tracing_subscriber::EnvFilter;
 
-/// What says how much, as `tracing_subscriber::EnvFilter` reads it.
+/// The variable with the filter, as `tracing_subscriber::EnvFilter` reads it.
 const VARIABLE: &str = "GDSYNC_LOG";
 
 /// A switch of libgdsync: on where it is a number other than 0.
@@ -21,7 +22,8 @@ fn filter() -> EnvFilter {
     EnvFilter::new(format!("{level}{memops}"))
 }
 
-/// Starts the log, unless the process has one already (a Rust program that links the static library).
+/// Starts the log, unless the process has one already (a Rust program that links the static
+/// library).
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {

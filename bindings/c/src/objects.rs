@@ -33,13 +33,14 @@ pub(crate) struct QueuePairObject {
     context: usize,
 }
 
-// SAFETY: the C struct, which is plain data, is written by the library only before the program gets it; everything else may be
-// used from any thread.
+// SAFETY: the C struct, which is plain data, is written by the library only before the program gets
+// it; everything else may be used from any thread.
 unsafe impl Send for QueuePairObject {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePairObject {}
 
-/// Tells a queue pair of ours from another program's struct: the second word of what `res_domain` points to.
+/// Tells a queue pair of ours from another program's struct: the second word of what `res_domain`
+/// points to.
 const MAGIC: u64 = 0x6764_7379_6e63_5150;
 
 #[derive(Default)]
@@ -48,7 +49,8 @@ struct Objects {
     queue_pairs: HashMap<usize, Arc<QueuePairObject>, Addresses>,
     /// By the provider's objects.
     provider_queue_pairs: HashMap<usize, Arc<QueuePairObject>, Addresses>,
-    /// By the provider's objects, with the [name](QueuePairObject::name) of the queue pair that each is of.
+    /// By the provider's objects, with the [name](QueuePairObject::name) of the queue pair that
+    /// each is of.
     queues: HashMap<usize, (CompletionQueue, usize), Addresses>,
     /// A device for each context of a program, as long as it has queue pairs.
     devices: HashMap<usize, (Device, usize), Addresses>,
@@ -139,7 +141,8 @@ pub(crate) unsafe fn create(
     Ok(public)
 }
 
-/// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one at once.
+/// libgdsync's queue pairs have no port until their program moves them to INIT; gdsync asks for one
+/// at once.
 fn first_active_port(device: &Device) -> Result<u8, CallError> {
     let ports = device.attributes()?.ports;
     let active =
@@ -198,7 +201,8 @@ pub(crate) unsafe fn queue_pair<'a>(qp: *mut gds_qp) -> Result<&'a QueuePairObje
     if object.is_null() {
         return Err(NO_QUEUE_PAIR);
     }
-    // SAFETY: `create` put the object's address there; it lives until the program destroys the queue pair.
+    // SAFETY: `create` put the object's address there; it lives until the program destroys the
+    // queue pair.
     let object = unsafe { &*object };
     if object.magic == MAGIC { Ok(object) } else { Err(NO_QUEUE_PAIR) }
 }
@@ -213,7 +217,8 @@ pub(crate) fn find_queue(cq: *mut ibv_cq) -> Option<CompletionQueue> {
     OBJECTS.read().queues.get(&(cq as usize)).map(|(queue, _)| queue.clone())
 }
 
-/// The completion queue of a C struct, and the name of the queue pair that it is of, for `requests`.
+/// The completion queue of a C struct, and the name of the queue pair that it is of, for
+/// `requests`.
 ///
 /// # Safety
 /// Null, or a valid `struct gds_cq`.

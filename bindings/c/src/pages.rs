@@ -1,4 +1,5 @@
-//! Host memory that descriptors name by address only. A GPU gets it registered page by page, and keeps the pages.
+//! Host memory that descriptors name by address only. A GPU gets it registered page by page, and
+//! keeps the pages.
 
 use gdsync::PinnedMemory;
 use gdsync::batch::{MemoryWrite, WriteError};
@@ -17,7 +18,8 @@ static PAGES: Mutex<BTreeMap<usize, PinnedMemory>> = Mutex::new(BTreeMap::new())
 /// The page around an address.
 ///
 /// # Safety
-/// It is mapped, readable and writable, until [`forget`] is called for it; the program's other uses of it tolerate concurrent access.
+/// It is mapped, readable and writable, until [`forget`] is called for it; the program's other uses
+/// of it tolerate concurrent access.
 unsafe fn page(address: usize) -> Option<(PinnedMemory, usize)> {
     let base = address & !(PAGE - 1);
     let mut pages = PAGES.lock();

@@ -39,7 +39,8 @@ pub(crate) fn make(
 ) -> Result<QueuePair, CallError> {
     if wishes.flags & GDS_CREATE_QP_WISHES != 0 {
         let reason = match (api.provider, u32::try_from(wishes.gpu)) {
-            // Such queues are made by commands of the device, without the ibv_qp that the C structs have.
+            // Such queues are made by commands of the device, without the ibv_qp that the C structs
+            // have.
             (provider, _) if provider != Provider::Software => {
                 "the system's provider takes queues of verbs in host memory only".to_owned()
             }
@@ -67,7 +68,8 @@ fn placed(
 ) -> Result<QueuePair, Error> {
     let queue = |flag, depth: u32| {
         let placement = QueuePlacement::HOST.completions(wishes.place(flag, gpu));
-        // As many as a queue pair's own queues have: each request's, and those that a stream has still to look at.
+        // As many as a queue pair's own queues have: each request's, and those that a stream has
+        // still to look at.
         CompletionQueue::new(
             device,
             CompletionQueueConfig::from(depth.max(1).saturating_mul(2)).placement(placement),

@@ -1,4 +1,5 @@
-//! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away; what they stand for is here.
+//! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away;
+//! what they stand for is here.
 
 use crate::error::CallError;
 use gdsync::{PreparedSend, PreparedWait};
@@ -16,7 +17,8 @@ pub(crate) enum Pending {
 }
 
 struct Place {
-    /// Counts the uses of the place: a number with another generation is an old one. Never 0: a struct of zeroes names nothing.
+    /// Counts the uses of the place: a number with another generation is an old one. Never 0: a
+    /// struct of zeroes names nothing.
     generation: u32,
     /// The queue pair.
     owner: usize,
@@ -31,8 +33,9 @@ struct Table {
     free: Vec<u32>,
 }
 
-/// A request is in the table that its queue pair's address says, so that threads with queue pairs of their own rarely meet. As with
-/// gdsync's send queues, locks are released by a store, and a thread that finds one taken yields: none is held for long.
+/// A request is in the table that its queue pair's address says, so that threads with queue pairs
+/// of their own rarely meet. As with gdsync's send queues, locks are released by a store, and a
+/// thread that finds one taken yields: none is held for long.
 static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
     [const { SpinMutex::new(Table { places: Vec::new(), free: Vec::new() }) }; 1 << TABLE_BITS];
 
@@ -97,7 +100,8 @@ pub(crate) fn keep(owner: usize, pending: Pending) -> u64 {
     name(1, index, of)
 }
 
-/// Takes a single send out, and uses up its number. `None` where the number names anything else, and nothing has changed.
+/// Takes a single send out, and uses up its number. `None` where the number names anything else,
+/// and nothing has changed.
 #[inline]
 pub(crate) fn take_send(name: u64) -> Option<PreparedSend> {
     let mut table = lock_of(name);
@@ -122,6 +126,13 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
         return Err(STALE);
     }
     place.pending.take().ok_or(STALE)
+}
+
+/// Takes it out for good: its number names nothing any more.
+pub(crate) fn use_up(name: u64, is_send: bool) -> Result<Pending, CallError> {
+    let pending = take(name, is_send)?;
+    used_up(name);
+    Ok(pending)
 }
 
 /// Undoes [`take`].

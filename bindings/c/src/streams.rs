@@ -1,7 +1,9 @@
-//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software streams.
+//! Streams that C programs have names of: CUDA's, each wrapped when it is first named, and software
+//! streams.
 
 use crate::addresses::Addresses;
-use crate::error::CallError;
+use crate::batch::Target;
+use crate::error::{CallError, bad};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
@@ -19,8 +21,18 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) enum StreamObject {
     Soft(Stream<SoftStream>),
-    /// With the driver's number for it, which no other stream gets: handles come again.
+    /// With the driver's number for it, which no other stream gets: handles are reused.
     Cuda(Stream<CudaStream>, u64),
+}
+
+/// Evaluates an expression with the [`Stream`] of a [`StreamObject`], of either kind.
+macro_rules! on {
+    ($object:expr, $stream:ident => $value:expr) => {
+        match $object {
+            StreamObject::Soft($stream) => $value,
+            StreamObject::Cuda($stream, _) => $value,
+        }
+    };
 }
 
 /// What a stream is found by.
@@ -38,7 +50,8 @@ type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
 static STREAMS: LazyLock<RwLock<Streams>> = LazyLock::new(RwLock::default);
 
-/// How long a post waits while the stream has as many submissions outstanding as it takes: libgdsync's blocks there.
+/// How long a post waits while the stream has as many submissions outstanding as it takes:
+/// libgdsync's blocks there.
 fn patience() -> Duration {
     static PATIENCE: OnceLock<Duration> = OnceLock::new();
     *PATIENCE.get_or_init(|| {
@@ -48,7 +61,8 @@ fn patience() -> Duration {
     })
 }
 
-/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer exist.
+/// Counts how often a stream was forgotten: a thread's cached stream from before may no longer
+/// exist.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// The stream that a thread has named last.
@@ -84,8 +98,9 @@ pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject
     {
         return None;
     }
-    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and does not happen during the call (the
-    // caller's), or until another stream is found in its place, which has another number.
+    // SAFETY: `STREAMS` holds it until the stream is forgotten, which did not happen before and
+    // does not happen during the call (the caller's), or until another stream is found in its
+    // place, which has another number.
     Some(unsafe { &*last.stream })
 }
 
@@ -111,11 +126,7 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
     // SAFETY: the driver is there and initialised (`device_count`); `context` is a valid place.
     let result = unsafe { sys::cuCtxGetCurrent(&mut context) };
     if result != sys::CUresult::CUDA_SUCCESS || context.is_null() {
-        return Err(CallError::Bad {
-            what: "the stream",
-            value: handle as i64,
-            limit: "no CUDA context is current",
-        });
+        return Err(bad("the stream", handle as i64, "no CUDA context is current"));
     }
     let thread =
         if handle == LAST_DEFAULT { THREAD.with(|place| std::ptr::from_ref(place) as usize) } else { 0 };
@@ -128,7 +139,8 @@ fn name_of(stream: CUstream) -> Result<Name, CallError> {
 /// The stream is alive, and the driver initialised.
 unsafe fn number_of(stream: CUstream) -> u64 {
     let mut number = 0;
-    // SAFETY: the caller's; `number` is a valid place. Where the driver does not say, numbers are alike.
+    // SAFETY: the caller's; `number` is a valid place. Without an answer of the driver, numbers are
+    // alike.
     unsafe { sys::cuStreamGetId(stream.cast(), &mut number) };
     number
 }
@@ -136,8 +148,8 @@ unsafe fn number_of(stream: CUstream) -> u64 {
 /// The stream of that name.
 ///
 /// # Safety
-/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default streams among them), whose
-/// context stays for the life of the process.
+/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default
+/// streams among them), whose context stays for the life of the process.
 pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
@@ -154,11 +166,12 @@ pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallErr
 
 #[cold]
 unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallError> {
-    // SAFETY: the caller's; where there is no driver, this says so before anything else.
-    let backend = unsafe { CudaStream::from_raw(stream.cast()) }?;
+    // SAFETY: the caller's; without a driver, this fails before anything else.
+    let backend = unsafe { CudaStream::from_raw(stream.cast(), ()) }?;
     // SAFETY: the caller's.
     let number = unsafe { number_of(stream) };
-    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked about a destroyed stream.
+    // The program may destroy the stream as soon as it is idle, and the driver cannot be asked
+    // about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
     let old = STREAMS.write().insert(name, made.clone());
@@ -183,7 +196,7 @@ pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError>
         None if !soft_only => None,
         _ => {
             let limit = if soft_only { "that is no software stream" } else { "that is a software stream" };
-            return Err(CallError::Bad { what: "the stream", value: stream as i64, limit });
+            return Err(bad("the stream", stream as i64, limit));
         }
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);
@@ -203,11 +216,7 @@ pub(crate) fn settle() {
 
 impl StreamObject {
     fn post_once(&self, batch: Batch) -> Result<(), PostError> {
-        let posted = match self {
-            StreamObject::Soft(stream) => stream.post_timeout(batch, patience()),
-            StreamObject::Cuda(stream, _) => stream.post_timeout(batch, patience()),
-        };
-        posted.map(drop)
+        on!(self, stream => stream.post_timeout(batch, patience())).map(drop)
     }
 
     /// Posts a batch. What was not posted is dropped, and thereby taken back.
@@ -225,11 +234,7 @@ impl StreamObject {
     /// Posts a send, as [`Self::post`] does.
     #[inline(always)]
     pub(crate) fn post_send(&self, send: PreparedSend) -> Result<(), CallError> {
-        let posted = match self {
-            StreamObject::Soft(stream) => stream.post_send(send),
-            StreamObject::Cuda(stream, _) => stream.post_send(send),
-        };
-        match posted {
+        match on!(self, stream => stream.post_send(send)) {
             Ok(_) => Ok(()),
             Err(error) => self.post_after(error),
         }
@@ -253,10 +258,7 @@ impl StreamObject {
         queue_pair: &QueuePair,
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
-        match self {
-            StreamObject::Soft(stream) => stream.queue_send(queue_pair, request),
-            StreamObject::Cuda(stream, _) => stream.queue_send(queue_pair, request),
-        }
+        on!(self, stream => stream.queue_send(queue_pair, request))
     }
 
     /// True unless the name is another stream's now.
@@ -273,33 +275,20 @@ impl StreamObject {
 
     /// Submissions that it has not passed.
     fn outstanding(&self) -> usize {
-        match self {
-            StreamObject::Soft(stream) => stream.outstanding(),
-            StreamObject::Cuda(stream, _) => stream.outstanding(),
-        }
+        on!(self, stream => stream.outstanding())
     }
 
     /// Waits until it has performed everything.
     pub(crate) fn synchronize(&self, timeout: Duration) -> Result<(), CallError> {
-        let (idle, at) = match self {
-            StreamObject::Soft(stream) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
-            StreamObject::Cuda(stream, _) => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()),
-        };
+        let (idle, at) = on!(self, stream => (stream.synchronize_timeout(timeout)?, stream.oldest_wait()));
         let timeout_ms = timeout.as_millis() as u64;
         if idle { Ok(()) } else { Err(CallError::TimedOut { timeout_ms, at }) }
     }
 
-    /// Its backend's flushes are there, and do something.
-    pub(crate) fn has_flush(&self) -> bool {
-        match self {
-            StreamObject::Soft(stream) => stream.caps().flush_remote,
-            StreamObject::Cuda(stream, _) => stream.caps().flush_remote,
-        }
-    }
-
-    /// It has an address space of its own.
-    pub(crate) fn is_cuda(&self) -> bool {
-        matches!(self, StreamObject::Cuda(..))
+    /// What batches for it have to look like.
+    pub(crate) fn target(&self) -> Target {
+        let has_flush = on!(self, stream => stream.caps().flush_remote);
+        Target { is_cuda: matches!(self, StreamObject::Cuda(..)), has_flush }
     }
 
     /// A software stream, to run a function on.
@@ -312,11 +301,7 @@ impl StreamObject {
 
     /// Its address of host memory.
     pub(crate) fn translate(&self, addr: gdsync::memory::HostAddr, len: usize) -> Result<u64, StreamError> {
-        match self {
-            StreamObject::Soft(stream) => stream.translate(addr, len),
-            StreamObject::Cuda(stream, _) => stream.translate(addr, len),
-        }
-        .map(gdsync::memory::StreamAddr::get)
+        on!(self, stream => stream.translate(addr, len)).map(gdsync::memory::StreamAddr::get)
     }
 }
 
@@ -333,8 +318,8 @@ pub(crate) fn waits_for_a_stream(error: &QueueError) -> bool {
     )
 }
 
-/// The default stream of the context that is current: how kernels of this thread see memory. `None` where there is no driver, or no
-/// context.
+/// The default stream of the context that is current: how kernels of this thread see memory. `None`
+/// where there is no driver, or no context.
 pub(crate) fn current() -> Result<Option<Arc<StreamObject>>, CallError> {
     match name_of(std::ptr::null_mut()) {
         // SAFETY: the legacy default stream of the current context is always there.

@@ -1,4 +1,5 @@
-//! The structs and numbers of the headers in `include/`. `tests/headers.rs` compares their layouts with the C compiler's.
+//! The structs and numbers of the headers in `include/`. `tests/it/headers.rs` compares their layouts
+//! with the C compiler's.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C headers")]
 
@@ -307,7 +308,7 @@ pub union gds_descriptor_body {
 pub struct gds_descriptor_t {
     /// `GDS_TAG_*`.
     pub tag: c_int,
-    /// What it says.
+    /// The member that the tag names.
     pub body: gds_descriptor_body,
 }
 
@@ -365,7 +366,7 @@ pub struct gds_mlx5_wait_info_t {
     pub cqe_ptr: *mut u32,
     /// What it is compared with.
     pub cqe_value: u32,
-    /// Where the kernel says that it has passed.
+    /// Where the kernel marks that it has passed.
     pub flag_ptr: *mut u32,
     /// What it stores there.
     pub flag_value: u32,

@@ -1,6 +1,6 @@
 //! Work requests of C programs.
 
-use crate::error::{CallError, non_null, non_null_mut};
+use crate::error::{CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
@@ -39,7 +39,7 @@ const MOST_ELEMENTS: c_int = 1024;
 #[inline(always)]
 unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], CallError> {
     if !(0..=MOST_ELEMENTS).contains(&count) {
-        return Err(CallError::Bad { what: "num_sge", value: count.into(), limit: "0 to 1024 are possible" });
+        return Err(bad("num_sge", count, "0 to 1024 are possible"));
     }
     if count == 0 {
         return Ok(&[]);
@@ -136,7 +136,8 @@ unsafe fn with_inline<T>(
     };
     match list {
         [one] if one.length > 0 && one.addr != 0 => {
-            // SAFETY: readable memory of the process, which does not change during the call: the caller's.
+            // SAFETY: readable memory of the process, which does not change during the call: the
+            // caller's.
             post(unsafe { std::slice::from_raw_parts(one.addr as *const u8, one.length as usize) })
         }
         // SAFETY: the caller's.
@@ -159,12 +160,10 @@ fn other_request<'a>(wr: &gds_send_wr, slices: &'a [Slice]) -> Result<WorkReques
             }
         }
         (opcode::COMPARE_SWAP | opcode::FETCH_ADD, _) => {
-            let limit = "an atomic operation has 1";
-            return Err(CallError::Bad { what: "num_sge", value: wr.num_sge.into(), limit });
+            return Err(bad("num_sge", wr.num_sge, "an atomic operation has 1"));
         }
         (other, _) => {
-            let limit = "operations are 0 (RDMA write) to 6 (fetch and add)";
-            return Err(CallError::Bad { what: "exp_opcode", value: other.into(), limit });
+            return Err(bad("exp_opcode", other, "operations are 0 (RDMA write) to 6 (fetch and add)"));
         }
     })
 }
@@ -186,8 +185,11 @@ fn finish<T>(
 ) -> Result<T, CallError> {
     let flags = wr.exp_send_flags;
     if flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
-        let limit = "fence, signaled, solicited and inline are possible";
-        return Err(CallError::Bad { what: "exp_send_flags", value: flags as i64, limit });
+        return Err(bad(
+            "exp_send_flags",
+            flags as i64,
+            "fence, signaled, solicited and inline are possible",
+        ));
     }
     let mut request = request.wr_id(wr.wr_id);
     if matches!(wr.exp_opcode, opcode::SEND_WITH_IMM | opcode::RDMA_WRITE_WITH_IMM) {
@@ -218,13 +220,14 @@ fn to_datagram<T>(
     // SAFETY: any value of the bytes is one of these plain numbers.
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
-    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function promises.
+    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function
+    // promises.
     let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }
 
-/// Whether to try again: the cause may have ended since the last look. The program has connected the queue
-/// pair, or a stream has passed what was in the way.
+/// Whether to try again: the cause may have ended since the last look. The program has connected
+/// the queue pair, or a stream has passed what was in the way.
 #[cold]
 #[inline(never)]
 fn look_again(qp: &QueuePairObject, error: &CallError) -> bool {
@@ -245,7 +248,7 @@ fn attempt<T>(qp: &QueuePairObject, what: impl Fn() -> Result<T, CallError>) -> 
     }
 }
 
-/// Does something with each request of a list; tells at which one it failed.
+/// Calls with each request of a list; `bad` receives the one at which that failed.
 ///
 /// # Safety
 /// As [`with_request`], for each; `bad` is null or a valid place.
@@ -271,15 +274,15 @@ unsafe fn each<T>(
     Ok(())
 }
 
-/// A request of a list of one that is plain: a send or a write of one element, signaled, which is what programs do most. Where the
-/// compiler knows that much, posting takes half of the time.
+/// A request of a list of one that is plain: a send or a write of one element, signaled, which is
+/// what programs do most. Where the compiler knows that much, posting takes half of the time.
 pub(crate) struct Plain<'a> {
     wr: &'a gds_send_wr,
     borrowed: BorrowedSlice<'a>,
 }
 
 impl<'a> Plain<'a> {
-    /// `None` for all others: the long way does these, and says what is wrong.
+    /// `None` for all others: the general path does these, and reports errors.
     ///
     /// # Safety
     /// As [`with_request`]; the pointer is null or valid.
@@ -298,8 +301,8 @@ impl<'a> Plain<'a> {
         Some(Plain { wr, borrowed })
     }
 
-    /// The request. A value rather than the argument of a call: arguments of this size are copied, and a copy of what was just stored
-    /// waits for the stores.
+    /// The request. A value rather than the argument of a call: arguments of this size are copied,
+    /// and a copy of what was just stored waits for the stores.
     #[inline(always)]
     pub(crate) fn request(&self) -> Option<WorkRequest<'_>> {
         let request = match self.wr.exp_opcode {

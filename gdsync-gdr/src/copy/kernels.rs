@@ -41,21 +41,6 @@ pub enum LoadKernel {
 }
 
 impl StoreKernel {
-    /// All kernels, of every processor, the fastest for write-combining memory first.
-    pub const ALL: [StoreKernel; 6] = [
-        StoreKernel::Avx512,
-        StoreKernel::Avx2,
-        StoreKernel::Sse2,
-        StoreKernel::Neon,
-        StoreKernel::Volatile,
-        StoreKernel::Memcpy,
-    ];
-
-    /// The kernels that this processor has.
-    pub fn available() -> impl Iterator<Item = StoreKernel> {
-        Self::ALL.into_iter().filter(|kernel| kernel.is_available())
-    }
-
     /// True where this processor has the kernel.
     pub fn is_available(self) -> bool {
         match self {
@@ -79,21 +64,6 @@ impl StoreKernel {
 }
 
 impl LoadKernel {
-    /// All kernels, of every processor, the fastest for write-combining memory first.
-    pub const ALL: [LoadKernel; 6] = [
-        LoadKernel::Avx512,
-        LoadKernel::Avx2,
-        LoadKernel::Sse41,
-        LoadKernel::Neon,
-        LoadKernel::Volatile,
-        LoadKernel::Memcpy,
-    ];
-
-    /// The kernels that this processor has.
-    pub fn available() -> impl Iterator<Item = LoadKernel> {
-        Self::ALL.into_iter().filter(|kernel| kernel.is_available())
-    }
-
     /// True where this processor has the kernel.
     pub fn is_available(self) -> bool {
         match self {
@@ -115,8 +85,19 @@ impl LoadKernel {
     }
 }
 
+/// Lists the kernels of a type, with their names, the fastest for write-combining memory first.
 macro_rules! names {
     ($type:ident: $($kernel:ident = $name:literal),*) => {
+        impl $type {
+            /// All kernels, of every processor, the fastest for write-combining memory first.
+            pub const ALL: [$type; 6] = [$($type::$kernel),*];
+
+            /// The kernels that this processor has.
+            pub fn available() -> impl Iterator<Item = $type> {
+                Self::ALL.into_iter().filter(|kernel| kernel.is_available())
+            }
+        }
+
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.pad(match self { $($type::$kernel => $name),* })

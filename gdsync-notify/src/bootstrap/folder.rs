@@ -14,8 +14,8 @@ fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The socket of the job with that key. Makes the folder if there is none, and refuses one that other users can reach: in a
-/// folder that all users share, another user could prepare a socket.
+/// The socket of the job with that key. Makes the folder if there is none, and refuses one that
+/// other users can reach: in a folder that all users share, another user could prepare a socket.
 pub(super) fn socket_path(base: &Path, key: u64) -> Result<PathBuf, BootstrapError> {
     let path = base.join(format!("gdsync-{}", own_user()));
     let refused = |reason: String| BootstrapError::Folder { path: path.clone(), reason };
@@ -67,7 +67,8 @@ impl Drop for Name {
     }
 }
 
-/// Listens there. Replaces a socket that an earlier job of that name left behind; fails if a job still listens.
+/// Listens there. Replaces a socket that an earlier job of that name left behind; fails if a job
+/// still listens.
 pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, Name)> {
     let bound = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

@@ -1,6 +1,8 @@
-//! Messages between the processes of a job, as bytes. Parsing is pure and strict: any process of the network may connect.
+//! Messages between the processes of a job, as bytes. Parsing is pure and strict: any process of
+//! the network may connect.
 //!
-//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the payload 4; big endian), then the payload.
+//! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the
+//! payload 4; big endian), then the payload.
 
 /// First bytes of every frame; the last one is the version.
 const MAGIC: [u8; 8] = *b"gdsboot\x01";
@@ -85,8 +87,8 @@ impl Reader {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next frame; `None` if it is incomplete. Malformed bytes are refused as early as possible, so the reader keeps at
-    /// most a header and the limit.
+    /// The next frame; `None` if it is incomplete. Malformed bytes are refused as early as
+    /// possible, so the reader keeps at most a header and the limit.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Malformed> {
         let bytes = &self.buffer;
         let magic = bytes.len().min(MAGIC.len());

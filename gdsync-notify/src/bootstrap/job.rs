@@ -63,16 +63,18 @@ impl Job {
         Ok(Job { rank, size, meeting, name })
     }
 
-    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and `GDSYNC_SIZE`, or the variables of Open MPI
-    /// (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI) or Slurm (`SLURM_PROCID`,
+    /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and
+    /// `GDSYNC_SIZE`, or the variables of Open MPI (`OMPI_COMM_WORLD_RANK`, `_SIZE`), PMIx
+    /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI) or Slurm (`SLURM_PROCID`,
     /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`).
     ///
-    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens. On one host this is not needed: they meet under the
-    /// job's name, from `GDSYNC_JOB` or from the launcher.
+    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens. On one host this is not
+    /// needed: they meet under the job's name, from `GDSYNC_JOB` or from the launcher.
     ///
     /// # Errors
-    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`], [`BootstrapError::Rank`];
-    /// [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`] without `GDSYNC_ROOT`.
+    /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`],
+    /// [`BootstrapError::Rank`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`]
+    /// without `GDSYNC_ROOT`.
     pub fn from_env() -> Result<Self, BootstrapError> {
         Self::from_lookup(|name| std::env::var_os(name))
     }
@@ -169,7 +171,8 @@ fn job_name(get: &impl Fn(&str) -> Option<OsString>) -> Option<String> {
         .or_else(|| value("PMI_JOBID"))
 }
 
-/// Refuses to meet on this host if the launcher has put processes on others. The launcher's counts are not those of `GDSYNC_RANK`.
+/// Refuses to meet on this host if the launcher has put processes on others. The launcher's counts
+/// are not those of `GDSYNC_RANK`.
 fn on_one_host(rank: &str, size: u32, get: &impl Fn(&str) -> Option<OsString>) -> Result<(), BootstrapError> {
     if rank == "GDSYNC_RANK" {
         return Ok(());

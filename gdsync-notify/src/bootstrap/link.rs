@@ -101,8 +101,8 @@ impl Link {
     }
 }
 
-/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`), or has failed, and returns true for each such file. All
-/// false at the deadline.
+/// Waits until a file is ready for its events (`POLLIN`, `POLLOUT`), or has failed, and returns
+/// true for each such file. All false at the deadline.
 pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Result<Vec<bool>> {
     let poll =
         |&(fd, events): &(BorrowedFd<'_>, i16)| libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
@@ -111,7 +111,8 @@ pub(super) fn wait(files: &[(BorrowedFd<'_>, i16)], deadline: Instant) -> io::Re
         let left = deadline.saturating_duration_since(Instant::now());
         // Rounded up, so that the time left is 0 at the deadline and not before.
         let milliseconds = left.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
-        // SAFETY: `polled` is a live array of that length, which this function alone has; the borrows keep the files open.
+        // SAFETY: `polled` is a live array of that length, which this function alone has; the
+        // borrows keep the files open.
         let count = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
         match count {
             -1 => {

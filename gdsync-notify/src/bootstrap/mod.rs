@@ -1,9 +1,11 @@
-//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP or a socket of the host.
+//! The bootstrap of a job: its processes find each other by their launcher's environment, over TCP
+//! or a socket of the host.
 //!
-//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but do not use MPI, have to exchange
-//! a few bytes before their cards can carry the rest: endpoints of queue pairs, addresses and keys of memory. This module
-//! exchanges such small strings among all ranks ([`Bootstrap::all_gather`]), and has barriers. Everything passes through rank 0,
-//! so it is not meant for data.
+//! Programs that start under `mpirun` or `srun`, or with `GDSYNC_RANK` and `GDSYNC_SIZE` set, but
+//! do not use MPI, have to exchange a few bytes before their cards can carry the rest: endpoints of
+//! queue pairs, addresses and keys of memory. This module exchanges such small strings among all
+//! ranks ([`Bootstrap::all_gather`]), and has barriers. Everything passes through rank 0, so it is
+//! not meant for data.
 //!
 //! ```no_run
 //! use gdsync_notify::bootstrap::{Bootstrap, Job};
@@ -20,9 +22,10 @@
 //! ```
 //!
 //! # Trust
-//! Messages are parsed strictly, and connections from outside the job keep no rank from joining. But nothing is encrypted, and a
-//! process that can connect to rank 0's TCP port and knows the job's name can take a rank's place. Use it on networks where that is
-//! acceptable, as MPI launchers do. On one host only processes of the same user can connect.
+//! Messages are parsed strictly, and connections from outside the job keep no rank from joining.
+//! But nothing is encrypted, and a process that can connect to rank 0's TCP port and knows the
+//! job's name can take a rank's place. Use it on networks where that is acceptable, as MPI
+//! launchers do. On one host only processes of the same user can connect.
 
 mod error;
 mod folder;
@@ -43,8 +46,8 @@ use std::time::{Duration, Instant};
 
 /// The connections of a process with the others of its job.
 ///
-/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on the next exchange, so all later
-/// ones fail with [`BootstrapError::Broken`].
+/// Every rank calls the same exchanges in the same order. After an error the ranks may disagree on
+/// the next exchange, so all later ones fail with [`BootstrapError::Broken`].
 pub struct Bootstrap {
     rank: u32,
     size: u32,
@@ -71,12 +74,12 @@ impl fmt::Debug for Bootstrap {
 }
 
 impl Bootstrap {
-    /// Meets the other processes of the job: returns when all of them have joined. `timeout` holds for that, and for each later
-    /// exchange.
+    /// Meets the other processes of the job: returns when all of them have joined. `timeout` holds
+    /// for that, and for each later exchange.
     ///
     /// # Errors
-    /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get [`BootstrapError::Late`] or
-    /// [`BootstrapError::Gone`].
+    /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
+    /// [`BootstrapError::Late`] or [`BootstrapError::Gone`].
     pub fn join(job: &Job, timeout: Duration) -> Result<Self, BootstrapError> {
         Self::join_in(job, &folder::base(), timeout)
     }
@@ -97,7 +100,8 @@ impl Bootstrap {
     /// A job whose ranks are threads of this process: one value for each, in their order.
     ///
     /// # Errors
-    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if the system has no sockets left.
+    /// [`BootstrapError::Rank`] for a size of 0 or above 16384, [`BootstrapError::Connection`] if
+    /// the system has no sockets left.
     pub fn threads(size: u32, timeout: Duration) -> Result<Vec<Self>, BootstrapError> {
         // Checks the size.
         Job::new(0, size, Meeting::Local(String::new()))?;
@@ -138,11 +142,12 @@ impl Bootstrap {
         self.timeout = timeout;
     }
 
-    /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1 MiB, all ranks together 256 MiB.
+    /// Sends bytes to all ranks, and returns those of all ranks in their order. A rank may send 1
+    /// MiB, all ranks together 256 MiB.
     ///
     /// # Errors
-    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the missing ranks;
-    /// [`BootstrapError::Broken`].
+    /// [`BootstrapError::TooLong`]; [`BootstrapError::Gone`], [`BootstrapError::Late`], with the
+    /// missing ranks; [`BootstrapError::Broken`].
     pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         if self.broken {
             return Err(BootstrapError::Broken);

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0, which may not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
-/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so that waiting connections keep no
-/// rank out.
+/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so
+/// that waiting connections keep no rank out.
 const MAX_PENDING: usize = 1024;
 /// How long rank 0 tries to send a refusal.
 const REFUSAL: Duration = Duration::from_secs(1);
@@ -58,11 +58,6 @@ pub(super) fn unix(socket: UnixStream) -> io::Result<Box<dyn Socket>> {
     Ok(Box::new(socket))
 }
 
-/// The path of the job's socket on this host.
-fn local_socket(job: &Job, base: &Path) -> Result<std::path::PathBuf, BootstrapError> {
-    folder::socket_path(base, job.key())
-}
-
 /// Listens, for rank 0.
 pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
     let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
@@ -73,7 +68,7 @@ pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError>
             Ok(Listener::Tcp(listener))
         }
         Meeting::Local(_) => {
-            let path = local_socket(job, base)?;
+            let path = folder::socket_path(base, job.key())?;
             let (listener, _name) = folder::listen(&path).map_err(refused(path.display().to_string()))?;
             listener.set_nonblocking(true).map_err(refused(path.display().to_string()))?;
             Ok(Listener::Unix { listener, _name })
@@ -142,7 +137,8 @@ fn admit_all(
             match listener.accept() {
                 Ok(socket) => pending.push(Link::new(socket, HELLO_BYTES)),
                 Err(error) => {
-                    // The process has closed it meanwhile; or no file descriptor is free, and the connection stays queued.
+                    // The process has closed it meanwhile; or no file descriptor is free, and the
+                    // connection stays queued.
                     tracing::debug!(%error, "a connection was not taken");
                     std::thread::sleep(RETRY);
                 }
@@ -155,7 +151,8 @@ fn admit_all(
     Ok(())
 }
 
-/// A rank that has joined sends nothing until all have: its link is readable only if it has ended or breaks the protocol.
+/// A rank that has joined sends nothing until all have: its link is readable only if it has ended
+/// or breaks the protocol.
 fn is_silent(link: &mut Link, rank: u32, timeout: Duration) -> Result<(), BootstrapError> {
     match link.try_receive() {
         Ok(None) => Ok(()),
@@ -197,7 +194,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let path = match job.meeting() {
-        Meeting::Local(_) => local_socket(job, base)?,
+        Meeting::Local(_) => folder::socket_path(base, job.key())?,
         Meeting::Root(_) => std::path::PathBuf::new(),
     };
     let try_once = || match job.meeting() {
@@ -221,7 +218,6 @@ pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, B
                     Err(LinkError::Closed) if Instant::now() < deadline => {
                         io::Error::from(io::ErrorKind::ConnectionReset)
                     }
-                    Err(LinkError::Malformed(malformed)) => return Err(protocol(0, &malformed.0)),
                     Err(error) => return Err(failed(0, error, timeout)),
                 }
             }

@@ -1,14 +1,13 @@
 //! Processes of a job that meet, and those that do not.
 
-use crate::ranks::{Ranks, ended_well, role};
+use crate::ranks::{LONG, Ranks, ended_well};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Meeting};
+use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Nothing here takes longer, however busy the machine is.
-const LONG: Duration = Duration::from_secs(60);
-/// For those that are to come too late.
+/// The timeout of tests in which a rank is late.
 const SHORT: Duration = Duration::from_millis(1500);
 
 fn part(rank: u32, round: usize) -> Vec<u8> {
@@ -34,7 +33,7 @@ fn processes_meet_on_one_host_and_exchange() {
     if role().is_some() {
         return exchange(&mut join(LONG).unwrap(), 40);
     }
-    Ranks::new("bootstrap::processes_meet_on_one_host_and_exchange", 5).run("exchange");
+    Ranks::new(module_path!(), "processes_meet_on_one_host_and_exchange", 5).run("exchange");
 }
 
 fn free_port() -> u16 {
@@ -46,7 +45,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     if role().is_some() {
         return exchange(&mut join(LONG).unwrap(), 10);
     }
-    let ranks = Ranks::new("bootstrap::processes_meet_over_tcp_past_strangers_and_other_jobs", 3);
+    let ranks = Ranks::new(module_path!(), "processes_meet_over_tcp_past_strangers_and_other_jobs", 3);
     let root = format!("127.0.0.1:{}", free_port());
     let spawn = |rank, job: Option<&str>| {
         let mut command = ranks.command(rank, "exchange");
@@ -61,7 +60,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     };
-    // Somebody who says nothing, all the time; somebody who talks of something else; somebody whose payload would be long.
+    // A connection that stays silent, one that speaks HTTP, and one that announces a long payload.
     let silent = connect();
     let mut browser = connect();
     browser.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -71,7 +70,7 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     hello.extend([0xff; 4]);
     long.write_all(&hello).unwrap();
     assert!(long.read(&mut [0; 16]).map_or(true, |count| count == 0), "it is hung up on");
-    // A process of another job is told so.
+    // A process of another job gets a refusal.
     let other = spawn(1, Some("another")).wait_with_output().unwrap();
     assert!(!other.status.success());
     assert!(String::from_utf8_lossy(&other.stderr).contains("of another job"), "{other:?}");
@@ -89,7 +88,7 @@ fn a_rank_that_never_comes_is_named_on_all_that_came() {
         assert!(error.to_string().starts_with("ranks [2] did not arrive within"), "{error}");
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_rank_that_never_comes_is_named_on_all_that_came", 4);
+    let ranks = Ranks::new(module_path!(), "a_rank_that_never_comes_is_named_on_all_that_came", 4);
     // The members first, so that they are not late themselves.
     let children: Vec<_> = [1, 3, 0].into_iter().map(|rank| ranks.spawn(rank, "wait")).collect();
     children.into_iter().for_each(|child| _ = ended_well(child));
@@ -102,7 +101,7 @@ fn a_rank_zero_that_never_comes_is_said_with_the_address() {
         assert!(matches!(error, BootstrapError::Connect { .. }), "{error}");
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_rank_zero_that_never_comes_is_said_with_the_address", 2);
+    let ranks = Ranks::new(module_path!(), "a_rank_zero_that_never_comes_is_said_with_the_address", 2);
     ended_well(ranks.spawn(1, "wait"));
 }
 
@@ -114,7 +113,7 @@ fn a_rank_that_dies_is_named_on_all_others() {
         if role == "die" {
             std::process::abort();
         }
-        // Until it is known: rank 0 may be faster than the death.
+        // Until the death is known: rank 0 may be faster.
         let error = loop {
             if let Err(error) = bootstrap.barrier() {
                 break error;
@@ -124,7 +123,7 @@ fn a_rank_that_dies_is_named_on_all_others() {
         assert!(matches!(bootstrap.all_gather(b"x"), Err(BootstrapError::Broken)));
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_rank_that_dies_is_named_on_all_others", 4);
+    let ranks = Ranks::new(module_path!(), "a_rank_that_dies_is_named_on_all_others", 4);
     let children: Vec<_> =
         [(0, ""), (1, ""), (2, "die"), (3, "")].map(|(rank, role)| ranks.spawn(rank, role)).into();
     for (rank, child) in children.into_iter().enumerate() {
@@ -148,7 +147,7 @@ fn a_dead_rank_zero_is_named() {
         assert!(matches!(&error, BootstrapError::Gone { ranks } if ranks == &[0]), "{error}");
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_dead_rank_zero_is_named", 2);
+    let ranks = Ranks::new(module_path!(), "a_dead_rank_zero_is_named", 2);
     let (zero, one) = (ranks.spawn(0, "die"), ranks.spawn(1, ""));
     assert!(!zero.wait_with_output().unwrap().status.success());
     ended_well(one);
@@ -166,7 +165,7 @@ fn a_rank_that_is_told_another_size_is_an_error_everywhere() {
         }
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_rank_that_is_told_another_size_is_an_error_everywhere", 3);
+    let ranks = Ranks::new(module_path!(), "a_rank_that_is_told_another_size_is_an_error_everywhere", 3);
     let zero = ranks.spawn(0, "0");
     let one = ranks.command(1, "1").env("GDSYNC_SIZE", "4").spawn().unwrap();
     [zero, one].into_iter().for_each(|child| _ = ended_well(child));
@@ -183,7 +182,7 @@ fn a_rank_that_is_there_twice_is_turned_away() {
         }
         return;
     }
-    let ranks = Ranks::new("bootstrap::a_rank_that_is_there_twice_is_turned_away", 3);
+    let ranks = Ranks::new(module_path!(), "a_rank_that_is_there_twice_is_turned_away", 3);
     let zero = ranks.spawn(0, "first");
     // Either of the two may be the first; exactly one joins.
     let (mut one, mut other) = (ranks.spawn(1, "late"), ranks.spawn(1, "late"));

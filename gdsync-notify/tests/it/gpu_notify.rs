@@ -1,15 +1,16 @@
-//! Notified writes between segments in GPU memory, and between a GPU's and the host's. Skipped, and said so, where there is no GPU.
+//! Notified writes between segments in GPU memory, and between GPU and host memory. Skipped, with a
+//! message, where there is no GPU.
 
-use crate::common::LONG;
-use crate::gpu_rig::{Rig, is_sanitized, synchronize, words};
 use crate::notify_rig::{self, Job};
+use crate::ranks::each_on_a_thread;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
-use gdsync_notify::bootstrap::Bootstrap;
 use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::gpu::{Rig, is_sanitized, synchronize, words};
+use gdsync_test_support::pair::LONG;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -42,26 +43,17 @@ impl Rank {
 
 const NOTIFICATIONS: u32 = 8;
 
-/// Ranks whose segments are in the GPU's memory, or not.
+/// Ranks with their segments in GPU memory, or in host memory.
 fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] {
-    let bootstraps = Bootstrap::threads(N as u32, LONG).unwrap();
-    let made: Vec<Rank> = std::thread::scope(|scope| {
-        let threads: Vec<_> = bootstraps
-            .into_iter()
-            .zip(on_gpu)
-            .map(|(bootstrap, on_gpu)| {
-                let (pd, context) = (&rig.pair.pd, &rig.context);
-                scope.spawn(move || {
-                    let team = Team::new(pd, bootstrap, TeamConfig::default().queues(2)).unwrap();
-                    let segment = match on_gpu {
-                        true => team.allocate_gpu(context, len, NOTIFICATIONS).unwrap(),
-                        false => team.allocate(len, NOTIFICATIONS).unwrap(),
-                    };
-                    Rank { queue: team.queue(0).unwrap(), _team: team, segment }
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    let (pd, context) = (&rig.pair.pd, &rig.context);
+    let made = each_on_a_thread(N as u32, |bootstrap| {
+        let on_gpu = on_gpu[bootstrap.rank() as usize];
+        let team = Team::new(pd, bootstrap, TeamConfig::default().queues(2)).unwrap();
+        let segment = match on_gpu {
+            true => team.allocate_gpu(context, len, NOTIFICATIONS).unwrap(),
+            false => team.allocate(len, NOTIFICATIONS).unwrap(),
+        };
+        Rank { queue: team.queue(0).unwrap(), _team: team, segment }
     });
     made.try_into().unwrap_or_else(|_| panic!("not {N} ranks"))
 }
@@ -110,17 +102,18 @@ fn kernels_of_two_streams_pass_data_to_and_fro() {
     };
     rig.launch(&streams[0], &rig.fill, &memories[0], 0);
     for round in 0..ROUNDS {
-        // One adds 1 and passes on, the other adds 2 and gives back: a word that came too early, or data that came too late, add up wrong.
+        // One rank adds 1 and sends, the other adds 2 and sends back: an early notification, or
+        // late data, makes a wrong sum.
         rig.launch(&streams[0], &rig.add, &memories[0], 1);
         streams[0].post(put(0, round)).unwrap();
-        let came = ranks[1].segment.notification(0).unwrap();
-        streams[1].post(Batch::new().wait_notification(&came)).unwrap();
+        let arrival = ranks[1].segment.notification(0).unwrap();
+        streams[1].post(Batch::new().wait_notification(&arrival)).unwrap();
         rig.launch(&streams[1], &rig.add, &memories[1], 2);
         streams[1].post(put(1, round)).unwrap();
-        let came = ranks[0].segment.notification(0).unwrap();
-        streams[0].post(Batch::new().wait_notification(&came)).unwrap();
+        let arrival = ranks[0].segment.notification(0).unwrap();
+        streams[0].post(Batch::new().wait_notification(&arrival)).unwrap();
         if round % 16 == 15 {
-            // Its completions free the queue.
+            // The completions free the queue.
             streams.iter().for_each(synchronize);
             ranks.iter().for_each(|rank| rank.queue.flush(LONG).unwrap());
         }
@@ -151,7 +144,8 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
             }
             ranks[0].queue.flush(LONG).unwrap();
         });
-        // A later one may take the place of one before; the last one must be taken, and none twice.
+        // A later notification may overwrite an earlier one; the last one must be taken, and none
+        // twice.
         let mut before = 0;
         while before < LAST {
             assert_eq!(ranks[1].segment.notify_waitsome(0..NOTIFICATIONS, LONG).unwrap(), Some(3));
@@ -212,7 +206,8 @@ fn kernels_write_to_each_other_and_notify() {
         ([false, false, false], DoorbellPath::Auto, true),
         ([false, false, false], DoorbellPath::Proxy, false),
     ];
-    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card writes to host memory alone.
+    // Under a sanitizer the driver copies to GPU memory only when no kernel runs: there the card
+    // writes to host memory alone.
     for (on_gpu, path, near) in
         cases.into_iter().filter(|(on_gpu, ..)| !is_sanitized() || *on_gpu == [false; 3])
     {
@@ -220,22 +215,16 @@ fn kernels_write_to_each_other_and_notify() {
         // A block of 96 threads posts 192 requests at a time.
         let config =
             TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(256).recv_depth(1));
-        let made: Vec<notify_rig::Rank> = std::thread::scope(|scope| {
-            let bootstraps = Bootstrap::threads(3, LONG).unwrap();
-            let one = |(bootstrap, on_gpu)| {
-                let (pd, context, rig, config) = (&rig.pair.pd, &rig.context, &rig, config.clone());
-                scope.spawn(move || {
-                    let team = Team::new(pd, bootstrap, config).unwrap();
-                    let segment = |notifications| match on_gpu {
-                        true => team.allocate_gpu(context, 3 * SLOT, notifications).unwrap(),
-                        false => team.allocate(3 * SLOT, notifications).unwrap(),
-                    };
-                    let segments = (segment(0), segment(NOTIFICATIONS));
-                    notify_rig::Rank::new(&team, segments, &*rig.stream(), (path, tables))
-                })
+        let (pd, context) = (&rig.pair.pd, &rig.context);
+        let made = each_on_a_thread(3, |bootstrap| {
+            let on_gpu = on_gpu[bootstrap.rank() as usize];
+            let team = Team::new(pd, bootstrap, config.clone()).unwrap();
+            let segment = |notifications| match on_gpu {
+                true => team.allocate_gpu(context, 3 * SLOT, notifications).unwrap(),
+                false => team.allocate(3 * SLOT, notifications).unwrap(),
             };
-            let threads: Vec<_> = bootstraps.into_iter().zip(on_gpu).map(one).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            let segments = (segment(0), segment(NOTIFICATIONS));
+            notify_rig::Rank::new(&team, segments, &*rig.stream(), (path, tables))
         });
         let jobs = PinnedMemory::allocate(made.len() * size_of::<Job>()).unwrap();
         let (address, stream) = (cuda::pin(&rig.context, &jobs).unwrap(), rig.stream());
@@ -255,7 +244,8 @@ fn kernels_write_to_each_other_and_notify() {
             let grid = (made.len() as u32, 1, 1);
             let config = LaunchConfig { grid_dim: grid, block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
             launch.arg(&address);
-            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is synchronized.
+            // SAFETY: the kernel's parameter; jobs, queues and segments live until the stream is
+            // synchronized.
             unsafe { launch.launch(config) }.unwrap();
             drop(launch);
             assert!(stream.synchronize_timeout(LONG * 3).unwrap(), "{kernel} does not end: {stream:?}");
@@ -268,7 +258,7 @@ fn kernels_write_to_each_other_and_notify() {
             }
         }
         for rank in &made {
-            // The CPU goes on where the kernels have stopped.
+            // The CPU continues where the kernels stopped.
             let queue = rank.queue.detach_device(LONG).unwrap();
             queue.notify(0, &rank.inbox, rank.team.rank(), 5).unwrap();
             queue.flush(LONG).unwrap();

@@ -1,56 +1,25 @@
 //! Notified writes between ranks that are threads, and processes.
 
-use crate::common;
-use crate::ranks::{Ranks, ended_well, role};
+use crate::ranks::{LONG, Ranks, domain, each_on_a_thread, ended_well, on_threads};
 use gdsync::memop::{Condition, Word32};
 use gdsync::memory::OutOfBounds;
 use gdsync::queue::{OrderError, RequestError};
 use gdsync::verbs::{Provider, Transport};
-use gdsync::{Batch, ConnectOptions, PinnedMemory, ProtectionDomain, QueueError, QueuePairConfig};
+use gdsync::{Batch, ConnectOptions, PinnedMemory, QueueError, QueuePairConfig};
 use gdsync::{SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job};
 use gdsync_notify::{NotifyError, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::pair;
+use gdsync_test_support::process::role;
 use std::time::{Duration, Instant};
 
-/// Nothing here takes longer, however busy the machine is.
-const LONG: Duration = Duration::from_secs(60);
-
-fn domain() -> ProtectionDomain {
-    ProtectionDomain::new(&common::device()).unwrap()
-}
-
-/// Every rank on a thread.
-fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + Sync) {
-    let bootstraps = Bootstrap::threads(size, LONG).unwrap();
-    std::thread::scope(|scope| {
-        for bootstrap in bootstraps {
-            let rank = &rank;
-            scope.spawn(move || {
-                let team = Team::new(&domain(), bootstrap, config.clone()).unwrap();
-                rank(&team);
-                team.barrier().unwrap();
-            });
-        }
-    });
-}
-
-/// All ranks in the hands of one thread.
+/// All ranks, for one thread.
 fn in_one_hand(size: u32, config: &TeamConfig, len: usize, notifications: u32) -> Vec<(Team, Segment)> {
-    let bootstraps = Bootstrap::threads(size, LONG).unwrap();
     let pd = domain();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = bootstraps
-            .into_iter()
-            .map(|bootstrap| {
-                let pd = &pd;
-                scope.spawn(move || {
-                    let team = Team::new(pd, bootstrap, config.clone()).unwrap();
-                    let segment = team.allocate(len, notifications).unwrap();
-                    (team, segment)
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    each_on_a_thread(size, |bootstrap| {
+        let team = Team::new(&pd, bootstrap, config.clone()).unwrap();
+        let segment = team.allocate(len, notifications).unwrap();
+        (team, segment)
     })
 }
 
@@ -58,7 +27,8 @@ fn wait(segment: &Segment, ids: std::ops::Range<u32>) -> u32 {
     segment.notify_waitsome(ids, LONG).unwrap().unwrap_or_else(|| panic!("no notification came"))
 }
 
-/// Lengths and bytes that both sides know: some of nothing, some of words, some across packets.
+/// Lengths and bytes that both sides compute: some messages are empty, some a few words, some span
+/// packets.
 fn message(from: u32, to: u32, round: usize, most: usize) -> Vec<u8> {
     let seed = (from as usize * 31 + to as usize * 17 + round * 101) * 2_654_435_761 % 1_000_003;
     let len = match seed % 5 {
@@ -72,11 +42,12 @@ fn message(from: u32, to: u32, round: usize, most: usize) -> Vec<u8> {
 const SLOT: usize = 20_000;
 const GUARD: u8 = 0xa5;
 
-/// Every rank to every rank, itself too, many rounds. Notification `r` says that a message of rank `r` is here, with its length and one;
-/// `size + r`, that rank `r` has read what it was sent.
+/// Every rank writes to every rank, itself included, in many rounds. Notification `r` announces a
+/// message of rank `r`: its value is the length plus one. Notification `size + r` confirms that
+/// rank `r` has read its message.
 fn all_to_all(team: &Team, rounds: usize) {
     let (own, size) = (team.rank(), team.size());
-    // What is sent, and what comes: a place for each rank.
+    // A slot for each rank, in both.
     let outbox = team.allocate(SLOT * size as usize, 0).unwrap();
     let inbox = team.allocate(SLOT * size as usize, 2 * size).unwrap();
     let queue = team.queue(0).unwrap();
@@ -123,35 +94,38 @@ fn every_rank_writes_to_every_rank_between_processes() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         return all_to_all(&Team::new(&domain(), bootstrap, TeamConfig::default()).unwrap(), 20);
     }
-    Ranks::new("notify::every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
+    Ranks::new(module_path!(), "every_rank_writes_to_every_rank_between_processes", 4).run("all-to-all");
 }
 
 #[test]
 fn nothing_is_lost_or_early_where_packets_are() {
-    const TEST: &str = "notify::nothing_is_lost_or_early_where_packets_are";
+    const TEST: &str = "nothing_is_lost_or_early_where_packets_are";
     if role().is_some() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
-        // 4.096 µs * 2^15, eight times: a second, which living cards on a busy machine keep to.
+        // 4.096 µs * 2^15, eight times, is a second: cards answer within that even on a busy
+        // machine.
         let config = TeamConfig::default().connect(ConnectOptions::default().timeout(15));
         let team = Team::new(&domain(), bootstrap, config).unwrap();
         all_to_all(&team, 6);
-        // The card of the system's libraries counts in another library.
-        let own = common::device().provider() == Provider::Software;
+        // The card under the system's libraries counts its faults elsewhere.
+        let own = pair::device().provider() == Provider::Software;
         assert!(!own || softhca::fault_counts().iter().any(|rule| rule.injected > 0), "no fault was met");
         return;
     }
-    let ranks = Ranks::new(TEST, 4);
+    let ranks = Ranks::new(module_path!(), TEST, 4);
     let faults = "seed=9; drop p=0.01; duplicate p=0.03; delay=200us p=0.03; hold=3 p=0.03";
     let spawn = |rank| ranks.command(rank, "faults").env("SOFTHCA_FAULTS", faults).spawn().unwrap();
     let children: Vec<_> = (0..4).map(spawn).collect();
     children.into_iter().for_each(|child| _ = ended_well(child));
 }
 
-/// A ring on streams: what comes from one side goes on to the other, all of it enqueued, the CPU only prepares.
+/// A ring on streams: each rank sends to the next and checks what arrives from the previous one.
+/// Streams do all of it; the CPU prepares.
 fn ring(team: &Team, rounds: u32) {
     let (own, size) = (team.rank(), team.size());
     let (next, before) = ((own + 1) % size, (own + size - 1) % size);
-    // Two halves in turn, so that a message does not meet the one before it: with a word back from who has read it.
+    // Two halves in turn, so that a message does not overwrite the one before it; the reader
+    // confirms each half.
     let segment = team.allocate(4 * 1024, 4).unwrap();
     let queue = team.queue(1).unwrap();
     let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
@@ -159,9 +133,9 @@ fn ring(team: &Team, rounds: u32) {
     for round in 0..rounds {
         let half = (round % 2) as usize;
         let (out, into) = (half * 1024, 2048 + half * 1024);
-        let (came, taken) = (half as u32, 2 + half as u32);
+        let (arrived, taken) = (half as u32, 2 + half as u32);
         if round >= 2 {
-            // The next rank has read what this half was sent from and to.
+            // The next rank has read this half.
             stream.post(Batch::new().wait_notification(&segment.notification(taken).unwrap())).unwrap();
         }
         let fill = segment.clone();
@@ -169,8 +143,8 @@ fn ring(team: &Team, rounds: u32) {
         stream.launch(move || fill.write(out, &content(own)).unwrap()).unwrap();
         let from = segment.slice(out..out + 1024).unwrap();
         let [write, notify] =
-            queue.prepare_write_notify(&from, next, &segment, into as u64, came, round + 1).unwrap();
-        let word = segment.notification(came).unwrap();
+            queue.prepare_write_notify(&from, next, &segment, into as u64, arrived, round + 1).unwrap();
+        let word = segment.notification(arrived).unwrap();
         stream.post(Batch::new().send(write).send(notify).wait_notification(&word)).unwrap();
         let (check, failed) = (segment.clone(), failures.clone());
         stream
@@ -185,7 +159,7 @@ fn ring(team: &Team, rounds: u32) {
         let answer = queue.prepare_notify(before, &segment, taken, round + 1).unwrap();
         stream.post(Batch::new().send(answer)).unwrap();
     }
-    // Everything has arrived, as a stream sees it.
+    // The stream waits until everything has arrived.
     let waits = [next, before].into_iter().flat_map(|rank| queue.prepare_waits(rank).unwrap());
     stream.post(waits.fold(Batch::new(), Batch::wait)).unwrap();
     assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {:?}", stream.oldest_wait());
@@ -205,7 +179,7 @@ fn streams_write_and_wait_between_processes() {
         let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
         return ring(&Team::new(&domain(), bootstrap, TeamConfig::default().queues(2)).unwrap(), 100);
     }
-    Ranks::new("notify::streams_write_and_wait_between_processes", 4).run("ring");
+    Ranks::new(module_path!(), "streams_write_and_wait_between_processes", 4).run("ring");
 }
 
 #[test]
@@ -222,7 +196,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
         if role == "die" {
             std::process::abort();
         }
-        // Nothing comes from it, and nobody is told so before something is sent to it.
+        // Nothing arrives from it, and no call fails before something is sent to it.
         assert_eq!(segment.notify_waitsome(2..3, Duration::from_millis(300)).unwrap(), None);
         let slice = segment.slice(..8).unwrap();
         queue.write_notify(&slice, 2, &segment, 0, 0, 1).unwrap();
@@ -231,12 +205,12 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
             other => panic!("{other:?}"),
         };
         dead(queue.flush(LONG));
-        // It stays so, whatever is asked, and on another queue it is found out anew.
+        // Later calls fail alike; another queue detects it anew.
         dead(queue.flush_rank(2, LONG));
         dead(queue.write(&slice, 2, &segment, 0));
         dead(queue.prepare_notify(2, &segment, 0, 1).map(drop));
         dead(team.queue(1).unwrap().ping(2, LONG));
-        // The other two write to each other as before.
+        // The other two ranks write to each other as before.
         let other = 1 - team.rank();
         queue.write_notify(&slice, other, &segment, 8, team.rank(), 9).unwrap();
         wait(&segment, other..other + 1);
@@ -247,7 +221,7 @@ fn a_dead_rank_is_named_and_the_others_go_on() {
         }
         return;
     }
-    let ranks = Ranks::new("notify::a_dead_rank_is_named_and_the_others_go_on", 3);
+    let ranks = Ranks::new(module_path!(), "a_dead_rank_is_named_and_the_others_go_on", 3);
     let children = [ranks.spawn(0, ""), ranks.spawn(1, ""), ranks.spawn(2, "die")];
     for (rank, child) in children.into_iter().enumerate() {
         if rank == 2 {
@@ -317,13 +291,13 @@ fn ranks_that_disagree_or_fail_are_told_on_all() {
     assert_eq!(outcomes[0], "rank 1 has 2 queues, this one 1: give all ranks the same");
     assert_eq!(outcomes[1], "rank 0 has 1 queues, this one 2: give all ranks the same");
     on_threads(2, &TeamConfig::default(), |team| {
-        // More than there is.
+        // More memory than there is.
         let len = if team.rank() == 1 { usize::MAX / 4 } else { 8 };
         match (team.rank(), team.allocate(len, 1)) {
             (0, Err(NotifyError::Elsewhere { rank: 1, .. })) | (1, Err(NotifyError::Device(_))) => {}
             (rank, other) => panic!("rank {rank}: {other:?}"),
         }
-        // The next one is as if nothing had been.
+        // The next allocation succeeds.
         let segment = team.allocate(8 * (team.rank() as usize + 1), 1).unwrap();
         let lens: Vec<_> = (0..2).map(|rank| segment.remote(rank).unwrap().data.len).collect();
         assert_eq!(lens, [8, 16], "each rank's own length");
@@ -385,7 +359,7 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     let teams = in_one_hand(2, &TeamConfig::default(), 8, 1);
     let (queue, segment) = (teams[0].0.queue(0).unwrap(), &teams[0].1);
     let (stream, gate) = stream_of(&queue, segment);
-    // The stream has not come to it.
+    // The stream has not reached the send.
     let started = Instant::now();
     let error = queue.flush(Duration::from_millis(100)).unwrap_err();
     assert!(
@@ -401,7 +375,7 @@ fn a_flush_includes_what_streams_were_given_and_not_what_was_dropped() {
     queue.flush(LONG).unwrap();
     assert_eq!(teams[1].1.notify_reset(0).unwrap(), 77);
     assert!(stream.synchronize_timeout(LONG).unwrap());
-    // Neither the newest nor one in the middle.
+    // Sends that were dropped: one in the middle, then the newest.
     let [first, second] = [1, 2].map(|value| queue.prepare_notify(1, segment, 0, value).unwrap());
     let error = queue.flush(Duration::from_millis(20)).unwrap_err();
     assert!(

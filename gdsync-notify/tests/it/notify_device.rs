@@ -1,18 +1,19 @@
-//! Notified writes by kernels, here threads of the CPU: every rank to every rank, beside the CPU's own, and what is refused.
+//! Notified writes by kernels, here threads of the CPU: every rank to every rank, in turns with the
+//! CPU, and refusals.
 
-use crate::common::{self, LONG};
-use crate::device_rig::{Ended, compile, run_sanitized};
 use crate::notify_rig::{self, Job, Rank};
+use crate::ranks::on_threads;
 use gdsync::device::DeviceQpError;
 use gdsync::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use gdsync::memory::{HostAddr, StreamAddr};
 use gdsync::queue::StateError;
 use gdsync::stream::{Cpu, DoorbellPath};
-use gdsync::{ConnectOptions, ProtectionDomain, QueueError, QueuePairConfig};
-use gdsync_notify::bootstrap::Bootstrap;
+use gdsync::{ConnectOptions, QueueError, QueuePairConfig};
 use gdsync_notify::{DeviceQueueOptions, NotifyError, Segment, Team, TeamConfig};
+use gdsync_test_support::device::{self, Ended, run_sanitized};
+use gdsync_test_support::pair::LONG;
+use gdsync_test_support::skipped;
 use libloading::Library;
-use std::io::Write;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -21,23 +22,11 @@ const SHORT: Duration = Duration::from_millis(5);
 /// The kernels as functions for threads of this process.
 struct Kernels(Library);
 
-/// `None`, and said so, where there is no C++ compiler.
+/// `None` without a C++ compiler: the test is skipped.
 fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
-    let found = KERNELS.get_or_init(|| {
-        let path = compile("kernels/notify.cu", "notify.so", &["-shared", "-fPIC", "-x", "c++"])?;
-        // SAFETY: our own library, which does nothing when it is loaded.
-        let library = unsafe { Library::new(&path) }.unwrap();
-        std::fs::remove_file(&path).unwrap();
-        Ok(Kernels(library))
-    });
-    match found {
-        Ok(kernels) => Some(kernels),
-        Err(why) => {
-            std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
-            None
-        }
-    }
+    let kernels = KERNELS.get_or_init(|| device::load("kernels/notify.cu").map(Kernels));
+    kernels.as_ref().map_err(|why| skipped(test, why)).ok()
 }
 
 /// `struct request` of the kernels.
@@ -56,7 +45,7 @@ struct Request {
 type Run = unsafe extern "C" fn(*const Job) -> u32;
 type Call = unsafe extern "C" fn(*const Job, *const Request) -> i32;
 
-/// Every job is that of a [`Rank`], which the caller holds.
+/// Every job is that of a [`Rank`] that the caller holds.
 impl Kernels {
     fn get<T>(&self, name: &str) -> libloading::Symbol<'_, T> {
         // SAFETY: each caller names the type that `notify.cu` has.
@@ -108,22 +97,6 @@ impl Kernels {
         // SAFETY: as the block's comment says.
         unsafe { function(job, rank) }
     }
-}
-
-/// Every rank on a thread.
-fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + Sync) {
-    let bootstraps = Bootstrap::threads(size, LONG).unwrap();
-    std::thread::scope(|scope| {
-        for bootstrap in bootstraps {
-            let rank = &rank;
-            scope.spawn(move || {
-                let pd = ProtectionDomain::new(&common::device()).unwrap();
-                let team = Team::new(&pd, bootstrap, config.clone()).unwrap();
-                rank(&team);
-                team.barrier().unwrap();
-            });
-        }
-    });
 }
 
 /// A slot of each rank in both segments.
@@ -178,7 +151,7 @@ fn every_rank_writes_to_every_rank() {
         (3, DoorbellPath::Direct, 20, false),
         (4, DoorbellPath::Direct, 60, true),
     ] {
-        // Few blocks, so that they wrap and are waited for.
+        // Few blocks, so that the ring wraps and posts wait for room.
         let shallow = QueuePairConfig::default().send_depth(4).recv_depth(1);
         on_threads(size, &TeamConfig::default().queue_pair(shallow), |team| {
             const SLOT: usize = 500;
@@ -189,10 +162,10 @@ fn every_rank_writes_to_every_rank() {
             let job = rank.job(rounds, SLOT, LONG);
             assert_eq!(job.inbox.flags, u32::from(!is_atomic));
             assert_eq!(kernels.run("run_all_to_all", &job), 0, "line of notify.cu; {size} ranks, {path:?}");
-            // Who is through writes into what the others may still look at.
+            // A rank that has finished would overwrite what the others may still check.
             team.barrier().unwrap();
             assert_eq!(kernels.run("run_together", &job), 0, "line of notify.cu; {size} ranks, {path:?}");
-            // Each rank's blocks of both: everything has completed.
+            // All blocks of both kernels have completed, to each rank.
             for other in 0..size {
                 let progress = rank.queue.queue_pair(other).unwrap().progress().unwrap();
                 assert_eq!((progress.completed, progress.error), (progress.reserved, None));
@@ -212,7 +185,7 @@ fn the_cpu_and_kernels_take_turns_and_talk_to_each_other() {
         let (own, other) = (team.rank(), 1 - team.rank());
         for round in 1..30u32 {
             let queue = team.queue(0).unwrap();
-            // One side's kernel writes to the other's CPU, which answers; then they change places.
+            // The kernel of one side writes to the CPU of the other, which answers; then they swap.
             if round % 2 == own {
                 let rank =
                     Rank::new(team, (outbox.clone(), inbox.clone()), &Cpu::new(), (DoorbellPath::Auto, None));
@@ -309,7 +282,8 @@ fn what_cannot_be_is_refused_and_waits_end() {
         let progress = rank.queue.queue_pair(0).unwrap().progress().unwrap();
         assert_eq!((progress.reserved, progress.completed), (0, 0), "nothing was posted");
 
-        // And what can be, to the last byte; the lowest notification is found, stays until it is taken, and is taken once.
+        // What is allowed works to the last byte. The lowest notification is found, stays set until
+        // it is taken, and is taken once.
         assert_eq!(kernels.call("call_notify", &job, Request { id: 1, value: 9, ..good }), Ended::Ok);
         assert_eq!(kernels.call("call_write_notify", &job, good), Ended::Ok);
         assert_eq!(
@@ -339,12 +313,13 @@ fn a_queue_with_something_prepared_is_not_handed_over() {
         let first = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap();
         let error = queue.attach_device(&device, &DeviceQueueOptions::default()).unwrap_err();
         assert!(error.to_string().contains("kernels"), "{error}");
-        // Dropped with nothing in flight, it is back.
+        // Dropped with nothing in flight, the queue is usable again.
         drop(first);
         queue.notify(1 - team.rank(), &inbox, 0, 1).unwrap();
         assert_eq!(inbox.notify_waitsome(0..1, LONG).unwrap(), Some(0));
         queue.flush(LONG).unwrap();
-        // A queue pair of one rank that is lent already: those that were handed over before it go back.
+        // One queue pair is attached already: those that were attached before it are detached
+        // again.
         let lent = queue.queue_pair(1).unwrap().attach_device(&device, &Default::default()).unwrap();
         assert!(queue.attach_device(&device, &DeviceQueueOptions::default()).is_err());
         drop(lent);
@@ -365,7 +340,7 @@ fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
         if team.rank() == 1 {
             team.queue(0).unwrap().queue_pair(0).unwrap().abort().unwrap();
             team.barrier().unwrap();
-            // It goes on when the other one has found out.
+            // Waits until rank 0 has seen the failure.
             team.barrier().unwrap();
             return;
         }
@@ -390,7 +365,7 @@ fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
 #[test]
 fn what_kernels_left_outstanding_is_waited_for_again() {
     let Some(kernels) = kernels("what_kernels_left_outstanding_is_waited_for_again") else { return };
-    // A request to a rank that is gone is tried again for longer than the test waits at first.
+    // The card retries a request to a dead rank for longer than the first wait of the test.
     let patient = ConnectOptions::default().timeout(17).retry_count(1);
     on_threads(2, &TeamConfig::default().connect(patient), |team| {
         let rank = described(team, 64, DoorbellPath::Direct);

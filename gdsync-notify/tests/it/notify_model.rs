@@ -1,16 +1,16 @@
-//! Random notified writes between ranks, by the CPU and by streams, against a model of their memory.
+//! Random notified writes between ranks, by the CPU and by streams, against a model of their
+//! memory.
 
-use crate::common;
-use gdsync::{Batch, ProtectionDomain, QueuePairConfig, SoftStream, Stream};
-use gdsync_notify::bootstrap::Bootstrap;
+use crate::ranks::{LONG, domain, each_on_a_thread};
+use gdsync::{Batch, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::{Segment, Team, TeamConfig};
 use proptest::prelude::*;
 use std::time::Duration;
 
-const LONG: Duration = Duration::from_secs(60);
 const SIZE: u32 = 3;
 const LEN: usize = 300;
-/// Notifications that are set at random, and behind them one for each sender, which says that a run of operations is over.
+/// Notifications that are set at random, and behind them one for each sender, which says that a run
+/// of operations is over.
 const IDS: u32 = 5;
 
 #[derive(Clone, Debug)]
@@ -129,22 +129,12 @@ impl Rank {
 }
 
 fn ranks() -> Vec<Rank> {
-    let pd = ProtectionDomain::new(&common::device()).unwrap();
+    let pd = domain();
     let config = TeamConfig::default().queues(2).queue_pair(QueuePairConfig::default().send_depth(64));
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = Bootstrap::threads(SIZE, LONG)
-            .unwrap()
-            .into_iter()
-            .map(|bootstrap| {
-                let (pd, config) = (&pd, config.clone());
-                scope.spawn(move || {
-                    let team = Team::new(pd, bootstrap, config).unwrap();
-                    let segment = team.allocate(LEN, IDS + SIZE).unwrap();
-                    Rank { team, segment, stream: Stream::new(SoftStream::new().unwrap()).unwrap() }
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    each_on_a_thread(SIZE, |bootstrap| {
+        let team = Team::new(&pd, bootstrap, config.clone()).unwrap();
+        let segment = team.allocate(LEN, IDS + SIZE).unwrap();
+        Rank { team, segment, stream: Stream::new(SoftStream::new().unwrap()).unwrap() }
     })
 }
 

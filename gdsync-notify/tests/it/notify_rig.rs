@@ -1,12 +1,12 @@
-//! Ranks whose queues and segments are in the hands of kernels: what `kernels/notify.cu` is given.
+//! Ranks whose queues and segments kernels use: the arguments of `kernels/notify.cu`.
 
-use crate::common::LONG;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::memop::MemOpStream;
 use gdsync::stream::DoorbellPath;
 use gdsync_notify::{
     DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData, Segment, Team,
 };
+use gdsync_test_support::pair::LONG;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,10 +32,10 @@ impl Job {
     }
 }
 
-/// What slots hold where nobody has written.
+/// The content of slots that no rank has written to.
 pub(crate) const GUARD: u8 = 0xa5;
 
-/// One rank: its segments, and what kernels have of them. Kernels end before it is dropped.
+/// One rank: its segments, and their descriptions for kernels. Kernels end before it is dropped.
 pub(crate) struct Rank {
     pub(crate) team: Team,
     pub(crate) inbox: Segment,
@@ -45,7 +45,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// Hands over queue 0 of the team, with two segments of it.
+    /// Attaches queue 0 of the team, and describes two segments.
     pub(crate) fn new(
         team: &Team,
         (outbox, inbox): (Segment, Segment),
@@ -53,7 +53,7 @@ impl Rank {
         (path, tables): (DoorbellPath, Option<&Arc<CudaContext>>),
     ) -> Rank {
         inbox.write(0, &vec![GUARD; inbox.len()]).unwrap();
-        // Sanitizers let a thread wait long for its turn in the middle of a call.
+        // Under a sanitizer a thread may pause for long in the middle of a call.
         let mut options = DeviceQueueOptions::default().doorbells(path).stall(LONG);
         if let Some(context) = tables {
             options = options.tables(context);
@@ -61,7 +61,7 @@ impl Rank {
         let queue = team.queue(0).unwrap().attach_device(device, &options).unwrap();
         let [out_described, in_described] =
             [&outbox, &inbox].map(|segment| segment.describe_to_device(device, tables).unwrap());
-        // Nobody writes before all guards stand.
+        // No rank writes before all guards are set.
         team.barrier().unwrap();
         Rank { team: team.clone(), inbox, queue, out_described, in_described }
     }

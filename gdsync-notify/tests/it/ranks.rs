@@ -1,10 +1,40 @@
-//! Processes of one job: a test runs itself again, once for each rank.
+//! Ranks of one job: threads, or processes, in which a test runs itself again once for each rank.
 
-use std::path::PathBuf;
+use gdsync::ProtectionDomain;
+use gdsync_notify::bootstrap::Bootstrap;
+use gdsync_notify::{Team, TeamConfig};
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::pair;
+use gdsync_test_support::process::again;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-const ROLE: &str = "GDSYNC_TEST_ROLE";
+/// Nothing here takes longer, however busy the machine is.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) fn domain() -> ProtectionDomain {
+    ProtectionDomain::new(&pair::device()).unwrap()
+}
+
+/// Runs a function for every rank, on a thread each, and returns the results in the order of the
+/// ranks.
+pub(crate) fn each_on_a_thread<T: Send>(size: u32, rank: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
+    let (bootstraps, rank) = (Bootstrap::threads(size, LONG).unwrap(), &rank);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = bootstraps.into_iter().map(|one| scope.spawn(move || rank(one))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Every rank of a team on a thread.
+pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + Sync) {
+    each_on_a_thread(size, |bootstrap| {
+        let team = Team::new(&domain(), bootstrap, config.clone()).unwrap();
+        rank(&team);
+        team.barrier().unwrap();
+    });
+}
+
 /// Variables of launchers that this test may itself run under.
 const LAUNCHERS: [&str; 12] = [
     "GDSYNC_RANK",
@@ -21,40 +51,28 @@ const LAUNCHERS: [&str; 12] = [
     "SLURM_NTASKS",
 ];
 
-/// What the process is to do, where it is one that a test has started.
-pub(crate) fn role() -> Option<String> {
-    std::env::var(ROLE).ok()
-}
-
-/// A job of processes, and the folder where they meet, which is empty at the end.
+/// A job of processes, and the folder where they meet. Its folders are empty at the end.
 pub(crate) struct Ranks {
+    module: &'static str,
     test: &'static str,
-    name: String,
-    pub(crate) folder: PathBuf,
+    folder: Folder,
     size: u32,
 }
 
 impl Ranks {
-    pub(crate) fn new(test: &'static str, size: u32) -> Ranks {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{test}-{}-{count}", std::process::id());
-        // Short: a socket's path has an end.
-        let folder = std::env::temp_dir().join(format!("gdsync-ranks-{}-{count}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Ranks { test, name, folder, size }
+    /// `module` is the test's `module_path!()`.
+    pub(crate) fn new(module: &'static str, test: &'static str, size: u32) -> Ranks {
+        // The name is short, as a socket's path has a limit.
+        Ranks { module, test, folder: Folder::new("ranks"), size }
     }
 
     /// The process of a rank, with a role.
     pub(crate) fn command(&self, rank: u32, role: &str) -> Command {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = again(self.module, self.test, role);
         LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));
-        command.args(["--exact", self.test, "--nocapture"]);
-        command
-            .env(ROLE, role)
-            .env("GDSYNC_RANK", rank.to_string())
-            .env("GDSYNC_SIZE", self.size.to_string());
-        command.env("GDSYNC_JOB", &self.name).env("XDG_RUNTIME_DIR", &self.folder);
+        command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", self.size.to_string());
+        let folder = self.folder.path();
+        command.env("GDSYNC_JOB", folder.file_name().unwrap()).env("XDG_RUNTIME_DIR", folder);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -63,7 +81,7 @@ impl Ranks {
         self.command(rank, role).spawn().unwrap()
     }
 
-    /// Every rank in the same role; all of them end well.
+    /// Runs every rank in the same role, and asserts that each passes.
     pub(crate) fn run(&self, role: &str) -> Vec<String> {
         let children: Vec<Child> = (0..self.size).map(|rank| self.spawn(rank, role)).collect();
         children.into_iter().map(ended_well).collect()
@@ -73,17 +91,16 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            let left: Vec<_> = std::fs::read_dir(&self.folder)
+            let left: Vec<_> = std::fs::read_dir(self.folder.path())
                 .unwrap()
                 .flat_map(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap())
                 .collect();
             assert!(left.is_empty(), "left in the folder: {left:?}");
         }
-        _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Waits for a process, which ends well; what it wrote.
+/// Waits for a process, asserts that its test has passed, and returns what it wrote.
 pub(crate) fn ended_well(child: Child) -> String {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));

@@ -1,17 +1,19 @@
-//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct mlx5_err_cqe`.
+//! Completion-queue entries (CQEs) of 64 bytes: `struct mlx5_cqe64` and its error form `struct
+//! mlx5_err_cqe`.
 
 use super::wqe::Opcode;
 use super::{UnknownCode, wire_codes};
 use std::fmt;
 use std::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of an entry.
 pub const CQE_SIZE: usize = 64;
 /// Bit of `op_own` that says which lap of the ring an entry belongs to.
 pub const OWNER_BIT: u8 = 1;
-/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting for owner 0 waits past.
+/// `op_own` of an entry that no card has written, with owner bit 1: the value that a stream waiting
+/// for owner 0 waits past.
 pub const OP_OWN_INVALID: u8 = 0xf1;
 /// Offset of the last 32-bit word: WQE counter, signature, `op_own`.
 pub const LAST_DWORD: usize = 60;
@@ -78,7 +80,8 @@ wire_codes! {
     }
 }
 
-/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
+/// [`PathFields::level_or_l3_type`] on Ethernet: a GRH, in 40 bytes
+/// (`MLX5_CQE_ROCE_L3_HEADER_TYPE_GRH` of the kernel).
 pub const L3_GRH: u8 = 0;
 /// [`PathFields::level_or_l3_type`] on Ethernet: an IPv6 header, in 40 bytes.
 pub const L3_IPV6: u8 = 1;
@@ -121,7 +124,8 @@ pub struct Cqe64 {
     op_own: u8,
 }
 
-/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside `timestamp`.
+/// Offset of the vendor's syndrome in an error entry (`mlx5_err_cqe.vendor_err_synd`): inside
+/// `timestamp`.
 const VENDOR_SYNDROME: usize = 54;
 /// Offset of the syndrome in an error entry (`mlx5_err_cqe.syndrome`).
 const SYNDROME: usize = 55;
@@ -129,25 +133,10 @@ const SYNDROME: usize = 55;
 impl Cqe64 {
     fn blank(opcode: CqeOpcode, qpn: u32, wqe_opcode: u8, wqe_counter: u16) -> Self {
         Cqe64 {
-            reserved0: [0; 17],
-            ml_path: 0,
-            reserved18: [0; 4],
-            slid: U16::ZERO,
-            flags_rqpn: U32::ZERO,
-            hds_ip_ext: 0,
-            l4_hdr_type: 0,
-            vlan_info: U16::ZERO,
-            srqn_uidx: U32::ZERO,
-            imm_inval_pkey: [0; 4],
-            app: 0,
-            app_op: 0,
-            app_info: U16::ZERO,
-            byte_cnt: U32::ZERO,
-            timestamp: U64::ZERO,
             sop_drop_qpn: U32::new(u32::from(wqe_opcode) << 24 | qpn & 0xff_ffff),
             wqe_counter: U16::new(wqe_counter),
-            signature: 0,
             op_own: (opcode as u8) << 4,
+            ..Cqe64::new_zeroed()
         }
     }
 
@@ -177,7 +166,8 @@ impl Cqe64 {
         }
     }
 
-    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or [`CqeOpcode::ResponderError`].
+    /// A work request failed: `opcode` is [`CqeOpcode::RequesterError`] or
+    /// [`CqeOpcode::ResponderError`].
     pub fn error(
         opcode: CqeOpcode,
         wqe_opcode: u8,
@@ -201,8 +191,8 @@ impl Cqe64 {
         Cqe64 { op_own: self.op_own & !OWNER_BIT | u8::from(owner), ..self }
     }
 
-    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used): what CQE version 1 finds a
-    /// queue pair by.
+    /// The same entry with the user's index of the queue pair in `srqn_uidx` (24 bits are used):
+    /// what CQE version 1 finds a queue pair by.
     pub fn with_user_index(self, index: u32) -> Self {
         Cqe64 { srqn_uidx: U32::new(index & 0xff_ffff), ..self }
     }
@@ -314,12 +304,8 @@ impl fmt::Display for Cqe64 {
         }
         write!(f, " owner {} qpn {:#x} counter {}", u8::from(self.owner()), self.qpn(), self.wqe_counter())?;
         if self.is_error() {
-            return write!(
-                f,
-                " syndrome {:#04x} vendor {:#04x}",
-                self.raw_syndrome(),
-                self.vendor_syndrome()
-            );
+            let (syndrome, vendor) = (self.raw_syndrome(), self.vendor_syndrome());
+            return write!(f, " syndrome {syndrome:#04x} vendor {vendor:#04x}");
         }
         write!(f, " bytes {}", self.byte_count())
     }
@@ -345,7 +331,8 @@ mod tests {
 
     #[test]
     fn requester_bytes() {
-        // mlx5dv.h, struct mlx5_cqe64; sop_drop_qpn = opcode << 24 | qpn in requester entries (libmlx5 cq.c).
+        // mlx5dv.h, struct mlx5_cqe64; sop_drop_qpn = opcode << 24 | qpn in requester entries
+        // (libmlx5 cq.c).
         let cqe = Cqe64::requester(Opcode::RdmaRead, 0x010203, 0x4567, 0x1000).with_owner(true);
         let mut bytes = [0; 64];
         bytes[44..48].copy_from_slice(&[0, 0, 0x10, 0]);
@@ -356,7 +343,8 @@ mod tests {
 
     #[test]
     fn responder_bytes() {
-        // mlx5dv.h, struct mlx5_cqe64; the remote queue pair is the low 24 bits of flags_rqpn, solicited is bit 1 of op_own.
+        // mlx5dv.h, struct mlx5_cqe64; the remote queue pair is the low 24 bits of flags_rqpn,
+        // solicited is bit 1 of op_own.
         let cqe = Cqe64::responder(CqeOpcode::RespSendImm, 0x0a0b0c, 0x0d0e0f, 7, 5, [1, 2, 3, 4], true);
         let mut bytes = [0; 64];
         bytes[25..28].copy_from_slice(&[0x0d, 0x0e, 0x0f]);
@@ -381,7 +369,8 @@ mod tests {
 
     #[test]
     fn path_bytes() {
-        // mlx5dv.h: slid at 22; flags_rqpn bits 29:28 GRH, 27:24 service level (libmlx5 cq.c), on RoCE the header's type.
+        // mlx5dv.h: slid at 22; flags_rqpn bits 29:28 GRH, 27:24 service level (libmlx5 cq.c), on
+        // RoCE the header's type.
         let cqe = Cqe64::responder(CqeOpcode::RespSend, 1, 0x0a_0b0c, 0, 0, [0; 4], false);
         let path = PathFields { slid: 0x0102, level_or_l3_type: 5, has_grh: true };
         let with = cqe.with_path(path);

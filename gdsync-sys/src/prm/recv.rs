@@ -1,9 +1,10 @@
-//! Receive work-queue entries: a scatter list of data segments, ended early by [`DataSeg::terminator`].
+//! Receive work-queue entries: a scatter list of data segments, ended early by
+//! [`DataSeg::terminator`].
 
 use super::wqe::{DataSeg, SEGMENT};
 
-/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a power of two. No more than
-/// 2^31, which is past what any card has.
+/// Bytes from one entry of a receive queue to the next: room for the segments, rounded up to a
+/// power of two. No more than 2^31, which is past what any card has.
 pub fn stride(max_segments: u32) -> u32 {
     max_segments.clamp(1, 1 << 27).next_power_of_two() * SEGMENT as u32
 }

@@ -1,7 +1,8 @@
 //! Segments of send work-queue entries (WQEs).
 //!
-//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many 64-byte basic blocks
-//! of the send queue as it needs, and may wrap around the queue's end between any two of them.
+//! A WQE is a control segment and what its opcode asks for, in units of 16 bytes; it takes as many
+//! 64-byte basic blocks of the send queue as it needs, and may wrap around the queue's end between
+//! any two of them.
 
 pub use super::av::{AddressFields, AddressVector, GrhFields};
 use super::{UnknownCode, wire_codes};
@@ -91,8 +92,8 @@ pub struct CtrlSeg {
 }
 
 impl CtrlSeg {
-    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits are used); `imm` is the
-    /// immediate as it travels, big endian.
+    /// A control segment. `index` counts basic blocks, `ds` 16-byte units with this segment (6 bits
+    /// are used); `imm` is the immediate as it travels, big endian.
     pub fn new(opcode: Opcode, index: u16, qpn: u32, ds: u8, flags: CtrlFlags, imm: [u8; 4]) -> Self {
         CtrlSeg {
             opmod_idx_opcode: U32::new(u32::from(index) << 8 | opcode as u32),
@@ -142,7 +143,8 @@ impl CtrlSeg {
         CtrlFlags::from_bits_retain(self.fm_ce_se)
     }
 
-    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an event.
+    /// Completion mode, bits 3:2: 0 on error only, 1 on the first error, 2 always, 3 always with an
+    /// event.
     pub fn completion_mode(&self) -> u8 {
         self.fm_ce_se >> 2 & 3
     }
@@ -157,7 +159,8 @@ impl CtrlSeg {
         self.imm
     }
 
-    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one native word.
+    /// What is stored into the doorbell register to announce this WQE: its first 8 bytes, in one
+    /// native word.
     pub fn doorbell(&self) -> u64 {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&self.as_bytes()[..8]);
@@ -218,7 +221,8 @@ pub struct DataSeg {
 }
 
 impl DataSeg {
-    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves empty elements out.
+    /// An element. A byte count of 0 means 2^31 to the card (PRM), so the builder of a WQE leaves
+    /// empty elements out.
     pub fn new(byte_count: u32, lkey: u32, addr: u64) -> Self {
         DataSeg { byte_count: U32::new(byte_count), lkey: U32::new(lkey), addr: U64::new(addr) }
     }
@@ -249,7 +253,8 @@ impl DataSeg {
     }
 }
 
-/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded to 16 bytes in all.
+/// Inline data segment's header: `struct mlx5_wqe_inl_data_seg`, 4 bytes; the data follow, padded
+/// to 16 bytes in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InlineSeg {
@@ -347,7 +352,8 @@ mod tests {
 
     #[test]
     fn control_segment_bytes() {
-        // mlx5dv.h, struct mlx5_wqe_ctrl_seg: opmod<<24 | index<<8 | opcode; qpn<<8 | ds; signature, stream, fm_ce_se; imm.
+        // mlx5dv.h, struct mlx5_wqe_ctrl_seg: opmod<<24 | index<<8 | opcode; qpn<<8 | ds;
+        // signature, stream, fm_ce_se; imm.
         let flags = CtrlFlags::CQ_UPDATE | CtrlFlags::SOLICITED | CtrlFlags::FENCE;
         let ctrl = CtrlSeg::new(Opcode::SendImm, 0x1234, 0xabcdef, 0x3f, flags, [1, 2, 3, 4]);
         let bytes = [0x00, 0x12, 0x34, 0x0b, 0xab, 0xcd, 0xef, 0x3f, 0, 0, 0, 0x8a, 1, 2, 3, 4];
@@ -376,7 +382,8 @@ mod tests {
 
     #[test]
     fn address_data_inline_and_atomic_bytes() {
-        // mlx5dv.h, structs mlx5_wqe_raddr_seg, mlx5_wqe_data_seg, mlx5_wqe_inl_data_seg, mlx5_wqe_atomic_seg.
+        // mlx5dv.h, structs mlx5_wqe_raddr_seg, mlx5_wqe_data_seg, mlx5_wqe_inl_data_seg,
+        // mlx5_wqe_atomic_seg.
         let raddr = RemoteAddrSeg::new(0x0102_0304_0506_0708, 0x1112_1314);
         assert_eq!(raddr.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 0]);
         let data = DataSeg::new(0x2122_2324, 0x3132_3334, 0x4142_4344_4546_4748);

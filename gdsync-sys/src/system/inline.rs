@@ -1,4 +1,5 @@
-//! Functions that libibverbs has only inline, in its header: they call the provider through `struct verbs_context`.
+//! Functions that libibverbs has only inline, in its header: they call the provider through `struct
+//! verbs_context`.
 
 use crate::verbs::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use libc::{c_int, c_void, size_t};
@@ -9,8 +10,8 @@ type DeallocTd = unsafe extern "C" fn(*mut ibv_td) -> c_int;
 type AllocParentDomain =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
 
-/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended operations are found by
-/// their distance from the `ibv_context` at its end.
+/// The end of `struct verbs_context` (`infiniband/verbs.h`), which grows at its front: extended
+/// operations are found by their distance from the `ibv_context` at its end.
 #[repr(C)]
 struct VerbsContextEnd {
     alloc_parent_domain: Option<AllocParentDomain>,
@@ -32,7 +33,8 @@ const _: () = {
     assert!(context - offset_of!(VerbsContextEnd, alloc_parent_domain) == 26 * size_of::<usize>());
 };
 
-/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it (`verbs_get_ctx_op`).
+/// The extended operation at `offset` of [`VerbsContextEnd`], where the library has it
+/// (`verbs_get_ctx_op`).
 ///
 /// # Safety
 /// `context` is null or valid; `T` is the type of that field.
@@ -40,7 +42,8 @@ unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<
     if context.is_null() {
         return None;
     }
-    // SAFETY: valid, as the caller says. All ones say that a `verbs_context` surrounds it (`__VERBS_ABI_IS_EXTENDED`).
+    // SAFETY: valid, as the caller says. All ones say that a `verbs_context` surrounds it
+    // (`__VERBS_ABI_IS_EXTENDED`).
     if unsafe { (*context).abi_compat } as usize != usize::MAX {
         return None;
     }
@@ -54,9 +57,11 @@ unsafe fn extended<T: Copy>(context: *mut ibv_context, offset: usize) -> Option<
     unsafe { end.wrapping_add(offset).cast::<Option<T>>().read() }
 }
 
-fn set_errno(code: c_int) {
+/// The answer of a call that the provider does not have: null, and `errno`.
+fn unsupported<T>() -> *mut T {
     // SAFETY: the calling thread's own errno.
-    unsafe { *libc::__errno_location() = code };
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    std::ptr::null_mut()
 }
 
 /// `ibv_alloc_td`, which C has only as an inline function.
@@ -68,10 +73,7 @@ pub(super) unsafe extern "C" fn alloc_td(
     match unsafe { extended::<AllocTd>(context, offset_of!(VerbsContextEnd, alloc_td)) } {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
+        None => unsupported(),
     }
 }
 
@@ -98,16 +100,18 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
     {
         // SAFETY: the provider's own function, with the caller's arguments.
         Some(alloc) => unsafe { alloc(context, attr) },
-        None => {
-            set_errno(libc::EOPNOTSUPP);
-            std::ptr::null_mut()
-        }
+        None => unsupported(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn set_errno(code: c_int) {
+        // SAFETY: the calling thread's own errno.
+        unsafe { *libc::__errno_location() = code };
+    }
 
     /// The last error of the calling thread.
     fn errno() -> Option<i32> {
@@ -116,7 +120,8 @@ mod tests {
 
     unsafe extern "C" fn found_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
         assert!(attr.is_null());
-        // A provider's thread domain begins with its context; the tests hand out the context's own address for it.
+        // A provider's thread domain begins with its context; the tests hand out the context's own
+        // address for it.
         context.cast()
     }
 
@@ -134,7 +139,8 @@ mod tests {
 
     /// A library without operations, whose struct has that size.
     fn bare(size: usize) -> Box<VerbsContextEnd> {
-        // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no context.
+        // SAFETY: all-zero bytes are a valid value of this plain C struct: no operation, no
+        // context.
         let mut end: Box<VerbsContextEnd> = Box::new(unsafe { std::mem::zeroed() });
         end.context.abi_compat = usize::MAX as *mut c_void;
         end.sz = size;
@@ -153,7 +159,8 @@ mod tests {
     /// What the three functions answer: true where the provider's own was called.
     fn answers(end: &mut VerbsContextEnd) -> [bool; 3] {
         let base: *mut VerbsContextEnd = end;
-        // SAFETY: the context lies inside `end`, which is valid and as large as its `sz` says, or larger.
+        // SAFETY: the context lies inside `end`, which is valid and as large as its `sz` says, or
+        // larger.
         unsafe {
             let context = &raw mut (*base).context;
             set_errno(0);

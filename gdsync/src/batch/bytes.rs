@@ -1,13 +1,13 @@
 //! Writes of bytes in stream order: cut into pieces, each of which is copied or cut into words.
 
-use crate::memop::{MemOpCaps, Staged, StreamError};
-use crate::memop::{MemoryKind, Place, StreamMemory};
+use super::Keyed;
+use crate::memop::{MemOpCaps, MemoryKind, Place, Staged, StreamError, StreamMemory};
 use crate::memory::OutOfBounds;
 
 /// A piece in host memory does not leave a page: devices map pages one by one.
 const PAGE: u64 = 4096;
-/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to 4 KiB about 2.5 µs, and a copy
-/// is a submission of its own, which words are not.
+/// Most words of a piece that is not copied. On an H200 a word takes 0.63 µs, a copy of 8 bytes to
+/// 4 KiB about 2.5 µs, and a copy is a submission of its own, which words are not.
 const MOST_WORDS: usize = 8;
 
 /// Why a write of bytes cannot be.
@@ -29,7 +29,8 @@ pub enum WriteError {
 
 /// Bytes to write into memory, in stream order: [`crate::Batch::write_memory`].
 ///
-/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to any number of batches.
+/// It holds a copy of the bytes: the source may change afterwards, and the write can be added to
+/// any number of batches.
 #[derive(Clone, Debug)]
 pub struct MemoryWrite {
     place: Place,
@@ -40,10 +41,12 @@ impl MemoryWrite {
     /// Most bytes of one write: 4 KiB.
     pub const MAX: usize = 4096;
 
-    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the length needs any alignment.
+    /// A write of bytes to an offset of pinned memory or GPU memory. Neither the offset nor the
+    /// length needs any alignment.
     ///
     /// # Errors
-    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong); [`OutOfBounds`](crate::memory::OutOfBounds).
+    /// [`WriteError::TooLong`](crate::batch::WriteError::TooLong);
+    /// [`OutOfBounds`](crate::memory::OutOfBounds).
     pub fn new(memory: &impl StreamMemory, offset: usize, bytes: &[u8]) -> Result<Self, WriteError> {
         let (place, given) = (memory.place(), bytes.len());
         if given > Self::MAX {
@@ -76,8 +79,8 @@ impl MemoryWrite {
 /// One piece of a write.
 #[derive(Debug)]
 pub(crate) struct Bytes {
-    place: Place,
-    content: Box<[u8]>,
+    pub(crate) place: Place,
+    pub(crate) content: Box<[u8]>,
     /// Where the backend keeps its copy of the content, once the piece is submitted.
     staged: Staged,
 }
@@ -121,21 +124,13 @@ impl Iterator for Words<'_> {
 }
 
 impl Bytes {
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
-    }
-
-    pub(crate) fn content(&self) -> &[u8] {
-        &self.content
-    }
-
     /// Keeps the backend's copy alive as long as the piece.
     pub(crate) fn keep(&mut self, staged: Staged) {
         self.staged = staged;
     }
 
-    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits at a time, so a piece that does
-    /// not consist of whole words is copied, too.
+    /// Number of its words; `None` where the stream copies it. No stream writes less than 32 bits
+    /// at a time, so a piece that does not consist of whole words is copied, too.
     #[inline]
     pub(crate) fn word_count(&self, caps: &MemOpCaps) -> Option<usize> {
         let (address, len) = (self.place.address(), self.content.len());
@@ -153,6 +148,13 @@ impl Bytes {
             Some(_) => Ok(Words { address: self.place.address(), rest: &self.content }),
             None => Err(StreamError::Unsupported { what: "copies among other operations" }),
         }
+    }
+}
+
+impl Keyed<Option<usize>> for Bytes {
+    #[inline]
+    fn key(&self, caps: &MemOpCaps) -> Option<usize> {
+        self.word_count(caps)
     }
 }
 

@@ -1,12 +1,13 @@
-//! The one type of a descriptor: what a batch holds, the planner reads and the lowering turns into memory operations.
+//! The one type of a descriptor: what a batch holds, the planner reads and the lowering turns into
+//! memory operations.
 
 use crate::memop::{Condition, WordError};
 
 /// One step of a batch.
 ///
-/// `S` is a send, `W` a wait for a completion, `P` the place of a word and `B` a write of bytes. A batch that can be posted
-/// ([`super::Descriptor`]) holds queues and memory there; one on paper ([`super::outline::Descriptor`]), numbers; a shape
-/// ([`super::shape::Kind`]), nothing.
+/// `S` is a send, `W` a wait for a completion, `P` the place of a word and `B` a write of bytes. A
+/// batch that can be posted ([`super::Descriptor`]) holds queues and memory there; one on paper
+/// ([`super::outline::Descriptor`]), numbers; a shape ([`super::shape::Kind`]), nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Descriptor<S, W, P, B> {
     /// Rings the card for a send.
@@ -29,27 +30,21 @@ pub enum Descriptor<S, W, P, B> {
     Flush,
 }
 
-/// A descriptor as the planner sees it: a send's queue pair; a wait's completion queue and index, unless the wait has a word
-/// of its own; the words of bytes, unless they are copied.
-pub(crate) type Key = Descriptor<u64, Option<(u64, u32)>, (), Option<usize>>;
+/// The condition of waits in a shape, whose value is 0: every word that is 0 meets it.
+pub(super) const ALWAYS: Condition = Condition::Geq;
 
 impl<S, W, P, B> Descriptor<S, W, P, B> {
-    /// The same descriptor with other parts, and no place.
-    #[inline(always)]
-    pub(crate) fn map<T, V, C>(
-        &self,
-        send: impl FnOnce(&S) -> T,
-        wait: impl FnOnce(&W) -> V,
-        bytes: impl FnOnce(&B) -> C,
-    ) -> Descriptor<T, V, (), C> {
+    /// A descriptor of the same kind that names nothing: it writes zeroes, and its wait is for
+    /// [`ALWAYS`].
+    pub(crate) fn kind(&self) -> Descriptor<(), (), (), ()> {
         match self {
-            Descriptor::Send(one) => Descriptor::Send(send(one)),
-            Descriptor::WaitCq(one) => Descriptor::WaitCq(wait(one)),
-            Descriptor::Wait32(_, condition, value) => Descriptor::Wait32((), *condition, *value),
-            Descriptor::Wait64(_, condition, value) => Descriptor::Wait64((), *condition, *value),
-            Descriptor::Write32(_, value) => Descriptor::Write32((), *value),
-            Descriptor::Write64(_, value) => Descriptor::Write64((), *value),
-            Descriptor::Bytes(one) => Descriptor::Bytes(bytes(one)),
+            Descriptor::Send(_) => Descriptor::Send(()),
+            Descriptor::WaitCq(_) => Descriptor::WaitCq(()),
+            Descriptor::Wait32(..) => Descriptor::Wait32((), ALWAYS, 0),
+            Descriptor::Wait64(..) => Descriptor::Wait64((), ALWAYS, 0),
+            Descriptor::Write32(..) => Descriptor::Write32((), 0),
+            Descriptor::Write64(..) => Descriptor::Write64((), 0),
+            Descriptor::Bytes(_) => Descriptor::Bytes(()),
             Descriptor::Barrier => Descriptor::Barrier,
             Descriptor::Flush => Descriptor::Flush,
         }

@@ -1,13 +1,13 @@
-//! From descriptors to memory operations, and where points of the timeline and flushes stand among them.
+//! From descriptors to memory operations, and where points of the timeline and flushes stand among
+//! them.
 //!
-//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints what it makes, and the proof of
-//! the merges runs it.
+//! The lowering is generic over its [`Driver`]: a stream posts with it, `gdsync explain` prints
+//! what it makes, and the proof of the merges runs it.
 
 use super::descriptor::Descriptor;
 use super::{Chunk, Fate, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 
 /// What the lowering asks of the stream for which it lowers.
@@ -23,29 +23,24 @@ pub(crate) trait Driver: Sized {
     /// Why a descriptor cannot be lowered.
     type Error: From<StreamError>;
 
-    /// What the backend can do.
-    fn caps(&self) -> &MemOpCaps;
-
-    /// The timeline's progress word.
-    fn timeline(&self) -> HostAddr;
-
     /// The stream's address of the library's own memory: rings, records, registers, timelines.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
     /// The stream's address of `len` bytes of the program's memory.
     fn address(&self, place: &Self::Place, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// The stream's address of a write of bytes, and the words that it consists of.
-    fn words<'b>(&self, bytes: &'b Self::Bytes) -> Result<(StreamAddr, Words<'b>), Self::Error>;
+    /// The stream's address of a write of bytes, and its words. Drivers whose batches hold none
+    /// leave it out.
+    fn words<'b>(&self, _bytes: &'b Self::Bytes) -> Result<(StreamAddr, Words<'b>), Self::Error> {
+        Err(StreamError::Unsupported { what: "writes of bytes" }.into())
+    }
 
     /// Marks a send as posted. Returns its doorbell, or `None` if the card has the send already.
     fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Doorbell>, Self::Error>;
 
-    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is known to be there.
-    fn commit_wait(&self, wait: &mut Self::Wait, point: TimelinePoint) -> Option<PeerOp>;
-
-    /// Marks a wait as posted for which the stream performs no operation, because another wait covers it.
-    fn commit_covered(&self, wait: &mut Self::Wait, point: TimelinePoint);
+    /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is
+    /// known to be there. The stream performs no operation for a covered wait.
+    fn commit_wait(&self, wait: &mut Self::Wait, fate: Fate, point: TimelinePoint) -> Option<PeerOp>;
 
     /// Appends the operations that ring the card for a send.
     fn ring(
@@ -86,11 +81,14 @@ impl Points {
 /// Lowers the descriptors of one submission, in their order.
 pub(crate) struct Lowering<'a, D> {
     pub(crate) driver: D,
+    caps: &'a MemOpCaps,
+    /// The timeline's progress word.
+    timeline: HostAddr,
     /// The operations so far.
     pub(crate) ops: &'a mut Vec<MemOp>,
     merged: bool,
     /// The last point that was taken.
-    point: TimelinePoint,
+    pub(crate) point: TimelinePoint,
     /// The last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
     /// The last point is not written yet (merged batches only).
@@ -100,13 +98,15 @@ pub(crate) struct Lowering<'a, D> {
 impl<'a, D: Driver> Lowering<'a, D> {
     /// A lowering that appends to `ops`; `before` is the last point of the submission before.
     #[inline]
-    pub(crate) fn new(driver: D, merged: bool, before: TimelinePoint, ops: &'a mut Vec<MemOp>) -> Self {
-        Lowering { driver, ops, merged, point: before, in_run: false, unwritten: false }
-    }
-
-    /// The last point that was taken.
-    pub(crate) fn point(&self) -> TimelinePoint {
-        self.point
+    pub(crate) fn new(
+        driver: D,
+        caps: &'a MemOpCaps,
+        timeline: HostAddr,
+        merged: bool,
+        before: TimelinePoint,
+        ops: &'a mut Vec<MemOp>,
+    ) -> Self {
+        Lowering { driver, caps, timeline, ops, merged, point: before, in_run: false, unwritten: false }
     }
 
     /// Marks a descriptor as posted and appends its operations.
@@ -160,7 +160,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
             }
             Descriptor::Flush => {
                 self.end_run();
-                if !self.driver.caps().flush_remote {
+                if !self.caps.flush_remote {
                     return Err(StreamError::Unsupported { what: "flushing what cards wrote" }.into());
                 }
                 self.ops.push(MemOp::FlushRemote);
@@ -188,11 +188,8 @@ impl<'a, D: Driver> Lowering<'a, D> {
             self.in_run = self.merged;
             self.unwritten = self.merged;
         }
-        if fate == Fate::Covered {
-            self.driver.commit_covered(wait, self.point);
-            return Ok(());
-        }
-        match self.driver.commit_wait(wait, self.point) {
+        match self.driver.commit_wait(wait, fate, self.point) {
+            _ if fate == Fate::Covered => Ok(()),
             Some(op) if self.merged => self.peer_op(op),
             Some(op) => {
                 self.peer_op(op)?;
@@ -232,7 +229,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
 
     #[inline]
     fn write_point(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
-        let addr = self.driver.translate(self.driver.timeline(), 4)?;
+        let addr = self.driver.translate(self.timeline, 4)?;
         self.write32(addr, point.0);
         Ok(())
     }
@@ -251,7 +248,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     fn peer_op(&mut self, op: PeerOp) -> Result<(), StreamError> {
         match op {
             // A write that carries its own system fence needs none in front of it.
-            PeerOp::Fence if self.driver.caps().writes_are_fenced => Ok(()),
+            PeerOp::Fence if self.caps.writes_are_fenced => Ok(()),
             PeerOp::Fence => {
                 self.ops.push(MemOp::Barrier);
                 Ok(())
@@ -277,9 +274,10 @@ impl<'a, D: Driver> Lowering<'a, D> {
         }
     }
 
-    /// After a wait: the stream may see a word that a card has written before the data that the card wrote earlier.
+    /// After a wait: the stream may see a word that a card has written before the data that the
+    /// card wrote earlier.
     fn flush(&mut self) {
-        if self.driver.caps().flush_after_wait {
+        if self.caps.flush_after_wait {
             self.ops.push(MemOp::FlushRemote);
         }
     }
@@ -303,14 +301,14 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 
     fn check_condition(&self, condition: Condition) -> Result<(), StreamError> {
-        if condition == Condition::Nor && !self.driver.caps().wait_nor {
+        if condition == Condition::Nor && !self.caps.wait_nor {
             return Err(StreamError::Unsupported { what: "waiting for NOR" });
         }
         Ok(())
     }
 
     fn check_64_bit(&self) -> Result<(), StreamError> {
-        if self.driver.caps().ops_64_bit {
+        if self.caps.ops_64_bit {
             Ok(())
         } else {
             Err(StreamError::Unsupported { what: "64-bit memory operations" })

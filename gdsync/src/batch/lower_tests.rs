@@ -6,7 +6,7 @@ const SEND: Doorbell =
     Doorbell { record_at: HostAddr(0x200), record: 1, register: HostAddr(0x800), value: 2 };
 
 /// A stream that sees host memory 0x1000 higher, and nothing above 0x1000.
-struct Shifted(MemOpCaps);
+struct Shifted;
 
 type Step = Descriptor<Doorbell, PeerOp, HostAddr, Infallible>;
 
@@ -16,14 +16,6 @@ impl Driver for Shifted {
     type Place = HostAddr;
     type Bytes = Infallible;
     type Error = StreamError;
-
-    fn caps(&self) -> &MemOpCaps {
-        &self.0
-    }
-
-    fn timeline(&self) -> HostAddr {
-        HostAddr(0x100)
-    }
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
         if addr.get() > 0x1000 {
@@ -37,25 +29,20 @@ impl Driver for Shifted {
         self.translate(*place, len)
     }
 
-    fn words<'b>(&self, bytes: &'b Infallible) -> Result<(StreamAddr, Words<'b>), StreamError> {
-        match *bytes {}
-    }
-
     fn commit_send(&self, send: &mut Doorbell) -> Result<Option<Doorbell>, StreamError> {
         Ok(Some(*send))
     }
 
-    fn commit_wait(&self, wait: &mut PeerOp, _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, wait: &mut PeerOp, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(*wait)
     }
-
-    fn commit_covered(&self, _wait: &mut PeerOp, _point: TimelinePoint) {}
 }
 
 /// Lowers without merging, after point 8.
 fn lower(caps: MemOpCaps, steps: &[Step]) -> Result<Vec<MemOp>, StreamError> {
     let mut ops = Vec::new();
-    let mut lowering = Lowering::new(Shifted(caps), false, TimelinePoint(8), &mut ops);
+    let timeline = HostAddr(0x100);
+    let mut lowering = Lowering::new(Shifted, &caps, timeline, false, TimelinePoint(8), &mut ops);
     for step in steps {
         lowering.lower(&mut { *step }, Fate::Kept)?;
     }

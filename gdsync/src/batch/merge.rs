@@ -1,18 +1,27 @@
-//! Which descriptors of a batch need operations of their own, and how many fit one submission. Pure: no I/O, no locks, no FFI.
+//! Which descriptors of a batch need operations of their own, and how many fit one submission.
+//! Pure: no I/O, no locks, no FFI.
 //!
-//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and memory is reused from batch to
-//! batch.
+//! `docs/merging.md` argues for each merge. The time is linear in the number of descriptors, and
+//! memory is reused from batch to batch.
 
-use super::descriptor::{Descriptor, Key};
+use super::descriptor::Descriptor;
 use super::table::Table;
 use crate::memop::MemOpCaps;
+
+/// What the planner has to know of a part of a descriptor: of a send its queue pair; of a wait its
+/// completion queue and index, unless it has a word of its own; of bytes the number of words,
+/// unless they are copied.
+pub(crate) trait Keyed<K> {
+    fn key(&self, caps: &MemOpCaps) -> K;
+}
 
 /// What becomes of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has operations.
     Kept,
-    /// It has none: those of a later send, or of a wait for a later completion, have the same effect.
+    /// It has none: those of a later send, or of a wait for a later completion, have the same
+    /// effect.
     Covered,
 }
 
@@ -39,6 +48,15 @@ enum Scope {
     Waits,
 }
 
+impl Scope {
+    /// A write ends a run of waits.
+    fn end_run(&mut self) {
+        if *self == Scope::Waits {
+            *self = Scope::Nothing;
+        }
+    }
+}
+
 /// Numbers of operations, for one backend.
 struct Costs {
     send: usize,
@@ -56,104 +74,104 @@ impl Costs {
 /// Plans batches. The memory that it needs is reused.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    fates: Vec<Fate>,
+    pub(crate) fates: Vec<Fate>,
     /// Of each queue in the scope: the descriptor that is kept so far, and its index.
     table: Table,
 }
 
 impl Planner {
-    /// What becomes of the descriptors of the last plan.
-    pub(crate) fn fates(&self) -> &[Fate] {
-        &self.fates
-    }
-
-    /// Plans as many descriptors as fit one submission, the closing point included. One always does.
-    pub(crate) fn plan(
+    /// Plans as many descriptors as fit one submission, the closing point included. One always
+    /// does.
+    pub(crate) fn plan<S, W, P, B>(
         &mut self,
-        items: impl ExactSizeIterator<Item = Key>,
+        descriptors: &[Descriptor<S, W, P, B>],
         caps: &MemOpCaps,
         merged: bool,
-    ) -> Chunk {
+    ) -> Chunk
+    where
+        S: Keyed<u64>,
+        W: Keyed<Option<(u64, u32)>>,
+        B: Keyed<Option<usize>>,
+    {
         let costs = Costs::of(caps);
         self.fates.clear();
-        self.fates.reserve(items.len());
-        self.table.reserve(items.len());
+        self.fates.reserve(descriptors.len());
+        self.table.reserve(descriptors.len());
         let mut chunk = Chunk { count: 0, points: 0, closed: false, operations: 0 };
         let mut scope = Scope::Nothing;
-        for item in items {
-            if let Descriptor::Bytes(None) = item {
-                // A copy is a submission of its own.
-                if chunk.count == 0 {
-                    self.fates.push(Fate::Kept);
-                    chunk.count = 1;
+        for (position, descriptor) in (0..).zip(descriptors) {
+            let mut fate = Fate::Kept;
+            let Chunk { mut operations, mut points, .. } = chunk;
+            // Unmerged, each wait for a completion is followed by its point; merged, the point of a
+            // run may be written later.
+            let mut closed = merged && chunk.closed;
+            match descriptor {
+                Descriptor::Send(send) => {
+                    let earlier = if merged {
+                        self.enter(&mut scope, Scope::Sends);
+                        self.table.replace(send.key(caps), position, 0)
+                    } else {
+                        None
+                    };
+                    match earlier {
+                        Some((earlier, _)) => self.fates[earlier as usize] = Fate::Covered,
+                        None => operations += costs.send,
+                    }
                 }
+                Descriptor::WaitCq(wait) => {
+                    if !merged || self.enter(&mut scope, Scope::Waits) {
+                        // The point of the run before is written first, if it is not written yet.
+                        operations += costs.flush + if merged { costs.point } else { 1 };
+                        (points, closed) = (points + 1, true);
+                    }
+                    match wait.key(caps) {
+                        Some((queue, index)) if merged => match self.table.replace(queue, position, index) {
+                            Some((other, kept)) if kept.wrapping_sub(index) as i32 > 0 => {
+                                self.table.replace(queue, other, kept);
+                                fate = Fate::Covered;
+                            }
+                            Some((other, _)) => self.fates[other as usize] = Fate::Covered,
+                            None => operations += 1,
+                        },
+                        _ => operations += 1,
+                    }
+                }
+                Descriptor::Wait32(..) | Descriptor::Wait64(..) => {
+                    scope = Scope::Nothing;
+                    operations += 1 + costs.flush;
+                    closed = false;
+                }
+                Descriptor::Write32(..) | Descriptor::Write64(..) => {
+                    scope.end_run();
+                    operations += 1;
+                }
+                Descriptor::Bytes(bytes) => match bytes.key(caps) {
+                    Some(words) => {
+                        scope.end_run();
+                        operations = operations.saturating_add(words);
+                    }
+                    // A copy is a submission of its own.
+                    None if chunk.count > 0 => break,
+                    None => {
+                        self.fates.push(Fate::Kept);
+                        return Chunk { count: 1, ..chunk };
+                    }
+                },
+                Descriptor::Barrier | Descriptor::Flush => {
+                    scope = Scope::Nothing;
+                    operations += 1;
+                }
+            }
+            let closing = if closed { 0 } else { costs.point };
+            // A descriptor that is covered, or covers another, costs nothing. So one that does not
+            // fit has changed no other's fate.
+            if chunk.count > 0 && operations.saturating_add(closing) > caps.max_ops {
                 break;
             }
-            let next = if merged {
-                self.merge(item, chunk, &mut scope, &costs)
-            } else {
-                self.fates.push(Fate::Kept);
-                separate(item, chunk, &costs)
-            };
-            let closing = if next.closed { 0 } else { costs.point };
-            // A descriptor that is covered, or covers another, costs nothing. So one that does not fit has changed no other's
-            // fate.
-            if chunk.count > 0 && next.operations.saturating_add(closing) > caps.max_ops {
-                self.fates.truncate(chunk.count);
-                break;
-            }
-            chunk = Chunk { count: chunk.count + 1, ..next };
+            self.fates.push(fate);
+            chunk = Chunk { count: chunk.count + 1, points, closed, operations };
         }
         chunk
-    }
-
-    #[inline]
-    fn merge(&mut self, item: Key, chunk: Chunk, scope: &mut Scope, costs: &Costs) -> Chunk {
-        let position = self.fates.len() as u32;
-        let mut fate = Fate::Kept;
-        let Chunk { mut operations, mut points, mut closed, .. } = chunk;
-        match item {
-            Descriptor::Send(queue) => {
-                self.enter(scope, Scope::Sends);
-                match self.table.replace(queue, position, 0) {
-                    Some((earlier, _)) => self.fates[earlier as usize] = Fate::Covered,
-                    None => operations += costs.send,
-                }
-            }
-            Descriptor::WaitCq(completion) => {
-                if self.enter(scope, Scope::Waits) {
-                    // The point of the run before is written first, if it is not written yet.
-                    operations += costs.flush + costs.point;
-                    (points, closed) = (points + 1, true);
-                }
-                let before = completion.and_then(|(queue, index)| self.table.replace(queue, position, index));
-                match (completion, before) {
-                    (Some((queue, index)), Some((other, kept))) if kept.wrapping_sub(index) as i32 > 0 => {
-                        self.table.replace(queue, other, kept);
-                        fate = Fate::Covered;
-                    }
-                    (_, Some((other, _))) => self.fates[other as usize] = Fate::Covered,
-                    (_, None) => operations += 1,
-                }
-            }
-            Descriptor::Wait32(..) | Descriptor::Wait64(..) => {
-                *scope = Scope::Nothing;
-                operations += 1 + costs.flush;
-                closed = false;
-            }
-            Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_) => {
-                if *scope == Scope::Waits {
-                    *scope = Scope::Nothing;
-                }
-                operations = operations.saturating_add(writes(item));
-            }
-            Descriptor::Barrier | Descriptor::Flush => {
-                *scope = Scope::Nothing;
-                operations += 1;
-            }
-        }
-        self.fates.push(fate);
-        Chunk { operations, points, closed, ..chunk }
     }
 
     /// True where that is another scope than before.
@@ -166,26 +184,6 @@ impl Planner {
         }
         new
     }
-}
-
-/// Adds a descriptor that shares nothing: each wait for a completion has a point of its own.
-#[inline]
-fn separate(item: Key, chunk: Chunk, costs: &Costs) -> Chunk {
-    let (cost, closed) = match item {
-        Descriptor::Send(_) => (costs.send, false),
-        Descriptor::WaitCq(_) => (2 + costs.flush, true),
-        Descriptor::Wait32(..) | Descriptor::Wait64(..) => (1 + costs.flush, false),
-        Descriptor::Write32(..) | Descriptor::Write64(..) | Descriptor::Bytes(_) => (writes(item), false),
-        Descriptor::Barrier | Descriptor::Flush => (1, false),
-    };
-    let operations = chunk.operations.saturating_add(cost);
-    Chunk { operations, points: chunk.points + u32::from(closed), closed, ..chunk }
-}
-
-/// Operations of a write.
-#[inline]
-fn writes(item: Key) -> usize {
-    if let Descriptor::Bytes(Some(words)) = item { words } else { 1 }
 }
 
 #[cfg(test)]

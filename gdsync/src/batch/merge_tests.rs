@@ -2,6 +2,14 @@ use super::*;
 use Descriptor::{Barrier, Bytes, Send, Wait32, WaitCq};
 use Fate::{Covered, Kept};
 
+type Key = Descriptor<u64, Option<(u64, u32)>, (), Option<usize>>;
+
+impl<K: Copy> Keyed<K> for K {
+    fn key(&self, _caps: &MemOpCaps) -> K {
+        *self
+    }
+}
+
 const WAIT_CHECKED: Key = WaitCq(None);
 const WAIT_WORD: Key = Wait32((), crate::memop::Condition::Eq, 0);
 const COPY: Key = Bytes(None);
@@ -17,8 +25,8 @@ const fn bytes(words: usize) -> Key {
 
 fn plan(items: &[Key], caps: &MemOpCaps, merged: bool) -> (Chunk, Vec<Fate>) {
     let mut planner = Planner::default();
-    let chunk = planner.plan(items.iter().copied(), caps, merged);
-    (chunk, planner.fates().to_vec())
+    let chunk = planner.plan(items, caps, merged);
+    (chunk, planner.fates.to_vec())
 }
 
 fn fates(items: &[Key]) -> Vec<Fate> {

@@ -1,8 +1,9 @@
 //! Batches: what a user enqueues on a stream in one go, and how it becomes memory operations.
 //!
-//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches), *peer operations* (what the
-//! card's protocol needs) and *memory operations* (what a stream can do). The planner (`merge`) decides which descriptors share
-//! operations and how many fit one submission; the lowering (`lower`) makes the operations.
+//! Three languages meet here, each compiled into the next: *descriptors* (what the user batches),
+//! *peer operations* (what the card's protocol needs) and *memory operations* (what a stream can
+//! do). The planner (`merge`) decides which descriptors share operations and how many fit one
+//! submission; the lowering (`lower`) makes the operations.
 
 mod bytes;
 mod descriptor;
@@ -18,25 +19,20 @@ mod table;
 
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
-pub(crate) use descriptor::Key;
 pub(crate) use lower::{Driver, Lowering, Points};
-pub(crate) use merge::{Chunk, Fate, Planner};
+pub(crate) use merge::{Chunk, Fate, Keyed, Planner};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
-use crate::memop::{Condition, MemOpCaps};
-use crate::memop::{Place, StreamWord};
-use crate::qp::QueuePairInner;
-use crate::qp::checked::CheckedWait;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
+use crate::memop::{Condition, MemOpCaps, Place, StreamWord};
+use crate::qp::{CheckedWait, PreparedSend, PreparedWait, QueuePairInner};
 use std::fmt;
 use std::sync::Arc;
 
 /// A list of descriptors, posted on a stream in one go by [`crate::Stream::post`].
 ///
-/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their send queues, and its waits give
-/// their completions back.
+/// The stream performs them in order. Dropping a batch drops what is in it: its sends leave their
+/// send queues, and its waits give their completions back.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -83,9 +79,10 @@ impl Batch {
         Batch { descriptors: Vec::with_capacity(descriptors), unmerged: false }
     }
 
-    /// Whether descriptors share memory operations where no observer can tell the difference: sends of one queue pair share a
-    /// doorbell, waits for completions of one queue a wait, and runs of waits a write of the timeline's word. True at first.
-    /// Otherwise each descriptor has operations of its own, as batches in graphs always do.
+    /// Whether descriptors share memory operations where no observer can tell the difference: sends
+    /// of one queue pair share a doorbell, waits for completions of one queue a wait, and runs of
+    /// waits a write of the timeline's word. True at first. Otherwise each descriptor has
+    /// operations of its own, as batches in graphs always do.
     ///
     /// `docs/merging.md` argues for each merge, and says what a merged run of waits holds longer.
     pub fn merged(mut self, merged: bool) -> Self {
@@ -101,8 +98,8 @@ impl Batch {
 
     /// Adds: wait for a completion.
     ///
-    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To learn of the failure, poll the
-    /// completion queue or ask [`crate::QueuePair::failure`].
+    /// A failed work request ends the wait, too: a stream never hangs because a send failed. To
+    /// learn of the failure, poll the completion queue or ask [`crate::QueuePair::failure`].
     pub fn wait(mut self, wait: PreparedWait) -> Self {
         self.push(Descriptor::WaitCq(wait));
         self
@@ -144,22 +141,24 @@ impl Batch {
         self
     }
 
-    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While it happens, an observer may see
-    /// some of the bytes and not the rest, in any order.
+    /// Adds: write bytes. Everything before happens before it, and everything after sees it. While
+    /// it happens, an observer may see some of the bytes and not the rest, in any order.
     ///
-    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written as words, in the same submission
-    /// as the descriptors around them. Longer content, or content with single bytes at its ends, is a copy, which is a submission
-    /// of its own. A CUDA stream copies into GPU memory from pinned memory, and into host memory from GPU memory, into which the
-    /// CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would block the caller. Each page of host
-    /// memory that it touches counts as a descriptor. Batches for graphs cannot hold it: a graph has nodes for copies.
+    /// A stream has no operation for that. Up to eight aligned 32-bit and 64-bit words are written
+    /// as words, in the same submission as the descriptors around them. Longer content, or content
+    /// with single bytes at its ends, is a copy, which is a submission of its own. A CUDA stream
+    /// copies into GPU memory from pinned memory, and into host memory from GPU memory, into which
+    /// the CPU puts the bytes first (some 40 µs of the CPU's time): a copy from host to host would
+    /// block the caller. Each page of host memory that it touches counts as a descriptor. Batches
+    /// for graphs cannot hold it: a graph has nodes for copies.
     pub fn write_memory(mut self, write: MemoryWrite) -> Self {
         write.pieces().for_each(|piece| self.push(Descriptor::Bytes(piece)));
         self
     }
 
-    /// Adds: everything before is visible to every observer before anything after. Waits and writes keep their order without it,
-    /// and every write is visible no earlier than everything before it: this is for other work of the program on the stream, such
-    /// as a kernel that polls memory.
+    /// Adds: everything before is visible to every observer before anything after. Waits and writes
+    /// keep their order without it, and every write is visible no earlier than everything before
+    /// it: this is for other work of the program on the stream, such as a kernel that polls memory.
     ///
     /// On a CUDA stream `CU_STREAM_MEM_OP_BARRIER`, for the system; on others a fence of the CPU.
     pub fn barrier(mut self) -> Self {
@@ -167,12 +166,13 @@ impl Batch {
         self
     }
 
-    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after. Waits for completions and words
-    /// do that themselves where it is needed. This is for words that the program writes after it has seen what a card wrote.
+    /// Adds: what cards wrote before the last wait was satisfied is visible to everything after.
+    /// Waits for completions and words do that themselves where it is needed. This is for words
+    /// that the program writes after it has seen what a card wrote.
     ///
-    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right before it; refused
-    /// ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On others a fence of the CPU, which sees a card's
-    /// writes in order.
+    /// On a CUDA stream `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`, or the flag of the wait right
+    /// before it; refused ([`crate::memop::StreamError::Unsupported`]) where the GPU has none. On
+    /// others a fence of the CPU, which sees a card's writes in order.
     pub fn flush(mut self) -> Self {
         self.push(Descriptor::Flush);
         self
@@ -197,17 +197,21 @@ impl Batch {
     }
 }
 
-impl Descriptor {
-    /// What the planner has to know.
+impl Keyed<u64> for PreparedSend {
     #[inline]
-    pub(crate) fn key(&self, caps: &MemOpCaps) -> Key {
-        self.map(
-            |send| Arc::as_ptr(send.queue_pair()) as u64,
-            |wait| wait.checked.is_none().then(|| (wait.queue_id(), wait.index())),
-            |bytes| bytes.word_count(caps),
-        )
+    fn key(&self, _caps: &MemOpCaps) -> u64 {
+        Arc::as_ptr(&self.queue_pair) as u64
     }
+}
 
+impl Keyed<Option<(u64, u32)>> for PreparedWait {
+    #[inline]
+    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
+        if self.checked.is_some() { None } else { Some((self.queue_id(), self.index())) }
+    }
+}
+
+impl Descriptor {
     /// Takes the commit back: the stream was not given the descriptor.
     pub(crate) fn undo(&mut self) {
         match self {
@@ -220,22 +224,23 @@ impl Descriptor {
     /// The queue pairs on which its end depends.
     pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
         match self {
-            Descriptor::Send(send) => std::slice::from_ref(send.queue_pair()),
-            Descriptor::WaitCq(wait) => wait.queue_pairs(),
+            Descriptor::Send(send) => std::slice::from_ref(&send.queue_pair),
+            Descriptor::WaitCq(wait) => &wait.queue_pairs,
             _ => &[],
         }
     }
 }
 
-/// A descriptor to a line, and which of them have no operations of their own on a stream that has every capability.
+/// A descriptor to a line, and which of them have no operations of their own on a stream that has
+/// every capability.
 impl fmt::Display for Batch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mut planner, mut first, caps) = (Planner::default(), 0, MemOpCaps::FULL);
         while first < self.len() {
             let rest = &self.descriptors[first..];
-            let plan = planner.plan(rest.iter().map(|one| one.key(&caps)), &caps, !self.unmerged);
+            let plan = planner.plan(rest, &caps, !self.unmerged);
             writeln!(f, "submission of {} memory operations:", plan.operations)?;
-            for (descriptor, fate) in rest.iter().zip(planner.fates()) {
+            for (descriptor, fate) in rest.iter().zip(&planner.fates) {
                 let note = if *fate == Fate::Covered { " (covered)" } else { "" };
                 writeln!(f, "  {descriptor}{note}")?;
             }
@@ -259,7 +264,7 @@ impl fmt::Display for Descriptor {
             Descriptor::Write32(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Write64(word, value) => write!(f, "write {value:#x} to {word}"),
             Descriptor::Bytes(bytes) => {
-                write!(f, "write {} bytes to {}", bytes.content().len(), bytes.place())
+                write!(f, "write {} bytes to {}", bytes.content.len(), bytes.place)
             }
             Descriptor::Barrier => f.write_str("barrier"),
             Descriptor::Flush => f.write_str("flush"),

@@ -1,16 +1,14 @@
-//! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind them.
+//! Batches on paper: what the batch compiler makes of descriptors, with no queue or stream behind
+//! them.
 //!
-//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them ([`Target::of`]). The planner
-//! and the lowering are those of [`crate::Stream::post`]. `gdsync explain` prints the program; benches and the proof of the merges
-//! use it, too.
+//! Queue pairs, completion queues and words are numbers here, and addresses encode what is at them
+//! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
+//! explain` prints the program; benches and the proof of the merges use it, too.
 
-use super::descriptor::{self, Key};
-use super::{Chunk, Driver, Fate, Lowering, Planner, Points, Words};
+use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
-use crate::queue::Status;
-use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
+use crate::queue::{Doorbell, PeerOp, Status};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
 use std::convert::Infallible;
@@ -26,7 +24,8 @@ const KIND_AT: u32 = 60;
 const ENTRY: u64 = 64;
 const ENTRY_DWORD: u64 = 60;
 
-/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are cut.
+/// A descriptor on paper; words are numbers. Numbers are at most [`MAX_NUMBER`]; higher ones are
+/// cut.
 pub type Descriptor = descriptor::Descriptor<PaperSend, PaperWait, u32, Infallible>;
 
 /// A send on paper.
@@ -105,8 +104,8 @@ impl Target {
 }
 
 impl PaperSend {
-    /// The doorbell of a send of one block: the record as the card reads it; in the register, in place of the work request's first
-    /// 8 bytes, the index and the queue pair.
+    /// The doorbell of a send of one block: the record as the card reads it; in the register, in
+    /// place of the work request's first 8 bytes, the index and the queue pair.
     fn doorbell(self) -> Doorbell {
         Doorbell {
             record_at: Target::Record(self.queue_pair).addr(),
@@ -128,16 +127,27 @@ impl PaperWait {
     }
 }
 
-impl Descriptor {
-    fn key(&self) -> Key {
-        self.map(
-            |send| Target::Record(send.queue_pair).addr().get(),
-            |wait| (!wait.checked).then(|| (Target::Entry(wait.queue, 0).addr().get(), wait.index)),
-            |bytes| match *bytes {},
-        )
+impl Keyed<u64> for PaperSend {
+    fn key(&self, _caps: &MemOpCaps) -> u64 {
+        Target::Record(self.queue_pair).addr().get()
     }
+}
 
-    /// Names of the operations that the card's protocol needs for it; none for words, barriers and flushes.
+impl Keyed<Option<(u64, u32)>> for PaperWait {
+    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
+        (!self.checked).then(|| (Target::Entry(self.queue, 0).addr().get(), self.index))
+    }
+}
+
+impl Keyed<Option<usize>> for Infallible {
+    fn key(&self, _caps: &MemOpCaps) -> Option<usize> {
+        match *self {}
+    }
+}
+
+impl Descriptor {
+    /// Names of the operations that the card's protocol needs for it; none for words, barriers and
+    /// flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
             Descriptor::Send(send) => send.doorbell().peer_ops().to_vec(),
@@ -156,22 +166,14 @@ impl Descriptor {
 }
 
 /// The driver of a lowering on paper.
-struct Paper<'a>(&'a MemOpCaps);
+struct Paper;
 
-impl Driver for Paper<'_> {
+impl Driver for Paper {
     type Send = PaperSend;
     type Wait = PaperWait;
     type Place = u32;
     type Bytes = Infallible;
     type Error = StreamError;
-
-    fn caps(&self) -> &MemOpCaps {
-        self.0
-    }
-
-    fn timeline(&self) -> HostAddr {
-        Target::Progress.addr()
-    }
 
     fn translate(&self, addr: HostAddr, _len: usize) -> Result<StreamAddr, StreamError> {
         Ok(StreamAddr::new(addr.get()))
@@ -181,19 +183,13 @@ impl Driver for Paper<'_> {
         self.translate(Target::Word(*word).addr(), len)
     }
 
-    fn words<'b>(&self, bytes: &'b Infallible) -> Result<(StreamAddr, Words<'b>), StreamError> {
-        match *bytes {}
-    }
-
     fn commit_send(&self, send: &mut PaperSend) -> Result<Option<Doorbell>, StreamError> {
         Ok(Some(send.doorbell()))
     }
 
-    fn commit_wait(&self, wait: &mut PaperWait, _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, wait: &mut PaperWait, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(wait.poll())
     }
-
-    fn commit_covered(&self, _wait: &mut PaperWait, _point: TimelinePoint) {}
 }
 
 /// What a batch on paper compiles to. The memory that it needs is reused.
@@ -215,8 +211,9 @@ impl Program {
         Self::default()
     }
 
-    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a submission is always written, as
-    /// by every 64th submission of a stream. Points continue from one batch to the next.
+    /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a
+    /// submission is always written, as by every 64th submission of a stream. Points continue from
+    /// one batch to the next.
     ///
     /// # Errors
     /// [`StreamError::Unsupported`] where the backend lacks an operation.
@@ -233,35 +230,24 @@ impl Program {
         let mut first = 0;
         while first < batch.len() {
             let rest = &batch[first..];
-            let plan = self.planner.plan(rest.iter().map(Descriptor::key), caps, merged);
-            self.lower(first, &rest[..plan.count], caps, merged, &plan)?;
+            let plan = self.planner.plan(rest, caps, merged);
+            let points = Points::planned(self.point, &plan);
+            let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
+            let mut lowering = Lowering::new(Paper, caps, timeline, merged, points.before, ops);
+            for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
+                lowering.lower(&mut { *descriptor }, *fate)?;
+                self.descriptors.resize(lowering.ops.len(), i as u32);
+            }
+            self.covered.extend(self.planner.fates.iter().map(|fate| *fate == Fate::Covered));
+            lowering.catch_up()?;
+            if points.open {
+                lowering.progress(points.end)?;
+            }
+            self.point = points.end;
             first += plan.count;
+            self.descriptors.resize(self.operations.len(), first as u32 - 1);
+            self.ends.push(self.operations.len());
         }
-        Ok(())
-    }
-
-    fn lower(
-        &mut self,
-        first: usize,
-        chunk: &[Descriptor],
-        caps: &MemOpCaps,
-        merged: bool,
-        plan: &Chunk,
-    ) -> Result<(), StreamError> {
-        let points = Points::planned(self.point, plan);
-        let mut lowering = Lowering::new(Paper(caps), merged, points.before, &mut self.operations);
-        for (i, (descriptor, fate)) in chunk.iter().zip(self.planner.fates()).enumerate() {
-            lowering.lower(&mut { *descriptor }, *fate)?;
-            self.descriptors.resize(lowering.ops.len(), (first + i) as u32);
-            self.covered.push(*fate == Fate::Covered);
-        }
-        lowering.catch_up()?;
-        if points.open {
-            lowering.progress(points.end)?;
-        }
-        self.point = points.end;
-        self.descriptors.resize(self.operations.len(), (first + chunk.len()).saturating_sub(1) as u32);
-        self.ends.push(self.operations.len());
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! The proof of the merges: no observer can tell a merged batch from an unmerged one.
 //!
-//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays its work, a CPU that reacts to the
-//! points that streams have written. It runs merged and unmerged, each in random orders of steps. `docs/merging.md` says what is
-//! compared, and on which premises.
+//! A case is a system: streams with batches, queue pairs and completion queues, a card that delays
+//! its work, a CPU that reacts to the points that streams have written. It runs merged and
+//! unmerged, each in random orders of steps. `docs/merging.md` says what is compared, and on which
+//! premises.
 
 mod system;
 
@@ -10,7 +11,8 @@ use crate::batch::outline::{Descriptor, PaperSend, PaperWait};
 use crate::memop::{Condition, MemOpCaps};
 use system::System;
 
-/// Numbers of queue pairs and of completion queues of a case. They are few, so that descriptors share them.
+/// Numbers of queue pairs and of completion queues of a case. They are few, so that descriptors
+/// share them.
 const QUEUES: usize = 4;
 const STREAMS: usize = 2;
 
@@ -50,7 +52,8 @@ pub(crate) struct Case {
     /// Descriptors of each stream, and where its batches end.
     streams: [Vec<Descriptor>; STREAMS],
     ends: [Vec<usize>; STREAMS],
-    /// Of each queue pair: the completion queue of its sends, that of their receives, and `n` if every `n`th send completes.
+    /// Of each queue pair: the completion queue of its sends, that of their receives, and `n` if
+    /// every `n`th send completes.
     queue_pairs: Vec<(u32, u32, u32)>,
     reactions: Vec<Reaction>,
     seed: u64,
@@ -138,7 +141,8 @@ impl Case {
         }
     }
 
-    /// A word that the CPU writes once it knows that the stream has passed its last wait for a completion.
+    /// A word that the CPU writes once it knows that the stream has passed its last wait for a
+    /// completion.
     fn reaction(&mut self, stream: usize) -> Option<u32> {
         let after = self.streams[stream].iter().rposition(is_completion)?;
         let word = (STREAMS + self.reactions.len()) as u32;

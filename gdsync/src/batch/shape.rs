@@ -1,8 +1,7 @@
 //! Shapes of batches: the kinds of their descriptors.
 
 use super::Batch;
-use super::descriptor::Descriptor;
-use crate::memop::Condition;
+use super::descriptor::{ALWAYS, Descriptor};
 use std::fmt;
 
 /// What a batch consists of. A node of a graph keeps its shape; each launch fills it with a batch.
@@ -12,11 +11,8 @@ pub struct BatchShape {
     kinds: Vec<Kind>,
 }
 
-/// A descriptor that names nothing: it writes zeroes, and no word keeps it waiting ([`ALWAYS`]).
+/// A descriptor that names nothing.
 pub(crate) type Kind = Descriptor<(), (), (), ()>;
-
-/// The condition of such a wait: with the value 0, every word that is 0 meets it.
-const ALWAYS: Condition = Condition::Geq;
 
 impl BatchShape {
     /// The shape of an empty batch.
@@ -26,7 +22,7 @@ impl BatchShape {
 
     /// The shape of a batch.
     pub fn of(batch: &Batch) -> Self {
-        BatchShape { kinds: batch.descriptors.iter().map(|one| Kind::of(one)).collect() }
+        BatchShape { kinds: batch.descriptors.iter().map(|one| one.kind()).collect() }
     }
 
     fn with(mut self, kind: Kind) -> Self {
@@ -88,23 +84,14 @@ impl BatchShape {
         self.kinds.iter().copied()
     }
 
-    /// True if the last descriptor is a wait for a completion: the stream writes its point after that anyway.
+    /// True if the last descriptor is a wait for a completion: the stream writes its point after
+    /// that anyway.
     pub(crate) fn ends_with_wait(&self) -> bool {
         matches!(self.kinds.last(), Some(Kind::WaitCq(())))
     }
 }
 
 impl Kind {
-    fn of<S, W, P, B>(descriptor: &Descriptor<S, W, P, B>) -> Self {
-        match descriptor.map(|_| (), |_| (), |_| ()) {
-            Kind::Wait32(..) => Kind::Wait32((), ALWAYS, 0),
-            Kind::Wait64(..) => Kind::Wait64((), ALWAYS, 0),
-            Kind::Write32(..) => Kind::Write32((), 0),
-            Kind::Write64(..) => Kind::Write64((), 0),
-            other => other,
-        }
-    }
-
     fn name(&self) -> &'static str {
         match self {
             Kind::Send(_) => "send",
@@ -130,7 +117,7 @@ impl fmt::Display for BatchShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memop::{Word32, Word64};
+    use crate::memop::{Condition, Word32, Word64};
     use crate::memory::PinnedMemory;
 
     #[test]

@@ -3,7 +3,8 @@
 use super::Descriptor;
 use crate::memop::{Condition, Word32, Word64, WordError};
 
-/// A wait for a word that no card writes, and that the CPU can cancel: a stream that waits for it then continues.
+/// A wait for a word that no card writes, and that the CPU can cancel: a stream that waits for it
+/// then continues.
 ///
 /// (To end a wait for a completion, call [`crate::QueuePair::abort`].)
 #[derive(Clone, Debug)]
@@ -39,8 +40,8 @@ impl StreamWait {
         Ok(StreamWait { word: Word::Long { word: word.clone(), value, satisfier }, condition })
     }
 
-    /// Writes a value that meets the condition. Every stream that waits for it continues, unless the word is overwritten before the
-    /// stream reads it.
+    /// Writes a value that meets the condition. Every stream that waits for it continues, unless
+    /// the word is overwritten before the stream reads it.
     pub fn cancel(&self) {
         match &self.word {
             Word::Short { word, satisfier, .. } => word.store(*satisfier),

@@ -1,4 +1,5 @@
-//! A small map from queues to descriptors: clearing it is one addition, and it allocates only to grow.
+//! A small map from queues to descriptors: clearing it is one addition, and it allocates only to
+//! grow.
 
 /// One place: in use if its stamp is the table's.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,8 @@ use super::error::CudaError;
 use cudarc::driver::sys;
 use gdsync_gdr::Gpu;
 
-/// In what order a GPU shows what a card wrote into its memory (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
+/// In what order a GPU shows what a card wrote into its memory
+/// (`CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WritesOrdering {
     /// In no order: a flag may be seen before the data that were written earlier.
@@ -15,7 +16,8 @@ pub enum WritesOrdering {
     AllDevices,
 }
 
-/// How data that a card wrote into GPU memory become visible to what follows a wait for their completion.
+/// How data that a card wrote into GPU memory become visible to what follows a wait for their
+/// completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
     /// The GPU keeps the order without help.
@@ -40,8 +42,8 @@ pub struct GpuCapabilities {
     pub writes_ordering: WritesOrdering,
     /// GPU memory can be given to a card as a dma-buf.
     pub dma_buf: bool,
-    /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too: mostly not so over PCIe
-    /// (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
+    /// Atomic operations of kernels on host memory are one step for the CPU and for cards, too:
+    /// mostly not so over PCIe (`CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`).
     pub host_atomics: bool,
 }
 

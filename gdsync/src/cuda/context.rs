@@ -1,4 +1,5 @@
-//! One GPU context: what its GPU can do, what it knows of this process' memory, and when it may forget it.
+//! One GPU context: what its GPU can do, what it knows of this process' memory, and when it may
+//! forget it.
 
 use super::capabilities::GpuCapabilities;
 use super::copier::Copier;
@@ -21,8 +22,8 @@ struct Pages {
     ordinal: i32,
 }
 
-/// How many contexts know pages that we registered. Registered pages are every context's (`PORTABLE`), so the first registers
-/// them and the last unregisters them.
+/// How many contexts know pages that we registered. Registered pages are every context's
+/// (`PORTABLE`), so the first registers them and the last unregisters them.
 static REGISTERED: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
 
 impl Registrar for Pages {
@@ -92,7 +93,8 @@ impl Registrar for Pages {
 fn register_pages(base: u64, len: u64, mmio: bool) -> Result<bool, CudaError> {
     let ordinary = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     let register = |flags: u32| {
-        // SAFETY: the pages are mapped: a span that is there holds them. They are unregistered before they are unmapped.
+        // SAFETY: the pages are mapped: a span that is there holds them. They are unregistered
+        // before they are unmapped.
         unsafe { sys::cuMemHostRegister_v2(base as *mut libc::c_void, len as usize, flags) }
     };
     let mut result =
@@ -129,13 +131,13 @@ impl Drop for CaptureModeGuard {
 /// What gdsync knows of one context. Kept for the life of the process, and the context with it.
 pub(crate) struct GpuContext {
     /// The driver's number for it, never used again.
-    id: u64,
-    raw: Context,
-    ordinal: i32,
-    capabilities: GpuCapabilities,
+    pub(crate) id: u64,
+    pub(crate) raw: Context,
+    pub(crate) ordinal: i32,
+    pub(crate) capabilities: GpuCapabilities,
     map: Arc<PeerMap<Pages>>,
-    /// Open while operations may be submitted, closed while calls are made that wait for the GPU: those must find it idle, and
-    /// stay alone with it.
+    /// Open while operations may be submitted, closed while calls are made that wait for the GPU:
+    /// those must find it idle, and stay alone with it.
     gate: Gate,
     streams: Mutex<Vec<Weak<StreamHandle>>>,
     /// Calls that wait for the GPU.
@@ -148,7 +150,8 @@ pub(crate) struct GpuContext {
 static CONTEXTS: Mutex<BTreeMap<u64, Arc<GpuContext>>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing of ours panics while it holds one of these; if it did, what they guard is consistent after each step.
+    // Nothing of ours panics while it holds one of these; if it did, what they guard is consistent
+    // after each step.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -197,22 +200,6 @@ impl GpuContext {
         tracing::debug!(device, ?capabilities, "a GPU");
         contexts.insert(id, made.clone());
         Ok(made)
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn capabilities(&self) -> GpuCapabilities {
-        self.capabilities
-    }
-
-    pub(crate) fn ordinal(&self) -> i32 {
-        self.ordinal
-    }
-
-    pub(crate) fn raw(&self) -> Context {
-        self.raw
     }
 
     /// Makes the context current for the calling thread.
@@ -281,7 +268,8 @@ impl GpuContext {
         lock(&self.streams).retain(|known| !known.ptr_eq(&gone));
     }
 
-    /// True where all streams of gdsync on this context are idle, and no dropped stream has work outstanding.
+    /// True where all streams of gdsync on this context are idle, and no dropped stream has work
+    /// outstanding.
     fn is_idle(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // Under the lock: a stream that is removed may be destroyed.
@@ -291,8 +279,8 @@ impl GpuContext {
         idle && !left_behind::any(self.id)
     }
 
-    /// Gives back what GPUs need not know any more, where that does not have to wait: while all streams of gdsync are idle, on
-    /// all of them, as registered pages are every context's.
+    /// Gives back what GPUs need not know any more, where that does not have to wait: while all
+    /// streams of gdsync are idle, on all of them, as registered pages are every context's.
     ///
     /// Not to be called with a lock held that dropping queues or memory takes.
     pub(crate) fn collect(&self) {
@@ -300,7 +288,8 @@ impl GpuContext {
             return;
         }
         let contexts: Vec<Arc<GpuContext>> = lock(&CONTEXTS).values().cloned().collect();
-        // No stream can submit while the gate is closed. `try_close` never waits: the calling thread itself may be submitting.
+        // No stream can submit while the gate is closed. `try_close` never waits: the calling
+        // thread itself may be submitting.
         let gates: Vec<_> = contexts.iter().filter_map(|context| context.gate.try_close()).collect();
         if gates.len() < contexts.len() || !contexts.iter().all(|context| context.is_idle()) {
             return;

@@ -1,7 +1,8 @@
 //! Copies between GPU memory and the CPU, on a stream of gdsync's own.
 //!
-//! The stream is non-blocking, so that it never waits for the program's work, nor that for it; and what it copies passes
-//! through pinned memory, so that no copy waits for the driver to find a buffer of its own.
+//! The stream is non-blocking, so that it never waits for the program's work, nor that for it; and
+//! what it copies passes through pinned memory, so that no copy waits for the driver to find a
+//! buffer of its own.
 
 use super::context::GpuContext;
 use super::error::{CudaError, check};
@@ -29,7 +30,8 @@ impl Copier {
         context.translate(staging.addr(), 1)?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as long as the context.
+        // SAFETY: `stream` is a valid place; the context is current (the caller's). It lives as
+        // long as the context.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         Ok(Copier { stream, staging })
     }
@@ -47,12 +49,14 @@ impl Copier {
         for (i, chunk) in into.chunks_mut(STAGING).enumerate() {
             let at = from + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the GPU's side is the caller's; the buffer is pinned, long enough, and ours until we have waited.
+            // SAFETY: the GPU's side is the caller's; the buffer is pinned, long enough, and ours
+            // until we have waited.
             check("cuMemcpyDtoHAsync", unsafe {
                 sys::cuMemcpyDtoHAsync_v2(staging.cast(), at, chunk.len(), self.stream)
             })?;
             self.synchronize()?;
-            // SAFETY: the copy is done: nothing else touches the buffer, which is as long as the chunk at least.
+            // SAFETY: the copy is done: nothing else touches the buffer, which is as long as the
+            // chunk at least.
             unsafe { staging.copy_to_nonoverlapping(chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
@@ -66,7 +70,8 @@ impl Copier {
         for (i, chunk) in from.chunks(STAGING).enumerate() {
             let at = to + (i * STAGING) as u64;
             let staging = self.staging.as_ptr();
-            // SAFETY: the last copy is done: nothing else touches the buffer, which is as long as the chunk at least.
+            // SAFETY: the last copy is done: nothing else touches the buffer, which is as long as
+            // the chunk at least.
             unsafe { staging.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len()) };
             // SAFETY: as in `read`.
             check("cuMemcpyHtoDAsync", unsafe {

@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 
 /// Such memory. Freed when dropped, which may wait for the GPU.
 pub(super) struct Exportable {
-    address: u64,
-    size: usize,
+    pub(super) address: u64,
+    pub(super) size: usize,
     mapped: bool,
 }
 
@@ -17,7 +17,7 @@ impl Exportable {
     pub(super) fn allocate(context: &GpuContext, len: usize) -> Result<Self, CudaError> {
         let location = sys::CUmemLocation {
             type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: context.ordinal(),
+            id: context.ordinal,
         };
         let properties = sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -72,14 +72,6 @@ impl Exportable {
         // SAFETY: mapped just now.
         check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, size, &access, 1) })?;
         Ok(memory)
-    }
-
-    pub(super) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(super) fn size(&self) -> usize {
-        self.size
     }
 }
 

@@ -1,13 +1,15 @@
 //! The gate between submitting operations and calls that wait for the GPU.
 //!
-//! Submitting happens all the time and must cost next to nothing; the other calls are rare and may be put off. So the cost lies
-//! with them: a submitting thread only writes a flag of its stream and reads one of its context, with no read-modify-write and no
-//! fence, and the thread that closes the gate makes all other threads pass a fence first (`membarrier(2)`).
+//! Submitting happens all the time and must cost next to nothing; the other calls are rare and may
+//! be put off. So the cost lies with them: a submitting thread only writes a flag of its stream and
+//! reads one of its context, with no read-modify-write and no fence, and the thread that closes the
+//! gate makes all other threads pass a fence first (`membarrier(2)`).
 //!
-//! The argument: submitting stores `busy` and then loads `closed`; closing stores `closed`, has every thread pass a full fence,
-//! and then loads every `busy`. If that fence falls, in the submitting thread, before its load of `closed`, the load sees the
-//! store and the thread steps back; if it falls after it, it falls after the store of `busy`, too, which the closing thread then
-//! sees. Both cannot miss each other. Without the system call, both sides fence themselves.
+//! The argument: submitting stores `busy` and then loads `closed`; closing stores `closed`, has
+//! every thread pass a full fence, and then loads every `busy`. If that fence falls, in the
+//! submitting thread, before its load of `closed`, the load sees the store and the thread steps
+//! back; if it falls after it, it falls after the store of `busy`, too, which the closing thread
+//! then sees. Both cannot miss each other. Without the system call, both sides fence themselves.
 
 use crate::util::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 use crate::util::sync::yield_now;
@@ -22,7 +24,8 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// True where the system fences for us. Registered once, and asked for before the first gate is used.
+/// True where the system fences for us. Registered once, and asked for before the first gate is
+/// used.
 static FENCED_BY_SYSTEM: LazyLock<bool> = LazyLock::new(|| membarrier(REGISTER_PRIVATE_EXPEDITED));
 
 /// A context's gate.
@@ -74,7 +77,8 @@ impl Gate {
         }
     }
 
-    /// Closes the gate, unless another thread has. The caller then asks which streams are still submitting ([`Busy::is_set`]).
+    /// Closes the gate, unless another thread has. The caller then asks which streams are still
+    /// submitting ([`Busy::is_set`]).
     pub(crate) fn try_close(&self) -> Option<Closed<'_>> {
         if self.closed.swap(true, Ordering::Acquire) {
             return None;
@@ -88,7 +92,8 @@ impl Gate {
 }
 
 impl Busy {
-    /// True while a thread submits. Acquire: if it is false, every earlier submission has reached the driver.
+    /// True while a thread submits. Acquire: if it is false, every earlier submission has reached
+    /// the driver.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -113,7 +118,8 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::thread;
 
-    /// Submitters add to a counter that only they may touch while the gate is open; the closer reads it twice.
+    /// Submitters add to a counter that only they may touch while the gate is open; the closer
+    /// reads it twice.
     fn exclude(fenced_by_system: bool) {
         let gate = Gate::fenced(fenced_by_system);
         let (busy, inside, stop) = (Busy::default(), AtomicU64::new(0), AtomicBool::new(false));

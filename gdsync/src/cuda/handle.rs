@@ -4,6 +4,7 @@ use super::context::CaptureModeGuard;
 use super::error::{CudaError, check};
 use super::gate::Busy;
 use cudarc::driver::{CudaStream as CudarcStream, sys};
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
@@ -17,7 +18,8 @@ pub(crate) struct StreamHandle {
     pub(crate) raw: sys::CUstream,
     /// The per-thread default stream is another stream in every thread.
     thread: Option<ThreadId>,
-    pub(crate) owner: Option<Arc<CudarcStream>>,
+    /// Keeps the stream alive.
+    owner: Box<dyn Any + Send + Sync>,
     /// Set while a thread submits.
     pub(crate) busy: Busy,
     /// Tells whether everything posted has been performed, where the driver cannot be asked.
@@ -32,20 +34,30 @@ impl fmt::Debug for IdleProbe {
     }
 }
 
-// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is checked.
+// SAFETY: the driver allows a stream to be used from any thread; the one that differs by thread is
+// checked.
 unsafe impl Send for StreamHandle {}
 // SAFETY: as above.
 unsafe impl Sync for StreamHandle {}
 
 impl StreamHandle {
-    pub(crate) fn new(raw: sys::CUstream, owner: Option<Arc<CudarcStream>>) -> Arc<Self> {
+    pub(crate) fn new(raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Arc<Self> {
+        let owner = Box::new(owner);
         let thread = (raw as usize == PER_THREAD).then(|| thread::current().id());
         Arc::new(StreamHandle { raw, thread, owner, busy: Busy::default(), idle_probe: OnceLock::new() })
     }
 
-    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the first probe stays.
+    /// Sets what answers [`Self::is_idle`] in the driver's place. One stream has one backend: the
+    /// first probe stays.
     pub(crate) fn set_idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = self.idle_probe.set(IdleProbe(probe));
+    }
+
+    /// The stream of cudarc, if the handle was made from one.
+    pub(crate) fn cudarc(&self) -> Option<&Arc<CudarcStream>> {
+        let stream = self.owner.downcast_ref::<Arc<CudarcStream>>();
+        // A raw stream may be kept by another one of cudarc.
+        stream.filter(|stream| stream.cu_stream() == self.raw)
     }
 
     /// Null, `CU_STREAM_LEGACY` or `CU_STREAM_PER_THREAD`.

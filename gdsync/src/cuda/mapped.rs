@@ -1,5 +1,5 @@
-//! CPU mappings of GPU memory: [`MappedMemory`] joins the library's [`GpuMemory`] to a [`Mapping`] of
-//! the crate `gdsync-gdr`, whose types are re-exported here.
+//! CPU mappings of GPU memory: [`MappedMemory`] joins the library's [`GpuMemory`] to a [`Mapping`]
+//! of the crate `gdsync-gdr`, whose types are re-exported here.
 
 pub use gdsync_gdr::{
     Caching, GdrdrvModule, LoadKernel, Mapping, MappingBackend, MappingError, MappingInfo, Refusal,
@@ -115,7 +115,7 @@ impl MappedMemory {
     ) -> Result<Self, MappingError> {
         let refused = |refusal| MappingError::Refused { backend, refusal };
         // Before any memory is taken.
-        backend.offered_on(Gpu::from_device(context.ordinal()), by_name).map_err(refused)?;
+        backend.offered_on(Gpu::from_device(context.ordinal), by_name).map_err(refused)?;
         let memory = Self::pin_by(backend, &GpuMemory::allocate_exportable(context, len)?)?;
         memory.verify().map_err(refused)?;
         Ok(memory)

@@ -13,10 +13,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions hold one.
+/// Memory of a GPU. Clones name the same memory, which is freed after the last of them; regions
+/// hold one.
 #[derive(Clone)]
 pub struct GpuMemory {
-    // Dropped before the memory: watchers of the use count are notified while the memory still exists.
+    // Dropped before the memory: watchers of the use count are notified while the memory still
+    // exists.
     use_count: Arc<UseCount>,
     inner: Arc<Inner>,
 }
@@ -32,16 +34,17 @@ struct Inner {
     owner: Owner,
 }
 
-/// The owner, which frees the memory.
+/// What frees the memory.
 enum Owner {
-    /// We do.
+    /// `cuMemFree`.
     Ours,
-    /// Dropping this does.
-    Program(Option<Box<dyn Any + Send + Sync>>),
+    /// The drop of this value. `()` keeps nothing: only the program's promise says how long the
+    /// memory stays.
+    Program(Box<dyn Any + Send + Sync>),
 }
 
-/// All memory that is there: how a software card knows what is not the CPU's. By its first address and a number, as the program may
-/// have wrapped a part of something, or the same twice.
+/// All memory that is there: how a software card knows what is not the CPU's. By its first address
+/// and a number, as the program may have wrapped a part of something, or the same twice.
 type Known = BTreeMap<(u64, u64), (usize, Weak<Inner>)>;
 static KNOWN: Mutex<Known> = Mutex::new(Known::new());
 
@@ -50,7 +53,8 @@ fn known() -> MutexGuard<'static, Known> {
 }
 
 impl GpuMemory {
-    /// Allocates `len` zeroed bytes (`cuMemAlloc`). A length of 0 gets memory of which 0 bytes are usable.
+    /// Allocates `len` zeroed bytes (`cuMemAlloc`). A length of 0 gets memory of which 0 bytes are
+    /// usable.
     ///
     /// # Errors
     /// [`CudaError::Driver`] where the memory cannot be had.
@@ -58,21 +62,26 @@ impl GpuMemory {
         let context = GpuContext::of(context)?;
         // What was dropped before may be free now.
         context.collect();
-        let entered = context.enter()?;
-        let _mode = super::CaptureModeGuard::relaxed();
-        let mut address = 0;
-        // SAFETY: `address` is a valid place; the context is current.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, len, context, Owner::Ours);
+        let memory = Self::unfilled(&context, len)?;
         if len > 0 {
             // SAFETY: allocated just now, so many bytes long.
-            memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, len) })?;
+            context.with_copier(|copier| unsafe { copier.zero(memory.address(), len) })?;
         }
         Ok(memory)
     }
 
-    /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives, 2 MiB as a rule.
+    /// Memory with any content (`cuMemAlloc`).
+    fn unfilled(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
+        let _entered = context.enter()?;
+        let _mode = super::CaptureModeGuard::relaxed();
+        let mut address = 0;
+        // SAFETY: `address` is a valid place; the context is current.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
+        Ok(Self::known(address, len, context.clone(), Owner::Ours))
+    }
+
+    /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives,
+    /// 2 MiB as a rule.
     pub(crate) fn allocate_exportable(context: &Arc<GpuContext>, len: usize) -> Result<Self, CudaError> {
         context.collect();
         let memory = {
@@ -80,22 +89,17 @@ impl GpuMemory {
             let _mode = super::CaptureModeGuard::relaxed();
             Exportable::allocate(context, len)?
         };
-        let (address, size) = (memory.address(), memory.size());
-        let memory = Self::known(address, len, context.clone(), Owner::Program(Some(Box::new(memory))));
+        let (address, size) = (memory.address, memory.size);
+        let memory = Self::known(address, len, context.clone(), Owner::Program(Box::new(memory)));
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
     }
 
-    /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may be held.
+    /// Allocates memory that holds these bytes. Gives nothing back meanwhile: a stream's lock may
+    /// be held.
     pub(crate) fn holding(context: &Arc<GpuContext>, bytes: &[u8]) -> Result<Self, CudaError> {
-        let entered = context.enter()?;
-        let _mode = super::CaptureModeGuard::relaxed();
-        let mut address = 0;
-        // SAFETY: `address` is a valid place; the context is current.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.len().max(1)) })?;
-        drop(entered);
-        let memory = Self::known(address, bytes.len(), context.clone(), Owner::Ours);
+        let memory = Self::unfilled(context, bytes.len())?;
         memory.write(0, bytes)?;
         Ok(memory)
     }
@@ -113,19 +117,31 @@ impl GpuMemory {
             address
         };
         let len = slice.num_bytes();
-        Ok(Self::known(address, len, context, Owner::Program(Some(Box::new(slice)))))
+        Ok(Self::known(address, len, context, Owner::Program(Box::new(slice))))
     }
 
-    /// Wraps memory that the program owns, for example that of another library.
+    /// Wraps memory of the program, for example of another library.
+    ///
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
+    /// everything made from it, when the context's streams are next found idle: its drop may free
+    /// GPU memory, which waits for the GPU. The drop must neither post to a stream of this library
+    /// nor wait for one. Pass `()` where nothing has to be dropped, as the program keeps the memory
+    /// by other means.
     ///
     /// # Errors
-    /// [`CudaError::Driver`] where the context does not answer.
+    /// [`CudaError::Driver`] if the context does not answer. `owner` is dropped then.
     ///
     /// # Safety
-    /// `address..address + len` is memory of a GPU that the context reaches, and stays so until the last clone of the value
-    /// and everything made from it were dropped.
-    pub unsafe fn from_raw(context: &Arc<CudaContext>, address: u64, len: usize) -> Result<Self, CudaError> {
-        Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(None)))
+    /// `address..address + len` is memory of a GPU that the context reaches. It stays so until
+    /// `owner` is dropped; with `()` for an owner, until the last clone of the returned value and
+    /// everything made from it is dropped.
+    pub unsafe fn from_raw(
+        context: &Arc<CudaContext>,
+        address: u64,
+        len: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, CudaError> {
+        Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(Box::new(owner))))
     }
 
     fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
@@ -151,15 +167,16 @@ impl GpuMemory {
         &self.use_count
     }
 
-    /// Wraps memory that the program owns, of a context that is known.
+    /// Wraps memory of the program, in a context that is known.
     ///
     /// # Safety
-    /// As [`Self::from_raw`].
+    /// As [`Self::from_raw`], with `()` for an owner.
     pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
-        Self::known(address, len, context.clone(), Owner::Program(None))
+        Self::known(address, len, context.clone(), Owner::Program(Box::new(())))
     }
 
-    /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds only some of them.
+    /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds
+    /// only some of them.
     #[cfg(feature = "software-card")]
     pub(super) fn find(address: u64, len: u64) -> Option<Result<GpuMemory, String>> {
         let end = address.checked_add(len)?;
@@ -218,7 +235,8 @@ impl GpuMemory {
         &self.inner.context
     }
 
-    /// Copies out, from `offset` on. Not in the order of any stream: what is still being written may be torn.
+    /// Copies out, from `offset` on. Not in the order of any stream: what is still being written
+    /// may be torn.
     ///
     /// # Errors
     /// [`CudaError::OutOfBounds`], [`CudaError::Driver`].
@@ -245,15 +263,20 @@ impl GpuMemory {
 
     /// The memory, as mappings of it name it.
     pub(super) fn range(&self) -> GpuRange {
-        let gpu = Gpu::from_device(self.inner.context.ordinal());
-        // SAFETY: memory that this context reaches, as long as `self` or the program keeps it; contexts that gdsync knows stay.
-        let range = unsafe { GpuRange::new(self.inner.context.raw(), gpu, self.address(), self.len()) };
-        // Kept by this value, unless only a promise keeps it ([`Self::from_raw`]).
-        range.kept(!matches!(self.inner.owner, Owner::Program(None)))
+        let gpu = Gpu::from_device(self.inner.context.ordinal);
+        // SAFETY: memory that this context reaches, as long as `self` or the program keeps it;
+        // contexts that gdsync knows stay.
+        let range = unsafe { GpuRange::new(self.inner.context.raw, gpu, self.address(), self.len()) };
+        // With `()` for an owner, only the program's promise keeps the memory ([`Self::from_raw`]).
+        range.kept(match &self.inner.owner {
+            Owner::Ours => true,
+            Owner::Program(owner) => !owner.is::<()>(),
+        })
     }
 
-    /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first byte in it. It spans whole
-    /// pages of the host, as the driver demands; the memory itself need not.
+    /// A dma-buf of the memory, for an importer: its file descriptor, and the offset of the first
+    /// byte in it. It spans whole pages of the host, as the driver demands; the memory itself need
+    /// not.
     ///
     /// # Errors
     /// [`DriverError::Call`](super::DriverError::Call) where the driver makes none.
@@ -262,7 +285,8 @@ impl GpuMemory {
     }
 }
 
-/// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`): unique in the process.
+/// The driver's number of the allocation that holds an address (`CU_POINTER_ATTRIBUTE_BUFFER_ID`):
+/// unique in the process.
 pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaError> {
     let _entered = context.enter()?;
     let mut id = 0u64;
@@ -276,24 +300,22 @@ pub(crate) fn buffer_id(context: &GpuContext, address: u64) -> Result<u64, CudaE
 
 impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal())
+        write!(f, "GpuMemory({:#x}+{} on GPU {})", self.address(), self.len(), self.inner.context.ordinal)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         known().remove(&(self.address, self.number));
-        // To free waits for the GPU, which may wait for this thread. Later, then.
-        match &mut self.owner {
-            Owner::Program(owner) => {
-                if let Some(owner) = owner.take() {
-                    self.context.defer(move || drop(owner));
-                }
-            }
+        // Freeing waits for the GPU, which may wait for this thread: so it is deferred.
+        match std::mem::replace(&mut self.owner, Owner::Program(Box::new(()))) {
+            Owner::Program(owner) if owner.is::<()>() => {}
+            Owner::Program(owner) => self.context.defer(move || drop(owner)),
             Owner::Ours => {
                 let address = self.address;
                 self.context.defer(move || {
-                    // SAFETY: allocated by us in the context that is current for deferred calls; the last handle was dropped.
+                    // SAFETY: allocated by us in the context that is current for deferred calls;
+                    // the last handle was dropped.
                     if let Err(error) = check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }) {
                         tracing::debug!(%error, "GPU memory was not freed");
                     }

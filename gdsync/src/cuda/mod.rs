@@ -1,23 +1,28 @@
 //! CUDA: devices, memory, and streams of a GPU as a backend.
 //!
-//! The driver is loaded at run time. Where there is none, or too old a one, every function here says so; nothing panics.
+//! The driver is loaded at run time. Where there is none, or too old a one, every function here
+//! says so; nothing panics.
 //!
 //! # What may hang, and what does not
-//! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a context is blocked in a wait,
-//! `cuMemFree`, `cuMemHostUnregister`, loading a module and the first launch of a kernel that is loaded lazily wait for it,
-//! and kernel launches of *other* threads wait behind them. Posting batches, launching loaded kernels, allocating,
-//! registering and copying do not. So a program loads its modules, and launches each kernel once, before it waits for anything
-//! that needs its own help; and gdsync gives back memory that a GPU knows only while all streams that gdsync knows are idle: when one is synchronized, made or
-//! dropped, or GPU memory is allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for even
-//! so.)
+//! As measured on an H200 with driver 580 (`scripts/gpu/driver_facts.cu`): while any stream of a
+//! context is blocked in a wait, `cuMemFree`, `cuMemHostUnregister`, loading a module and the first
+//! launch of a kernel that is loaded lazily wait for it, and kernel launches of *other* threads
+//! wait behind them. Posting batches, launching loaded kernels, allocating, registering and copying
+//! do not. So a program loads its modules, and launches each kernel once, before it waits for
+//! anything that needs its own help; and gdsync gives back memory that a GPU knows only while all
+//! streams that gdsync knows are idle: when one is synchronized, made or dropped, or GPU memory is
+//! allocated. (A stream of the program's own that waits, or a kernel that never ends, is waited for
+//! even so.)
 
 //! # What a stream sees of what a card wrote
-//! After a wait for a completion (or for a word that a card writes), whatever follows on the stream sees everything that the
-//! card wrote before it. For messages in host memory that always holds. For messages in GPU memory it depends on the GPU
-//! ([`GpuCapabilities::consistency`]): one that shows a card's writes in their order needs nothing (for memory of another GPU,
-//! the order must hold for all devices); else every wait is followed by a flush, where the GPU has that; where it has
-//! neither, [`GpuMemoryRegion::register`] refuses memory that a real card may write. The software card has finished its copies
-//! before it completes anything.
+//! After a wait for a completion (or for a word that a card writes), whatever follows on the stream
+//! sees everything that the card wrote before it. For messages in host memory that always holds.
+//! For messages in GPU memory it depends on the GPU ([`GpuCapabilities::consistency`]): one that
+//! shows a card's writes in their order needs nothing (for memory of another GPU, the order must
+//! hold for all devices); else every wait is followed by a flush, where the GPU has that; where it
+//! has neither, [`GpuMemoryRegion::register`](crate::verbs::GpuMemoryRegion::register) refuses
+//! memory that a real card may write. The software card has finished its copies before it completes
+//! anything.
 //!
 //! # Example
 //! ```no_run
@@ -110,11 +115,11 @@ pub fn context(ordinal: u32) -> Result<Arc<CudaContext>, CudaError> {
 /// # Errors
 /// [`DriverError::Call`].
 pub fn capabilities(context: &Arc<CudaContext>) -> Result<GpuCapabilities, CudaError> {
-    Ok(GpuContext::of(context)?.capabilities())
+    Ok(GpuContext::of(context)?.capabilities)
 }
 
-/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory lives. (Of memory with no
-/// bytes, an address that must not be used.)
+/// Maps pinned memory for kernels: the GPU's address of its first byte, valid as long as the memory
+/// lives. (Of memory with no bytes, an address that must not be used.)
 ///
 /// # Errors
 /// [`CudaError::Unreachable`] where the GPU refuses.

@@ -7,11 +7,13 @@ use std::sync::{Arc, Once};
 
 struct Client;
 
-/// Bytes from which on the driver reads GPU memory faster than the CPU does through a mapping, which takes a microsecond for
-/// about 780 of them (docs/gpu-results.md) and the driver six to begin with. The CPU's stores are always faster.
+/// Bytes from which on the driver reads GPU memory faster than the CPU does through a mapping,
+/// which takes a microsecond for about 780 of them (docs/gpu-results.md) and the driver six to
+/// begin with. The CPU's stores are always faster.
 const READ_BY_DRIVER: usize = 4096;
 
-/// Holds the memory until the card has dropped this region, and the CPU's mapping of the memory, where there is one.
+/// Holds the memory until the card has dropped this region, and the CPU's mapping of the memory,
+/// where there is one.
 #[derive(Debug)]
 struct Region {
     // In the order in which they go.

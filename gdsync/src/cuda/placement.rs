@@ -1,6 +1,7 @@
 //! Whose memory a queue's rings, doorbell records and progress words lie in.
 
 use crate::memory::arena::Arena;
+use crate::util::options::options;
 use gdsync_sys::mlx5dv::{MLX5DV_RES_TYPE_CQ, MLX5DV_RES_TYPE_DBR};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -8,18 +9,21 @@ use std::{fmt, io};
 
 /// Whose memory something that a card and a stream share lies in.
 ///
-/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a CPU needs
-/// about two microseconds to read one. So a completion queue that mostly streams look at belongs into the GPU's memory, and one that
-/// the CPU polls does not.
+/// A GPU waits for a word of its own memory in a fifth of the time that one of the host's takes
+/// ([docs/gpu-results.md](https://github.com/gdsync/gdsync/blob/main/docs/gpu-results.md)), but a
+/// CPU needs about two microseconds to read one. So a completion queue that mostly streams look at
+/// belongs into the GPU's memory, and one that the CPU polls does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Placement {
     /// Pinned memory of the host.
     #[default]
     Host,
-    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that GPU only can reach it.
+    /// Memory of the GPU of that number, mapped for the CPU ([`crate::mapped`]). Streams of that
+    /// GPU only can reach it.
     Gpu(u32),
-    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs: for tests where there is no GPU.
+    /// Memory of the host that is treated as a GPU's, with all the barriers that such memory needs:
+    /// for tests where there is no GPU.
     StandIn,
 }
 
@@ -43,39 +47,25 @@ pub struct PlacementError {
     pub reason: String,
 }
 
-/// Where the parts of a queue lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct QueuePlacement {
-    /// The work queues of a queue pair: receives and sends.
-    pub work: Placement,
-    /// The ring of a completion queue.
-    pub completions: Placement,
-    /// Doorbell records, of both.
-    pub records: Placement,
+options! {
+    /// Where the parts of a queue lie.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct QueuePlacement
+    /// As [`QueuePlacement::HOST`].
+    default {
+        /// The work queues of a queue pair: receives and sends.
+        work: Placement = Placement::Host,
+        /// The ring of a completion queue.
+        completions: Placement = Placement::Host,
+        /// Doorbell records, of both.
+        records: Placement = Placement::Host,
+    }
 }
 
 impl QueuePlacement {
     /// Everything in the host's memory.
     pub const HOST: QueuePlacement =
         QueuePlacement { work: Placement::Host, completions: Placement::Host, records: Placement::Host };
-
-    /// Sets [`Self::work`](#structfield.work).
-    pub fn work(mut self, work: Placement) -> Self {
-        self.work = work;
-        self
-    }
-
-    /// Sets [`Self::completions`](#structfield.completions).
-    pub fn completions(mut self, completions: Placement) -> Self {
-        self.completions = completions;
-        self
-    }
-
-    /// Sets [`Self::records`](#structfield.records).
-    pub fn records(mut self, records: Placement) -> Self {
-        self.records = records;
-        self
-    }
 
     /// Something is to lie in a GPU's memory.
     pub(crate) fn wants_gpu(&self) -> bool {
@@ -171,7 +161,8 @@ pub(crate) mod gpu {
         }
         let context = crate::cuda::context(ordinal).map_err(|error| error.to_string())?;
         let more = move |len| chunk(&context, ordinal, len).map_err(io::Error::other);
-        // Allocated now, to report its error: a provider's allocation callback can only return null.
+        // Allocated now, to report its error: a provider's allocation callback can only return
+        // null.
         let first = Mutex::new(Some(more(1).map_err(|error| error.to_string())?));
         let made = Arc::new(Arena::of(move |len| {
             let first = first.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -198,7 +189,8 @@ pub(crate) mod gpu {
         let gpu = memory.gpu().clone();
         let span = Span::announce(base as u64, len as u64, kind, Box::new(move || drop(memory)));
         let chunk = Chunk { base: base as u64, memory: gpu, _span: span };
-        // SAFETY: mapped until the memory is dropped, which the span holds until its own release; made for this chunk alone.
+        // SAFETY: mapped until the memory is dropped, which the span holds until its own release;
+        // made for this chunk alone.
         Ok(unsafe { ChunkMemory::new(base, len, Arc::new(chunk)) })
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a kernel's turn.
+//! Detaching a queue pair from a device.
 
 use super::error::DeviceQpError;
 use super::layout::{ERROR_RETURNED, Progress};
@@ -7,28 +7,33 @@ use crate::qp::QpState;
 use crate::queue::failure::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
 use crate::util::pause::Pause;
+use crate::util::poller::Task;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl DeviceQp {
-    /// Takes the queue pair back from kernels, all of which have ended: rings for what they have posted and not rung, waits until
-    /// everything has completed, and lets the CPU and streams go on where the kernels have stopped. A failure that kernels met
-    /// is the queue pair's from then on ([`crate::QueuePair::failure`]); this is no error of taking it back.
+    /// Detaches the queue pair from its device, whose kernels have all ended. It rings for blocks
+    /// that they have written and not rung for, waits until everything has completed, and lets the
+    /// CPU and streams continue from there. A failure that kernels have seen is the queue pair's
+    /// from then on ([`crate::QueuePair::failure`]), and no error of this call.
     ///
-    /// Kernels that use [`DeviceQp::data`] afterwards are refused (`status::failed`), as long as this lives. Calling it again does nothing.
+    /// A kernel that uses [`DeviceQp::data`] afterwards gets an error (`status::failed`), as long
+    /// as this lives. A second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]: nothing is lost, and it can be tried again.
+    /// [`DeviceQpError::KernelActive`], [`DeviceQpError::Outstanding`], [`DeviceQpError::Cuda`]:
+    /// nothing is lost, and the call can be repeated.
     pub fn detach_device(&self, timeout: Duration) -> Result<(), DeviceQpError> {
-        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        if *returned {
+        let mut detached = self.detached.lock().unwrap_or_else(PoisonError::into_inner);
+        if *detached {
             return Ok(());
         }
         let mut progress = self.state.read()?;
         let (inner, qpn) = (&self.queue_pair, self.qp_num());
         if progress.error != 0 && work_error(progress.error).is_none() {
-            // A thread stood still, or an entry makes no sense: what is in the queue does not end by itself.
+            // A thread of a kernel stood still, or a CQE makes no sense: what is in the queue may
+            // never complete.
             if let Err(error) = inner.abort() {
                 tracing::error!(%error, qpn, "a queue pair that kernels have given up could not be aborted");
             }
@@ -38,7 +43,8 @@ impl DeviceQp {
             return Err(DeviceQpError::KernelActive { qpn, unpublished });
         }
         if let Some(mailbox) = &self.mailbox {
-            mailbox.forward();
+            // For what was posted after the forwarding thread's last look.
+            mailbox.poll();
         }
         if progress.posted != progress.ready {
             inner.ring_attached(progress.ready as u32);
@@ -50,22 +56,23 @@ impl DeviceQp {
         }
         let failure = work_error(progress.error).or(failure);
         self.state.write(&Progress { error: progress.error | ERROR_RETURNED, ..progress })?;
-        *returned = true;
-        self.give_back(&progress, failure);
+        *detached = true;
+        self.detach_queues(&progress, failure);
         Ok(())
     }
 
-    /// Reads completions until there is one of everything. Returns the first failure among them.
+    /// Reads completions until everything has completed. Returns the first failure among them.
     fn drain(&self, progress: &mut Progress, timeout: Duration) -> Result<Option<WorkError>, DeviceQpError> {
         let (inner, qpn) = (&self.queue_pair, self.qp_num());
         let mut failure = None;
         let mut pause = Pause::new();
         loop {
-            let completions = inner.send_cq().lock();
+            let completions = inner.send_cq.lock();
             while let Some(raw) = completions.read_attached(progress.consumed as u32) {
                 failure = failure.or(outcome(&raw.cqe).err());
                 let retired = raw.cqe.wqe_counter().wrapping_add(1).wrapping_sub(progress.completed as u16);
-                // An entry that makes no sense retires nothing; the queue pair is aborted already, or will be given up.
+                // A CQE that makes no sense retires nothing. Its queue pair was aborted above, or
+                // the time-out ends this.
                 if u64::from(retired) <= progress.posted - progress.completed {
                     progress.completed += u64::from(retired);
                 }
@@ -91,12 +98,12 @@ impl DeviceQp {
         }
     }
 
-    fn give_back(&self, progress: &Progress, failure: Option<WorkError>) {
+    fn detach_queues(&self, progress: &Progress, failure: Option<WorkError>) {
         let inner = &self.queue_pair;
-        let mut completions = inner.send_cq().lock();
+        let mut completions = inner.send_cq.lock();
         let mut send = inner.send();
-        completions.give_back(progress.consumed as u32);
-        send.give_back(progress.posted as u32);
+        completions.detach(progress.consumed as u32);
+        send.detach(progress.posted as u32);
         if let Some(error) = failure {
             inner.fail(FailureCause::Work(error));
         }

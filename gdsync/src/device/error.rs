@@ -1,4 +1,4 @@
-//! How handing a queue pair over, and taking it back, can fail.
+//! Errors of attaching queue pairs to devices, and of detaching them.
 
 use crate::cuda::CudaError;
 use crate::memop::StreamError;
@@ -7,11 +7,12 @@ use crate::verbs::transport::Transport;
 use std::io;
 use std::time::Duration;
 
-/// Errors of [`crate::QueuePair::attach_device`] and [`crate::device::DeviceQp`]. Nothing has changed then, unless the variant says so.
+/// Errors of [`crate::QueuePair::attach_device`] and [`crate::device::DeviceQp`]. Unless the
+/// variant says otherwise, nothing has changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceQpError {
-    /// Kernels post to reliable connections only.
+    /// The queue pair is no reliable connection: kernels post to those only.
     #[error("queue pair {qpn:#x} is {transport}, and kernels drive RC ones: make it with Transport::Rc")]
     Transport {
         /// Its number.
@@ -19,7 +20,7 @@ pub enum DeviceQpError {
         /// Its transport.
         transport: Transport,
     },
-    /// It is not connected, has failed, or was handed over already.
+    /// The queue pair is not connected, has failed, or is attached already.
     #[error(transparent)]
     NotReady(QueueError),
     /// Sends are prepared, or have not completed.
@@ -32,7 +33,7 @@ pub enum DeviceQpError {
         /// How many.
         sends: u32,
     },
-    /// Completions are to come, or were not polled.
+    /// Completions are outstanding, or were not polled.
     #[error(
         "the send completion queue of queue pair {qpn:#x} has {completions} completions to be polled: poll it until it is empty"
     )]
@@ -42,7 +43,7 @@ pub enum DeviceQpError {
         /// How many.
         completions: u32,
     },
-    /// Streams have waits for its completions that they have not passed, or waits are prepared.
+    /// Waits for its completions are prepared, or streams have not passed them.
     #[error(
         "{waits} waits for completions of queue pair {qpn:#x} are prepared or outstanding: drop them, or synchronize their streams"
     )]
@@ -52,7 +53,7 @@ pub enum DeviceQpError {
         /// How many.
         waits: u32,
     },
-    /// Others complete in the same queue.
+    /// Another queue completes in its send completion queue.
     #[error(
         "queue pair {qpn:#x} shares its send completion queue: kernels need one that is this queue pair's sends' alone"
     )]
@@ -68,7 +69,7 @@ pub enum DeviceQpError {
         /// Its number.
         qpn: u32,
     },
-    /// The device cannot reach its memory, or not its register where that was asked for.
+    /// The device cannot reach its memory; or its register, if the options ask for that.
     #[error("kernels cannot reach the queue pair: {0}")]
     Unreachable(#[from] StreamError),
     /// The memory for the kernels' indices is too short.
@@ -79,7 +80,7 @@ pub enum DeviceQpError {
         /// Bytes given.
         given: usize,
     },
-    /// Pinned memory could not be had.
+    /// Pinned memory could not be allocated.
     #[error("no pinned memory for the kernels' indices: {0}")]
     Memory(#[source] io::Error),
     /// The thread that forwards mailboxes could not be started.
@@ -88,9 +89,9 @@ pub enum DeviceQpError {
     /// The GPU's memory cannot be read or written.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A kernel is in the middle of a call, or ended there.
+    /// A kernel is in the middle of a call, or was ended there.
     #[error(
-        "{unpublished} blocks of queue pair {qpn:#x} are reserved and not written: a kernel still posts, so wait for it; if it has died, abort() the queue pair and take it back then"
+        "{unpublished} blocks of queue pair {qpn:#x} are reserved and not written: a kernel still posts, so wait for it; if it has died, abort() the queue pair, and detach it then"
     )]
     KernelActive {
         /// Its number.
@@ -98,7 +99,7 @@ pub enum DeviceQpError {
         /// How many.
         unpublished: u64,
     },
-    /// The card has not completed everything. It can be tried again.
+    /// The card has not completed everything. The call can be repeated.
     #[error(
         "{outstanding} requests that kernels posted to queue pair {qpn:#x} have not completed after {waited:?}: wait longer, or abort() it"
     )]
@@ -107,7 +108,7 @@ pub enum DeviceQpError {
         qpn: u32,
         /// How many.
         outstanding: u64,
-        /// How long it was waited.
+        /// How long the call has waited.
         waited: Duration,
     },
 }

@@ -1,4 +1,5 @@
-//! The device header as text: a program that compiles kernels at run time carries it, so nothing has to be installed.
+//! The device header as text: a program that compiles kernels at run time carries it, so nothing
+//! has to be installed.
 
 macro_rules! headers {
     ($($path:literal),+ $(,)?) => {
@@ -8,7 +9,8 @@ macro_rules! headers {
 
 /// The files of the device header: of each, its path below the include folder and its text.
 ///
-/// `gdsync/device_verbs.cuh` comes first. It is the file that kernels include, and includes the others.
+/// `gdsync/device_verbs.cuh` comes first. It is the file that kernels include, and includes the
+/// others.
 ///
 /// # Examples
 ///
@@ -30,9 +32,9 @@ macro_rules! headers {
 /// # }
 /// ```
 ///
-/// NVRTC takes them from memory, too, as `headers` and `includeNames` of `nvrtcCreateProgram`. It compares
-/// the text between the quotes of an `#include` with those names and knows no folders, so each file is
-/// given under every name by which it is included:
+/// NVRTC takes them from memory, too, as `headers` and `includeNames` of `nvrtcCreateProgram`. It
+/// compares the text between the quotes of an `#include` with those names and knows no folders, so
+/// each file is given under every name by which it is included:
 ///
 /// ```
 /// let (mut names, mut texts) = (Vec::new(), Vec::new());

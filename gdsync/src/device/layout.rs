@@ -7,17 +7,19 @@ use zerocopy::{Immutable, IntoBytes};
 pub(super) const VERSION: u32 = 1;
 /// `GDSYNC_DEVICE_QP_MAILBOX`.
 pub(super) const MAILBOX: u32 = 1;
-/// `GDSYNC_DEVICE_RINGING`, in the word that tells what is published.
+/// `GDSYNC_DEVICE_RINGING`, in the word [`READY`].
 const RINGING: u64 = 1 << 63;
-/// `GDSYNC_DEVICE_ERROR_WORK`, with the card's syndrome in the low byte and the vendor's in the next.
+/// `GDSYNC_DEVICE_ERROR_WORK`, with the card's syndrome in the low byte and the vendor's in the
+/// next.
 pub(super) const ERROR_WORK: u64 = 0x1_0000;
 /// `GDSYNC_DEVICE_ERROR_RETURNED`.
 pub(super) const ERROR_RETURNED: u64 = 0x8_0000;
 
-/// A queue pair as kernels know it: `struct gdsync_device_qp` of `gdsync/device_verbs.cuh`, given to them by value or by address.
+/// A queue pair as kernels know it: `struct gdsync_device_qp` of `gdsync/device_verbs.cuh`, passed
+/// to them by value or by address.
 ///
-/// Plain data with addresses of the device that the queue pair was handed over to. It means nothing once the [`super::DeviceQp`] that it
-/// comes from was taken back or dropped.
+/// Plain data with addresses of the device that the queue pair is attached to. It is invalid once
+/// its [`super::DeviceQp`] was detached or dropped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 pub struct DeviceQpData {
@@ -31,7 +33,7 @@ pub struct DeviceQpData {
     pub completion_ring: u64,
     /// Word of its doorbell record with the consumer index.
     pub completion_record: u64,
-    /// What the threads that share the queue agree upon, 320 bytes.
+    /// The indices that the threads of kernels share: 320 bytes.
     pub state: u64,
     /// Blocks of the send ring less one.
     pub send_mask: u32,
@@ -45,19 +47,21 @@ pub struct DeviceQpData {
     pub flags: u32,
     /// Version of the layout.
     pub version: u32,
-    /// How long a thread waits for another one that is in the middle of a call, in nanoseconds.
+    /// How long a thread waits for another thread in the middle of a call, in nanoseconds.
     pub stall_ns: u64,
     /// Zeroes.
     pub reserved: [u64; 6],
 }
 
-// SAFETY: plain integers, in the layout that kernels have of it.
+// SAFETY: plain integers, in the layout that kernels expect, which a test compares.
 unsafe impl cudarc::driver::DeviceRepr for DeviceQpData {}
 
-/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs: `struct gdsync_device_state`.
+/// Bytes of the memory that [`DeviceQpOptions::state`](super::DeviceQpOptions::state) needs:
+/// `struct gdsync_device_state`.
 pub const STATE_BYTES: usize = 5 * BASIC_BLOCK;
 
-/// The words of `gdsync_device_state` that the host reads and writes. Where it writes, nobody rings or polls.
+/// The words of `gdsync_device_state` that the CPU reads and writes. It writes them only while no
+/// kernel posts or polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) reserved: u64,
@@ -68,7 +72,7 @@ pub(super) struct Progress {
     pub(super) error: u64,
 }
 
-/// Where they are, in 64-bit words.
+// Where the fields of `Progress` are, in 64-bit words.
 const RESERVED: usize = 0;
 const READY: usize = 8;
 const POSTED: usize = 16;
@@ -88,7 +92,7 @@ impl Progress {
         }
     }
 
-    /// Each word, and where it is.
+    /// Each word, with its position.
     pub(super) fn words(&self) -> [(usize, u64); 6] {
         [
             (RESERVED, self.reserved),

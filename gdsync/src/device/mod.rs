@@ -1,4 +1,4 @@
-//! Queue pairs that kernels drive: handed over as plain data, and taken back.
+//! Queue pairs that kernels drive: attached to a device as plain data, and detached again.
 
 mod detach;
 mod error;
@@ -19,6 +19,7 @@ use crate::queue::completion::{BorrowedCompletions, Unread};
 use crate::queue::outcome::WorkError;
 use crate::queue::send::BorrowedSends;
 use crate::stream::{DoorbellPath, Doorbells};
+use crate::util::options::options;
 use crate::verbs::transport::Transport;
 use layout::{ERROR_WORK, MAILBOX, Progress, VERSION};
 use mailbox::Mailbox;
@@ -27,39 +28,29 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How a queue pair is handed over.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeviceQpOptions {
-    /// How kernels ring the card.
-    pub doorbells: DoorbellPath,
-    /// How long a thread of a kernel waits for another one that is in the middle of a call, before the queue pair counts as failed.
-    pub stall: Duration,
-    /// GPU memory for the indices that the threads of kernels share, at least [`STATE_BYTES`], for this queue pair alone. Without it they are
-    /// in pinned memory, which every device reaches, and each of a kernel's atomic operations crosses PCIe.
-    pub state: Option<crate::cuda::GpuMemory>,
-}
-
-impl Default for DeviceQpOptions {
-    /// The register where kernels reach it, else a mailbox; a second; pinned memory.
-    fn default() -> Self {
-        DeviceQpOptions { doorbells: DoorbellPath::Auto, stall: Duration::from_secs(1), state: None }
+options! {
+    /// How a queue pair is attached to a device.
+    #[derive(Clone, Debug)]
+    #[non_exhaustive]
+    pub struct DeviceQpOptions
+    /// Doorbells through the register if kernels reach it, else through a mailbox; one second;
+    /// pinned memory.
+    default {
+        /// How kernels ring the card.
+        doorbells: DoorbellPath = DoorbellPath::Auto,
+        /// How long a thread of a kernel waits for another thread in the middle of a call, before
+        /// the queue pair counts as failed.
+        stall: Duration = Duration::from_secs(1),
+    }
+    no setters {
+        /// GPU memory for the indices that the threads of kernels share: at least [`STATE_BYTES`],
+        /// for this queue pair alone. Without it, the indices are in pinned memory, which every
+        /// device reaches, and each atomic operation of a kernel crosses PCIe.
+        state: Option<crate::cuda::GpuMemory> = None,
     }
 }
 
 impl DeviceQpOptions {
-    /// Sets [`DeviceQpOptions::doorbells`](#structfield.doorbells).
-    pub fn doorbells(mut self, path: DoorbellPath) -> Self {
-        self.doorbells = path;
-        self
-    }
-
-    /// Sets [`DeviceQpOptions::stall`](#structfield.stall).
-    pub fn stall(mut self, stall: Duration) -> Self {
-        self.stall = stall;
-        self
-    }
-
     /// Sets [`DeviceQpOptions::state`](#structfield.state).
     pub fn state(mut self, memory: &crate::cuda::GpuMemory) -> Self {
         self.state = Some(memory.clone());
@@ -67,32 +58,35 @@ impl DeviceQpOptions {
     }
 }
 
-/// How far kernels have come, counted in 64-byte blocks, of which each request has one (`put_signal` makes two requests).
+/// The progress of kernels, counted in 64-byte blocks. Each request takes one (`put_signal` makes
+/// two requests).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceQpProgress {
-    /// Promised to callers.
+    /// Blocks that callers have reserved.
     pub reserved: u64,
-    /// Told to the card.
+    /// Blocks that the card was rung for.
     pub posted: u64,
-    /// Completed, as far as a kernel has looked.
+    /// Blocks that have completed, as far as a kernel has polled.
     pub completed: u64,
-    /// The first failure that the card has reported, as far as a kernel has looked.
+    /// The first failure that the card has reported, as far as a kernel has polled.
     pub error: Option<WorkError>,
 }
 
-/// A queue pair whose send queue, and the completion queue of that, kernels drive: through `gdsync/device_verbs.cuh`.
+/// A queue pair whose send queue and send completion queue are driven by kernels, through
+/// `gdsync/device_verbs.cuh`.
 ///
-/// Receives stay with the CPU and with streams. The memory that kernels name is up to the program: it has to keep the memory regions
-/// alive until what names them has completed.
+/// Receives stay with the CPU and with streams. The program keeps the memory regions that kernels
+/// name alive until the requests have completed.
 ///
-/// While this lives, posting by the CPU or a stream is refused ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)), and so is polling.
-/// [`DeviceQp::detach_device`] ends that. Dropped instead, it takes the queue pair back if nothing is outstanding; else it aborts the
-/// queue pair, which then is good for being dropped only.
+/// While this lives, the CPU and streams can neither post sends nor poll the send completion queue
+/// ([`StateError::DeviceAttached`](crate::queue::StateError::DeviceAttached)).
+/// [`DeviceQp::detach_device`] ends that. So does dropping this, if nothing is outstanding; else
+/// the drop aborts the queue pair, which can only be dropped then.
 ///
 /// # Kernels
-/// [`DeviceQp::data`] is for kernels of the device that the queue pair was handed to. Who launches them (which is `unsafe`) promises
-/// that they have ended before this is dropped.
+/// [`DeviceQp::data`] is for kernels of the device that the queue pair is attached to. The code
+/// that launches them (which is `unsafe`) promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceQp {
     queue_pair: Arc<QueuePairInner>,
@@ -100,19 +94,19 @@ pub struct DeviceQp {
     doorbells: Doorbells,
     mailbox: Option<Arc<Mailbox>>,
     state: State,
-    /// Taken back.
-    returned: Mutex<bool>,
+    detached: Mutex<bool>,
 }
 
 impl QueuePair {
-    /// Hands the queue pair to kernels of a device: of the GPU of a CUDA stream, or to threads of this process ([`crate::stream::Cpu`]), which
-    /// can use the same header.
+    /// Attaches the queue pair to a device, whose kernels then drive it: to the GPU of a CUDA
+    /// stream, or to threads of this process ([`crate::stream::Cpu`]), which can use the same
+    /// header.
     ///
-    /// It has to be quiet: connected, with nothing prepared or in flight, all completions polled, and its send completion queue its
-    /// own.
+    /// The queue pair must be connected and quiet: nothing prepared or in flight, and all
+    /// completions polled. No other queue may complete in its send completion queue.
     ///
     /// # Errors
-    /// [`DeviceQpError`] says what is in the way. Nothing has changed then.
+    /// [`DeviceQpError`] names the obstacle. Nothing has changed then.
     pub fn attach_device(
         &self,
         device: &impl MemOpStream,
@@ -128,20 +122,20 @@ impl DeviceQp {
         device: &impl MemOpStream,
         options: &DeviceQpOptions,
     ) -> Result<Self, DeviceQpError> {
-        let qpn = queue_pair.number();
+        let qpn = queue_pair.number;
         if queue_pair.config.transport != Transport::Rc {
             return Err(DeviceQpError::Transport { qpn, transport: queue_pair.config.transport });
         }
         let state = State::new(options.state.as_ref())?;
         let (sends, completions) = queue_pair.attach()?;
-        // From here on dropping it gives the queues back, whatever fails.
+        // From here on, dropping it detaches the queues if anything fails.
         let mut device_qp = DeviceQp {
             queue_pair: queue_pair.clone(),
             data: data(qpn, &sends, &completions, options.stall),
             doorbells: Doorbells::Direct,
             mailbox: None,
             state,
-            returned: Mutex::new(false),
+            detached: Mutex::new(false),
         };
         let head = u64::from(sends.head);
         let indices = Progress {
@@ -157,7 +151,7 @@ impl DeviceQp {
         Ok(device_qp)
     }
 
-    /// Puts the device's addresses in the place of the host's.
+    /// Translates the host's addresses into the device's.
     fn translate(
         &mut self,
         sends: &BorrowedSends,
@@ -191,7 +185,7 @@ impl DeviceQp {
         Ok(())
     }
 
-    /// What kernels are given.
+    /// The data for kernels.
     pub fn data(&self) -> DeviceQpData {
         self.data
     }
@@ -203,13 +197,13 @@ impl DeviceQp {
 
     /// Number of the queue pair.
     pub fn qp_num(&self) -> u32 {
-        self.queue_pair.number()
+        self.queue_pair.number
     }
 
-    /// How far kernels have come. While they run, the numbers are of slightly different times.
+    /// The progress of kernels. While they run, the numbers are of slightly different times.
     ///
     /// # Errors
-    /// [`DeviceQpError::Cuda`] where they are in GPU memory and cannot be read.
+    /// [`DeviceQpError::Cuda`] if they are in GPU memory and cannot be read.
     pub fn progress(&self) -> Result<DeviceQpProgress, DeviceQpError> {
         let Progress { reserved, posted, completed, error, .. } = self.state.read()?;
         Ok(DeviceQpProgress { reserved, posted, completed, error: work_error(error) })
@@ -234,7 +228,7 @@ fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stal
         send_mask: sends.blocks - 1,
         completion_mask: completions.entries - 1,
         qpn,
-        // Every request may have an entry: those that asked for none do when the queue pair fails.
+        // Every request may have a CQE: unsignaled ones have one when the queue pair fails.
         limit: sends.blocks.min(completions.entries),
         flags: 0,
         version: VERSION,
@@ -244,14 +238,14 @@ fn data(qpn: u32, sends: &BorrowedSends, completions: &BorrowedCompletions, stal
 }
 
 impl QueuePairInner {
-    /// Lends both queues, or neither.
+    /// Attaches both queues, or neither.
     fn attach(self: &Arc<Self>) -> Result<(BorrowedSends, BorrowedCompletions), DeviceQpError> {
-        let qpn = self.number();
-        let alone = self.send_cq().attached().is_some_and(|attached| {
+        let qpn = self.number;
+        let alone = self.send_cq.attached().is_some_and(|attached| {
             matches!(&attached[..], [one] if Arc::ptr_eq(one, self))
-                && !Arc::ptr_eq(self.send_cq(), self.recv_cq())
+                && !Arc::ptr_eq(&self.send_cq, &self.recv_cq)
         });
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         self.check_connected().map_err(DeviceQpError::NotReady)?;
         if !alone {
@@ -262,14 +256,14 @@ impl QueuePairInner {
         }
         let sends = send.attach().map_err(|sends| DeviceQpError::Sends { qpn, sends })?;
         let attached = completions.attach(qpn).map_err(|unread| {
-            send.give_back(sends.head);
+            send.detach(sends.head);
             match unread {
                 Unread::Completions(completions) => DeviceQpError::Completions { qpn, completions },
                 Unread::Waits(waits) => DeviceQpError::Waits { qpn, waits },
             }
         })?;
         let status = self.status();
-        // Where it has failed meanwhile, the kernel finds that out from the card.
+        // If the queue pair has failed meanwhile, the kernel learns that from the card.
         self.connected.store(false, Ordering::Release);
         drop(status);
         Ok((sends, attached))
@@ -278,8 +272,9 @@ impl QueuePairInner {
     /// Rings the card for blocks that a kernel has written.
     fn ring_attached(&self, end: u32) {
         let send = self.send();
-        if let Some(doorbell) = send.lent_doorbell(end) {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+        if let Some(doorbell) = send.attached_doorbell(end) {
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
+            // stores in order.
             unsafe { doorbell.ring() };
         }
     }

@@ -1,24 +1,16 @@
-//! For programs of other languages, which bring what a Rust program has gdsync make: queue pairs that they move through their
-//! states themselves, memory that they registered, addresses of streams, and kernels that ring and wait.
+//! Raw objects of the program, for bindings of other languages: queue pairs that the program moves
+//! through their states, memory that it has registered, addresses of its streams, and its kernels
+//! that ring and wait.
 //!
-//! The C library `libgdsync` is made on this. Nothing here keeps what it is told of alive: that is the program's part, hence
-//! `unsafe`.
+//! The C library `libgdsync` is built on this. Nothing here keeps the program's objects alive: the
+//! program does, hence `unsafe`.
 
 use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
-use crate::memory::HostAddr;
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueue;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
-use crate::qp::{QpState, QueuePair};
-use crate::queue::doorbell::{Doorbell, PeerOp};
-use crate::queue::error::{OrderError, QueueError, QueueFull};
+use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
+use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull};
 use crate::util::pause::Pause;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::error::Error;
-use crate::verbs::mr::{MemoryRegionInner, Slice};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -31,9 +23,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl QueuePair {
-    /// Makes a queue pair that the program moves through its states by its own calls of `ibv_modify_qp` on [`Self::as_raw`]:
-    /// it is in RESET. [`Self::adopt_state`] tells gdsync of them. Of the configuration, `access`, `qkey` and `pkey_index` are
-    /// not used.
+    /// Makes a queue pair in RESET, which the program moves through its states by calls of
+    /// `ibv_modify_qp` on [`Self::as_raw`]. After them, it calls [`Self::adopt_state`]. Of the
+    /// configuration, `access`, `qkey` and `pkey_index` are not used.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -41,13 +33,15 @@ impl QueuePair {
         Self::in_reset(pd, config)
     }
 
-    /// Looks at the state into which the program has moved the queue pair: sends may be prepared once it is RTS.
+    /// Reads the state into which the program has moved the queue pair: sends may be prepared once
+    /// it is RTS.
     ///
-    /// A queue pair that has failed stays so: gdsync does not follow one that goes through RESET by the program's hand.
+    /// A queue pair that has failed stays failed, even if the program moves it through RESET.
     pub fn adopt_state(&self) {
         let inner = &self.inner;
         let mut status = inner.status();
-        // SAFETY: the queue pair is alive; libibverbs writes the field after each transition, and an aligned word is read whole.
+        // SAFETY: the queue pair is alive; libibverbs writes the field after each transition, and
+        // an aligned word is read whole.
         let state = unsafe { (&raw const (*self.as_raw()).state).read_volatile() };
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = QpState::Connected;
@@ -55,10 +49,11 @@ impl QueuePair {
         }
     }
 
-    /// Drops the queue pair, and waits until it is destroyed: work that is in flight is aborted, and streams have to pass it. `look` is
-    /// called meanwhile, for a look at streams that nobody else looks at. Its completion queues are nobody else's: they go with it, and
-    /// so does what GPUs know of it, so that its protection domain is free. False where that took longer than `timeout`: it
-    /// goes later then.
+    /// Drops the queue pair, and waits until it is destroyed: work in flight is aborted, and
+    /// streams have to pass it. Meanwhile it calls `look` repeatedly, which can retire the work of
+    /// streams. No other queue pair may use its completion queues: they are destroyed, too, as is
+    /// what GPUs know of them, so that the protection domain can be deallocated afterwards. False
+    /// if that takes longer than `timeout`: the queue pair is destroyed later then.
     pub fn drop_within(self, timeout: Duration, mut look: impl FnMut()) -> bool {
         let inner = Arc::downgrade(&self.inner);
         let queues = [&self.inner.send_cq, &self.inner.recv_cq];
@@ -70,7 +65,7 @@ impl QueuePair {
         loop {
             look();
             if inner.strong_count() == 0 {
-                // GPUs that know its doorbell register keep that, and with it the domain.
+                // A GPU that knows the doorbell register keeps it, and with it the domain.
                 crate::cuda::collect_all();
                 if domains.iter().all(|domain| domain.strong_count() == 0) {
                     return true;
@@ -83,8 +78,8 @@ impl QueuePair {
         }
     }
 
-    /// The provider's object, valid as long as the queue pair. Only its state may be changed through it. Null for one that was made by
-    /// commands of the device.
+    /// The provider's object, valid as long as the queue pair. The program may change only the
+    /// state through it. Null if the queue pair was made by DEVX commands.
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.inner.object.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -97,31 +92,35 @@ impl QueuePair {
 }
 
 impl CompletionQueue {
-    /// The provider's object, valid as long as the queue. Its entries are polled by [`CompletionQueue::poll`] only. Null for one that was
-    /// made by commands of the device.
+    /// The provider's object, valid as long as the queue. The program may poll only by
+    /// [`CompletionQueue::poll`]. Null if the queue was made by DEVX commands.
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.inner.verbs().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
 }
 
-/// Memory that a program has registered in a protection domain by its own calls: [`Slice`]s of it, by address and key.
+/// Memory that the program has registered in a protection domain by its own calls. It gives
+/// [`Slice`]s, by address and key.
 #[derive(Clone, Debug)]
 pub struct RegisteredMemory {
     region: Arc<MemoryRegionInner>,
 }
 
 impl RegisteredMemory {
-    /// `len` bytes from `addr` on, which `lkey` opens. What the region allows is not known here: the card tells.
+    /// `len` bytes from `addr` on, with the region's `lkey`. Only the card knows the region's
+    /// access rights, and checks them.
     ///
     /// # Safety
-    /// The memory stays registered, and mapped, until every work request that names it has completed.
+    /// The memory stays registered, and mapped, until every work request that names it has
+    /// completed.
     #[inline]
     pub unsafe fn slice(&self, addr: u64, len: usize, lkey: u32) -> Slice {
         Slice::foreign(self.region.clone(), addr, len, lkey)
     }
 }
 
-/// A slice as [`RegisteredMemory::slice`] makes it, for less: it is borrowed, so that nothing counts it.
+/// As the slice of [`RegisteredMemory::slice`], without the cost of counting a reference: it
+/// borrows the memory.
 #[derive(Debug)]
 pub struct BorrowedSlice<'a> {
     slice: ManuallyDrop<Slice>,
@@ -129,7 +128,7 @@ pub struct BorrowedSlice<'a> {
 }
 
 impl BorrowedSlice<'_> {
-    /// The slice, as requests take it.
+    /// The slice, as work requests take it.
     #[inline(always)]
     pub fn slices(&self) -> &[Slice] {
         std::slice::from_ref(&*self.slice)
@@ -137,35 +136,38 @@ impl BorrowedSlice<'_> {
 }
 
 impl RegisteredMemory {
-    /// Lends a slice.
+    /// Borrows a slice.
     ///
     /// # Safety
     /// As [`Self::slice`].
     #[inline(always)]
     pub unsafe fn borrow(&self, addr: u64, len: usize, lkey: u32) -> BorrowedSlice<'_> {
-        // SAFETY: a second owner of the region that is never dropped, nor moved out of, and gone before `self` is: others only see
-        // it by reference, of which they may make clones.
+        // SAFETY: the copy of the `Arc` is never dropped, nor moved out of, and is not used after
+        // `self`: the borrow sees to that. Callers only get a reference to it, of which they may
+        // make clones.
         let slice = Slice::foreign(unsafe { std::ptr::read(&self.region) }, addr, len, lkey);
         BorrowedSlice { slice: ManuallyDrop::new(slice), owner: PhantomData }
     }
 }
 
 impl AddressHandle {
-    /// Uses an address handle that the program has made itself, for datagrams of `queue_pair`. It is not destroyed with the last
-    /// clone.
+    /// Wraps an address handle of the program, for datagrams of `queue_pair`. Dropping the last
+    /// clone does not destroy it.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider cannot describe it.
+    /// [`Error::Verbs`] if the provider cannot describe it.
     ///
     /// # Safety
-    /// It is valid, of the protection domain and the port of `queue_pair`.
+    /// The handle is of the protection domain and the port of `queue_pair`, and valid until the
+    /// last clone is dropped.
     pub unsafe fn from_raw(queue_pair: &QueuePair, raw: NonNull<ibv_ah>) -> Result<Self, Error> {
         let inner = &queue_pair.inner;
         Self::borrowed(raw, inner.config.port, inner.domain.pd.clone())
     }
 }
 
-/// Memory at an address of a stream's own: of a GPU, or of the host as a GPU knows it. For a stream of the CPU, host memory.
+/// Memory at an address of a stream: GPU memory, or host memory as the GPU addresses it. For a
+/// stream of the CPU, host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRange {
     address: u64,
@@ -180,7 +182,8 @@ impl DeviceRange {
     /// `len` bytes from `address` on.
     ///
     /// # Safety
-    /// Every stream that a batch with it is posted on reaches the range by these addresses, until it has passed the batch.
+    /// Every stream that a batch with the range is posted on reaches it at these addresses, until
+    /// the stream has passed the batch.
     pub unsafe fn new(address: u64, len: usize) -> Self {
         DeviceRange { address, len }
     }
@@ -190,7 +193,8 @@ impl DeviceWord32 {
     /// The word at `address`.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside) where that is not aligned to 4 bytes.
+    /// [`WordError::Outside`] if the address is not aligned to 4
+    /// bytes.
     ///
     /// # Safety
     /// As [`DeviceRange::new`].
@@ -222,45 +226,47 @@ impl Named for DeviceWord32 {
 
 impl StreamWord<u32> for DeviceWord32 {}
 
-/// What a kernel stores to hand a send to the card: the record, a fence for the system, then the doorbell in one piece.
+/// What a kernel stores to ring the card for a send: the record, then, after a system-wide fence,
+/// the doorbell in one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSend {
     /// The doorbell record.
     pub record_at: HostAddr,
-    /// What goes there, as it stands in memory.
+    /// The record's value, in the byte order of memory.
     pub record: u32,
     /// The doorbell register.
     pub register: HostAddr,
-    /// What goes there, as it stands in memory.
+    /// The register's value, in the byte order of memory.
     pub doorbell: u64,
 }
 
-/// What a kernel waits for, and how it says that it has: it stores `flag` once it has seen the completion.
+/// What a kernel waits for. When it has seen the completion, it stores `flag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelWait {
-    /// The word of the entry that the kernel looks at.
+    /// The word of the CQE that the kernel polls.
     pub word_at: HostAddr,
-    /// When that word says that the entry is there.
+    /// The condition under which the CQE is complete.
     pub condition: Condition,
-    /// The value compared with.
+    /// The condition's value.
     pub value: u32,
-    /// Where the kernel says that it needs the entry no more. The word stays for the life of the process.
+    /// Where the kernel stores that it needs the CQE no more. The word stays for the life of the
+    /// process.
     pub flag_at: HostAddr,
     /// What it stores there.
     pub flag: u32,
 }
 
-/// Timelines of kernels' waits, oldest first, with the last point of each. They are never given back: nobody knows when a kernel
-/// that was told of one is over.
+/// Timelines of kernels' waits, oldest first, with the last point of each. They are never freed, as
+/// when a kernel that has the address of one ends is unknown.
 static TIMELINES: Mutex<VecDeque<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(VecDeque::new());
-/// The timeline of kernels' sends, which has passed everything.
+/// The timeline of kernels' sends, which counts as having passed everything.
 static PASSED: Mutex<Option<Arc<Timeline>>> = Mutex::new(None);
 
 fn new_timeline() -> Result<Arc<Timeline>, QueueError> {
     Timeline::new(0).map_err(|source| QueueError::Full(QueueFull::NoMemory { reason: source.to_string() }))
 }
 
-/// A timeline that nobody waits on, and its next point.
+/// A timeline on which no kernel waits, and its next point.
 fn kernel_timeline() -> Result<(Arc<Timeline>, TimelinePoint), QueueError> {
     let mut timelines = TIMELINES.lock();
     let (timeline, point) = match timelines.pop_front() {
@@ -283,11 +289,13 @@ fn passed_timeline() -> Result<Arc<Timeline>, QueueError> {
 }
 
 impl PreparedSend {
-    /// Gives the send to a kernel, which rings the card for it. gdsync takes it for posted from now on, and as nothing tells when
-    /// the kernel has rung, lets later sends of the queue pair be posted elsewhere at once: their order is the program's part.
+    /// Gives the send to a kernel, which rings the card for it. gdsync treats it as posted from now
+    /// on. It cannot see when the kernel rings, so it lets later sends of the queue pair be posted
+    /// elsewhere at once: the program keeps their order.
     ///
     /// # Errors
-    /// [`QueueError`]: not its turn, or its queue pair has failed. The send is dropped then, which takes it back.
+    /// [`QueueError`]: an earlier send is not posted, or the queue pair has failed. The send is
+    /// dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelSend, QueueError> {
         let timeline = passed_timeline()?;
         let Doorbell { record_at, record, register, value } = self.place().1;
@@ -298,12 +306,14 @@ impl PreparedSend {
 }
 
 impl PreparedWait {
-    /// Gives the wait to a kernel. Until that has stored its flag, the entry is not polled by
-    /// [`CompletionQueue::poll_unawaited`], and not given back to the card.
+    /// Gives the wait to a kernel. Until the kernel has stored its flag,
+    /// [`CompletionQueue::poll_unawaited`] does not return the completion, and its CQE is not given
+    /// back to the card.
     ///
     /// # Errors
-    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory); [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) where the completion has been polled and its entry is the card's
-    /// again. The wait is dropped then, which gives it back.
+    /// [`QueueFull::NoMemory`](crate::queue::QueueFull::NoMemory);
+    /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor) if the
+    /// completion has been polled and the card owns the CQE again. The wait is dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelWait, QueueError> {
         let (timeline, point) = kernel_timeline()?;
         let (word_at, condition, value) = match self.commit(&timeline, point) {
@@ -317,8 +327,9 @@ impl PreparedWait {
         Ok(KernelWait { word_at, condition, value, flag_at: timeline.word(), flag: point.get() })
     }
 
-    /// Gives the wait up, and leaves its completion to the CPU. Unlike dropping it, which has the next wait prepared for the same
-    /// completion, the next wait is for the one after.
+    /// Gives the wait up, and leaves its completion to the CPU: the next wait is for the completion
+    /// after it. (If the wait is dropped instead, the next one is prepared for the same
+    /// completion.)
     pub fn leave_to_cpu(self) {
         self.give_up();
     }

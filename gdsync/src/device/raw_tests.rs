@@ -1,8 +1,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use super::*;
+use crate::batch::Batch;
 use crate::queue::error::{OrderError, StateError};
-use crate::{Access, ConnectOptions, Device, MemoryRegion, SoftStream, Stream, WorkRequest};
+use crate::queue::request::WorkRequest;
+use crate::stream::{SoftStream, Stream};
+use crate::verbs::config::ConnectOptions;
+use crate::verbs::device::Device;
+use crate::verbs::mr::{Access, MemoryRegion};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A queue pair connected to itself, with receives posted.
@@ -49,7 +54,7 @@ fn a_kernel_rings_and_waits() {
     for round in 0..3 {
         let ring = side.send(round).give_to_kernel().unwrap();
         let wait = send_cq.prepare_wait().unwrap().give_to_kernel().unwrap();
-        // What a kernel does.
+        // The kernel's part.
         word32(ring.record_at).store(ring.record, Ordering::SeqCst);
         // SAFETY: the register of a queue pair that is alive.
         unsafe { AtomicU64::from_ptr(ring.register.get() as *mut u64) }
@@ -81,7 +86,7 @@ fn what_a_wait_is_prepared_for_is_not_polled_behind_streams() {
     stream.post_send(side.send(0)).unwrap();
     assert_eq!(side.poll_until(&side.queue_pair.send_cq()), 0);
     assert!(queue.poll_unawaited().unwrap().is_none());
-    // Given up, it is the CPU's, and the next wait is for the next completion.
+    // Given up, the completion is the CPU's, and the next wait is for the next completion.
     let index = wait.index();
     wait.leave_to_cpu();
     assert_eq!(queue.prepare_wait().unwrap().index(), index + 1);
@@ -96,7 +101,7 @@ fn a_wait_that_the_stream_has_not_passed_is_in_the_way() {
     let gate = side.region.word32(16).unwrap();
     // SAFETY: a soft stream reaches host memory, which the region keeps.
     let same = unsafe { DeviceWord32::new(gate.addr().get()) }.unwrap();
-    let batch = crate::Batch::new().wait_value32(&same, Condition::Eq, 7);
+    let batch = Batch::new().wait_value32(&same, Condition::Eq, 7);
     stream.post(batch.wait(queue.prepare_wait().unwrap())).unwrap();
     let other = Stream::new(SoftStream::new().unwrap()).unwrap();
     other.post_send(side.send(5)).unwrap();
@@ -119,7 +124,7 @@ fn the_program_moves_its_queue_pair() {
     queue_pair.adopt_state();
     let refused = queue_pair.prepare(WorkRequest::send(&[slice(0)])).unwrap_err();
     assert!(matches!(refused, QueueError::State(StateError::NotConnected { .. })));
-    // What the program does by itself, with calls of its own.
+    // The program's part, by its own calls.
     queue_pair.inner.to_init().unwrap();
     queue_pair.inner.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     *queue_pair.inner.status() = crate::qp::QpState::Initialised;

@@ -7,12 +7,12 @@ use crate::memop::MemOpStream;
 use crate::memory::PinnedMemory;
 use std::sync::atomic::Ordering;
 
-/// Where threads of a kernel keep what they agree upon.
+/// The memory of the indices that the threads of kernels share.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Wherever kernels run.
+    /// Every device reaches it.
     Pinned(PinnedMemory),
-    /// Near the kernels: atomics do not cross PCIe.
+    /// On the GPU that runs the kernels: their atomics do not cross PCIe.
     Gpu(GpuMemory),
 }
 
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// Its address for kernels.
+    /// The address for kernels.
     pub(super) fn address(&self, device: &impl MemOpStream) -> Result<u64, DeviceQpError> {
         match self {
             State::Pinned(memory) => Ok(device.translate(memory.addr(), STATE_BYTES)?.get()),
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// All of it zeroes, but for the indices.
+    /// Writes the first indices, and zeroes everywhere else.
     pub(super) fn start(&self, progress: &Progress) -> Result<(), DeviceQpError> {
         let zeroes = [0u8; STATE_BYTES];
         match self {
@@ -51,7 +51,7 @@ impl State {
     pub(super) fn write(&self, progress: &Progress) -> Result<(), DeviceQpError> {
         for (at, value) in progress.words() {
             match self {
-                // Release: a thread that a program starts without any other order finds the indices.
+                // Release: a thread that sees an index also sees what the CPU wrote before.
                 State::Pinned(memory) => memory.words64()[at].store(value, Ordering::Release),
                 State::Gpu(memory) => memory.write(at * 8, &value.to_ne_bytes())?,
             }
@@ -61,7 +61,7 @@ impl State {
 
     pub(super) fn read(&self) -> Result<Progress, DeviceQpError> {
         match self {
-            // Acquire: the blocks that the indices speak of are seen.
+            // Acquire: the kernels wrote the blocks before the indices.
             State::Pinned(memory) => {
                 Ok(Progress::from_words(|at| memory.words64()[at].load(Ordering::Acquire)))
             }

@@ -16,7 +16,8 @@ macro_rules! gpu_word {
             /// The word at a byte offset of some GPU memory.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where its address is not aligned to the word's size or it lies outside.
+            /// [`WordError::Outside`](crate::memop::WordError::Outside) where its address is not
+            /// aligned to the word's size or it lies outside.
             pub fn new(memory: &GpuMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 let inside = offset.checked_add(size).is_some_and(|end| end <= memory.len());
@@ -26,7 +27,8 @@ macro_rules! gpu_word {
                 Ok($name { memory: memory.clone(), offset })
             }
 
-            /// Its value now: a copy by the driver, which takes some microseconds. Not in the order of any stream.
+            /// Its value now: a copy by the driver, which takes some microseconds. Not in the order
+            /// of any stream.
             ///
             /// # Errors
             /// [`CudaError::Driver`].
@@ -36,8 +38,8 @@ macro_rules! gpu_word {
                 Ok(<$value>::from_ne_bytes(bytes))
             }
 
-            /// Sets its value: a copy by the driver, which takes some microseconds. Not in the order of any stream; one that
-            /// waits for the value continues.
+            /// Sets its value: a copy by the driver, which takes some microseconds. Not in the
+            /// order of any stream; one that waits for the value continues.
             ///
             /// # Errors
             /// [`CudaError::Driver`].
@@ -62,8 +64,9 @@ macro_rules! gpu_word {
 }
 
 gpu_word! {
-    /// A 32-bit word of GPU memory. Clones name the same word and keep its memory alive. A wait for it takes the GPU a fifth of
-    /// the time of one for a word of the host, and only streams of the memory's context can name it.
+    /// A 32-bit word of GPU memory. Clones name the same word and keep its memory alive. A wait for
+    /// it takes the GPU a fifth of the time of one for a word of the host, and only streams of the
+    /// memory's context can name it.
     GpuWord32, u32
 }
 gpu_word! {

@@ -31,25 +31,34 @@ pub enum Condition {
     Nor,
 }
 
-impl Condition {
-    /// A value of the word that meets the condition; `None` where no value does.
-    pub fn satisfier32(self, value: u32) -> Option<u32> {
-        match self {
-            Condition::Geq | Condition::Eq => Some(value),
-            Condition::And => (value != 0).then_some(value),
-            Condition::Nor => (value != u32::MAX).then_some(0),
-        }
-    }
+/// What a condition says of words of one width.
+macro_rules! of_width {
+    ($word:ty, $signed:ty, $satisfier:ident, $holds:ident) => {
+        impl Condition {
+            /// A value of the word that meets the condition; `None` where no value does.
+            pub fn $satisfier(self, value: $word) -> Option<$word> {
+                match self {
+                    Condition::Geq | Condition::Eq => Some(value),
+                    Condition::And => (value != 0).then_some(value),
+                    Condition::Nor => (value != <$word>::MAX).then_some(0),
+                }
+            }
 
-    /// As [`Self::satisfier32`], for 64-bit words.
-    pub fn satisfier64(self, value: u64) -> Option<u64> {
-        match self {
-            Condition::Geq | Condition::Eq => Some(value),
-            Condition::And => (value != 0).then_some(value),
-            Condition::Nor => (value != u64::MAX).then_some(0),
+            /// True if a word with that content meets the condition.
+            pub(crate) fn $holds(self, word: $word, value: $word) -> bool {
+                match self {
+                    Condition::Geq => word.wrapping_sub(value) as $signed >= 0,
+                    Condition::Eq => word == value,
+                    Condition::And => word & value != 0,
+                    Condition::Nor => !(word | value) != 0,
+                }
+            }
         }
-    }
+    };
 }
+
+of_width!(u32, i32, satisfier32, holds32);
+of_width!(u64, i64, satisfier64, holds64);
 
 /// One operation of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +125,14 @@ pub struct MemOpCaps {
     pub flush_after_wait: bool,
     /// [`MemOp::FlushRemote`], asked for by [`crate::Batch::flush`].
     pub flush_remote: bool,
-    /// Atomic operations of kernels beside it, on host memory, are one step for the CPU and for cards, too.
+    /// Atomic operations of kernels beside it, on host memory, are one step for the CPU and for
+    /// cards, too.
     pub host_atomics: bool,
 }
 
 impl MemOpCaps {
-    /// Everything, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked submissions), so that a
-    /// program that runs on a software stream runs on a GPU.
+    /// Everything, within the limits measured on an H200 with CUDA 13 (255 operations, 1021 blocked
+    /// submissions), so that a program that runs on a software stream runs on a GPU.
     pub const FULL: MemOpCaps = MemOpCaps {
         max_ops: 255,
         max_outstanding: 1021,
@@ -149,14 +159,16 @@ pub trait MemOpStream: Send + Sync {
     /// [`StreamError::Unregistered`] where the stream cannot reach it.
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError>;
 
-    /// A number that has changed whenever a translation given earlier may not hold any more, so that a cache of
-    /// translations can be checked. Constant for a backend that reaches everything always.
+    /// A number that has changed whenever a translation given earlier may not hold any more, so
+    /// that a cache of translations can be checked. Constant for a backend that reaches everything
+    /// always.
     fn epoch(&self) -> u64 {
         0
     }
 
-    /// The stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]): `probe` says whether it has performed all. A backend
-    /// that does not own its stream asks this in the stream's place, as the program may have destroyed it.
+    /// The stream signals after every submission ([`crate::stream::StreamOptions::always_signal`]):
+    /// `probe` says whether it has performed all. A backend that does not own its stream asks this
+    /// in the stream's place, as the program may have destroyed it.
     fn idle_probe(&self, quiet: Arc<dyn Fn() -> bool + Send + Sync>) {
         let _ = quiet;
     }
@@ -169,25 +181,30 @@ pub trait MemOpStream: Send + Sync {
     /// Submits operations, at most [`MemOpCaps::max_ops`].
     ///
     /// # Errors
-    /// After [`StreamError::Failed`] the backend touches no memory any more, and it is not known which of the operations it
-    /// performed. After any other error it has performed, and will perform, none of them.
+    /// After [`StreamError::Failed`] the backend touches no memory any more, and it is not known
+    /// which of the operations it performed. After any other error it has performed, and will
+    /// perform, none of them.
     ///
     /// # Safety
-    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation, and stays valid until
-    /// the operation has been performed or the backend has failed. Nobody else submits to this backend meanwhile.
+    /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation,
+    /// and stays valid until the operation has been performed or the backend has failed. Nobody
+    /// else submits to this backend meanwhile.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
-    /// Whether the stream reaches memory of a GPU, by the address that [`crate::cuda::GpuMemory::address`] says.
+    /// Whether the stream reaches memory of a GPU, by the address that
+    /// [`crate::cuda::GpuMemory::address`] says.
     ///
     /// # Errors
-    /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where on another GPU.
+    /// [`StreamError::Unsupported`] where it performs on the CPU, [`StreamError::OtherGpu`] where
+    /// on another GPU.
     fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
         let _ = memory;
         Err(StreamError::Unsupported { what: "GPU memory: only streams of that GPU do" })
     }
 
-    /// Writes bytes in stream order: a submission of its own, after all that was submitted before. Takes a copy of the bytes
-    /// before it returns. `to..to + bytes.len()` is of the given kind and lies, where that is the host's, within one page.
+    /// Writes bytes in stream order: a submission of its own, after all that was submitted before.
+    /// Takes a copy of the bytes before it returns. `to..to + bytes.len()` is of the given kind and
+    /// lies, where that is the host's, within one page.
     ///
     /// Returns what has to stay alive until it has been performed: where the stream finds the copy.
     ///
@@ -195,7 +212,8 @@ pub trait MemOpStream: Send + Sync {
     /// As [`Self::submit`]; [`StreamError::Unsupported`] for a backend that cannot.
     ///
     /// # Safety
-    /// As [`Self::submit`], but for the alignment; and the returned value stays alive as long as the addresses stay valid.
+    /// As [`Self::submit`], but for the alignment; and the returned value stays alive as long as
+    /// the addresses stay valid.
     unsafe fn write_bytes(
         &self,
         to: StreamAddr,
@@ -206,9 +224,35 @@ pub trait MemOpStream: Send + Sync {
         Err(StreamError::Unsupported { what: "copying bytes" })
     }
 
-    /// Waits until everything submitted has been performed; false where that took longer than `timeout`.
+    /// Waits until everything submitted has been performed; false where that took longer than
+    /// `timeout`.
     ///
     /// # Errors
     /// [`StreamError::Failed`].
     fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn greater_or_equal_is_cyclic() {
+        assert!(Condition::Geq.holds32(0, u32::MAX) && !Condition::Geq.holds32(u32::MAX, 0));
+        assert!(Condition::Geq.holds64(5, 5) && !Condition::Geq.holds64(4, 5));
+        assert!(Condition::Geq.holds64(1, u64::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn and_waits_for_a_set_bit_and_nor_for_a_clear_one(word: u32, bit in 0u32..32) {
+            let mask = 1u32 << bit;
+            prop_assert_eq!(Condition::And.holds32(word, mask), word & mask != 0);
+            prop_assert_eq!(Condition::Nor.holds32(word, !mask), word & mask == 0);
+            prop_assert_eq!(Condition::Nor.holds64(u64::from(word), !u64::from(mask)), word & mask == 0);
+            prop_assert_eq!(Condition::And.holds64(u64::from(word) << 32, u64::from(mask) << 32), word & mask != 0);
+            prop_assert!(Condition::Eq.holds32(word, word) && !Condition::Eq.holds32(word, word ^ mask));
+        }
+    }
 }

@@ -14,14 +14,17 @@ pub enum MemoryKind {
     Gpu,
 }
 
-/// A word that streams can wait for and write: [`crate::memop::Word32`] and [`crate::memop::Word64`] in pinned memory (of a program's own, too:
-/// [`PinnedMemory::from_raw`]), [`crate::memop::GpuWord32`] and [`crate::memop::GpuWord64`] in GPU memory. `V` is its value.
+/// A word that streams can wait for and write: [`crate::memop::Word32`] and
+/// [`crate::memop::Word64`] in pinned memory (of a program's own, too: [`PinnedMemory::from_raw`]),
+/// [`crate::memop::GpuWord32`] and [`crate::memop::GpuWord64`] in GPU memory. `V` is its value.
 ///
-/// There are no words in a card's own memory: gdsync allocates none (`ibv_alloc_dm`), the software card has none, and an mlx5
-/// card's can be stored to by the CPU but not loaded, so that no stream could wait there.
+/// There are no words in a card's own memory: gdsync allocates none (`ibv_alloc_dm`), the software
+/// card has none, and an mlx5 card's can be stored to by the CPU but not loaded, so that no stream
+/// could wait there.
 pub trait StreamWord<V>: sealed::Named {}
 
-/// Memory that streams can write bytes into: [`PinnedMemory`], [`GpuMemory`], and [`crate::device::raw::DeviceRange`].
+/// Memory that streams can write bytes into: [`PinnedMemory`], [`GpuMemory`], and
+/// [`crate::device::raw::DeviceRange`].
 pub trait StreamMemory: sealed::Named {}
 
 pub(super) mod sealed {

@@ -18,7 +18,8 @@ macro_rules! word {
             /// The word at a byte offset of some pinned memory.
             ///
             /// # Errors
-            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not aligned to the word's size or lies outside.
+            /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not
+            /// aligned to the word's size or lies outside.
             pub fn new(memory: &PinnedMemory, offset: usize) -> Result<Self, WordError> {
                 let size = size_of::<$value>();
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
@@ -27,12 +28,14 @@ macro_rules! word {
                 Ok($name { memory: memory.clone(), index: offset / size })
             }
 
-            /// Its value now, with acquire ordering: what was written before the word was is visible after.
+            /// Its value now, with acquire ordering: what was written before the word was is
+            /// visible after.
             pub fn load(&self) -> $value {
                 self.atomic().load(Ordering::Acquire)
             }
 
-            /// Sets its value, with release ordering: earlier writes are visible to every observer of the value.
+            /// Sets its value, with release ordering: earlier writes are visible to every observer
+            /// of the value.
             pub fn store(&self, value: $value) {
                 self.atomic().store(value, Ordering::Release);
             }

@@ -1,5 +1,6 @@
-//! The pinned arena: where queue rings, doorbell records and timeline words live, so that a stream's address space needs to
-//! learn of a few large ranges instead of many small ones. An arena may also cut up memory of a GPU that the CPU has mapped.
+//! The pinned arena: where queue rings, doorbell records and timeline words live, so that a
+//! stream's address space needs to learn of a few large ranges instead of many small ones. An arena
+//! may also cut up memory of a GPU that the CPU has mapped.
 
 use super::{HostAddr, PinnedMemory};
 use crate::util::sync::Mutex;
@@ -12,10 +13,12 @@ use std::{fmt, io};
 
 /// Smallest chunk that an arena asks for, in bytes.
 const CHUNK: usize = 1 << 20;
-/// Every block starts on a cache line of its own: a doorbell record must not share one with a word that others poll.
+/// Every block starts on a cache line of its own: a doorbell record must not share one with a word
+/// that others poll.
 const LINE: usize = 64;
 
-/// Hands out zeroed, aligned blocks of memory, by raw address (as libmlx5's allocator callbacks want them).
+/// Hands out zeroed, aligned blocks of memory, by raw address (as libmlx5's allocator callbacks
+/// want them).
 pub(crate) struct Arena {
     source: Source,
     state: Mutex<State>,
@@ -39,7 +42,8 @@ unsafe impl Send for ChunkMemory {}
 
 impl ChunkMemory {
     /// # Safety
-    /// `base..base + len` can be read and written until `keep` is dropped, and is given to no other user.
+    /// `base..base + len` can be read and written until `keep` is dropped, and is given to no other
+    /// user.
     pub(crate) unsafe fn new(base: *mut u8, len: usize, keep: Keeper) -> Self {
         ChunkMemory { base, len, keep }
     }
@@ -86,7 +90,8 @@ impl Arena {
         Arena { source: Box::new(source), state: Mutex::default() }
     }
 
-    /// A zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a large queue's size.
+    /// A zeroed block of at least `size` bytes. libmlx5 asks for alignments of up to a 64th of a
+    /// large queue's size.
     pub(crate) fn allocate(&self, size: usize, alignment: usize) -> io::Result<*mut u8> {
         if !alignment.is_power_of_two() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -108,7 +113,8 @@ impl Arena {
             }
         };
         let address = state.chunks[chunk].memory.base.wrapping_add(offset);
-        // SAFETY: the free list says that `offset..offset + size` of this chunk is given to no other user.
+        // SAFETY: the free list says that `offset..offset + size` of this chunk is given to no
+        // other user.
         unsafe { address.write_bytes(0, size) };
         state.live.insert(address as usize, (chunk, offset, size));
         Ok(address)
@@ -128,7 +134,8 @@ impl Arena {
         state.live.iter().any(|(start, (_, _, len))| (*start..start + len).contains(&(address as usize)))
     }
 
-    /// Takes a block back. False where `address` is not a live block of this arena (nothing happens then).
+    /// Takes a block back. False where `address` is not a live block of this arena (nothing happens
+    /// then).
     pub(crate) fn release(&self, address: *mut u8) -> bool {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some((chunk, offset, size)) = state.live.remove(&(address as usize)) else { return false };

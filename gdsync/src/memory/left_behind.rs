@@ -1,10 +1,12 @@
-//! Timelines of streams that were dropped with work outstanding: a GPU may forget memory only when their work is done.
+//! Timelines of streams that were dropped with work outstanding: a GPU may forget memory only when
+//! their work is done.
 
 use super::timeline::{Timeline, TimelinePoint};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Timelines of streams that were dropped before they had passed their last submission, with the point that ends it.
+/// Timelines of streams that were dropped before they had passed their last submission, with the
+/// point that ends it.
 static LEFT_BEHIND: Mutex<Vec<(Arc<Timeline>, TimelinePoint)>> = Mutex::new(Vec::new());
 
 /// Remembers that a stream was dropped with work outstanding, up to a point.

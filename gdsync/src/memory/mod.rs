@@ -1,8 +1,10 @@
-//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how far streams have come.
+//! Memory that a card and a stream may touch: pinned pages, the arena that queues live in, and how
+//! far streams have come.
 //!
-//! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of [`crate::RemoteMemory`].
-//! Owners and users of memory are counted separately ([`use_count`]): regions hold keepers of their memory, everything else holds
-//! handles. With the last handle, caches drop the registration; the keeper in a work request's region still holds the memory.
+//! Three kinds of addresses never mix: [`HostAddr`], [`StreamAddr`], and the remote addresses of
+//! [`crate::RemoteMemory`]. Owners and users of memory are counted separately (`use_count.rs`):
+//! regions hold keepers of their memory, everything else holds handles. With the last handle,
+//! caches drop the registration; the keeper in a work request's region still holds the memory.
 
 pub(crate) mod arena;
 pub(crate) mod left_behind;
@@ -11,6 +13,8 @@ mod pinned;
 pub(crate) mod spans;
 pub(crate) mod timeline;
 pub(crate) mod use_count;
+
+pub(crate) use timeline::Timeline;
 
 pub use pinned::PinnedMemory;
 pub use timeline::{Blocked, TimelinePoint};
@@ -21,7 +25,8 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostAddr(pub(crate) u64);
 
-/// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces differ.
+/// An address as a stream sees it. Never the same type as [`HostAddr`]: on a GPU the two spaces
+/// differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamAddr(u64);
 
@@ -45,7 +50,8 @@ impl HostAddr {
 }
 
 impl StreamAddr {
-    /// A stream address from its number; only a stream's own `translate` knows which numbers are right.
+    /// A stream address from its number; only a stream's own `translate` knows which numbers are
+    /// right.
     pub fn new(address: u64) -> Self {
         StreamAddr(address)
     }

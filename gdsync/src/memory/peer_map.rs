@@ -1,8 +1,9 @@
 //! The peer address map: which of this process' pages a device's address space has, and where.
 //!
-//! Pages are registered when an operation first names them, and unregistered after the last span that holds them is dropped. To
-//! unregister them may have to wait until the device is idle, so they are *retired* first, with what keeps their memory
-//! mapped. What a device answers is kept, refusals too: asking it costs a system call.
+//! Pages are registered when an operation first names them, and unregistered after the last span
+//! that holds them is dropped. To unregister them may have to wait until the device is idle, so
+//! they are *retired* first, with what keeps their memory mapped. What a device answers is kept,
+//! refusals too: asking it costs a system call.
 
 use super::spans::{Gone, Kind, Span, Watcher};
 use super::{HostAddr, StreamAddr};
@@ -51,7 +52,8 @@ pub(crate) struct PeerMap<R: Registrar> {
 struct Runs {
     /// By first address; runs do not overlap.
     by_base: BTreeMap<u64, Run>,
-    /// Runs that no span holds any more, and that are still registered. Their memory is kept until they are not.
+    /// Runs that no span holds any more, and that are still registered. Their memory is kept until
+    /// they are not.
     retired: BTreeMap<u64, Run>,
     /// Which runs each span holds, by the span's number.
     held: HashMap<u64, HashSet<u64>>,
@@ -126,7 +128,7 @@ impl<R: Registrar> PeerMap<R> {
         let translated = run.translate(base, addr);
         // It is not known which of them the operation means, so each holds the run.
         for span in &spans {
-            if runs.held.entry(span.id()).or_default().insert(base) {
+            if runs.held.entry(span.id).or_default().insert(base) {
                 if let Some(run) = runs.by_base.get_mut(&base) {
                     run.holders += 1;
                 }
@@ -146,15 +148,15 @@ impl<R: Registrar> PeerMap<R> {
             runs.by_base.extend(revived.map(|run| (base, run)));
             return Ok(());
         }
-        let answer = self.registrar.register(base, len, span.kind());
+        let answer = self.registrar.register(base, len, span.kind);
         if let Err(reason) = &answer {
             tracing::debug!(?span, reason, "a device cannot reach pages");
             // Registers stay out of reach. Memory may be refused for the moment only.
-            if !matches!(span.kind(), Kind::Registers { .. }) {
+            if !matches!(span.kind, Kind::Registers { .. }) {
                 return Err(MapError::Refused(reason.clone()));
             }
         }
-        let exclusive = span.kind() != Kind::Pages;
+        let exclusive = span.kind != Kind::Pages;
         runs.by_base.insert(base, Run { len, answer, exclusive, holders: 0, gone: Vec::new() });
         Ok(())
     }

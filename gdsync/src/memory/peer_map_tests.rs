@@ -180,7 +180,8 @@ fn retired_pages_stay_mapped_until_they_are_unregistered() {
 }
 
 proptest! {
-    /// Any order of announcing, naming and dropping: what is registered is what live spans around named words cover.
+    /// Any order of announcing, naming and dropping: what is registered is what live spans around
+    /// named words cover.
     #[test]
     fn registrations_follow_the_spans(
         steps in proptest::collection::vec((0u8..4, 0u64..16, 1u64..5, any::<prop::sample::Index>()), 1..60)

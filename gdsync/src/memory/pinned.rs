@@ -12,15 +12,16 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Shared, zero-initialised, page-aligned memory.
 ///
-/// A card and a stream read and write it at any time, so it is never lent as `&[u8]` or `&mut [u8]`: the CPU reaches it by
-/// copies and by atomic words. Clones name the same memory, which is released with the last of them; queues and
-/// batches in flight hold clones of what they name.
+/// A card and a stream read and write it at any time, so it is never lent as `&[u8]` or `&mut
+/// [u8]`: the CPU reaches it by copies and by atomic words. Clones name the same memory, which is
+/// released with the last of them; queues and batches in flight hold clones of what they name.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
     handle: Arc<Handle>,
 }
 
-/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages are counted separately.
+/// Shared by all clones. A memory region keeps the pages without it: users and keepers of the pages
+/// are counted separately.
 #[derive(Debug)]
 struct Handle {
     // Dropped before the pages: watchers of the use count are notified while the pages still exist.
@@ -32,12 +33,13 @@ struct Handle {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
-    /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have forgotten it.
+    /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have
+    /// forgotten it.
     _span: Arc<Span>,
 }
 
-// SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or raw copies of
-// `PinnedMemory`, which are made for concurrent use.
+// SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or
+// raw copies of `PinnedMemory`, which are made for concurrent use.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -59,24 +61,18 @@ impl PinnedMemory {
     fn map(len: usize, kind: Kind) -> io::Result<Self> {
         let page = page_size();
         let mapped = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
+        // existing memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), mapped, access, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let address = base.as_ptr() as usize;
         let unmap: Release = Box::new(move || {
-            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no stream has it mapped.
+            // SAFETY: we mapped exactly this range; the last handle to it was dropped, and no
+            // stream has it mapped.
             unsafe { libc::munmap(address as *mut libc::c_void, mapped) };
         });
         // All of its pages, also those behind `len`: no other memory shares them.
@@ -84,14 +80,20 @@ impl PinnedMemory {
         Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
     }
 
-    /// Wraps memory of the program. `owner` is dropped when nothing of this library needs the memory any more: after the last
-    /// clone of the returned value and everything made from it, and, where a GPU has the memory mapped, when that GPU has
-    /// forgotten it, which it is asked to while its streams are idle. Its drop must not call this library.
+    /// Wraps memory of the program.
+    ///
+    /// `owner` keeps the memory alive. It is dropped after the last clone of the returned value and
+    /// everything made from it. If the memory is registered with a GPU, it is unregistered first,
+    /// when the GPU's streams are next found idle. The drop must not call this library. Pass `()`
+    /// where nothing has to be dropped, as the program keeps the memory by other means, for example
+    /// for the life of the process.
     ///
     /// # Safety
-    /// `base..base + len` must be readable and writable, must stay mapped (and registered with CUDA, if the program did that)
-    /// until `owner` is dropped, and must be accessed by others only in ways that tolerate concurrent
-    /// access by a card and by streams (atomics, volatile or raw copies).
+    /// `base..base + len` must be readable and writable, must stay mapped (and registered with
+    /// CUDA, if the program did that) until `owner` is dropped, and must be accessed by other code
+    /// only in ways that tolerate concurrent access by a card and by streams (atomics, volatile or
+    /// raw copies). With `()` for an owner, the memory must stay until this library has dropped and
+    /// unregistered it, at a time that the program cannot observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
@@ -132,31 +134,35 @@ impl PinnedMemory {
 
     /// The memory as bytes that may change at any time.
     pub fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); an `AtomicU8` may be changed by others.
+        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); an `AtomicU8` may
+        // be changed by others.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
     }
 
-    /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything where memory given to
-    /// [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
+    /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything
+    /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
     pub fn words32(&self) -> &[AtomicU32] {
         if !(self.as_ptr() as usize).is_multiple_of(4) {
             return &[];
         }
-        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
+        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by
+        // others.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 4) }
     }
 
-    /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything where memory given to
-    /// [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
+    /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything
+    /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
     pub fn words64(&self) -> &[AtomicU64] {
         if !(self.as_ptr() as usize).is_multiple_of(8) {
             return &[];
         }
-        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by others.
+        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by
+        // others.
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 8) }
     }
 
-    /// Copies bytes out, from `offset` on. Returns how many: fewer than asked for only at the end of the memory.
+    /// Copies bytes out, from `offset` on. Returns how many: fewer than asked for only at the end
+    /// of the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let range = self.clip(offset, into.len());
         for (to, from) in into.iter_mut().zip(&self.bytes()[range.clone()]) {
@@ -165,7 +171,8 @@ impl PinnedMemory {
         range.len()
     }
 
-    /// Copies bytes in, from `offset` on. Returns how many: fewer than given only at the end of the memory.
+    /// Copies bytes in, from `offset` on. Returns how many: fewer than given only at the end of the
+    /// memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
         let range = self.clip(offset, from.len());
         for (to, from) in self.bytes()[range.clone()].iter().zip(from) {
@@ -229,5 +236,20 @@ mod tests {
         drop(memory);
         assert_eq!(Arc::strong_count(&bytes), 1, "the owner is dropped with the last handle");
         assert_eq!(bytes[3].load(Ordering::Relaxed), b'c');
+    }
+    #[test]
+    fn clones_and_keepers_keep_the_owner() {
+        let words: Arc<[AtomicU32]> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
+        // SAFETY: the owner keeps the words, which are atomic.
+        let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
+        let (clone, keeper) = (memory.clone(), memory.keeper());
+        drop(memory);
+        assert_eq!(Arc::strong_count(&words), 2);
+        drop(clone);
+        assert_eq!(Arc::strong_count(&words), 2);
+        assert_eq!(keeper.words32().len(), 4);
+        drop(keeper);
+        assert_eq!(Arc::strong_count(&words), 1);
     }
 }

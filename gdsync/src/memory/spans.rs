@@ -1,7 +1,8 @@
 //! Spans of this process' memory that streams may be asked to reach.
 //!
-//! A stream with an address space of its own learns of memory when an operation names it, a *granule* at a time, and has to
-//! unmap it before it is released. So everything that operations can name announces itself here.
+//! A stream with an address space of its own learns of memory when an operation names it, a
+//! *granule* at a time, and has to unmap it before it is released. So everything that operations
+//! can name announces itself here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,16 +16,20 @@ pub(crate) enum Kind {
     Whole,
     /// Pages that belong to the program, or are many: mapped one by one.
     Pages,
-    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's own address.
+    /// Memory of a GPU that the CPU has mapped. Only streams of that GPU can name it, by the GPU's
+    /// own address.
     Gpu { ordinal: i32, address: u64 },
-    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of a software card.
+    /// A page of a card's doorbell registers: memory-mapped input and output, or ordinary memory of
+    /// a software card.
     Registers { mmio: bool },
 }
 
-/// What to do when a span was dropped and every device has unmapped it: release its memory, for example.
+/// What to do when a span was dropped and every device has unmapped it: release its memory, for
+/// example.
 pub(crate) type Release = Box<dyn FnOnce() + Send + Sync>;
 
-/// A dropped span that devices may still have in their address spaces. The last device to drop this value releases the memory.
+/// A dropped span that devices may still have in their address spaces. The last device to drop this
+/// value releases the memory.
 pub(crate) struct Gone {
     releases: Vec<Release>,
 }
@@ -37,22 +42,23 @@ impl Drop for Gone {
 
 /// What maps spans into another address space.
 pub(crate) trait Watcher: Send + Sync {
-    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be called with any lock held.
+    /// The span was dropped; its memory is released when every watcher has dropped `gone`. May be
+    /// called with any lock held.
     fn gone(&self, span: u64, gone: &Arc<Gone>);
 }
 
 /// A span that is there. Goes with its last handle.
 pub(crate) struct Span {
-    id: u64,
+    pub(crate) id: u64,
     base: u64,
     len: u64,
-    kind: Kind,
+    pub(crate) kind: Kind,
     releases: Mutex<Vec<Release>>,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
-/// What the list of all spans says of one. A handle is made of it only to be given away: were it the last one, its drop
-/// would take the list's lock again.
+/// What the list of all spans says of one. A handle is made of it only to be given away: were it
+/// the last one, its drop would take the list's lock again.
 struct Known {
     len: u64,
     kind: Kind,
@@ -69,7 +75,8 @@ fn spans() -> MutexGuard<'static, BTreeMap<u64, Vec<Known>>> {
 }
 
 impl Span {
-    /// Announces `len` bytes from `base` on. A page of registers that is announced already is shared.
+    /// Announces `len` bytes from `base` on. A page of registers that is announced already is
+    /// shared.
     ///
     /// `release` is called when the span was dropped and no device has it mapped.
     pub(crate) fn announce(base: u64, len: u64, kind: Kind, release: Release) -> Arc<Span> {
@@ -91,7 +98,8 @@ impl Span {
         span
     }
 
-    /// The spans that hold `len` bytes from `addr` on: several where the program has named its memory more than once.
+    /// The spans that hold `len` bytes from `addr` on: several where the program has named its
+    /// memory more than once.
     pub(crate) fn find(addr: u64, len: u64) -> Vec<Arc<Span>> {
         let Some(end) = addr.checked_add(len) else { return Vec::new() };
         let spans = spans();
@@ -100,15 +108,6 @@ impl Span {
             .flat_map(|(base, here)| here.iter().map(move |known| (base, known)))
             .filter(|(base, known)| end <= *base + known.len);
         before.filter_map(|(_, known)| known.span.upgrade()).collect()
-    }
-
-    /// Number of the span, unique in the process.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// The part around `addr` that is mapped in one go: base and length, in whole pages.
@@ -176,20 +175,20 @@ mod tests {
     }
 
     fn found(addr: u64, len: u64) -> Vec<u64> {
-        Span::find(addr, len).iter().map(|span| span.id()).collect()
+        Span::find(addr, len).iter().map(|span| span.id).collect()
     }
 
     #[test]
     fn all_spans_around_an_address_are_found() {
         let outer = Span::announce(BASE, 0x4000, Kind::Pages, nothing());
         let inner = Span::announce(BASE + 0x1000, 0x100, Kind::Pages, nothing());
-        assert_eq!(found(BASE + 0x1010, 8), [outer.id(), inner.id()]);
-        assert_eq!(found(BASE + 0x10fc, 8), [outer.id()]);
-        assert_eq!(found(BASE + 0x3ffc, 4), [outer.id()]);
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id, inner.id]);
+        assert_eq!(found(BASE + 0x10fc, 8), [outer.id]);
+        assert_eq!(found(BASE + 0x3ffc, 4), [outer.id]);
         assert!(found(BASE + 0x3ffc, 8).is_empty() && found(BASE - 4, 4).is_empty());
         assert!(found(u64::MAX, 8).is_empty());
         drop(inner);
-        assert_eq!(found(BASE + 0x1010, 8), [outer.id()]);
+        assert_eq!(found(BASE + 0x1010, 8), [outer.id]);
         drop(outer);
         assert!(found(BASE + 0x1010, 8).is_empty());
     }
@@ -201,10 +200,10 @@ mod tests {
             Span::announce(base, 4096, registers, nothing()),
             Span::announce(base, 4096, registers, nothing()),
         );
-        assert_eq!(one.id(), two.id());
+        assert_eq!(one.id, two.id);
         let other = Span::announce(base, 4096, Kind::Pages, nothing());
-        assert_ne!(one.id(), other.id());
-        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id(), other.id());
+        assert_ne!(one.id, other.id);
+        assert_ne!(Span::announce(base, 4096, Kind::Pages, nothing()).id, other.id);
     }
 
     fn counting(released: &Arc<AtomicU64>) -> Release {
@@ -219,7 +218,7 @@ mod tests {
         let (one, two): (Arc<Told>, Arc<Told>) = Default::default();
         let released = Arc::new(AtomicU64::new(0));
         let span = Span::announce(BASE + 0x20_0000, 4096, Kind::Whole, counting(&released));
-        let id = span.id();
+        let id = span.id;
         for told in [&one, &two, &one] {
             span.watch(Arc::downgrade(told) as Weak<dyn Watcher>);
         }

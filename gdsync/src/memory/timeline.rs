@@ -1,9 +1,10 @@
 //! Timelines: how the CPU learns what a stream has passed.
 //!
-//! Every stream has a timeline, one 32-bit progress word in pinned memory. Each wait that is posted on the stream takes a
-//! *point*, the timeline's next number, and the stream writes a point into the word after the waits it covers. Points are
-//! handed out and written in stream order, so a word that has reached a point proves that everything posted up to that
-//! point is past. Comparisons are cyclic: at most 2^31 points may be outstanding.
+//! Every stream has a timeline, one 32-bit progress word in pinned memory. Each wait that is posted
+//! on the stream takes a *point*, the timeline's next number, and the stream writes a point into
+//! the word after the waits it covers. Points are handed out and written in stream order, so a word
+//! that has reached a point proves that everything posted up to that point is past. Comparisons are
+//! cyclic: at most 2^31 points may be outstanding.
 
 use crate::memory::HostAddr;
 use crate::memory::arena::{Arena, Line};
@@ -68,8 +69,8 @@ impl Timeline {
 
     /// The last point that the stream wrote.
     ///
-    /// Acquire: a thread that reuses memory because of this value must not have its writes seen by the stream's earlier
-    /// operations, nor miss their effects.
+    /// Acquire: a thread that reuses memory because of this value must not have its writes seen by
+    /// the stream's earlier operations, nor miss their effects.
     pub(crate) fn progress(&self) -> TimelinePoint {
         TimelinePoint(self.line.word32().load(Ordering::Acquire))
     }
@@ -84,12 +85,14 @@ impl Timeline {
         self.expected.store(point.0, Ordering::Release);
     }
 
-    /// The stream has passed all that was posted: to be asked where each submission writes its point.
+    /// The stream has passed all that was posted: to be asked where each submission writes its
+    /// point.
     pub(crate) fn is_quiet(&self) -> bool {
         self.has_passed(TimelinePoint(self.expected.load(Ordering::Acquire)))
     }
 
-    /// Declares everything passed. For a stream that has drained, or that failed and will touch nothing any more.
+    /// Declares everything passed. For a stream that has drained, or that failed and will touch
+    /// nothing any more.
     pub(crate) fn declare_passed(&self, point: TimelinePoint) {
         self.line.word32().store(point.0, Ordering::Release);
     }

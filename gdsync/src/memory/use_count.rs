@@ -11,9 +11,10 @@ pub(crate) trait Watcher: Send + Sync {
     fn gone(&self, memory: u64);
 }
 
-/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of its own.
+/// Shared by the handles of some memory. What keeps the memory but does not use it has a life of
+/// its own.
 pub(crate) struct UseCount {
-    id: u64,
+    pub(crate) id: u64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
 }
 
@@ -21,11 +22,6 @@ impl UseCount {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         UseCount { id: NEXT.fetch_add(1, Ordering::Relaxed), watchers: Mutex::default() }
-    }
-
-    /// Number of the memory, unique in the process.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
     }
 
     /// Tells `watcher`, too, when there is no user left.

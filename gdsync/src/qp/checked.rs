@@ -1,22 +1,31 @@
 //! Waits that tell success from failure.
 //!
-//! A stream can wait for the owner bit of a completion entry, which flips with any completion, successful or not: no condition on that
-//! word tells the two apart. So a thread of the library looks at the entry in the stream's place and writes a *status word*,
-//! which the stream waits for instead, and which kernels and later descriptors can read.
+//! A stream can wait for the owner bit of a CQE, which flips with any completion, good or bad: no
+//! condition on that word tells the two apart. So a thread of the library polls the CQE and writes
+//! a *status word*. The stream waits for that word instead, and kernels and later descriptors can
+//! read it.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::wait::PreparedWait;
-use crate::queue::Status;
-use crate::queue::doorbell::PeerOp;
+use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
 use crate::queue::outcome::outcome;
-use crate::util::poller::{self, Watched};
+use crate::queue::{PeerOp, Status};
+use crate::util::poller::{Polled, Poller, Task};
 use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A prepared wait that will say how the work that it waits for ended; see [`PreparedWait::checked`].
+/// The thread that polls for checked waits, and for persistent requests.
+pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
+
+/// Starts the thread of [`CHECKER`], unless it runs.
+///
+/// # Errors
+/// [`Error::Thread`].
+pub(crate) fn start_checker() -> Result<(), Error> {
+    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
+}
+
+/// A prepared wait with a [`Status`] of the work that it waits for; see [`PreparedWait::checked`].
 #[derive(Debug)]
 #[must_use = "a prepared wait does nothing until it is posted in a batch"]
 pub struct CheckedWait {
@@ -29,41 +38,44 @@ impl CheckedWait {
         self.wait
     }
 
-    /// What became of the work. Stays readable after the wait was posted.
+    /// The outcome of the work. It stays readable after the wait was posted.
     pub fn status(&self) -> Status {
         self.status.clone()
     }
 }
 
 impl PreparedWait {
-    /// The same wait, with a [`Status`] that says how it ended: when the stream continues, it is written, for whatever follows
-    /// on the stream. A queue pair that the work failed on is in the error state by then, too, without a poll.
+    /// The same wait, with a [`Status`] of the work. The status is written before the stream passes
+    /// the wait, so later operations of the stream can read it. If the work failed, its queue pair
+    /// has failed by then, too, even if the program has not polled.
     ///
-    /// It takes a thread of the library, which sleeps while no checked wait is outstanding, and the time until that has looked;
-    /// `gdsync bench checked` measures it.
+    /// The completion is polled by a thread of the library, which sleeps while no checked wait is
+    /// outstanding. The stream goes on when that thread has seen the completion; `gdsync bench
+    /// checked` measures the delay.
     ///
     /// # Errors
-    /// [`Error::Thread`], [`Error::Memory`]. The wait is given back then, as when it is dropped.
+    /// [`Error::Thread`], [`Error::Memory`]. The wait is dropped then.
     pub fn checked(mut self) -> Result<CheckedWait, Error> {
-        poller::start()?;
+        start_checker()?;
         let status = Status::new()?;
         self.checked = Some(Checked { status: status.clone(), called_off: Arc::default() });
         Ok(CheckedWait { wait: self, status })
     }
 }
 
-/// What a checked wait has more than others.
+/// The part of a prepared wait that only checked ones have.
 #[derive(Debug)]
 pub(crate) struct Checked {
     status: Status,
-    /// The post that the thread watches for was undone.
+    /// The wait was not posted after all: the thread has nothing to poll.
     called_off: Arc<AtomicBool>,
 }
 
 impl Checked {
-    /// Has the thread look at a completion entry, which the stream's point holds until the status was written.
+    /// Has the thread poll a CQE, which is not given back to the card before the stream has passed
+    /// `point`, and so not before the status is written.
     ///
-    /// Returns what the stream waits for.
+    /// Returns the stream's operation.
     pub(crate) fn commit(
         &mut self,
         cq: &Arc<CompletionQueueInner>,
@@ -73,7 +85,7 @@ impl Checked {
         point: TimelinePoint,
     ) -> PeerOp {
         self.called_off = Arc::default();
-        poller::watch(Box::new(Check {
+        CHECKER.add(Arc::new(Check {
             cq: cq.clone(),
             index,
             status: self.status.clone(),
@@ -94,7 +106,7 @@ impl Checked {
     }
 }
 
-/// An entry to look at.
+/// A CQE to poll.
 struct Check {
     cq: Arc<CompletionQueueInner>,
     index: u32,
@@ -105,23 +117,25 @@ struct Check {
     called_off: Arc<AtomicBool>,
 }
 
-impl Watched for Check {
-    fn look(&mut self) -> bool {
-        // The timeline passes only after the status was written, unless its stream has failed: then the entry may be the card's again.
+impl Task for Check {
+    fn poll(&self) -> Polled {
+        // The stream passes the point only after the status was written, unless it has failed: then
+        // the card may own the CQE again.
         if self.called_off.load(Ordering::Acquire) || self.timeline.has_passed(self.point) {
-            return true;
+            return Polled::Done;
         }
         let state = self.cq.lock();
-        // Polling fails the queue pair, too; it may have been reset after that.
+        // If the program has polled the CQE, that has failed the queue pair, which may have been
+        // reset since.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
             drop(state);
             for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.failure().is_some()) {
                 queue_pair.flush_unposted();
             }
-            return false;
+            return Polled::Nothing;
         };
-        let owner = self.queue_pairs.iter().find(|one| one.number() == entry.cqe.qpn());
+        let owner = self.queue_pairs.iter().find(|one| one.number == entry.cqe.qpn());
         let psn = owner.map(|owner| owner.psn.load(Ordering::Relaxed));
         drop(state);
         let outcome = outcome(&entry.cqe);
@@ -132,6 +146,6 @@ impl Watched for Check {
             failed.flush_unposted();
         }
         self.status.set(outcome);
-        true
+        Polled::Done
     }
 }

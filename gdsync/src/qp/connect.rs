@@ -2,14 +2,11 @@
 
 use crate::qp::create::QpObject;
 use crate::qp::{QpState, QueuePair, QueuePairInner};
-use crate::verbs::ah::{AddressHandle, path};
-use crate::verbs::call;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::Mtu;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, OutOfRange, QueuePairError};
-use crate::verbs::gid::GidEntry;
-use crate::verbs::transport::Transport;
+use crate::verbs::ah::path;
+use crate::verbs::{
+    AddressHandle, ConnectOptions, Endpoint, Error, GidEntry, Mtu, OutOfRange, QueuePairError, Transport,
+    call,
+};
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::atomic::Ordering;
 
@@ -28,13 +25,14 @@ fn path_mtu(own: Option<Mtu>, remote: Mtu, asked: Option<Mtu>) -> Result<Mtu, Er
 }
 
 impl QueuePair {
-    /// The address of a remote port, reached from this queue pair's port and global identifier, for datagrams
-    /// ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence number are ignored; of the options, service
-    /// level and global route count.
+    /// The address of a remote port, reached from this queue pair's port and global identifier, for
+    /// datagrams ([`crate::WorkRequest::to`]). `remote`'s queue pair number and packet sequence
+    /// number are ignored; of the options, service level and global route count.
     ///
     /// # Errors
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
+    /// another protocol, [`OutOfRange`] for options outside their ranges, [`Error::Verbs`] where
+    /// the provider refuses.
     pub fn address_handle(&self, remote: &Endpoint, options: ConnectOptions) -> Result<AddressHandle, Error> {
         AddressHandle::new(&self.inner.domain.pd, self.inner.config.port, &self.inner.gid, remote, &options)
     }
@@ -44,12 +42,12 @@ impl QueuePairInner {
     fn modify(&self, attr: &mut ibv_qp_attr, mask: u32, step: &'static str) -> Result<(), Error> {
         let pd = &self.domain.pd;
         let raw = match &self.object {
-            QpObject::Verbs(qp) => qp.raw(),
+            QpObject::Verbs(qp) => qp.raw,
             QpObject::Devx(qp) => return qp.modify(pd, &self.config, self.gid.kind.link(), attr),
         };
         // SAFETY: the queue pair is alive as long as `self`; `attr` is valid.
         let rc = unsafe { (pd.device.api.modify_qp)(raw, attr, mask as libc::c_int) };
-        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number()))
+        call::status("ibv_modify_qp", rc, || format!("queue pair {:#x}, {step}", self.number))
     }
 
     pub(crate) fn to_init(&self) -> Result<(), Error> {
@@ -72,8 +70,7 @@ impl QueuePairInner {
     /// A UD queue pair, which has nothing to connect to, becomes ready at once.
     pub(crate) fn to_ready(&self) -> Result<(), Error> {
         let mut status = self.status();
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "INIT to RTR")?;
+        self.to_state(verbs::IBV_QPS_RTR, "INIT to RTR")?;
         let sq_psn = self.psn.load(Ordering::Relaxed);
         let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RTS, sq_psn, ..Default::default() };
         self.modify(&mut attr, verbs::IBV_QP_STATE | verbs::IBV_QP_SQ_PSN, "RTR to RTS")?;
@@ -83,13 +80,16 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_reset(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_RESET, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to RESET")
+        self.to_state(verbs::IBV_QPS_RESET, "to RESET")
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        let mut attr = ibv_qp_attr { qp_state: verbs::IBV_QPS_ERR, ..Default::default() };
-        self.modify(&mut attr, verbs::IBV_QP_STATE, "to ERR")
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
+    }
+
+    /// A step that takes no attributes.
+    fn to_state(&self, qp_state: libc::c_int, step: &'static str) -> Result<(), Error> {
+        self.modify(&mut ibv_qp_attr { qp_state, ..Default::default() }, verbs::IBV_QP_STATE, step)
     }
 
     pub(crate) fn endpoint(&self) -> Result<Endpoint, Error> {
@@ -97,7 +97,7 @@ impl QueuePairInner {
         let mtu = port.mtu.ok_or(Error::QueuePair(QueuePairError::Layout { what: "port MTU", value: 0 }))?;
         let GidEntry { gid, kind, .. } = self.gid;
         Ok(Endpoint {
-            qpn: self.number(),
+            qpn: self.number,
             psn: self.psn.load(Ordering::Relaxed),
             kind,
             lid: port.lid,
@@ -108,20 +108,17 @@ impl QueuePairInner {
 
     pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         let mut status = self.status();
-        let (qpn, needed) = (self.number(), "new (INIT)");
+        let (qpn, needed) = (self.number, "new (INIT)");
         let reliable = match self.config.transport {
             Transport::Rc => true,
             Transport::Uc => false,
             Transport::Ud => return Err(Error::QueuePair(QueuePairError::Connectionless { qpn })),
         };
+        let refuse = |state| Err(Error::QueuePair(QueuePairError::State { qpn, state, needed }));
         match *status {
             QpState::Initialised => {}
-            QpState::Connected => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "connected", needed }));
-            }
-            QpState::Failed(_) => {
-                return Err(Error::QueuePair(QueuePairError::State { qpn, state: "failed", needed }));
-            }
+            QpState::Connected => return refuse("connected"),
+            QpState::Failed(_) => return refuse("failed"),
         }
         let device = &self.domain.pd.device;
         options.check(device.attributes()?.max_reads)?;

@@ -1,11 +1,8 @@
 //! Completion queues.
 
-use crate::qp::QueuePairInner;
-use crate::qp::wait::PreparedWait;
-use crate::queue::Ring;
+use crate::qp::{PreparedWait, QueuePairInner};
 use crate::queue::completion::CompletionState;
-use crate::queue::error::{PollError, QueueError};
-use crate::queue::outcome::Completion;
+use crate::queue::{Completion, PollError, QueueError, Ring};
 use crate::verbs::device::DeviceInner;
 use gdsync_sys::verbs::ibv_cq;
 use std::fmt::Debug;
@@ -13,19 +10,22 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited for by streams, or both.
+/// A completion queue, of one [`crate::QueuePair`] or shared by several: polled by the CPU, waited
+/// for by streams, or both.
 ///
 /// A cheap handle, which keeps the queue's memory but not its queue pairs.
 ///
 /// # Sharing
-/// Queue pairs share what [`CompletionQueue::new`] makes ([`crate::QueuePairConfig::completion_queues`]), for one direction or both.
-/// Entries come in the order in which the card writes them, each with the number of its queue pair. A queue pair posts only what
-/// the ring has room for, beside what the others have booked.
+/// Queue pairs share what [`CompletionQueue::new`] makes
+/// ([`crate::QueuePairConfig::completion_queues`]), for one direction or both. Entries come in the
+/// order in which the card writes them, each with the number of its queue pair. A queue pair posts
+/// only what the ring has room for, beside what the others have booked.
 ///
-/// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written n entries, of whichever queue
-/// pairs. A stream that must know *which* message arrived shares no queue for it, or waits for all that it has posted. The error
-/// of one queue pair ends waits, too, also those that counted on another's; polling returns the error. A batch keeps every queue pair that
-/// completed here when its waits were prepared; and where its stream fails, all of them fail.
+/// A wait is for an entry, not for a queue pair's: the n-th wait is over when the card has written
+/// n entries, of whichever queue pairs. A stream that must know *which* message arrived shares no
+/// queue for it, or waits for all that it has posted. The error of one queue pair ends waits, too,
+/// also those that counted on another's; polling returns the error. A batch keeps every queue pair
+/// that completed here when its waits were prepared; and where its stream fails, all of them fail.
 ///
 /// ```
 /// use gdsync::{Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
@@ -62,12 +62,13 @@ pub(crate) struct CompletionQueueInner {
     state: parking_lot::Mutex<CompletionState>,
     /// Queue pairs that complete here, by number.
     queue_pairs: Mutex<Vec<(u32, Weak<QueuePairInner>)>>,
-    device: Arc<DeviceInner>,
+    pub(crate) device: Arc<DeviceInner>,
     /// The domain whose allocator supplied the ring.
     pub(crate) domain: Arc<dyn Debug + Send + Sync>,
 }
 
-/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there hold the queue, so they were destroyed before.
+/// The queue as its maker knows it. Destroyed when dropped: the queue pairs that complete there
+/// hold the queue, so they were destroyed before.
 pub(crate) trait CqObject: Debug + Send + Sync {
     /// Its number.
     fn number(&self) -> u32;
@@ -77,19 +78,24 @@ pub(crate) trait CqObject: Debug + Send + Sync {
 }
 
 impl CompletionQueue {
-    /// Takes the next completion, if there is one. Completions come in the order in which the card wrote them.
+    /// Takes the next completion, if there is one. Completions come in the order in which the card
+    /// wrote them.
     ///
     /// # Errors
-    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) where the card wrote something that makes no sense; the entry is skipped.
-    /// [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) where kernels read the queue.
+    /// [`PollError::BadCompletion`](crate::queue::PollError::BadCompletion) where the card wrote
+    /// something that makes no sense; the entry is skipped.
+    /// [`PollError::DeviceAttached`](crate::queue::PollError::DeviceAttached) where kernels read
+    /// the queue.
     pub fn poll(&self) -> Result<Option<Completion>, PollError> {
         self.inner.poll()
     }
 
-    /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is prepared for: libgdsync's
-    /// polling. Programs rely on it that start to poll before they decide whether a stream or the CPU waits.
+    /// As [`Self::poll`], but leaves alone what a stream has still to look at, and what a wait is
+    /// prepared for: libgdsync's polling. Programs rely on it that start to poll before they decide
+    /// whether a stream or the CPU waits.
     ///
-    /// A wait that is never posted is in the way until it is dropped, or given up ([`PreparedWait::leave_to_cpu`]).
+    /// A wait that is never posted is in the way until it is dropped, or given up
+    /// ([`PreparedWait::leave_to_cpu`]).
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -99,11 +105,11 @@ impl CompletionQueue {
 
     /// Prepares a wait for the next completion that no other wait is for.
     ///
-    /// What follows the wait on a stream sees what the card wrote before the completion; for messages in GPU memory, see
-    /// [`crate::cuda`].
+    /// What follows the wait on a stream sees what the card wrote before the completion; for
+    /// messages in GPU memory, see [`crate::cuda`].
     ///
-    /// The work that completes must be prepared or posted already. The same completion can still be polled by the CPU,
-    /// and has to be: polling is what frees its place in the queues.
+    /// The work that completes must be prepared or posted already. The same completion can still be
+    /// polled by the CPU, and has to be: polling is what frees its place in the queues.
     ///
     /// # Errors
     /// [`OrderError::NothingToWaitFor`](crate::queue::OrderError::NothingToWaitFor).
@@ -153,15 +159,12 @@ impl CompletionQueueInner {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Both of its queues may complete here.
         if !known.iter().any(|(_, weak)| ptr::eq(weak.as_ptr(), Arc::as_ptr(queue_pair))) {
-            known.push((queue_pair.number(), Arc::downgrade(queue_pair)));
+            known.push((queue_pair.number, Arc::downgrade(queue_pair)));
         }
     }
 
-    pub(crate) fn device(&self) -> &Arc<DeviceInner> {
-        &self.device
-    }
-
-    /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same number is attached meanwhile.
+    /// A queue pair was destroyed. The state's lock is held, so that no queue pair with the same
+    /// number is attached meanwhile.
     pub(crate) fn detach(&self, state: &mut CompletionState, qpn: u32) {
         let mut known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         known.retain(|(number, weak)| *number != qpn || weak.strong_count() > 0);
@@ -189,7 +192,8 @@ impl CompletionQueueInner {
         self.take(Take::Next).transpose()
     }
 
-    /// Reads what has completed, for persistent requests that have claimed it. Other completions are set aside for the next poll.
+    /// Reads what has completed, for persistent requests that have claimed it. Other completions
+    /// are set aside for the next poll.
     pub(crate) fn progress(&self) {
         self.take(Take::Aside);
     }
@@ -202,7 +206,7 @@ impl CompletionQueueInner {
             if !aside && let Some(taken) = state.set_aside.pop_front() {
                 return Some(taken);
             }
-            if let Some(qpn) = state.attached_to() {
+            if let Some(qpn) = state.attached {
                 return if aside { None } else { Some(Err(PollError::DeviceAttached { qpn })) };
             }
             if what == Take::Unawaited && state.is_awaited() {
@@ -219,7 +223,8 @@ impl CompletionQueueInner {
             if let Owner::Here(queue_pair) = &owner
                 && let Some(flush) = queue_pair.flush_of_unknown_cause(&raw.cqe)
             {
-                // The cause may be in its other queue, whose lock is not taken under this one. The loop then starts again.
+                // The cause may be in its other queue, whose lock is not taken under this one. The
+                // loop then starts again.
                 let psn = queue_pair.psn.load(Ordering::Relaxed);
                 drop(state);
                 queue_pair.fail_with_work(psn, flush);
@@ -248,7 +253,8 @@ impl CompletionQueueInner {
             if queue_pair.failure().is_some() {
                 queue_pair.flush_unposted();
             }
-            // The queue pair may be the last handle: it must not be dropped under the lock that its drop takes.
+            // The queue pair may be the last handle: it must not be dropped under the lock that its
+            // drop takes.
             drop(queue_pair);
             if taken.is_some() {
                 return taken;

@@ -1,16 +1,11 @@
-//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the order of its end.
+//! Creation and destruction of a queue pair: its attributes, the description of its memory, and the
+//! order of its end.
 
 use crate::memory::HostAddr;
-use crate::qp::config::QueuePairConfig;
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
-use crate::qp::{QueuePairInner, devx};
-use crate::queue::Ring;
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::devx::DevxError;
-use crate::verbs::error::{Error, QueuePairError};
-use crate::verbs::transport::Transport;
+use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
+use crate::queue::{QueueParts, Ring};
+use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_obj, mlx5dv_qp, mlx5dv_qp_init_attr};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr_ex};
@@ -28,7 +23,7 @@ pub(crate) enum QpObject {
 /// A queue pair of verbs; null once it is destroyed.
 #[derive(Debug)]
 pub(crate) struct VerbsQp {
-    raw: *mut ibv_qp,
+    pub(crate) raw: *mut ibv_qp,
     device: Arc<DeviceInner>,
 }
 
@@ -36,20 +31,6 @@ pub(crate) struct VerbsQp {
 unsafe impl Send for VerbsQp {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsQp {}
-
-/// A queue pair, and what it is driven by. The rings must not be used longer than the object.
-pub(crate) struct Made {
-    pub(crate) object: QpObject,
-    pub(crate) number: u32,
-    pub(crate) sq: Ring,
-    pub(crate) rq: Ring,
-    /// The doorbell register.
-    pub(crate) register: HostAddr,
-    /// Slices of a send, inline bytes of one, and slices of a receive.
-    pub(crate) send_segments: u32,
-    pub(crate) inline: u32,
-    pub(crate) recv_segments: u32,
-}
 
 impl QpObject {
     /// The queue pair as verbs know it, if they do.
@@ -69,10 +50,6 @@ impl QpObject {
 }
 
 impl VerbsQp {
-    pub(crate) fn raw(&self) -> *mut ibv_qp {
-        self.raw
-    }
-
     fn destroy(&mut self) {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         if !raw.is_null() {
@@ -94,7 +71,7 @@ pub(crate) fn make(
     config: &QueuePairConfig<'_>,
     send_cq: &CompletionQueueInner,
     recv_cq: &CompletionQueueInner,
-) -> Result<Made, Error> {
+) -> Result<(QpObject, QueueParts), Error> {
     match &domain.maker {
         Maker::Verbs(parent) => {
             let known = |queue: &CompletionQueueInner| {
@@ -103,17 +80,8 @@ pub(crate) fn make(
             make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
         }
         Maker::Devx(devx) => {
-            let made = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
-            Ok(Made {
-                number: made.qp.number(),
-                object: QpObject::Devx(made.qp),
-                sq: made.sq,
-                rq: made.rq,
-                register: made.register,
-                send_segments: config.send_segments,
-                inline: made.inline,
-                recv_segments: made.recv_segments,
-            })
+            let (qp, parts) = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
+            Ok((QpObject::Devx(qp), parts))
         }
     }
 }
@@ -123,7 +91,7 @@ fn make_by_verbs(
     parent: &ParentDomain,
     config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
-) -> Result<Made, Error> {
+) -> Result<(QpObject, QueueParts), Error> {
     let device = &domain.pd.device;
     let mut attr = init_attr(config, parent, queues);
     let mut mlx5_attr = mlx5dv_qp_init_attr {
@@ -139,16 +107,15 @@ fn make_by_verbs(
     let layout = describe(raw, domain)?;
     // SAFETY: a queue pair just returned by the provider is valid; its number never changes.
     let number = unsafe { (*raw.as_ptr()).qp_num };
-    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is destroyed, which the object
-    // does when it is dropped; counts were checked in `describe`.
+    // SAFETY: the provider describes the rings and records of the queue pair, valid until it is
+    // destroyed, which the object does when it is dropped; counts were checked in `describe`.
     let (sq, rq) = unsafe {
         (
             Ring::new(layout.sq.buf.cast(), layout.sq.wqe_cnt, BASIC_BLOCK, layout.dbrec.add(1)),
             Ring::new(layout.rq.buf.cast(), layout.rq.wqe_cnt, layout.rq.stride as usize, layout.dbrec),
         )
     };
-    Ok(Made {
-        object,
+    let parts = QueueParts {
         number,
         sq,
         rq,
@@ -156,7 +123,8 @@ fn make_by_verbs(
         send_segments: attr.cap.max_send_sge,
         inline: attr.cap.max_inline_data,
         recv_segments: attr.cap.max_recv_sge,
-    })
+    };
+    Ok((object, parts))
 }
 
 fn init_attr(
@@ -186,7 +154,7 @@ fn refusal(error: Error, domain: &QueueDomain, transport: Transport) -> Error {
     match &error {
         Error::Verbs { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             Error::QueuePair(QueuePairError::NoTransport {
-                device: domain.pd.device.name().to_owned(),
+                device: domain.pd.device.name.to_owned(),
                 transport,
             })
         }
@@ -204,7 +172,7 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
     // SAFETY: the queue pair is alive, and `out` is a valid place.
     let rc = unsafe { (domain.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_QP) };
     call::status("mlx5dv_init_obj", rc, || "queue pair".to_owned())?;
-    let bad = |what, value: u32| Err(Error::QueuePair(QueuePairError::Layout { what, value: value.into() }));
+    let bad = |what, value: u32| Err(QueuePairError::layout(what, value));
     if out.sq.stride as usize != BASIC_BLOCK {
         return bad("send queue stride", out.sq.stride);
     }
@@ -222,18 +190,20 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
-        // Locked before the number may be used again, so that this queue pair's entries are not taken for another's. Two queues in the
-        // order of their addresses, as another queue pair may have them the other way round.
+        // Locked before the number may be used again, so that this queue pair's entries are not
+        // taken for another's. Two queues in the order of their addresses, as another queue pair
+        // may have them the other way round.
         let (first, second) = match Arc::as_ptr(&self.send_cq).cmp(&Arc::as_ptr(&self.recv_cq)) {
             Ordering::Less => (&self.send_cq, Some(&self.recv_cq)),
             Ordering::Equal => (&self.send_cq, None),
             Ordering::Greater => (&self.recv_cq, Some(&self.send_cq)),
         };
         let mut states = [Some((first, first.lock())), second.map(|queue| (queue, queue.lock()))];
-        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After this the card touches neither the
-        // rings nor the memory that work requests name; fields drop afterwards.
+        // Every prepared send and batch in flight holds an `Arc` of this, so none is left. After
+        // this the card touches neither the rings nor the memory that work requests name; fields
+        // drop afterwards.
         self.object.destroy();
-        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().outstanding());
+        let (sends, receives) = (self.send.get_mut().outstanding(), self.recv.get_mut().len());
         for (queue, state) in states.iter_mut().flatten() {
             if Arc::ptr_eq(queue, &self.send_cq) {
                 (0..sends.entries).for_each(|i| state.unreserve(i < sends.signaled));
@@ -241,7 +211,7 @@ impl Drop for QueuePairInner {
             if Arc::ptr_eq(queue, &self.recv_cq) {
                 (0..receives).for_each(|_| state.unreserve(true));
             }
-            queue.detach(state, self.number());
+            queue.detach(state, self.number);
         }
     }
 }

@@ -1,14 +1,10 @@
 //! Making completion queues, by verbs or by commands of the device.
 
-use crate::qp::config::CompletionQueueConfig;
-use crate::qp::cq::{CompletionQueue, CompletionQueueInner, CqObject};
-use crate::qp::devx;
+use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::{CompletionQueue, CompletionQueueConfig, CompletionQueueInner, devx};
 use crate::queue::Ring;
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::{Error, QueuePairError};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::{Device, DeviceInner, Error, ProtectionDomain, QueuePairError, call};
 use gdsync_sys::mlx5dv::{self, mlx5dv_cq, mlx5dv_cq_init_attr, mlx5dv_obj};
 use gdsync_sys::prm::cqe::CQE_SIZE;
 use gdsync_sys::verbs::{self, ibv_cq, ibv_cq_init_attr_ex};
@@ -16,11 +12,13 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 impl CompletionQueue {
-    /// Makes a completion queue that queue pairs can share. A number stands for the configuration of a queue with so many entries.
+    /// Makes a completion queue that queue pairs can share. A number stands for the configuration
+    /// of a queue with so many entries.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of that length;
-    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by commands; [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Verbs`] where the provider refuses, for example because the device has no queues of
+    /// that length; [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`] for those made by
+    /// commands; [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(device: &Device, config: impl Into<CompletionQueueConfig>) -> Result<Self, Error> {
         let CompletionQueueConfig { entries, queues, placement } = config.into();
         // A ring's memory comes by way of a domain. This one has no other use.
@@ -55,7 +53,8 @@ struct VerbsCq {
     device: Arc<DeviceInner>,
 }
 
-// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is done with it.
+// SAFETY: libibverbs allows a completion queue to be destroyed from any thread; nothing else is
+// done with it.
 unsafe impl Send for VerbsCq {}
 // SAFETY: as above.
 unsafe impl Sync for VerbsCq {}
@@ -75,7 +74,8 @@ impl VerbsCq {
             parent_domain: parent.raw(),
         };
         let mut mlx5_attr = mlx5dv_cq_init_attr::default();
-        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives; both structs are valid.
+        // SAFETY: the context is open and the parent domain allocated as long as `domain` lives;
+        // both structs are valid.
         let raw = unsafe { (device.api.mlx5dv_create_cq)(device.context(), &mut attr, &mut mlx5_attr) };
         let raw = call::pointer("mlx5dv_create_cq", raw, || format!("{entries} entries"))?;
         let mut made = VerbsCq { raw, number: 0, device: device.clone() };
@@ -88,18 +88,13 @@ impl VerbsCq {
         let rc = unsafe { (device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_CQ) };
         call::status("mlx5dv_init_obj", rc, || "completion queue".to_owned())?;
         if out.cqe_size as usize != CQE_SIZE {
-            return Err(Error::QueuePair(QueuePairError::Layout {
-                what: "completion entry size",
-                value: out.cqe_size.into(),
-            }));
+            return Err(QueuePairError::layout("completion entry size", out.cqe_size));
         }
         if !out.cqe_cnt.is_power_of_two() {
-            return Err(Error::QueuePair(QueuePairError::Layout {
-                what: "completion queue entries",
-                value: out.cqe_cnt.into(),
-            }));
+            return Err(QueuePairError::layout("completion queue entries", out.cqe_cnt));
         }
-        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed, which `Drop` does.
+        // SAFETY: libmlx5 describes the ring and record of the queue, valid until it is destroyed,
+        // which `Drop` does.
         let ring = unsafe { Ring::new(out.buf.cast(), out.cqe_cnt, CQE_SIZE, out.dbrec) };
         made.number = out.cqn;
         Ok((made, ring))

@@ -2,10 +2,7 @@
 
 use crate::cuda::{QueueArenas, QueuePlacement};
 use crate::qp::devx;
-use crate::verbs::call;
-use crate::verbs::config::QueueApi;
-use crate::verbs::error::Error;
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{Error, ProtectionDomainInner, QueueApi, call};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_pd};
 use std::ptr::{self, NonNull};
@@ -57,14 +54,16 @@ impl QueueDomain {
     }
 }
 
-/// The interface that can make the queues: for queues of verbs, a kernel pins pages of the host, and takes no other memory.
+/// The interface that can make the queues: for queues of verbs, a kernel pins pages of the host,
+/// and takes no other memory.
 fn who(pd: &ProtectionDomainInner, asked: QueueApi, placement: QueuePlacement) -> QueueApi {
     let has_kernel = pd.device.api.provider != Provider::Software;
     if has_kernel && placement.wants_gpu() { QueueApi::Devx } else { asked }
 }
 
-/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own, which a GPU can be given
-/// without a CPU sharing it, and its rings a place in the pinned arena. A shared completion queue needs the latter only.
+/// A thread domain and a parent domain: what gives a queue pair a doorbell register of its own,
+/// which a GPU can be given without a CPU sharing it, and its rings a place in the pinned arena. A
+/// shared completion queue needs the latter only.
 #[derive(Debug)]
 pub(crate) struct ParentDomain {
     raw: NonNull<ibv_pd>,
@@ -74,8 +73,8 @@ pub(crate) struct ParentDomain {
     pd: Arc<ProtectionDomainInner>,
 }
 
-// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise (one thread at a time
-// posts) is kept because gdsync posts under the queue's lock.
+// SAFETY: libibverbs allows these objects to be used from any thread; the thread domain's promise
+// (one thread at a time posts) is kept because gdsync posts under the queue's lock.
 unsafe impl Send for ParentDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ParentDomain {}
@@ -109,7 +108,8 @@ impl ParentDomain {
             free: Some(free_queue_memory),
             pd_context: (&raw const *arenas).cast_mut().cast(),
         };
-        // SAFETY: as above; the arenas stay where they are as long as the domain, which outlives everything that may still free.
+        // SAFETY: as above; the arenas stay where they are as long as the domain, which outlives
+        // everything that may still free.
         let raw = unsafe { (api.alloc_parent_domain)(context, &mut attr) };
         let raw = call::pointer("ibv_alloc_parent_domain", raw, String::new)?;
         Ok(ParentDomain { raw, td, _rooms: arenas, pd: pd.clone() })
@@ -123,7 +123,8 @@ impl ParentDomain {
 impl Drop for ParentDomain {
     fn drop(&mut self) {
         let api = self.pd.device.api;
-        // SAFETY: allocated by us; queues made in it held an `Arc` of the `QueueDomain` around this, so they were destroyed.
+        // SAFETY: allocated by us; queues made in it held an `Arc` of the `QueueDomain` around
+        // this, so they were destroyed.
         call::on_drop("ibv_dealloc_pd (parent domain)", unsafe { (api.dealloc_pd)(self.raw()) });
         if let Some(td) = self.td {
             // SAFETY: as above; the parent domain that named it was deallocated.
@@ -132,7 +133,8 @@ impl Drop for ParentDomain {
     }
 }
 
-/// Called by the verbs provider for the memory of queues: the domain's arenas, given as `pd_context`.
+/// Called by the verbs provider for the memory of queues: the domain's arenas, given as
+/// `pd_context`.
 unsafe extern "C" fn allocate_queue_memory(
     _pd: *mut ibv_pd,
     pd_context: *mut libc::c_void,
@@ -140,7 +142,8 @@ unsafe extern "C" fn allocate_queue_memory(
     alignment: libc::size_t,
     resource_type: u64,
 ) -> *mut libc::c_void {
-    // SAFETY: `ParentDomain::with_register` gave the address of the domain's arenas, which outlive the provider's use of it.
+    // SAFETY: `ParentDomain::with_register` gave the address of the domain's arenas, which outlive
+    // the provider's use of it.
     let arenas = unsafe { &*pd_context.cast::<QueueArenas>() };
     match arenas.allocate(size, alignment.max(1).next_power_of_two(), resource_type) {
         Ok(block) => block.cast(),

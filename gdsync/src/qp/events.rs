@@ -1,7 +1,6 @@
 //! What an asynchronous event of the card does to a queue pair.
 
-use crate::qp::QueuePairInner;
-use crate::qp::cq::CompletionQueueInner;
+use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::verbs::events::{AsyncEventKind, Element, EventSink};
 
@@ -12,13 +11,13 @@ fn is_named(queue: &CompletionQueueInner, raw: usize) -> bool {
 
 impl EventSink for QueuePairInner {
     fn number(&self) -> u32 {
-        QueuePairInner::number(self)
+        self.number
     }
 
     fn is_concerned(&self, element: Element) -> bool {
         match element {
             Element::Qp(raw) => self.object.verbs().is_some_and(|known| known.as_ptr() as usize == raw),
-            Element::Cq(raw) => [self.send_cq(), self.recv_cq()].iter().any(|queue| is_named(queue, raw)),
+            Element::Cq(raw) => [&self.send_cq, &self.recv_cq].iter().any(|queue| is_named(queue, raw)),
             Element::Port(port) => self.config.port == port,
             Element::Device => true,
         }
@@ -30,7 +29,7 @@ impl EventSink for QueuePairInner {
             tracing::warn!(%error, qpn = self.number(), "a queue pair that the card reported cannot be told to fail");
         }
         self.flush_unposted();
-        for queue in [self.send_cq(), self.recv_cq()] {
+        for queue in [&self.send_cq, &self.recv_cq] {
             // A card that is lost writes nothing any more, either.
             let is_meant = matches!(element, Element::Cq(raw) if is_named(queue, raw));
             if is_meant || kind == AsyncEventKind::DeviceFatal {

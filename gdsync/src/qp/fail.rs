@@ -8,8 +8,9 @@ use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
 
 impl QueuePair {
-    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream that waits for it
-    /// wakes. What completes from now on completes with an error; preparing and posting is refused.
+    /// Moves the queue pair to the error state: the card flushes all its work, so that every stream
+    /// that waits for it wakes. What completes from now on completes with an error; preparing and
+    /// posting is refused.
     ///
     /// May be called from any thread, and more than once.
     ///
@@ -21,8 +22,8 @@ impl QueuePair {
 
     /// The first error of the queue pair, if it has failed.
     ///
-    /// A flush is named only while its cause is unknown: work was flushed, and neither of its completion queues, nor an
-    /// event, has reported an earlier error.
+    /// A flush is named only while its cause is unknown: work was flushed, and neither of its
+    /// completion queues, nor an event, has reported an earlier error.
     pub fn failure(&self) -> Option<FailureCause> {
         self.inner.failure()
     }
@@ -33,7 +34,7 @@ impl Drop for QueuePair {
         if self.inner.in_flight()
             && let Err(error) = self.inner.abort()
         {
-            tracing::error!(%error, qpn = self.inner.number(), "a queue pair in flight could not be aborted");
+            tracing::error!(%error, qpn = self.inner.number, "a queue pair in flight could not be aborted");
         }
     }
 }
@@ -64,18 +65,19 @@ impl QueuePairInner {
         }
         match cause {
             FailureCause::Work(_) | FailureCause::Event(_) => {
-                tracing::warn!(qpn = self.number(), %cause, "queue pair failed")
+                tracing::warn!(qpn = self.number, %cause, "queue pair failed")
             }
-            FailureCause::Aborted => tracing::debug!(qpn = self.number(), "queue pair aborted"),
+            FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
         }
         *status = QpState::Failed(cause);
         self.connected.store(false, Ordering::Release);
     }
 
-    /// Remembers the error of a completion; in the place of a flush, the error before it, which the card has written perhaps
-    /// where it was not polled yet. No completion queue's lock is held.
+    /// Remembers the error of a completion; in the place of a flush, the error before it, which the
+    /// card has written perhaps where it was not polled yet. No completion queue's lock is held.
     ///
-    /// Does nothing after a reset: `psn` is the one that the queue pair had when the entry was read.
+    /// Does nothing after a reset: `psn` is the one that the queue pair had when the entry was
+    /// read.
     pub(crate) fn fail_with_work(&self, psn: u32, error: WorkError) {
         let cause = FailureCause::Work(self.first_cause(error));
         let mut status = self.status();
@@ -95,8 +97,8 @@ impl QueuePairInner {
             return error;
         }
         // One lock at a time: others may take them in the other order.
-        let queues = [self.send_cq(), self.recv_cq()];
-        let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(self.number()));
+        let queues = [&self.send_cq, &self.recv_cq];
+        let cause = queues.into_iter().find_map(|queue| queue.lock().first_failure(self.number));
         cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
     }
 
@@ -107,9 +109,9 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// In the error state the card flushes what was rung. What is only prepared must be rung, too, for the
-    /// sake of waits; but not before streams have posted what they still have to post. So this is tried again by each thread that
-    /// polls, synchronizes or posts.
+    /// In the error state the card flushes what was rung. What is only prepared must be rung, too,
+    /// for the sake of waits; but not before streams have posted what they still have to post. So
+    /// this is tried again by each thread that polls, synchronizes or posts.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
         // It may have been reset since its failure was seen: resetting holds this lock.
@@ -117,7 +119,8 @@ impl QueuePairInner {
             return;
         }
         if let Some(doorbell) = send.flush() {
-            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps stores in order.
+            // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
+            // stores in order.
             unsafe { doorbell.ring() };
         }
     }

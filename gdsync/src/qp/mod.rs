@@ -1,25 +1,29 @@
-//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives, failing, resetting.
+//! Queue pairs and completion queues: making, connecting, preparing sends, posting receives,
+//! failing, resetting.
 //!
 //! # Invariants
-//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of every stream that waits for it has
-//!   reached the wait's point. Posting checks for room and returns an error; nothing spins, and nothing overruns.
-//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair that it may count on, so their
-//!   entries are written. A queue pair that is destroyed unbooks its entries, and marks those in the ring, under the completion
-//!   queue's lock, before its number can be used again ([`create`]).
-//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a failed queue pair has everything
-//!   flushed, including what was only prepared ([`fail`]).
-//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post checks under the queues' locks, and
-//!   all places of its completion queue are taken.
+//! - A completion entry returns to the card only when the CPU has polled it *and* the timeline of
+//!   every stream that waits for it has reached the wait's point. Posting checks for room and
+//!   returns an error; nothing spins, and nothing overruns.
+//! - A wait is for an entry, whichever queue pair it is of. A prepared wait holds every queue pair
+//!   that it may count on, so their entries are written. A queue pair that is destroyed unbooks its
+//!   entries, and marks those in the ring, under the completion queue's lock, before its number can
+//!   be used again (`create.rs`).
+//! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a
+//!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`).
+//! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post
+//!   checks under the queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
 //! 1. A stream's state, then a completion queue, then a send or receive queue.
 //! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
 //! 3. The state of an attached device queue pair, then its mailbox or the queues.
 //!
-//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is innermost, but for calls of the CUDA
-//! driver. A software card has one lock, its engine's.
+//! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
+//! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+mod complete;
 pub(crate) mod config;
 pub(crate) mod connect;
 pub(crate) mod cq;
@@ -35,8 +39,8 @@ mod reset;
 mod spoilt_tests;
 pub(crate) mod wait;
 
-use crate::queue::{RequestError, StateError};
-use crate::verbs::QueuePairError;
+pub(crate) use cq::CompletionQueueInner;
+
 pub use checked::CheckedWait;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
@@ -44,44 +48,33 @@ pub use prepared::PreparedSend;
 pub use reset::ResetError;
 pub use wait::PreparedWait;
 
-use self::create::{Made, QpObject};
+use self::create::QpObject;
 use crate::memory::spans::{Kind, Span};
-use crate::qp::cq::CompletionQueueInner;
 use crate::qp::domain::{Maker, QueueDomain};
-use crate::queue::claim::Claim;
-use crate::queue::completion::{CompletionState, RawCompletion};
-use crate::queue::datagram::DatagramSource;
-use crate::queue::error::QueueError;
-use crate::queue::failure::FailureCause;
-use crate::queue::outcome::{Completion, WorkError, WorkKind, bytes_of, requester_kind};
 use crate::queue::recv::RecvState;
-use crate::queue::request::{Limits, Rules, WorkRequest, data_segments};
+use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::SendState;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::device::Mtu;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
+use crate::queue::{Claim, FailureCause, QueueError, QueueParts, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
-use crate::verbs::gid::GidEntry;
-use crate::verbs::mr::Slice;
-use crate::verbs::pd::ProtectionDomain;
-use crate::verbs::transport::Transport;
+use crate::verbs::{
+    ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice, Transport,
+};
 use gdsync_sys::api::Provider;
-use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A queue pair with a doorbell register of its own, and with completion queues of its own unless it was given some.
+/// A queue pair with a doorbell register of its own, and with completion queues of its own unless
+/// it was given some.
 ///
 /// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
 ///
-/// Dropping it while work is in flight moves it to the error state, so that streams that wait for it wake; its memory is
-/// released when the last of them has passed.
+/// Dropping it while work is in flight moves it to the error state, so that streams that wait for
+/// it wake; its memory is released when the last of them has passed.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
@@ -112,7 +105,7 @@ pub struct QueuePair {
 #[derive(Debug)]
 pub(crate) struct QueuePairInner {
     pub(crate) object: QpObject,
-    number: u32,
+    pub(crate) number: u32,
     /// Its address: an entry of the port's table.
     pub(crate) gid: GidEntry,
     /// First sequence number of what it sends: another one after each reset.
@@ -122,7 +115,8 @@ pub(crate) struct QueuePairInner {
     recv_segments: u32,
     /// `IBV_QPS_*`, and the first error with it.
     status: Mutex<QpState>,
-    /// The same in short, to be read without the lock: connected, not failed, and not handed over to kernels.
+    /// The same in short, to be read without the lock: connected, not failed, and not handed over
+    /// to kernels.
     pub(crate) connected: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
@@ -142,8 +136,8 @@ pub(crate) enum QpState {
     Failed(FailureCause),
 }
 
-/// Source of initial packet sequence numbers: any value serves, but a number from an earlier connection should not be used
-/// again soon.
+/// Source of initial packet sequence numbers: any value serves, but a number from an earlier
+/// connection should not be used again soon.
 static NEXT_PSN: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn next_psn() -> u32 {
@@ -154,9 +148,12 @@ impl QueuePair {
     /// Makes a queue pair: ready to take receives and to be connected; of UD, ready for everything.
     ///
     /// # Errors
-    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive), [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`](crate::verbs::QueuePairError::NoTransport), [`Error::Verbs`] where the provider refuses;
-    /// [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError::OtherDevice) for a completion queue of another device; of queues made by commands ([`QueuePairConfig::queues`]),
-    /// [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
+    /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`],
+    /// [`Error::Verbs`] where the provider refuses; [`QueuePairError::OtherDevice`] for a
+    /// completion queue of another device; of queues made by commands
+    /// ([`QueuePairConfig::queues`]), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`],
+    /// too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
@@ -165,8 +162,8 @@ impl QueuePair {
     pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         let device = &pd.inner.device;
         let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(queue.inner.device(), device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name().to_owned() }));
+        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
+            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
@@ -176,8 +173,8 @@ impl QueuePair {
         if let Maker::Devx(devx) = &domain.maker {
             devx.check(&config)?;
         }
-        // Every work request may complete, even an unsignaled one if it fails; and the slots that a stream still has to
-        // look at come on top.
+        // Every work request may complete, even an unsignaled one if it fails; and the slots that a
+        // stream still has to look at come on top.
         let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
         let queue = |shared: Option<&CompletionQueue>, depth| match shared {
             Some(queue) => Ok(queue.inner.clone()),
@@ -199,12 +196,13 @@ impl QueuePair {
         let port = device.active_port(config.port)?;
         let gid = device.choose_gid(config.port, config.gid_index)?;
         let abilities = device.attributes()?;
-        let made = create::make(&domain, &config, &send_cq, &recv_cq)?;
-        let Made { object, number, sq, rq, register, .. } = made;
+        let (object, made) = create::make(&domain, &config, &send_cq, &recv_cq)?;
+        let QueueParts { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
         let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which the span holds until no device has the page mapped.
+        // The page stays as long as the domain, which the span holds until no device has the page
+        // mapped.
         let keep = domain.clone();
         let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
         let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
@@ -281,11 +279,14 @@ impl QueuePair {
         self.inner.endpoint()
     }
 
-    /// Connects to a remote queue pair, which has to do the same with this one's [`QueuePair::endpoint`].
+    /// Connects to a remote queue pair, which has to do the same with this one's
+    /// [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`](crate::verbs::QueuePairError::State) where it is connected already, [`QueuePairError::Connectionless`](crate::verbs::QueuePairError::Connectionless) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
-    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks another protocol, [`Error::Verbs`] where the provider refuses.
+    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`]
+    /// where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
+    /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
         self.inner.connect(remote, options)
     }
@@ -293,18 +294,21 @@ impl QueuePair {
     /// Puts a request into the send queue without telling the card.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
+    /// before.
     pub fn prepare(&self, request: WorkRequest<'_>) -> Result<PreparedSend, QueueError> {
         PreparedSend::new(self.inner.clone(), request)
     }
 
-    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have no stream to order
-    /// it by; [`QueuePair::prepare`] and a stream do the rest.
+    /// Posts a request now: into the send queue, and the CPU rings the card. For programs that have
+    /// no stream to order it by; [`QueuePair::prepare`] and a stream do the rest.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed before; sends that are prepared and
-    /// not posted, or still outstanding on a stream. Nothing was posted then.
-    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the instructions.
+    /// [`QueueError`]: no room, a limit, a slice of another domain, not connected, or failed
+    /// before; sends that are prepared and not posted, or still outstanding on a stream. Nothing
+    /// was posted then.
+    // Inlined, about 1 KiB of code: where it is known what the request is, it takes half of the
+    // instructions.
     #[inline(always)]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), QueueError> {
         self.inner.post_send(&request)
@@ -313,7 +317,8 @@ impl QueuePair {
     /// Posts a receive: the next send of the remote side fills the slices, one after the other.
     ///
     /// # Errors
-    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed before.
+    /// [`QueueError`]: no room, a limit, a slice of another domain or not writable, or failed
+    /// before.
     pub fn post_recv(&self, slices: &[Slice], wr_id: u64) -> Result<(), QueueError> {
         self.inner.post_recv(slices, wr_id, None)
     }
@@ -330,25 +335,14 @@ impl QueuePair {
 }
 
 impl QueuePairInner {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    pub(crate) fn send_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.send_cq
-    }
-
     /// The send queue. Lock order: completion queue first.
     ///
-    /// A lock that is released by a store: another read-modify-write would be a large part of the cost of a post. A thread that finds
-    /// it taken yields, as only a reset of the queue pair holds it for long.
+    /// A lock that is released by a store: another read-modify-write would be a large part of the
+    /// cost of a post. A thread that finds it taken yields, as only a reset of the queue pair holds
+    /// it for long.
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
-    }
-
-    pub(crate) fn recv_cq(&self) -> &Arc<CompletionQueueInner> {
-        &self.recv_cq
     }
 
     pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {
@@ -387,10 +381,10 @@ impl QueuePairInner {
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
     }
 
-    /// Whether slices could be posted as a receive.
-    pub(crate) fn check_recv(&self, slices: &[Slice]) -> Result<(), QueueError> {
+    /// The segments of a receive into the slices, if it could be posted.
+    pub(crate) fn recv_segments(&self, slices: &[Slice]) -> Result<Vec<DataSeg>, QueueError> {
         slices.iter().try_for_each(|slice| self.check(slice, true))?;
-        data_segments(slices, self.recv_segments).map(drop)
+        data_segments(slices, self.recv_segments)
     }
 
     pub(crate) fn post_recv(
@@ -402,10 +396,7 @@ impl QueuePairInner {
         if let QpState::Failed(cause) = *self.status() {
             return Err(QueueError::State(StateError::Failed { qpn: self.number, cause }));
         }
-        for slice in slices {
-            self.check(slice, true)?;
-        }
-        let segments = data_segments(slices, self.recv_segments)?;
+        let segments = self.recv_segments(slices)?;
         let regions = slices.iter().map(|slice| slice.region().clone()).collect();
         let mut completions = self.recv_cq.lock();
         let mut recv = self.recv();
@@ -418,98 +409,12 @@ impl QueuePairInner {
         Ok(())
     }
 
-    /// Matches an entry of a completion queue (whose state is locked) with its work request.
-    ///
-    /// `None` for the completion of a send that was dropped. An error is the reason why the entry makes no sense.
-    pub(crate) fn complete(
-        &self,
-        state: &mut CompletionState,
-        raw: &RawCompletion,
-    ) -> Result<Option<Completion>, String> {
-        let cqe = &raw.cqe;
-        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
-        let status = match opcode {
-            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
-                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
-                self.fail(FailureCause::Work(error));
-                Err(error)
-            }
-            _ => Ok(()),
-        };
-        let counter = cqe.wqe_counter();
-        let unknown =
-            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
-        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
-        let (wr_id, kind, claim) = if is_send {
-            let retired = self.send().retire(counter).ok_or_else(unknown)?;
-            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            if retired.cancelled {
-                return Ok(None);
-            }
-            (retired.wr_id, requester_kind(cqe)?, retired.claim)
-        } else {
-            let mut recv = self.recv();
-            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
-            let claim = recv.take_claim();
-            (0..retired).for_each(|_| state.unreserve(true));
-            let write = opcode == CqeOpcode::RespWriteImm;
-            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
-        };
-        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
-        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
-        let number = u32::from_be_bytes(cqe.imm());
-        let completion = Completion {
-            wr_id,
-            index: Some(raw.index),
-            qp_num: self.number,
-            kind,
-            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
-            immediate: has_immediate.then_some(number),
-            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
-            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
-            status,
-        };
-        match claim {
-            Some(claim) => {
-                claim.finish(completion);
-                Ok(None)
-            }
-            None => Ok(Some(completion)),
-        }
-    }
-
     /// Rings the card in the place of a stream, for the proxy.
     pub(crate) fn ring_proxied(&self, record: u32, value: u64) {
         let send = self.send();
         if let Some(doorbell) = send.proxied(record, value) {
             // SAFETY: as in `flush_unposted`.
             unsafe { doorbell.ring() };
-        }
-    }
-}
-
-impl Rules for QueuePairInner {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
-        let region = slice.region();
-        let lkey = slice.lkey();
-        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
-            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
-        }
-        if card_writes && !region.is_writable() {
-            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
-        }
-        Ok(())
-    }
-
-    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
-        if Arc::ptr_eq(handle.pd(), &self.domain.pd) && handle.port() == self.config.port {
-            Ok(())
-        } else {
-            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
         }
     }
 }

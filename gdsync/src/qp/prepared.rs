@@ -2,19 +2,17 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
-use crate::queue::claim::Claim;
-use crate::queue::doorbell::Doorbell;
-use crate::queue::error::QueueError;
-use crate::queue::request::WorkRequest;
 use crate::queue::send::{Before, Replaced};
+use crate::queue::{Claim, Doorbell, QueueError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A send, write or read that is ready in the send queue; posting it on a stream rings the card.
 ///
-/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the order in which they were
-/// prepared. Dropping one instead takes it back: out of the queue where it is the newest, else it becomes a NOP there.
+/// Put it into a [`crate::Batch`] and post that. Sends of one queue pair must be posted in the
+/// order in which they were prepared. Dropping one instead takes it back: out of the queue where it
+/// is the newest, else it becomes a NOP there.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -39,7 +37,7 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 #[must_use = "a prepared send does nothing until it is posted in a batch; dropping it takes it back"]
 pub struct PreparedSend {
-    queue_pair: Arc<QueuePairInner>,
+    pub(crate) queue_pair: Arc<QueuePairInner>,
     serial: u64,
     doorbell: Doorbell,
     /// Set while posted: where the queue pair's sends were before.
@@ -77,15 +75,11 @@ impl PreparedSend {
 
     /// The number of the queue pair.
     pub fn qp_num(&self) -> u32 {
-        self.queue_pair.number()
+        self.queue_pair.number
     }
 
-    pub(crate) fn queue_pair(&self) -> &Arc<QueuePairInner> {
-        &self.queue_pair
-    }
-
-    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got it already because its
-    /// queue pair failed meanwhile.
+    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got
+    /// it already because its queue pair failed meanwhile.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -98,8 +92,8 @@ impl PreparedSend {
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
 
-    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card, unless the card got it already because the queue pair
-    /// failed.
+    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card,
+    /// unless the card got it already because the queue pair failed.
     #[inline]
     pub(crate) fn place(&self) -> (u64, Doorbell) {
         (self.serial, self.doorbell)
@@ -110,7 +104,8 @@ impl PreparedSend {
     pub(crate) fn into_queue_pair(self) -> Arc<QueuePairInner> {
         let mut send = ManuallyDrop::new(self);
         drop(send.posted.take());
-        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to be.
+        // SAFETY: read once, as `send` is not dropped; no other field is left that would have to
+        // be.
         unsafe { std::ptr::read(&send.queue_pair) }
     }
 
@@ -122,15 +117,15 @@ impl PreparedSend {
 }
 
 impl QueuePairInner {
-    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing takes it back. Its completion is stored in
-    /// the claim, if there is one.
+    /// Writes a request into the send queue, for [`PreparedSend::assemble`]: without one nothing
+    /// takes it back. Its completion is stored in the claim, if there is one.
     #[inline]
     pub(crate) fn prepare_send(
         &self,
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
     ) -> Result<(u64, Doorbell), QueueError> {
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
@@ -141,8 +136,9 @@ impl QueuePairInner {
         Ok(prepared)
     }
 
-    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has posted before it. Returns what that
-    /// has replaced, for [`Self::undo_next`]; none where [`PreparedSend::commit`] has to look, and nothing has changed.
+    /// Marks a prepared send as posted, where it is plainly the next one on the stream that has
+    /// posted before it. Returns what that has replaced, for [`Self::undo_next`]; none where
+    /// [`PreparedSend::commit`] has to look, and nothing has changed.
     #[inline]
     pub(crate) fn commit_next(
         &self,
@@ -172,7 +168,7 @@ impl Drop for PreparedSend {
             self.queue_pair.flush_unposted();
             return;
         }
-        let mut completions = self.queue_pair.send_cq().lock();
+        let mut completions = self.queue_pair.send_cq.lock();
         let removed =
             self.queue_pair.send().cancel(self.serial, |removed| completions.newest_is_awaited(removed));
         for i in 0..removed.entries {

@@ -2,10 +2,7 @@
 
 use crate::qp::{QpState, QueuePair, QueuePairInner, next_psn};
 use crate::queue::failure::ResetBlocker;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::Error;
-use crate::verbs::transport::Transport;
+use crate::verbs::{ConnectOptions, Endpoint, Error, Transport};
 use std::sync::atomic::Ordering;
 
 /// Why [`QueuePair::reset`] and [`QueuePair::reconnect`] did nothing, or failed.
@@ -26,28 +23,29 @@ pub enum ResetError {
 }
 
 impl QueuePair {
-    /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and to be connected, with no
-    /// failure, empty queues, and another first sequence number. Its number, its completion queues and whatever else was made
-    /// from it stay.
+    /// Brings the queue pair back to where [`QueuePair::new`] left it: ready to take receives and
+    /// to be connected, with no failure, empty queues, and another first sequence number. Its
+    /// number, its completion queues and whatever else was made from it stay.
     ///
-    /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`], let the streams pass what
-    /// they were given, and poll both completion queues until every work request has completed. Those at the end that asked for no
-    /// completion need none: done before the failure, they have none. Prepared sends that were kept are refused from then on
+    /// Nothing of the last connection may be outstanding: after a failure, or [`QueuePair::abort`],
+    /// let the streams pass what they were given, and poll both completion queues until every work
+    /// request has completed. Those at the end that asked for no completion need none: done before
+    /// the failure, they have none. Prepared sends that were kept are refused from then on
     /// ([`OrderError::Stale`](crate::queue::OrderError::Stale)).
     ///
     /// Give the remote side the new [`QueuePair::endpoint`]; it must reset, too.
     ///
     /// # Errors
-    /// [`ResetError::Blocked`](crate::qp::ResetError::Blocked), which names what is in the way; nothing has changed then. [`Error::Verbs`] where the provider
-    /// refuses; the queue pair has failed then.
+    /// [`ResetError::Blocked`], which names what is in the way; nothing has changed then.
+    /// [`Error::Verbs`] where the provider refuses; the queue pair has failed then.
     pub fn reset(&self) -> Result<(), ResetError> {
         self.inner.reset()
     }
 
     /// Resets the queue pair, unless it is ready to be connected already, and connects it.
     ///
-    /// The remote endpoint is the one after the remote side's own reset: where both reset, both call
-    /// [`QueuePair::reset`] first, then exchange endpoints, then call this.
+    /// The remote endpoint is the one after the remote side's own reset: where both reset, both
+    /// call [`QueuePair::reset`] first, then exchange endpoints, then call this.
     ///
     /// # Errors
     /// As [`QueuePair::reset`] and [`QueuePair::connect`].
@@ -65,14 +63,14 @@ impl QueuePairInner {
             // What was only prepared completes, too.
             self.flush_unposted();
         }
-        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number(), blocker });
-        for queue in [self.send_cq(), self.recv_cq()] {
+        let refuse = |blocker| Err(ResetError::Blocked { qpn: self.number, blocker });
+        for queue in [&self.send_cq, &self.recv_cq] {
             if queue.lock().is_lost() {
                 return refuse(ResetBlocker::CompletionQueueLost(queue.number()));
             }
         }
         // Held to the end: no thread adds work to queues that are being reset.
-        let mut completions = self.send_cq().lock();
+        let mut completions = self.send_cq.lock();
         let mut send = self.send();
         let mut recv = self.recv();
         if let Some(blocker) = send.blocker(self.failure().is_some()) {
@@ -83,12 +81,13 @@ impl QueuePairInner {
         }
         let mut status = self.status();
         self.connected.store(false, Ordering::Release);
-        // Every completion was polled, but perhaps of sends that asked for none; so no entry of the old queues appears under the new ones'
-        // numbers. (libmlx5 would look for some, but leaves completion queues alone whose ring it has given away.)
+        // Every completion was polled, but perhaps of sends that asked for none; so no entry of the
+        // old queues appears under the new ones' numbers. (libmlx5 would look for some, but leaves
+        // completion queues alone whose ring it has given away.)
         self.to_reset()?;
         let silent = send.outstanding();
         if silent.entries > 0 {
-            completions.leave_behind(self.number());
+            completions.leave_behind(self.number);
             (0..silent.entries).for_each(|i| completions.unreserve(i < silent.signaled));
         }
         drop(completions);
@@ -101,7 +100,7 @@ impl QueuePairInner {
         if self.config.transport == Transport::Ud {
             self.to_ready()?;
         }
-        tracing::debug!(qpn = self.number(), "queue pair reset");
+        tracing::debug!(qpn = self.number, "queue pair reset");
         Ok(())
     }
 }

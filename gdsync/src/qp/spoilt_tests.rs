@@ -1,4 +1,5 @@
-//! Failures that the library does not let a program cause: work requests are spoilt in the rings here.
+//! Failures that the library does not let a program cause: work requests are spoilt in the rings
+//! here.
 
 use crate::queue::{FailureCause, Syndrome};
 use crate::{

@@ -1,21 +1,21 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::qp::QueuePairInner;
 use crate::qp::checked::Checked;
-use crate::qp::cq::CompletionQueueInner;
-use crate::queue::doorbell::PeerOp;
-use crate::queue::error::QueueError;
+use crate::qp::{CompletionQueueInner, QueuePairInner};
+use crate::queue::{PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;
 
 /// A wait for the next completion of a completion queue that no other wait is for.
 ///
-/// Which completion that is, of several queue pairs that share the queue, the card decides: the entry that it writes next. So a wait
-/// says that as many completions have arrived as were waited for, of any of the queue pairs.
+/// Which completion that is, of several queue pairs that share the queue, the card decides: the
+/// entry that it writes next. So a wait says that as many completions have arrived as were waited
+/// for, of any of the queue pairs.
 ///
-/// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back: where it was the newest
-/// wait, the next one prepared takes its place; otherwise no stream waits for that completion.
+/// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back:
+/// where it was the newest wait, the next one prepared takes its place; otherwise no stream waits
+/// for that completion.
 ///
 /// ```
 /// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
@@ -45,8 +45,9 @@ pub struct PreparedWait {
     index: u32,
     /// Once posted: what the stream writes when it has passed the wait.
     point: Option<TimelinePoint>,
-    /// The queue pairs that completed here when it was prepared: the completion that it counts on is theirs, and needs them alive.
-    queue_pairs: Vec<Arc<QueuePairInner>>,
+    /// The queue pairs that completed here when it was prepared: the completion that it counts on
+    /// is theirs, and needs them alive.
+    pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
     /// A thread looks at the entry, and the stream waits for what it says.
     pub(crate) checked: Option<Checked>,
 }
@@ -55,14 +56,16 @@ impl PreparedWait {
     pub(crate) fn new(cq: Arc<CompletionQueueInner>) -> Result<Self, QueueError> {
         loop {
             let mut state = cq.lock();
-            // The completion counted on may be that of a queue pair being destroyed, which unbooks its entries under this lock.
+            // The completion counted on may be that of a queue pair being destroyed, which unbooks
+            // its entries under this lock.
             let Some(queue_pairs) = cq.attached() else {
                 drop(state);
                 std::thread::yield_now();
                 continue;
             };
             let prepared = state.prepare_wait();
-            // Released before the queue pairs may be dropped: the drop of the last handle takes this lock.
+            // Released before the queue pairs may be dropped: the drop of the last handle takes
+            // this lock.
             drop(state);
             return Ok(PreparedWait { index: prepared?, cq, point: None, queue_pairs, checked: None });
         }
@@ -73,8 +76,8 @@ impl PreparedWait {
         self.index
     }
 
-    /// Marks it as posted. Returns the peer operation that waits: none where the completion is known to have arrived, because a
-    /// covering wait was posted with it before, and refused.
+    /// Marks it as posted. Returns the peer operation that waits: none where the completion is
+    /// known to have arrived, because a covering wait was posted with it before, and refused.
     pub(crate) fn commit(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) -> Option<PeerOp> {
         self.point = Some(point);
         let mut completions = self.cq.lock();
@@ -91,8 +94,8 @@ impl PreparedWait {
         }
     }
 
-    /// Marks it as posted, where the stream waits for a later completion of the same queue and never looks at this one's entry:
-    /// that need not be kept for it.
+    /// Marks it as posted, where the stream waits for a later completion of the same queue and
+    /// never looks at this one's entry: that need not be kept for it.
     pub(crate) fn commit_covered(&mut self, point: TimelinePoint) {
         self.point = Some(point);
         self.cq.lock().release_wait(self.index);
@@ -134,11 +137,6 @@ impl PreparedWait {
     pub(crate) fn cq_num(&self) -> u32 {
         self.cq.number()
     }
-
-    /// The queue pairs that complete here.
-    pub(crate) fn queue_pairs(&self) -> &[Arc<QueuePairInner>] {
-        &self.queue_pairs
-    }
 }
 
 impl fmt::Display for PreparedWait {
@@ -146,7 +144,7 @@ impl fmt::Display for PreparedWait {
         write!(f, "wait for completion {} of queue {:#x}", self.index, self.cq.number())?;
         for (i, queue_pair) in self.queue_pairs.iter().enumerate() {
             let word = if i == 0 { " (queue pair" } else { "," };
-            write!(f, "{word} {:#x}", queue_pair.number())?;
+            write!(f, "{word} {:#x}", queue_pair.number)?;
         }
         f.write_str(if self.queue_pairs.is_empty() { "" } else { ")" })
     }

@@ -1,17 +1,16 @@
-//! Completions that belong to a persistent request, and are not returned by polling.
+//! Completions that belong to a persistent request: the program's polls do not return them.
 
-use crate::queue::Status;
-use crate::queue::outcome::{Completion, WorkError, WorkKind};
+use crate::queue::{Completion, Status, WorkError, WorkKind};
 use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Where the completion of one start is stored.
+/// Receives the completion of one start.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    status: Status,
+    pub(crate) status: Status,
     completion: Mutex<Option<Completion>>,
 }
 
@@ -20,11 +19,7 @@ impl Claim {
         Ok(Arc::new(Claim { status: Status::new()?, completion: Mutex::new(None) }))
     }
 
-    pub(crate) fn status(&self) -> &Status {
-        &self.status
-    }
-
-    /// The first outcome stays.
+    /// Sets the outcome, unless there is one.
     pub(crate) fn finish(&self, completion: Completion) {
         let mut place = self.completion.lock();
         if place.is_none() {
@@ -34,7 +29,8 @@ impl Claim {
         }
     }
 
-    /// The card never got the work: `syndrome` says why, 0 where that is not one of the card's reasons.
+    /// The work never reached the card: `syndrome` says why; 0 if the card has no syndrome for the
+    /// reason.
     pub(crate) fn finish_unposted(&self, qp_num: u32, kind: WorkKind, syndrome: u8) {
         let status = Err(WorkError { syndrome, vendor: 0 });
         self.finish(Completion {
@@ -50,7 +46,7 @@ impl Claim {
         });
     }
 
-    /// As [`Self::finish_unposted`], for what the queue pair's failure has flushed.
+    /// As [`Self::finish_unposted`], for work that the queue pair's failure has flushed.
     pub(crate) fn finish_flushed(&self, qp_num: u32, kind: WorkKind) {
         self.finish_unposted(qp_num, kind, Syndrome::WrFlush as u8);
     }
@@ -71,7 +67,7 @@ impl Claims {
         self.claims.push_back((serial, claim));
     }
 
-    /// The work request was taken back: nothing completes.
+    /// The work request was withdrawn, and does not complete.
     pub(crate) fn forget(&mut self, serial: u64) {
         self.claims.retain(|(known, _)| *known != serial);
     }

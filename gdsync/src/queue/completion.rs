@@ -1,15 +1,13 @@
-//! The state of a completion queue: entries, the CPU's position, and the slots that streams still have to look at.
+//! The state of a completion queue: entries, the CPU's position, and the slots that streams still
+//! have to look at.
 
 mod device;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
 
 use super::{ENTRY_WORDS, Ring};
-use crate::memory::HostAddr;
-use crate::memory::timeline::{Timeline, TimelinePoint};
-use crate::queue::doorbell::PeerOp;
-use crate::queue::error::{OrderError, PollError, QueueError, QueueFull, StateError};
-use crate::queue::outcome::Completion;
+use crate::memory::{HostAddr, Timeline, TimelinePoint};
+use crate::queue::{Completion, OrderError, PeerOp, PollError, QueueError, QueueFull, StateError};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, LAST_DWORD, OP_OWN_INVALID, OWNER_MASK_DWORD, Syndrome};
 use gdsync_sys::prm::doorbell;
 use std::collections::VecDeque;
@@ -37,8 +35,9 @@ enum Slot {
 
 /// The state of one completion queue, under its lock.
 ///
-/// Entries are counted from 0 on, for ever (modulo 2^32); entry `n` lives in ring slot `n % entries`.
-/// `recycled <= polled <= next_wait`, or `next_wait` lags behind `polled` where no wait is prepared.
+/// Entries are counted from 0 on, for ever (modulo 2^32); entry `n` lives in ring slot `n %
+/// entries`. `recycled <= polled <= next_wait`, or `next_wait` lags behind `polled` where no wait
+/// is prepared.
 #[derive(Debug)]
 pub(crate) struct CompletionState {
     ring: Ring,
@@ -57,14 +56,15 @@ pub(crate) struct CompletionState {
     /// Set when the card writes nothing here any more: the first entry that it has not written.
     lost_from: Option<u32>,
     /// The queue pair for which a kernel reads the queue.
-    attached: Option<u32>,
+    pub(crate) attached: Option<u32>,
     /// Completions that were read on behalf of persistent requests: the next poll returns them.
     pub(crate) set_aside: VecDeque<Result<Completion, PollError>>,
 }
 
 impl CompletionState {
-    /// Takes over a ring that the card has not written yet, and makes every entry invalid with owner bit 1: libmlx5
-    /// leaves owner 0, which a stream waiting for owner 0 would take for a completion.
+    /// Takes over a ring that the card has not written yet, and makes every entry invalid with
+    /// owner bit 1: libmlx5 leaves owner 0, which a stream waiting for owner 0 would take for a
+    /// completion.
     pub(crate) fn new(ring: Ring) -> Self {
         // The word is not read before: in GPU memory, that takes two microseconds.
         let invalid = u32::from_ne_bytes([0, 0, 0, OP_OWN_INVALID]);
@@ -90,7 +90,8 @@ impl CompletionState {
         self.ring.entries()
     }
 
-    /// Makes sure that one more work request can complete without overrunning the ring, and books its entry.
+    /// Makes sure that one more work request can complete without overrunning the ring, and books
+    /// its entry.
     #[inline(always)]
     pub(crate) fn reserve(&mut self, signaled: bool) -> Result<(), QueueError> {
         if self.taken() >= self.entries() {
@@ -118,12 +119,6 @@ impl CompletionState {
         })
     }
 
-    /// The queue pair that kernels drive with this queue, if they do.
-    #[inline]
-    pub(crate) fn attached_to(&self) -> Option<u32> {
-        self.attached
-    }
-
     fn check_not_attached(&self) -> Result<(), StateError> {
         self.attached.map_or(Ok(()), |qpn| Err(StateError::DeviceAttached { qpn }))
     }
@@ -134,8 +129,9 @@ impl CompletionState {
         self.expected = self.expected.saturating_sub(u32::from(signaled));
     }
 
-    /// A queue pair was destroyed: the card writes no more entries of it, and its number may come again. Those that are in the ring keep
-    /// their places, which streams may wait for, and are passed over by [`Self::take_left_behind`].
+    /// A queue pair was destroyed: the card writes no more entries of it, and its number may come
+    /// again. Those that are in the ring keep their places, which streams may wait for, and are
+    /// passed over by [`Self::take_left_behind`].
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.leave_behind(qpn);
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
@@ -162,8 +158,8 @@ impl CompletionState {
         true
     }
 
-    /// Entries that no other work request may need. What was set aside counts: a program that does not poll is refused as if there
-    /// were no persistent requests.
+    /// Entries that no other work request may need. What was set aside counts: a program that does
+    /// not poll is refused as if there were no persistent requests.
     #[inline(always)]
     fn taken(&self) -> u32 {
         self.held() + self.reserved + self.set_aside.len() as u32
@@ -185,13 +181,15 @@ impl CompletionState {
         self.next_wait().wrapping_sub(self.polled)
     }
 
-    /// True where a wait needs the completion of the newest signaled work request, not counting the last `removed`.
+    /// True where a wait needs the completion of the newest signaled work request, not counting the
+    /// last `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {
         self.waits_ahead() + removed >= self.expected
     }
 
-    /// The card has reported that it writes nothing here any more: the CPU writes what streams wait for, now and for waits that
-    /// are posted later, so that the streams continue. Polling does not return these entries.
+    /// The card has reported that it writes nothing here any more: the CPU writes what streams wait
+    /// for, now and for waits that are posted later, so that the streams continue. Polling does not
+    /// return these entries.
     pub(crate) fn lose(&mut self) {
         if self.lost_from.is_some() {
             return;
@@ -254,8 +252,8 @@ impl CompletionState {
         Ok(index)
     }
 
-    /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the entry can be waited for
-    /// again; otherwise no stream reads it.
+    /// Undoes [`Self::prepare_wait`] for a wait that was not posted. Where it is the newest, the
+    /// entry can be waited for again; otherwise no stream reads it.
     pub(crate) fn cancel_wait(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         while self.waits_ahead() > 0 && matches!(self.slots.back(), Some(Slot::Free)) {
@@ -297,8 +295,8 @@ impl CompletionState {
 
     /// What a stream has to watch to see entry `index` complete.
     ///
-    /// Never "greater or equal" on the dword, though libgdsync does: error opcodes have the top bit set and would never
-    /// wake it, and a stale entry of an earlier lap satisfies it.
+    /// Never "greater or equal" on the dword, though libgdsync does: error opcodes have the top bit
+    /// set and would never wake it, and a stale entry of an earlier lap satisfies it.
     pub(crate) fn wait_op(&self, index: u32) -> PeerOp {
         let word = self.ring.word(index, LAST_DWORD);
         let addr = HostAddr(word.as_ptr() as u64);
@@ -352,7 +350,8 @@ impl CompletionState {
         Some(RawCompletion { index, cqe })
     }
 
-    /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather than being flushed.
+    /// The first entry that the CPU has not polled in which a queue pair's own work failed, rather
+    /// than being flushed.
     pub(crate) fn first_failure(&self, qpn: u32) -> Option<Cqe64> {
         if self.attached.is_some() {
             // The kernel reads the queue, and reports its errors.
@@ -369,13 +368,15 @@ impl CompletionState {
         failures.next()
     }
 
-    /// True for entries that were polled, or are passed over: they say nothing about the present state of their queue pair.
+    /// True for entries that were polled, or are passed over: they say nothing about the present
+    /// state of their queue pair.
     pub(crate) fn is_history(&self, index: u32) -> bool {
         let passed = self.polled.wrapping_sub(index);
         (passed != 0 && passed <= i32::MAX as u32) || self.left_behind.contains(&index)
     }
 
-    /// Whether a stream has still to read the next entry to be polled, or a wait for it is prepared.
+    /// Whether a stream has still to read the next entry to be polled, or a wait for it is
+    /// prepared.
     pub(crate) fn is_awaited(&self) -> bool {
         match self.slots.get(self.held() as usize) {
             Some(Slot::Prepared) => true,
@@ -384,7 +385,8 @@ impl CompletionState {
         }
     }
 
-    /// A prepared wait is given up, and its entry left to the CPU: unlike [`Self::cancel_wait`], the next wait is not for it.
+    /// A prepared wait is given up, and its entry left to the CPU: unlike [`Self::cancel_wait`],
+    /// the next wait is not for it.
     pub(crate) fn leave_to_cpu(&mut self, index: u32) {
         self.set_slot(index, Slot::Free);
         self.recycle();

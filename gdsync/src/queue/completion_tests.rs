@@ -92,7 +92,8 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// The card is never given an entry that a wait still needs, never overruns, and every completion is polled once.
+    /// The card is never given an entry that a wait still needs, never overruns, and every
+    /// completion is polled once.
     #[test]
     fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
         let (mut state, timeline) = (queue(), Timeline::new(0).unwrap());

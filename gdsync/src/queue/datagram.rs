@@ -1,12 +1,10 @@
 //! Where a datagram came from: what its completion and the header before it say.
 
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gid::{Gid, LinkLayer};
+use crate::verbs::{Endpoint, Error, Gid, LinkLayer, ParseError};
 use gdsync_sys::prm::cqe::{Cqe64, L3_IPV4, L3_IPV6};
 
-/// Bytes at the start of every receive of a UD queue pair: the network header, or nothing meaningful where there was none. The
-/// datagram's data follow.
+/// Bytes at the start of every receive of a UD queue pair: the network header, or nothing
+/// meaningful where there was none. The datagram's data follow.
 pub const GRH_BYTES: usize = 40;
 
 /// The network header of a datagram, in the first [`GRH_BYTES`] of its receive.
@@ -49,11 +47,13 @@ impl DatagramSource {
         DatagramSource { qp_num: cqe.remote_qpn(), lid: path.slid, service_level, header }
     }
 
-    /// The endpoint that sent the datagram, to answer it: `own` is that of the queue pair which received it, `receive` the start of
-    /// the receive. Its packet sequence number is not known, and of no concern to datagrams.
+    /// The endpoint that sent the datagram, to answer it: `own` is that of the queue pair which
+    /// received it, `receive` the start of the receive. Its packet sequence number is not known,
+    /// and of no concern to datagrams.
     ///
     /// # Errors
-    /// [`ParseError`](crate::verbs::ParseError) where the header is shorter than [`GRH_BYTES`], or is missing where only it names the sender.
+    /// [`ParseError`](crate::verbs::ParseError) where the header is shorter than [`GRH_BYTES`], or
+    /// is missing where only it names the sender.
     pub fn endpoint(&self, own: &Endpoint, receive: &[u8]) -> Result<Endpoint, Error> {
         let bad = |reason: String| Error::Parse(ParseError { what: "network header of a datagram", reason });
         let header: Option<&[u8; GRH_BYTES]> = receive.first_chunk();
@@ -80,7 +80,8 @@ fn ipv6_source(header: &[u8; GRH_BYTES]) -> Gid {
     Gid(gid)
 }
 
-/// RFC 791, from byte 20 on: the source is at its byte 12. As a GID it is an IPv4-mapped IPv6 address.
+/// RFC 791, from byte 20 on: the source is at its byte 12. As a GID it is an IPv4-mapped IPv6
+/// address.
 fn ipv4_source(header: &[u8; GRH_BYTES]) -> Gid {
     let mut gid = [0; 16];
     gid[10..12].fill(0xff);

@@ -1,15 +1,16 @@
 //! Doorbells, and peer operations: the small language between queues and streams.
 //!
-//! A queue says in peer operations what has to happen in memory for its card to act, or to be known to have acted (libgdsync's
-//! `peer_op_wr`). The batch compiler turns them into the operations of a stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
+//! A queue says in peer operations what has to happen in memory for its card to act, or to be known
+//! to have acted (libgdsync's `peer_op_wr`). The batch compiler turns them into the operations of a
+//! stream. The CPU rings by [`ring`] and [`Doorbell::ring`].
 
 use super::Ring;
 use crate::memory::HostAddr;
 use gdsync_sys::barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// One step of the card's protocol. Steps are performed in order; a store becomes visible to the card no later than the
-/// stores after the next [`PeerOp::Fence`].
+/// One step of the card's protocol. Steps are performed in order; a store becomes visible to the
+/// card no later than the stores after the next [`PeerOp::Fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerOp {
     /// Everything before is visible to the card before anything after.
@@ -58,7 +59,8 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// The same in peer operations: WQE bytes (written at preparation) before the record, the record before the register.
+    /// The same in peer operations: WQE bytes (written at preparation) before the record, the
+    /// record before the register.
     #[inline(always)]
     pub(crate) fn peer_ops(self) -> [PeerOp; 4] {
         [
@@ -69,12 +71,15 @@ impl Doorbell {
         ]
     }
 
-    /// Rings the card from the CPU, in the place of a stream: what was written to the queue, then the record, then the register.
+    /// Rings the card from the CPU, in the place of a stream: what was written to the queue, then
+    /// the record, then the register.
     ///
     /// # Safety
-    /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of their send queue.
+    /// Record and register are valid and aligned to 4 and 8 bytes. The caller holds the lock of
+    /// their send queue.
     pub(crate) unsafe fn ring(self) {
-        // The queue may lie in write-combined memory: each store waits until the ones before it have left the CPU.
+        // The queue may lie in write-combined memory: each store waits until the ones before it
+        // have left the CPU.
         barrier::drain();
         barrier::to_device();
         // SAFETY: the caller's.

@@ -32,7 +32,8 @@ pub enum QueueError {
     Word(#[from] WordError),
 }
 
-/// What there is no room for. The same may succeed later, when completions were polled or a stream has made progress.
+/// What there is no room for. The same may succeed later, when completions were polled or a stream
+/// has made progress.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueFull {
@@ -205,7 +206,8 @@ pub enum StateError {
     },
 }
 
-/// What comes at the wrong place: sends are posted in the order of their preparation, and waits follow what completes.
+/// What comes at the wrong place: sends are posted in the order of their preparation, and waits
+/// follow what completes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {

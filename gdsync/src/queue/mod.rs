@@ -1,7 +1,8 @@
 //! The state of each queue: rings, indices, what they hold, and what holds them.
 //!
-//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU in no order, so [`Ring`] drains them
-//! before and after each record, and reads an entry by one streaming load behind a full fence.
+//! A ring in a GPU's memory is reached through a write-combined mapping: its stores leave the CPU
+//! in no order, so `Ring` drains them before and after each record, and reads an entry by one
+//! streaming load behind a full fence.
 
 pub(crate) mod claim;
 pub(crate) mod completion;
@@ -16,6 +17,9 @@ pub(crate) mod request;
 pub(crate) mod send;
 pub(crate) mod status;
 
+pub(crate) use claim::Claim;
+pub(crate) use doorbell::{Doorbell, PeerOp};
+
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};
 pub use failure::{FailureCause, ResetBlocker};
@@ -24,6 +28,7 @@ pub use outcome::{Completion, WorkError, WorkKind};
 pub use request::WorkRequest;
 pub use status::Status;
 
+use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
@@ -46,16 +51,17 @@ pub(crate) struct Ring {
     combined: bool,
 }
 
-// SAFETY: the addresses stay valid for as long as the verbs object whose ring this is (its owner keeps both together),
-// and every method takes `&mut self` or uses atomics.
+// SAFETY: the addresses stay valid for as long as the verbs object whose ring this is (its owner
+// keeps both together), and every method takes `&mut self` or uses atomics.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
 
 impl Ring {
     /// # Safety
-    /// `base..base + entries * stride` and `record` must be valid for reads and writes, aligned to 64 and 4 bytes, for
-    /// as long as the ring is used; `entries` must be a power of two. Only the card may access them besides.
+    /// `base..base + entries * stride` and `record` must be valid for reads and writes, aligned to
+    /// 64 and 4 bytes, for as long as the ring is used; `entries` must be a power of two. Only the
+    /// card may access them besides.
     pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: usize, record: *mut u32) -> Self {
         debug_assert!(entries.is_power_of_two());
         Ring { base, entries, stride, size: entries as usize * stride, record, combined: false }
@@ -67,7 +73,8 @@ impl Ring {
         self
     }
 
-    /// Drains stores to the ring from the CPU, where the ring is write-combined memory, which ordinary fences do not order.
+    /// Drains stores to the ring from the CPU, where the ring is write-combined memory, which
+    /// ordinary fences do not order.
     #[inline(always)]
     pub(crate) fn drain(&self) {
         if self.combined {
@@ -93,8 +100,8 @@ impl Ring {
         debug_assert!(bytes.len() <= size);
         let start = self.offset(index);
         let first = bytes.len().min(size - start);
-        // SAFETY: both parts lie inside the ring (`new`), and the card does not read entries that no doorbell record
-        // has announced to it, which is when they are written.
+        // SAFETY: both parts lie inside the ring (`new`), and the card does not read entries that
+        // no doorbell record has announced to it, which is when they are written.
         unsafe {
             self.base.add(start).copy_from_nonoverlapping(bytes.as_ptr(), first);
             self.base.copy_from_nonoverlapping(bytes.as_ptr().add(first), bytes.len() - first);
@@ -116,39 +123,44 @@ impl Ring {
     /// The 32-bit word at a byte offset of entry `index`.
     pub(crate) fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
-        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which an atomic tolerates.
+        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which an
+        // atomic tolerates.
         unsafe { AtomicU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
     }
 
-    /// The first 8 bytes of entry `index`, written by the CPU or by a kernel that has published them.
+    /// The first 8 bytes of entry `index`, written by the CPU or by a kernel that has published
+    /// them.
     pub(crate) fn first_bytes(&self, index: u32) -> u64 {
         if self.combined {
             barrier::from_device();
         }
-        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a kernel that drives the queue may
-        // change it concurrently, which an atomic tolerates.
+        // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a
+        // kernel that drives the queue may change it concurrently, which an atomic tolerates.
         unsafe { AtomicU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
     }
 
     pub(crate) fn record(&self) -> &AtomicU32 {
-        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it concurrently.
+        // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it
+        // concurrently.
         unsafe { AtomicU32::from_ptr(self.record) }
     }
 
-    /// Publishes entries to the card: everything written before is visible to the card when it sees the record.
+    /// Publishes entries to the card: everything written before is visible to the card when it sees
+    /// the record.
     pub(crate) fn publish(&self, record: u32) {
         self.drain();
         self.record().store(record, Ordering::Release);
         self.drain();
     }
 
-    /// The words of an entry of 64 bytes, of which the device has written one that was looked at before.
+    /// The words of an entry of 64 bytes, of which the device has written one that was looked at
+    /// before.
     pub(crate) fn entry(&self, index: u32) -> [u32; ENTRY_WORDS] {
         debug_assert!(self.stride >= ENTRY_WORDS * 4);
         let mut words = [0; ENTRY_WORDS];
         if self.combined {
-            // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written the entry, and leaves it
-            // until it is given back.
+            // SAFETY: inside the ring (`new`), which is aligned to 64 bytes; the device has written
+            // the entry, and leaves it until it is given back.
             unsafe {
                 load_combined(
                     words.as_mut_ptr().cast(),
@@ -165,6 +177,19 @@ impl Ring {
         }
         words
     }
+}
+
+/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
+pub(crate) struct QueueParts {
+    pub(crate) number: u32,
+    pub(crate) sq: Ring,
+    pub(crate) rq: Ring,
+    /// The doorbell register.
+    pub(crate) register: HostAddr,
+    /// Slices of a send, inline bytes of one, and slices of a receive.
+    pub(crate) send_segments: u32,
+    pub(crate) inline: u32,
+    pub(crate) recv_segments: u32,
 }
 
 /// 32-bit words of a completion entry.
@@ -232,8 +257,8 @@ impl SegmentWriter {
 impl Segments for SegmentWriter {
     #[inline(always)]
     fn put(&mut self, segment: [u8; SEGMENT]) {
-        // SAFETY: the maker of the writer promised that there is room. The card does not read entries that no doorbell record
-        // has announced to it, which is when they are written.
+        // SAFETY: the maker of the writer promised that there is room. The card does not read
+        // entries that no doorbell record has announced to it, which is when they are written.
         unsafe { self.at.write(segment) };
         self.skip();
     }

@@ -33,14 +33,15 @@ pub enum WorkKind {
 pub struct Completion {
     /// The number that the poster gave to the work request.
     pub wr_id: u64,
-    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None where the card never got the
-    /// work.
+    /// Index of the completion in its queue, counted as [`crate::PreparedWait::index`] counts. None
+    /// where the card never got the work.
     pub index: Option<u32>,
     /// The local queue pair.
     pub qp_num: u32,
     /// What it was.
     pub kind: WorkKind,
-    /// Bytes received (of a datagram, with the [`crate::queue::GRH_BYTES`] before it), read, or fetched; 0 for other sends and on error.
+    /// Bytes received (of a datagram, with the [`crate::queue::GRH_BYTES`] before it), read, or
+    /// fetched; 0 for other sends and on error.
     pub byte_len: u32,
     /// Immediate data, in host order, where the sender gave some.
     pub immediate: Option<u32>,
@@ -67,7 +68,8 @@ impl WorkError {
         Syndrome::try_from(self.syndrome).ok()
     }
 
-    /// True where the request did not fail itself, but was flushed because the queue pair had failed.
+    /// True where the request did not fail itself, but was flushed because the queue pair had
+    /// failed.
     pub fn is_flush(self) -> bool {
         self.kind() == Some(Syndrome::WrFlush)
     }

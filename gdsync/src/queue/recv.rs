@@ -17,7 +17,8 @@ struct Entry {
     _regions: Vec<Arc<MemoryRegionInner>>,
 }
 
-/// The state of one receive queue, under its lock. Indices count work requests from 0 on, modulo 2^32.
+/// The state of one receive queue, under its lock. Indices count work requests from 0 on, modulo
+/// 2^32.
 #[derive(Debug)]
 pub(crate) struct RecvState {
     ring: Ring,
@@ -41,8 +42,8 @@ impl RecvState {
         }
     }
 
-    /// Writes a receive into the ring and announces it to the card. The caller has checked the room and the number of
-    /// segments.
+    /// Writes a receive into the ring and announces it to the card. The caller has checked the room
+    /// and the number of segments.
     pub(crate) fn post(&mut self, segments: &[DataSeg], wr_id: u64, regions: Vec<Arc<MemoryRegionInner>>) {
         let head = self.tail.wrapping_add(self.entries.len() as u32);
         let mut wqe = Vec::with_capacity(self.ring.stride());
@@ -76,8 +77,9 @@ impl RecvState {
         self.claims.take(self.tail.wrapping_sub(1).into())
     }
 
-    /// Matches a completion with its work request. A card completes receives in order, so a gap is its mistake: the
-    /// skipped ones retire, too. Returns the request's number and how many retired.
+    /// Matches a completion with its work request. A card completes receives in order, so a gap is
+    /// its mistake: the skipped ones retire, too. Returns the request's number and how many
+    /// retired.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<(u64, u32)> {
         let position = usize::from(wqe_counter.wrapping_sub(self.tail as u16));
         if position >= self.entries.len() {
@@ -102,11 +104,6 @@ impl RecvState {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    /// Receives that are not retired.
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.entries.len() as u32
     }
 }
 

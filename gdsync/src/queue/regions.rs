@@ -1,7 +1,6 @@
 //! The memory regions, and the address, that a work request in flight keeps.
 
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::mr::{MemoryRegionInner, Slice};
+use crate::verbs::{AddressHandle, MemoryRegionInner, Slice};
 use std::sync::Arc;
 
 /// Regions that a work request names: most name one, if any, and that takes no memory of its own.

@@ -1,21 +1,20 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
 use crate::memory::OutOfBounds;
-use crate::queue::Segments;
-use crate::queue::error::{QueueError, RequestError};
 use crate::queue::regions::Regions;
-use crate::verbs::ah::AddressHandle;
-use crate::verbs::mr::{RemoteMemory, Slice};
-use crate::verbs::transport::Transport;
+use crate::queue::{QueueError, RequestError, Segments};
+use crate::verbs::{AddressHandle, RemoteMemory, Slice, Transport};
 use gdsync_sys::prm::wqe::{
     AddressVector, AtomicSeg, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, MAX_DS, Opcode, RemoteAddrSeg, SEGMENT,
 };
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// A send, an RDMA write or read, an atomic operation, or nothing, for [`crate::QueuePair::prepare`].
+/// A send, an RDMA write or read, an atomic operation, or nothing, for
+/// [`crate::QueuePair::prepare`].
 ///
-/// Requests are signaled (their completion can be polled and waited for) unless [`WorkRequest::unsignaled`] says otherwise.
+/// Requests are signaled (their completion can be polled and waited for) unless
+/// [`WorkRequest::unsignaled`] says otherwise.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, WorkRequest};
@@ -51,7 +50,7 @@ pub struct WorkRequest<'a> {
     /// Or the key that the remote side is to invalidate.
     immediate: u32,
     flags: CtrlFlags,
-    wr_id: u64,
+    pub(crate) wr_id: u64,
 }
 
 /// Destination of a datagram.
@@ -93,7 +92,8 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { opcode, payload, remote, operands: None, to: None, immediate: 0, flags, wr_id: 0 }
     }
 
-    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty message.
+    /// Sends the slices, one after the other, into a receive of the remote side. No slice: an empty
+    /// message.
     #[inline]
     pub fn send(slices: &'a [Slice]) -> Self {
         Self::new(Opcode::Send, Payload::Slices(slices), None)
@@ -105,7 +105,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, Payload::Inline(bytes), None)
     }
 
-    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no notification.
+    /// Writes the slices to remote memory, from its first address on. The remote CPU gets no
+    /// notification.
     #[inline]
     pub fn write(slices: &'a [Slice], remote: RemoteMemory) -> Self {
         Self::new(Opcode::RdmaWrite, Payload::Slices(slices), Some(remote))
@@ -123,27 +124,31 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::RdmaRead, Payload::Slices(slices), Some(remote))
     }
 
-    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory window, or of a region whose owner
-    /// registered it for that, as kernel drivers do. A card refuses to invalidate the key of an ordinary region, such as
-    /// [`crate::MemoryRegion`]: both queue pairs fail. gdsync makes neither windows nor such regions, and the software card has none,
-    /// so there this is refused ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
+    /// Sends the slices, and has the remote card invalidate one of its keys: that of a memory
+    /// window, or of a region whose owner registered it for that, as kernel drivers do. A card
+    /// refuses to invalidate the key of an ordinary region, such as [`crate::MemoryRegion`]: both
+    /// queue pairs fail. gdsync makes neither windows nor such regions, and the software card has
+    /// none, so there this is refused
+    /// ([`RequestError::NotOnDevice`](crate::queue::RequestError::NotOnDevice)).
     #[inline]
     pub fn send_invalidate(slices: &'a [Slice], rkey: u32) -> Self {
         WorkRequest { immediate: rkey, ..Self::new(Opcode::SendInval, Payload::Slices(slices), None) }
     }
 
-    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are equal, as one step. What they were
-    /// comes into `result`, 8 bytes of a region with [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
+    /// Compares the 8 remote bytes with `compare`, and replaces them by `swap` where they are
+    /// equal, as one step. What they were comes into `result`, 8 bytes of a region with
+    /// [`crate::Access::LOCAL_WRITE`]; all are numbers in the hosts' order.
     ///
-    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`], which the remote queue pair must
-    /// allow, too. It is one step among the operations of that card; whether for its CPU, too, is not promised.
+    /// The remote address is a multiple of 8, in a region with [`crate::Access::REMOTE_ATOMIC`],
+    /// which the remote queue pair must allow, too. It is one step among the operations of that
+    /// card; whether for its CPU, too, is not promised.
     #[inline]
     pub fn compare_swap(result: &'a Slice, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Self::atomic(Opcode::AtomicCs, result, remote, AtomicSeg::new(swap, compare))
     }
 
-    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`. The rest is as with
-    /// [`Self::compare_swap`].
+    /// Adds to the 8 remote bytes, modulo 2^64, as one step. What they were comes into `result`.
+    /// The rest is as with [`Self::compare_swap`].
     #[inline]
     pub fn fetch_add(result: &'a Slice, remote: RemoteMemory, add: u64) -> Self {
         Self::atomic(Opcode::AtomicFa, result, remote, AtomicSeg::new(add, 0))
@@ -155,24 +160,27 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { operands: Some(operands), ..Self::new(opcode, payload, Some(remote)) }
     }
 
-    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`], after reads and atomics, too.
+    /// Does nothing but complete: in its turn, when everything before it has. With [`Self::fence`],
+    /// after reads and atomics, too.
     #[inline]
     pub fn nop() -> Self {
         Self::new(Opcode::Nop, Payload::Slices(&[]), None)
     }
 
-    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key. Requests of UD queue pairs need it, and no
-    /// others have it. A receiver with another Q_Key drops the datagram without an error.
+    /// Destination of a datagram: the address of a port, a queue pair there, and its Q_Key.
+    /// Requests of UD queue pairs need it, and no others have it. A receiver with another Q_Key
+    /// drops the datagram without an error.
     ///
-    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB specification, 10.2.5).
+    /// Of a Q_Key with the top bit set, the sending queue pair's own is used instead (IB
+    /// specification, 10.2.5).
     #[inline]
     pub fn to(mut self, handle: &'a AddressHandle, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.to = Some(Destination { handle, qpn: remote_qpn, qkey: remote_qkey });
         self
     }
 
-    /// Adds immediate data, which the receiver finds in its completion. A write with immediate consumes a receive of the
-    /// remote side. Ignored for requests that carry none.
+    /// Adds immediate data, which the receiver finds in its completion. A write with immediate
+    /// consumes a receive of the remote side. Ignored for requests that carry none.
     #[inline]
     pub fn immediate(mut self, value: u32) -> Self {
         self.opcode = match self.opcode {
@@ -191,8 +199,8 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// No completion on success. Its place in the send queue is freed by the next signaled request's completion, so
-    /// every queue needs a signaled request now and then.
+    /// No completion on success. Its place in the send queue is freed by the next signaled
+    /// request's completion, so every queue needs a signaled request now and then.
     #[inline]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(CtrlFlags::CQ_UPDATE);
@@ -213,16 +221,12 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// The number that the completion will carry.
-    pub(crate) fn number(&self) -> u64 {
-        self.wr_id
-    }
-
     pub(crate) fn is_signaled(&self) -> bool {
         self.flags.contains(CtrlFlags::CQ_UPDATE)
     }
 
-    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds` segments.
+    /// The control segment, for block `index` of a queue pair's send queue, of a request of `ds`
+    /// segments.
     #[inline(always)]
     pub(crate) fn control(&self, index: u16, qpn: u32, units: u8) -> CtrlSeg {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
@@ -242,51 +246,41 @@ impl<'a> WorkRequest<'a> {
 
     #[cold]
     #[inline(never)]
-    fn check_special(&self, limits: Limits) -> Result<(), QueueError> {
+    fn check_special(&self, limits: Limits) -> Result<(), RequestError> {
         let transport = limits.transport;
         transport
             .check(self.opcode)
             .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
-        let goes_somewhere = limits.transport == Transport::Ud && self.opcode != Opcode::Nop;
+        let goes_somewhere = transport == Transport::Ud && self.opcode != Opcode::Nop;
         match &self.to {
-            None if goes_somewhere => return Err(QueueError::Request(RequestError::NoDestination)),
+            None if goes_somewhere => return Err(RequestError::NoDestination),
             Some(_) if !goes_somewhere => {
-                return Err(QueueError::Request(RequestError::NotOnTransport {
-                    operation: "an address of its own",
-                    transport: limits.transport,
-                }));
+                return Err(RequestError::NotOnTransport { operation: "an address of its own", transport });
             }
-            Some(to) if to.qpn > MAX_QPN => {
-                return Err(QueueError::Request(RequestError::BadDestination { qpn: to.qpn }));
-            }
+            Some(to) if to.qpn > MAX_QPN => return Err(RequestError::BadDestination { qpn: to.qpn }),
             _ => {}
         }
         if self.opcode == Opcode::SendInval && !limits.invalidation {
-            return Err(QueueError::Request(RequestError::NotOnDevice {
-                operation: "sends that invalidate a remote key",
-            }));
+            return Err(RequestError::NotOnDevice { operation: "sends that invalidate a remote key" });
         }
         if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
     }
 
-    fn check_atomic(&self, limits: Limits) -> Result<(), QueueError> {
+    fn check_atomic(&self, limits: Limits) -> Result<(), RequestError> {
         if !limits.atomics {
-            return Err(QueueError::Request(RequestError::NotOnDevice { operation: "atomic operations" }));
+            return Err(RequestError::NotOnDevice { operation: "atomic operations" });
         }
-        match &self.payload {
-            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => {}
-            Payload::Slices(slices) => {
-                return Err(QueueError::Request(RequestError::AtomicResult {
-                    given: slices.iter().map(Slice::len).sum(),
-                }));
-            }
-            Payload::Inline(bytes) => {
-                return Err(QueueError::Request(RequestError::AtomicResult { given: bytes.len() }));
-            }
+        let given = match &self.payload {
+            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => None,
+            Payload::Slices(slices) => Some(slices.iter().map(Slice::len).sum()),
+            Payload::Inline(bytes) => Some(bytes.len()),
+        };
+        if let Some(given) = given {
+            return Err(RequestError::AtomicResult { given });
         }
         match &self.remote {
             Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
-                Err(QueueError::Request(RequestError::AtomicTarget { addr: remote.addr }))
+                Err(RequestError::AtomicTarget { addr: remote.addr })
             }
             _ => Ok(()),
         }
@@ -345,14 +339,14 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says. Where it fails, some were given
-    /// out.
+    /// Gives out the segments after the control segment, no more than [`Self::most_units`] says.
+    /// Where it fails, some were given out.
     ///
     /// Returns whether the slices are of several regions.
     #[inline(always)]
     pub(crate) fn encode(&self, rules: &impl Rules, out: &mut impl Segments) -> Result<bool, QueueError> {
         if let Some(to) = &self.to {
-            let vector = to.handle.vector().with_destination(to.qpn, to.qkey);
+            let vector = to.handle.inner.vector.with_destination(to.qpn, to.qkey);
             let segments: [[u8; SEGMENT]; ADDRESS_SEGMENTS] = zerocopy::transmute!(vector);
             segments.into_iter().for_each(|segment| out.put(segment));
         }
@@ -381,7 +375,8 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at once.
+    /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at
+    /// once.
     #[inline(always)]
     fn encode_slices(
         &self,
@@ -446,8 +441,8 @@ fn encode_inline(bytes: &[u8], out: &mut impl Segments) {
     }
 }
 
-/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so empty ones are left out, as
-/// libmlx5 does.
+/// The slices that need a segment. A byte count of 0 means 2^31 to the card (PRM, data segment), so
+/// empty ones are left out, as libmlx5 does.
 fn count_segments(slices: &[Slice], limit: u32) -> Result<usize, QueueError> {
     let given = slices.iter().filter(|slice| !slice.is_empty()).count();
     if given > limit as usize {

@@ -1,7 +1,8 @@
 //! The state of a send queue: encoded work requests from preparation to completion.
 //!
-//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free again because a polled
-//! completion covered them. Work requests carry serial numbers, so that a prepared send can be found again.
+//! Blocks are counted from 0 on (modulo 2^32): `head` blocks were prepared, `tail` blocks are free
+//! again because a polled completion covered them. Work requests carry serial numbers, so that a
+//! prepared send can be found again.
 
 mod device;
 mod order;
@@ -12,11 +13,10 @@ pub(crate) use order::{Before, Replaced};
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
 use crate::memory::HostAddr;
-use crate::queue::claim::{Claim, Claims};
-use crate::queue::doorbell::{Doorbell, ring};
-use crate::queue::error::{OrderError, QueueError, QueueFull};
-use crate::queue::failure::ResetBlocker;
-use crate::queue::request::{Rules, WorkRequest};
+use crate::queue::claim::Claims;
+use crate::queue::doorbell::ring;
+use crate::queue::request::Rules;
+use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, ResetBlocker, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -31,7 +31,8 @@ const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 enum State {
     /// In the ring, not announced to the card.
     Prepared,
-    /// Dropped before it was posted: its blocks are NOPs, and go to the card with the next send that is posted.
+    /// Dropped before it was posted: its blocks are NOPs, and go to the card with the next send
+    /// that is posted.
     Cancelled,
     /// Handed to a stream (or rung by the CPU).
     Posted,
@@ -60,7 +61,8 @@ impl Entry {
 #[derive(Debug)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
-    /// Work requests that retired together, and how many of them had a completion of their own coming.
+    /// Work requests that retired together, and how many of them had a completion of their own
+    /// coming.
     pub(crate) entries: u32,
     pub(crate) signaled: u32,
     /// The send had been dropped: its completion is not returned.
@@ -114,7 +116,7 @@ pub(crate) struct SendState {
     ring: Ring,
     qpn: u32,
     /// The doorbell register.
-    register: HostAddr,
+    pub(crate) register: HostAddr,
     head: u32,
     tail: u32,
     entries: VecDeque<Entry>,
@@ -153,18 +155,13 @@ impl SendState {
         }
     }
 
-    /// The doorbell register.
-    pub(crate) fn register(&self) -> HostAddr {
-        self.register
-    }
-
     /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
     pub(crate) fn count_proxied(&mut self, pending: bool) {
         self.proxied = if pending { self.proxied + 1 } else { self.proxied.saturating_sub(1) };
     }
 
-    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record must not follow a newer
-    /// one.
+    /// The doorbell by which the proxy rings: none once everything was flushed, as an older record
+    /// must not follow a newer one.
     pub(crate) fn proxied(&self, record: u32, value: u64) -> Option<Doorbell> {
         (!self.flushed).then(|| self.doorbell(record, value))
     }
@@ -204,7 +201,8 @@ impl SendState {
     /// Writes a work request into the ring and rings the card, at once.
     ///
     /// # Errors
-    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding on a stream.
+    /// What [`Self::prepare`] says; earlier sends that are prepared and not posted, or outstanding
+    /// on a stream.
     ///
     /// # Safety
     /// The register is valid.
@@ -237,7 +235,8 @@ impl SendState {
         Ok(())
     }
 
-    /// Writes a work request behind the newest, and books the entry of its completion. Where that fails, nothing has changed.
+    /// Writes a work request behind the newest, and books the entry of its completion. Where that
+    /// fails, nothing has changed.
     ///
     /// Returns the value of the doorbell register.
     #[inline(always)]
@@ -261,7 +260,7 @@ impl SendState {
         book(signaled)?;
         let blocks = blocks_of(written.units);
         self.entries.push_back(Entry {
-            wr_id: request.number(),
+            wr_id: request.wr_id,
             first: head,
             blocks: blocks as u16,
             signaled,
@@ -283,7 +282,8 @@ impl SendState {
         rules: &impl Rules,
     ) -> Result<Written, QueueError> {
         let mut copy = Copy::new();
-        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no more than it has.
+        // SAFETY: no request has more segments (`WorkRequest::most_units`), and `write` writes no
+        // more than it has.
         let mut writer = unsafe { copy.writer() };
         let written = write(&mut writer, request, rules, self.head, self.qpn)?;
         self.ring.write(self.head, copy.bytes(written.units));
@@ -301,16 +301,17 @@ impl SendState {
         (position < self.entries.len()).then_some(position)
     }
 
-    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes of the *last* WQE's
-    /// control segment, as it stands in the ring (it may have become a NOP).
+    /// The doorbell that hands an entry, and everything before it, to the card: the first 8 bytes
+    /// of the *last* WQE's control segment, as it stands in the ring (it may have become a NOP).
     fn doorbell_of(&self, entry: &Entry) -> Doorbell {
         self.doorbell(doorbell::record(entry.end()), self.ring.first_bytes(entry.first))
     }
 
-    /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place otherwise.
+    /// Takes a prepared send back: out of the ring where it is the newest, a NOP in its place
+    /// otherwise.
     ///
-    /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP, too (`awaited`).
-    /// Returns what was taken out of the ring.
+    /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP,
+    /// too (`awaited`). Returns what was taken out of the ring.
     pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
         let mut removed = Removed::default();
         let Some(position) = self.position(serial) else { return removed };
@@ -337,8 +338,8 @@ impl SendState {
         removed
     }
 
-    /// Turns an entry into a NOP where it stands: only opcode and opmod change, so that size and completion stay (libmlx5's
-    /// `mlx5dv_qp_cancel_posted_send_wrs` does the same).
+    /// Turns an entry into a NOP where it stands: only opcode and opmod change, so that size and
+    /// completion stay (libmlx5's `mlx5dv_qp_cancel_posted_send_wrs` does the same).
     fn write_nop(&mut self, position: usize) {
         let first = self.entries[position].first;
         let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
@@ -371,10 +372,11 @@ impl SendState {
         self.flushed
     }
 
-    /// In the error state: hands everything prepared to the card, which flushes it, so that no wait stays unsatisfied.
+    /// In the error state: hands everything prepared to the card, which flushes it, so that no wait
+    /// stays unsatisfied.
     ///
-    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs would then run
-    /// backwards), or nothing is left to hand over.
+    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs
+    /// would then run backwards), or nothing is left to hand over.
     pub(crate) fn flush(&mut self) -> Option<Doorbell> {
         if self.has_unpassed_posts() {
             return None;
@@ -396,7 +398,8 @@ impl SendState {
         Some(newest)
     }
 
-    /// Gives the newest request, which has one slice and no remote address, a key that the card does not know.
+    /// Gives the newest request, which has one slice and no remote address, a key that the card
+    /// does not know.
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
@@ -405,8 +408,9 @@ impl SendState {
 
     /// What prevents a restart of the queue.
     ///
-    /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless for sends that asked for no
-    /// completion, if that is all there is: it was done before the failure.
+    /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless
+    /// for sends that asked for no completion, if that is all there is: it was done before the
+    /// failure.
     pub(crate) fn blocker(&self, failed: bool) -> Option<ResetBlocker> {
         if self.attached {
             return Some(ResetBlocker::Kernel);
@@ -423,8 +427,8 @@ impl SendState {
         (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
     }
 
-    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so that a send prepared before is
-    /// known as such.
+    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so
+    /// that a send prepared before is known as such.
     pub(crate) fn reset(&mut self) {
         self.first_serial += self.entries.len() as u64;
         self.entries.clear();

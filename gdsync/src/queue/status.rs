@@ -2,8 +2,7 @@
 
 use crate::memop::Word32;
 use crate::memory::PinnedMemory;
-use crate::queue::doorbell::PeerOp;
-use crate::queue::outcome::WorkError;
+use crate::queue::{PeerOp, WorkError};
 use crate::verbs::error::Error;
 use parking_lot::Mutex;
 
@@ -19,8 +18,8 @@ const STRIDE: usize = 16;
 /// | 1 ([`Self::OK`]) | completed |
 /// | [`Self::FAILED`] + syndrome + (vendor syndrome << 16) | failed |
 ///
-/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none of the card's: the library
-/// could not hand the work to the card.
+/// Syndrome 1 is an error (local length), so failures carry a bit of their own. Syndrome 0 is none
+/// of the card's: the library could not hand the work to the card.
 #[derive(Clone, Debug)]
 pub struct Status {
     word: Word32,

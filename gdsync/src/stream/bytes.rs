@@ -3,26 +3,26 @@
 use super::post::{PROGRESS_EVERY, State, Stream};
 use super::post_error::PostFailure;
 use crate::batch::{Bytes, Points};
-use crate::memop::{MemOpStream, StreamError};
-use crate::memop::{Place, Site};
+use crate::memop::{MemOpStream, Place, Site, StreamError};
 use crate::memory::StreamAddr;
 
 impl<B: MemOpStream> Stream<B> {
     /// Submits a write of bytes that is made by a copy.
     pub(super) fn post_bytes(&self, state: &mut State, bytes: &mut Bytes) -> Result<Points, PostFailure> {
         self.make_room_for_bytes(state)?;
-        let to = self.address(bytes.place(), bytes.content().len())?;
+        let to = self.address(&bytes.place, bytes.content.len())?;
         let points = Points::next(state.issued);
         self.timeline.expect(points.end);
-        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The descriptor holds the memory, and what
-        // is staged, until the timeline has passed the submission. The lock on the state keeps others from submitting.
-        let staged = unsafe { self.backend.write_bytes(to, bytes.place().kind(), bytes.content()) }?;
+        // SAFETY: the address is of this backend, and within one page of the host (`Bytes`). The
+        // descriptor holds the memory, and what is staged, until the timeline has passed the
+        // submission. The lock on the state keeps others from submitting.
+        let staged = unsafe { self.backend.write_bytes(to, bytes.place.kind(), &bytes.content) }?;
         bytes.keep(staged);
         Ok(points)
     }
 
-    /// A copy cannot write its point, so it leaves the last place to a submission that does. If that place is next, or the point
-    /// is due, the stream writes it before.
+    /// A copy cannot write its point, so it leaves the last place to a submission that does. If
+    /// that place is next, or the point is due, the stream writes it before.
     fn make_room_for_bytes(&self, state: &mut State) -> Result<(), PostFailure> {
         let limit = self.caps.max_outstanding;
         let due = state.unwritten >= PROGRESS_EVERY || state.weight.saturating_add(2) >= limit;

@@ -1,4 +1,4 @@
-//! The caller's own thread as a stream: libgdsync's `gds_post_descriptors`.
+//! The caller's thread as a stream: libgdsync's `gds_post_descriptors`.
 
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Performs memory operations on the thread that submits them, before `submit` returns.
 ///
-/// A wait that takes longer than the time-out, if there is one, fails the backend for good: what came after it is not
-/// performed, and the queue pairs concerned are moved to the error state.
+/// A wait that takes longer than the time-out, if there is one, fails the backend for good: later
+/// operations are not performed, and the queue pairs concerned are moved to the error state.
 #[derive(Debug, Default)]
 pub struct Cpu {
     timeout: Option<Duration>,
@@ -18,7 +18,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Waits as long as it takes (or until [`crate::QueuePair::abort`] is called by another thread).
+    /// Waits without a time-out. [`crate::QueuePair::abort`], called by another thread, ends a
+    /// wait.
     pub fn new() -> Self {
         Self::default()
     }

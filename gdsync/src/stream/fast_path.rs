@@ -1,4 +1,5 @@
-//! Posting one send, in little more time than the backend's call takes: programs that send from a loop do little else.
+//! Posting one send, in little more time than the backend's call takes: programs that send from a
+//! loop do little else.
 
 use super::in_flight::{Held, InFlight, Past};
 use super::post::{State, Stream};
@@ -6,10 +7,8 @@ use super::post_error::{PostError, PostFailure, Posted};
 use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::timeline::TimelinePoint;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::{QueuePair, QueuePairInner};
-use crate::queue::doorbell::Doorbell;
-use crate::queue::request::WorkRequest;
+use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
+use crate::queue::{Doorbell, WorkRequest};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
@@ -39,14 +38,15 @@ impl State {
 }
 
 impl<B: MemOpStream> Stream<B> {
-    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less of the CPU's time.
+    /// Posts a prepared send, as [`Self::post`] posts a batch of it alone, in less of the CPU's
+    /// time.
     ///
     /// # Errors
     /// As [`Self::post`].
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
         let (serial, doorbell) = send.place();
-        match self.submit_fast(&mut state, send.queue_pair(), serial, doorbell) {
+        match self.submit_fast(&mut state, &send.queue_pair, serial, doorbell) {
             FastPath::Posted(end) => {
                 state.hold(end, send.into_queue_pair());
                 Ok(POSTED)
@@ -56,11 +56,12 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Prepares a request and posts it on this stream, for programs that do nothing in between. (libgdsync calls it
-    /// `gds_stream_queue_send`.)
+    /// Prepares a request and posts it on this stream, for programs that do nothing in between.
+    /// (libgdsync calls it `gds_stream_queue_send`.)
     ///
     /// # Errors
-    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send queue.
+    /// Those of [`QueuePair::prepare`] and of [`Self::post`]. The request then leaves the send
+    /// queue.
     pub fn queue_send(
         &self,
         queue_pair: &QueuePair,
@@ -93,7 +94,8 @@ impl<B: MemOpStream> Stream<B> {
         posted.map_err(|error| error.source)
     }
 
-    /// Submits a send if its pages are in the cache of translations and it is next in its queue pair's order.
+    /// Submits a send if its pages are in the cache of translations and it is next in its queue
+    /// pair's order.
     #[inline(always)]
     fn submit_fast(
         &self,
@@ -119,8 +121,9 @@ impl<B: MemOpStream> Stream<B> {
             MemOp::Write32 { addr: record, value: doorbell.record },
             MemOp::Write64 { addr: register, value: doorbell.value },
         ];
-        // SAFETY: as in `submit_lowered`: both addresses were translated by this backend, and belong to the queue pair, which the
-        // submission in flight holds (`State::hold`); the lock on the state keeps others from submitting.
+        // SAFETY: as in `submit_lowered`: both addresses were translated by this backend, and
+        // belong to the queue pair, which the submission in flight holds (`State::hold`); the lock
+        // on the state keeps others from submitting.
         if let Err(error) = unsafe { self.backend.submit(&ops) } {
             queue_pair.undo_next(serial, before);
             return FastPath::Refused(error);

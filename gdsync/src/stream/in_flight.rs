@@ -1,8 +1,7 @@
-//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed it.
+//! Submissions in flight: what a stream has accepted, and keeps alive until it has passed them.
 
 use crate::batch::Descriptor;
-use crate::memory::left_behind;
-use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::memory::{Timeline, TimelinePoint, left_behind};
 use crate::qp::QueuePairInner;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,38 +10,39 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: TimelinePoint,
-    /// How many of the submissions that a stream takes it counts for.
+    /// What it counts for against [`crate::memop::MemOpCaps::max_outstanding`].
     pub(super) weight: u32,
     pub(super) held: Held,
 }
 
-/// What a submission names, and keeps alive.
+/// The objects that a submission names, and keeps alive.
 #[derive(Debug)]
 pub(super) enum Held {
     /// The queue pair of one send.
     Send(Arc<QueuePairInner>),
-    /// Descriptors, which hold queue pairs, completion queues, memory of words.
+    /// Descriptors, which hold queue pairs, completion queues and the memory of words.
     Many(Vec<Descriptor>),
 }
 
-/// Submissions that are past, taken out of a stream to be dropped without its lock. The room that they took is used again.
+/// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is
+/// used again.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     submissions: Vec<InFlight>,
     spare: Option<Arc<Spare>>,
 }
 
-/// Room for submissions that are past, where it is not in use.
+/// The vector of [`Past`] while it is not in use.
 pub(super) type Spare = Mutex<Vec<InFlight>>;
 
 impl Past {
-    /// Nothing yet, with the room that a stream has kept.
+    /// Empty, with the vector that a stream has kept.
     pub(super) fn new(spare: &Arc<Spare>) -> Self {
         let room = spare.lock().map_or_else(|_| Vec::new(), |mut room| std::mem::take(&mut *room));
         Past { submissions: room, spare: Some(spare.clone()) }
     }
 
-    /// It has no room of a stream's.
+    /// True without a stream's vector.
     pub(super) fn is_unused(&self) -> bool {
         self.spare.is_none()
     }
@@ -72,7 +72,7 @@ impl Drop for Past {
     }
 }
 
-/// Submissions of streams that were dropped before they had passed them.
+/// Submissions that were in flight when their streams were dropped.
 static ORPHANS: Mutex<Vec<(Arc<Timeline>, InFlight)>> = Mutex::new(Vec::new());
 
 impl InFlight {
@@ -91,20 +91,21 @@ impl InFlight {
         sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }
 
-    /// Looks after queue pairs that have failed meanwhile.
+    /// Completes the unposted work of queue pairs that have failed meanwhile.
     pub(super) fn flush_failed(&self) {
         for queue_pair in self.queue_pairs().filter(|queue_pair| queue_pair.failure().is_some()) {
             queue_pair.flush_unposted();
         }
     }
 
-    /// The backend has failed: nobody knows what it rang.
+    /// Moves the queue pairs to the error state: the backend has failed, and which doorbells it
+    /// rang is unknown.
     pub(super) fn abort(&self) {
         abort(self.queue_pairs());
     }
 
-    /// The first wait that the stream has not passed and that is not satisfied now, with its position. Of words in GPU memory
-    /// nobody knows, and they count as not satisfied.
+    /// The first unsatisfied wait that the stream has not passed, with its position. Words in GPU
+    /// memory cannot be read here, and count as not satisfied.
     pub(super) fn oldest_wait(&self, timeline: &Timeline) -> Option<(usize, &Descriptor)> {
         let waits = self.descriptors().iter().enumerate().filter(|(_, descriptor)| descriptor.is_wait());
         let mut open = waits.filter(|(_, descriptor)| match descriptor {
@@ -125,12 +126,12 @@ impl InFlight {
 pub(super) fn abort<'a>(queue_pairs: impl Iterator<Item = &'a Arc<QueuePairInner>>) {
     for queue_pair in queue_pairs {
         if let Err(error) = queue_pair.abort() {
-            tracing::error!(%error, qpn = queue_pair.number(), "a queue pair of a failed stream could not be aborted");
+            tracing::error!(%error, qpn = queue_pair.number, "a queue pair of a failed stream could not be aborted");
         }
     }
 }
 
-/// Keeps submissions of a stream that is gone until its timeline has passed them.
+/// Keeps the submissions of a stream that is being dropped, until its timeline has passed them.
 pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFlight>) {
     if let Some(last) = in_flight.back() {
         left_behind::add(timeline, last.end);
@@ -140,7 +141,7 @@ pub(super) fn leave_behind(timeline: &Arc<Timeline>, in_flight: VecDeque<InFligh
     reap_orphans();
 }
 
-/// Drops what streams that are gone have passed meanwhile.
+/// Drops the submissions that dropped streams have passed meanwhile.
 pub(super) fn reap_orphans() {
     let Ok(mut orphans) = ORPHANS.try_lock() else { return };
     let past = take_past(&mut orphans);

@@ -1,18 +1,15 @@
-//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells that the proxy may ring.
+//! The driver with which a stream lowers descriptors: real queues, real addresses, and doorbells
+//! that the proxy may ring.
 
 use super::doorbells::{DoorbellPath, Doorbells};
 use super::post::{State, Stream};
 use super::post_error::PostFailure;
 use super::proxy::{self, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, Place, StreamError};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, StreamAddr};
-use crate::qp::QueuePair;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::wait::PreparedWait;
-use crate::queue::doorbell::{Doorbell, PeerOp};
-use crate::queue::error::QueueError;
+use crate::memop::{MemOp, MemOpStream, Place, StreamError};
+use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
+use crate::qp::{PreparedSend, PreparedWait, QueuePair};
+use crate::queue::{Doorbell, PeerOp, QueueError};
 
 /// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
@@ -32,16 +29,6 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Error = PostFailure;
 
     #[inline]
-    fn caps(&self) -> &MemOpCaps {
-        &self.stream.caps
-    }
-
-    #[inline]
-    fn timeline(&self) -> HostAddr {
-        self.stream.timeline.word()
-    }
-
-    #[inline]
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
         self.state.translations.translate(&self.stream.backend, addr, len)
     }
@@ -52,7 +39,7 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     fn words<'b>(&self, bytes: &'b Bytes) -> Result<(StreamAddr, Words<'b>), PostFailure> {
-        Ok((self.stream.address(bytes.place(), bytes.content().len())?, bytes.words(&self.stream.caps)?))
+        Ok((self.stream.address(&bytes.place, bytes.content.len())?, bytes.words(&self.stream.caps)?))
     }
 
     #[inline]
@@ -61,13 +48,14 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     #[inline]
-    fn commit_wait(&self, wait: &mut PreparedWait, point: TimelinePoint) -> Option<PeerOp> {
-        wait.commit(&self.stream.timeline, point)
-    }
-
-    #[inline]
-    fn commit_covered(&self, wait: &mut PreparedWait, point: TimelinePoint) {
-        wait.commit_covered(point);
+    fn commit_wait(&self, wait: &mut PreparedWait, fate: Fate, point: TimelinePoint) -> Option<PeerOp> {
+        match fate {
+            Fate::Kept => wait.commit(&self.stream.timeline, point),
+            Fate::Covered => {
+                wait.commit_covered(point);
+                None
+            }
+        }
     }
 
     /// To the card's register, or through the proxy.
@@ -104,7 +92,7 @@ impl<B: MemOpStream> Posting<'_, B> {
     ) -> Result<(), StreamError> {
         let Posting { stream, state, .. } = lowering.driver;
         proxy::start()?;
-        let ring = Ring::new(send.queue_pair(), &stream.timeline)?;
+        let ring = Ring::new(&send.queue_pair, &stream.timeline)?;
         // The mailbox may reuse memory whose translation is out of date.
         state.translations.refresh(&stream.backend);
         lowering.doorbell(ring.to_mailbox(doorbell))?;
@@ -117,11 +105,12 @@ impl<B: MemOpStream> Stream<B> {
     /// How the doorbells of a queue pair reach its card. Decides it, if that is still open.
     ///
     /// # Errors
-    /// [`StreamError`] where the stream cannot reach the doorbell register and [`DoorbellPath::Direct`] demands it.
+    /// [`StreamError`] where the stream cannot reach the doorbell register and
+    /// [`DoorbellPath::Direct`] demands it.
     pub fn doorbells(&self, queue_pair: &QueuePair) -> Result<Doorbells, StreamError> {
         let state = self.lock();
         if state.rings_itself() {
-            let register = queue_pair.inner.send().register();
+            let register = queue_pair.inner.send().register;
             match self.backend.translate(register, size_of::<u64>()) {
                 Err(StreamError::Unreachable { reason, .. }) if self.path == DoorbellPath::Auto => {
                     state.fall_back(reason);
@@ -143,7 +132,7 @@ impl<B: MemOpStream> Stream<B> {
         ops: &'a mut Vec<MemOp>,
     ) -> Lowering<'a, Posting<'a, B>> {
         let driver = Posting { stream: self, state, end: points.end, rings: Vec::new() };
-        Lowering::new(driver, merged, points.before, ops)
+        Lowering::new(driver, &self.caps, self.timeline.word(), merged, points.before, ops)
     }
 
     /// Marks descriptors as posted and appends their operations.

@@ -1,27 +1,24 @@
 //! Persistent requests: prepared once, started many times on a stream.
 //!
-//! The shape is that of the MPI Forum's stream-triggered proposals: *init* remembers buffers and peer, *start* and *wait* are
-//! enqueued on a stream, *complete* is the CPU's, *free* ends it. Started, waited for and started again on one stream, a request
-//! needs no CPU between the iterations.
+//! The shape is that of the MPI Forum's stream-triggered proposals. *init* remembers buffers and
+//! peer, *start* and *wait* are enqueued on a stream, *complete* runs on the CPU, *free* ends the
+//! request. If one stream starts a request, waits for it and starts it again, the iterations need
+//! no CPU between them.
 //!
-//! Every start has a [`Status`] of its own, which its stream wait waits for and which a thread of the library writes.
+//! Every start has a [`Status`] of its own. A thread of the library writes it, and the stream's
+//! wait waits for it.
 
 use crate::batch::Batch;
 use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
-use crate::qp::cq::CompletionQueueInner;
-use crate::qp::prepared::PreparedSend;
-use crate::qp::{QueuePair, QueuePairInner};
-use crate::queue::Status;
-use crate::queue::claim::Claim;
-use crate::queue::error::{QueueError, StateError};
-use crate::queue::outcome::{Completion, WorkKind};
-use crate::queue::request::{Rules, WorkRequest};
+use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::{CompletionQueueInner, PreparedSend, QueuePair, QueuePairInner};
+use crate::queue::request::Rules;
+use crate::queue::{Claim, Completion, QueueError, StateError, Status, WorkKind, WorkRequest};
 use crate::stream::{PostFailure, Stream};
 use crate::util::pause::Pause;
-use crate::util::poller::{self, Watched};
-use crate::verbs::error::Error;
-use crate::verbs::mr::{RemoteMemory, Slice};
+use crate::util::poller::{Polled, Task};
+use crate::verbs::{Error, RemoteMemory, Slice};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
@@ -29,25 +26,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Errors of persistent requests. Nothing was started, or is lost, by any of them.
+/// Errors of persistent requests. None of them starts or loses anything.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PersistentError {
-    /// The last start has not completed, and no wait for it comes before this start on the stream.
+    /// The last start has not completed, and the stream does not wait for it before this start.
     #[error(
         "the request is active: complete() it, or have the same stream wait for it before it is started again"
     )]
     Active,
-    /// Nothing was started.
+    /// The request was not started.
     #[error("the request is not active: start it first")]
     Inactive,
-    /// The queue pair does not take it.
+    /// The queue pair refuses the request.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The stream does not take it.
+    /// The stream refuses the operations.
     #[error(transparent)]
     Post(#[from] PostFailure),
-    /// The library's own thread, or memory for the status, could not be had.
+    /// The library's thread could not be started, or there is no memory for the status.
     #[error(transparent)]
     Resources(#[from] Error),
 }
@@ -60,25 +57,67 @@ pub struct StillActive<R: fmt::Debug> {
     pub request: Box<R>,
 }
 
-/// What sends and receives have in common.
+/// A request that is started again and again, with the same buffers: a [`PersistentSend`] or a
+/// [`PersistentRecv`].
+///
+/// If it is dropped while it is active, the started work goes on unobserved. Its memory stays
+/// registered until the card has completed the work.
 #[derive(Debug)]
-struct Request {
+pub struct Persistent<K> {
+    kind: K,
     queue_pair: Arc<QueuePairInner>,
+    /// Where the request completes.
+    queue: Arc<CompletionQueueInner>,
     slices: Vec<Slice>,
     /// Starts that have not completed on the CPU, oldest first.
     active: VecDeque<Arc<Claim>>,
-    /// The newest that has, and the first that failed since the last time that it was told.
+    /// The first failure since the last [`Self::complete`], or else the newest completion.
     done: Option<Completion>,
     /// The timeline of the stream that waits for the newest start.
     awaited_on: Option<Arc<Timeline>>,
 }
 
-impl Request {
-    fn new(queue_pair: &QueuePair, slices: &[Slice], card_writes: bool) -> Result<Self, QueueError> {
+/// A send or a write that is started again and again, with the same buffers.
+pub type PersistentSend = Persistent<Outgoing>;
+
+/// A receive that is started again and again, into the same buffers.
+///
+/// The receive is posted when the stream reaches the start: a message that arrived earlier could
+/// overwrite what the stream still reads. So the remote side may send before the receive is posted,
+/// and needs receiver-not-ready retries.
+pub type PersistentRecv = Persistent<Incoming>;
+
+/// The kind of a [`PersistentSend`].
+#[derive(Debug)]
+pub struct Outgoing {
+    remote: Option<RemoteMemory>,
+    immediate: Option<u32>,
+}
+
+/// The kind of a [`PersistentRecv`].
+#[derive(Debug)]
+pub struct Incoming(());
+
+impl<K> Persistent<K> {
+    fn with_kind(
+        kind: K,
+        queue_pair: &QueuePair,
+        queue: &Arc<CompletionQueueInner>,
+        slices: &[Slice],
+        card_writes: bool,
+    ) -> Result<Self, QueueError> {
         let queue_pair = queue_pair.inner.clone();
         slices.iter().try_for_each(|slice| queue_pair.check(slice, card_writes))?;
-        let slices = slices.to_vec();
-        Ok(Request { queue_pair, slices, active: VecDeque::new(), done: None, awaited_on: None })
+        let (queue, slices) = (queue.clone(), slices.to_vec());
+        Ok(Persistent {
+            kind,
+            queue_pair,
+            queue,
+            slices,
+            active: VecDeque::new(),
+            done: None,
+            awaited_on: None,
+        })
     }
 
     fn check_start(&mut self, timeline: &Arc<Timeline>) -> Result<(), PersistentError> {
@@ -86,7 +125,7 @@ impl Request {
         if !self.active.is_empty() && !ordered {
             return Err(PersistentError::Active);
         }
-        poller::start()?;
+        start_checker()?;
         self.take_done();
         Ok(())
     }
@@ -106,39 +145,36 @@ impl Request {
         }
     }
 
-    fn status(&self) -> Option<Status> {
-        self.active.back().map(|claim| claim.status().clone())
-    }
-
-    fn wait_on<B: MemOpStream>(
-        &mut self,
-        stream: &Stream<B>,
-        queue: &Arc<CompletionQueueInner>,
-    ) -> Result<(), PersistentError> {
+    /// Has a stream wait until the newest start has completed, well or not: [`Self::status`] says
+    /// which. After a receive that completed well, later operations of the stream find the message
+    /// in the buffers.
+    ///
+    /// # Errors
+    /// [`PersistentError::Inactive`], [`PersistentError::Post`].
+    pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
         let claim = self.active.back().ok_or(PersistentError::Inactive)?.clone();
-        let word = claim.status().word().clone();
-        poller::watch(Box::new(Progress {
-            queue: queue.clone(),
-            queue_pair: self.queue_pair.clone(),
-            claim,
-        }));
+        let word = claim.status.word().clone();
+        let (queue, queue_pair) = (self.queue.clone(), self.queue_pair.clone());
+        CHECKER.add(Arc::new(Progress { queue, queue_pair, claim }));
         let batch = Batch::new().wait_value32(&word, Condition::And, Status::OK | Status::FAILED);
         stream.post(batch).map_err(|error| error.source)?;
         self.awaited_on = Some(stream.timeline.clone());
         Ok(())
     }
 
-    fn complete(
-        &mut self,
-        queue: &CompletionQueueInner,
-        timeout: Duration,
-    ) -> Result<Option<Completion>, PersistentError> {
+    /// Waits on the CPU until every start has completed; then the request is inactive. `None` if
+    /// that takes longer than `timeout`. Of several starts, it returns the first failure, or else
+    /// the newest completion.
+    ///
+    /// # Errors
+    /// [`PersistentError::Inactive`].
+    pub fn complete(&mut self, timeout: Duration) -> Result<Option<Completion>, PersistentError> {
         if self.active.is_empty() && self.done.is_none() {
             return Err(PersistentError::Inactive);
         }
         let mut pause = Pause::new();
         loop {
-            progress(queue, &self.queue_pair);
+            progress(&self.queue, &self.queue_pair);
             self.take_done();
             if self.active.is_empty() {
                 self.awaited_on = None;
@@ -151,59 +187,37 @@ impl Request {
         }
     }
 
-    fn is_active(&self) -> bool {
+    /// The outcome of the newest start; `None` if the request is inactive.
+    pub fn status(&self) -> Option<Status> {
+        self.active.back().map(|claim| claim.status.clone())
+    }
+
+    /// True from a start until the CPU has completed it.
+    pub fn is_active(&self) -> bool {
         !self.active.is_empty()
     }
-}
 
-/// Takes what has completed; completions that nobody has claimed stay for whoever polls.
-fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
-    if queue_pair.failure().is_some() {
-        queue_pair.flush_unposted();
+    /// Ends the request.
+    ///
+    /// # Errors
+    /// [`StillActive`], with the request, if starts have not completed.
+    pub fn free(mut self) -> Result<(), StillActive<Self>>
+    where
+        K: fmt::Debug,
+    {
+        self.take_done();
+        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
-    queue.progress();
-}
-
-/// Completes a start for a stream.
-struct Progress {
-    queue: Arc<CompletionQueueInner>,
-    queue_pair: Arc<QueuePairInner>,
-    claim: Arc<Claim>,
-}
-
-impl Watched for Progress {
-    fn look(&mut self) -> bool {
-        progress(&self.queue, &self.queue_pair);
-        self.claim.completion().is_some()
-    }
-}
-
-/// A send or a write that is started again and again, with the same buffers.
-///
-/// Dropping it while it is active lets what was started go on, unobserved: its memory stays until the card is through with it.
-#[derive(Debug)]
-pub struct PersistentSend {
-    request: Request,
-    remote: Option<RemoteMemory>,
-    immediate: Option<u32>,
-}
-
-/// A receive that is started again and again, into the same buffers.
-///
-/// It reaches the card when the stream reaches the start: earlier, a message could overwrite what the stream still reads. So
-/// the remote side may come first, and needs receiver-not-ready retries. Dropping it is as with [`PersistentSend`].
-#[derive(Debug)]
-pub struct PersistentRecv {
-    request: Request,
 }
 
 impl PersistentSend {
-    /// Remembers a send of the slices, one after the other; their content is read at each start, in stream order.
+    /// Remembers a send of the slices, one after the other. Each start sends what they hold when
+    /// the stream reaches it.
     ///
     /// # Errors
     /// [`QueueError`]: a slice of another domain, or a limit of the queue pair.
     pub fn send(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        Self::new(queue_pair, slices, None)
+        Self::to(queue_pair, slices, None)
     }
 
     /// Remembers an RDMA write of the slices.
@@ -211,86 +225,47 @@ impl PersistentSend {
     /// # Errors
     /// As [`Self::send`].
     pub fn write(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<Self, QueueError> {
-        Self::new(queue_pair, slices, Some(remote))
+        Self::to(queue_pair, slices, Some(remote))
     }
 
-    fn new(
+    fn to(
         queue_pair: &QueuePair,
         slices: &[Slice],
         remote: Option<RemoteMemory>,
     ) -> Result<Self, QueueError> {
-        let request = Request::new(queue_pair, slices, false)?;
-        let this = PersistentSend { request, remote, immediate: None };
+        let kind = Outgoing { remote, immediate: None };
+        let this = Self::with_kind(kind, queue_pair, &queue_pair.inner.send_cq, slices, false)?;
         this.work_request().most_units(queue_pair.inner.limits())?;
         Ok(this)
     }
 
     /// Adds immediate data, which the receiver finds in its completion.
     pub fn immediate(mut self, value: u32) -> Self {
-        self.immediate = Some(value);
+        self.kind.immediate = Some(value);
         self
     }
 
     fn work_request(&self) -> WorkRequest<'_> {
-        let slices = &self.request.slices;
-        let request = self
-            .remote
-            .map_or_else(|| WorkRequest::send(slices), |remote| WorkRequest::write(slices, remote));
-        self.immediate.into_iter().fold(request, WorkRequest::immediate)
+        let request = match self.kind.remote {
+            None => WorkRequest::send(&self.slices),
+            Some(remote) => WorkRequest::write(&self.slices, remote),
+        };
+        self.kind.immediate.into_iter().fold(request, WorkRequest::immediate)
     }
 
-    /// Starts it on a stream: when the stream comes there, the card is rung.
+    /// Starts the request on a stream, which rings the card when it reaches the start.
     ///
     /// # Errors
-    /// [`PersistentError`]; active starts that the stream does not wait for before, a queue pair that has failed or is full, a
-    /// stream that is full.
+    /// [`PersistentError`]: starts are active that the stream does not wait for before this one,
+    /// the queue pair has failed or is full, or the stream is full.
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
-        self.request.check_start(&stream.timeline)?;
+        self.check_start(&stream.timeline)?;
         let claim = Claim::new()?;
-        let send =
-            PreparedSend::claimed(self.request.queue_pair.clone(), self.work_request(), claim.clone())?;
-        // Where the stream refuses, the send goes with the error.
+        let send = PreparedSend::claimed(self.queue_pair.clone(), self.work_request(), claim.clone())?;
+        // If the stream refuses the send, it is dropped with the error.
         stream.post_send(send).map_err(|error| error.source)?;
-        self.request.started(claim);
+        self.started(claim);
         Ok(())
-    }
-
-    /// Has a stream wait until the newest start has completed, well or not: [`Self::status`] says which.
-    ///
-    /// # Errors
-    /// [`PersistentError::Inactive`], [`PersistentError::Post`].
-    pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
-        let queue = self.request.queue_pair.send_cq().clone();
-        self.request.wait_on(stream, &queue)
-    }
-
-    /// Waits on the CPU until every start has completed; `None` where that took longer than `timeout`. The request is inactive
-    /// then. Of several starts, the first failure is told, or else the newest completion.
-    ///
-    /// # Errors
-    /// [`PersistentError::Inactive`].
-    pub fn complete(&mut self, timeout: Duration) -> Result<Option<Completion>, PersistentError> {
-        let queue = self.request.queue_pair.send_cq().clone();
-        self.request.complete(&queue, timeout)
-    }
-
-    /// What becomes of the newest start; `None` where the request is inactive.
-    pub fn status(&self) -> Option<Status> {
-        self.request.status()
-    }
-
-    /// True from a start until the CPU has completed it.
-    pub fn is_active(&self) -> bool {
-        self.request.is_active()
-    }
-
-    /// Ends it.
-    ///
-    /// # Errors
-    /// [`StillActive`], with the request, where starts have not completed.
-    pub fn free(mut self) -> Result<(), StillActive<Self>> {
-        self.request.take_done();
-        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
 
@@ -300,77 +275,65 @@ impl PersistentRecv {
     /// # Errors
     /// [`QueueError`]: a slice of another domain or not writable, or too many.
     pub fn new(queue_pair: &QueuePair, slices: &[Slice]) -> Result<Self, QueueError> {
-        queue_pair.inner.check_recv(slices)?;
-        Ok(PersistentRecv { request: Request::new(queue_pair, slices, true)? })
+        queue_pair.inner.recv_segments(slices)?;
+        Self::with_kind(Incoming(()), queue_pair, &queue_pair.inner.recv_cq, slices, true)
     }
 
-    /// Starts it on a stream: the receive is posted when the stream comes there; at once, where the stream is idle.
+    /// Starts the request on a stream: the receive is posted when the stream reaches the start. If
+    /// the stream is idle, that is now.
     ///
     /// # Errors
     /// As [`PersistentSend::start`].
     pub fn start<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
-        self.request.check_start(&stream.timeline)?;
-        let queue_pair = &self.request.queue_pair;
-        if let Some(cause) = queue_pair.failure() {
-            return Err(QueueError::State(StateError::Failed { qpn: queue_pair.number(), cause }).into());
+        self.check_start(&stream.timeline)?;
+        if let Some(cause) = self.queue_pair.failure() {
+            let qpn = self.queue_pair.number;
+            return Err(QueueError::State(StateError::Failed { qpn, cause }).into());
         }
         let claim = Claim::new()?;
         if matches!(stream.backend.wait_idle(Duration::ZERO), Ok(true)) {
-            queue_pair.post_recv(&self.request.slices, 0, Some(claim.clone()))?;
+            self.queue_pair.post_recv(&self.slices, 0, Some(claim.clone()))?;
         } else {
             let reached = Status::new()?.word().clone();
             stream.post(Batch::new().write_value32(&reached, 1)).map_err(|error| error.source)?;
-            poller::watch(Box::new(PostReceive {
+            CHECKER.add(Arc::new(PostReceive {
                 reached,
                 timeline: stream.timeline.clone(),
-                queue_pair: Starting::new(queue_pair),
-                slices: self.request.slices.clone(),
+                queue_pair: Starting::new(&self.queue_pair),
+                slices: self.slices.clone(),
                 claim: claim.clone(),
             }));
         }
-        self.request.started(claim);
+        self.started(claim);
         Ok(())
-    }
-
-    /// As [`PersistentSend::wait_on`]: what follows on the stream finds the message in the buffers, if the status is good.
-    ///
-    /// # Errors
-    /// As [`PersistentSend::wait_on`].
-    pub fn wait_on<B: MemOpStream>(&mut self, stream: &Stream<B>) -> Result<(), PersistentError> {
-        let queue = self.request.queue_pair.recv_cq().clone();
-        self.request.wait_on(stream, &queue)
-    }
-
-    /// As [`PersistentSend::complete`].
-    ///
-    /// # Errors
-    /// As [`PersistentSend::complete`].
-    pub fn complete(&mut self, timeout: Duration) -> Result<Option<Completion>, PersistentError> {
-        let queue = self.request.queue_pair.recv_cq().clone();
-        self.request.complete(&queue, timeout)
-    }
-
-    /// What becomes of the newest start; `None` where the request is inactive.
-    pub fn status(&self) -> Option<Status> {
-        self.request.status()
-    }
-
-    /// True from a start until the CPU has completed it.
-    pub fn is_active(&self) -> bool {
-        self.request.is_active()
-    }
-
-    /// Ends it.
-    ///
-    /// # Errors
-    /// As [`PersistentSend::free`].
-    pub fn free(mut self) -> Result<(), StillActive<Self>> {
-        self.request.take_done();
-        if self.is_active() { Err(StillActive { request: Box::new(self) }) } else { Ok(()) }
     }
 }
 
-/// A queue pair with a receive to come, which it is to be aborted for if it is dropped before: nobody else can end the wait for it.
+/// Takes completions of persistent requests out of a queue. Other completions stay for the
+/// program's polls.
+fn progress(queue: &CompletionQueueInner, queue_pair: &QueuePairInner) {
+    if queue_pair.failure().is_some() {
+        queue_pair.flush_unposted();
+    }
+    queue.progress();
+}
+
+/// Completes a start that a stream waits for.
+struct Progress {
+    queue: Arc<CompletionQueueInner>,
+    queue_pair: Arc<QueuePairInner>,
+    claim: Arc<Claim>,
+}
+
+impl Task for Progress {
+    fn poll(&self) -> Polled {
+        progress(&self.queue, &self.queue_pair);
+        if self.claim.completion().is_some() { Polled::Done } else { Polled::Nothing }
+    }
+}
+
+/// A queue pair with a receive to be posted, which counts as work in flight: if the queue pair is
+/// dropped before, it is aborted, as the wait for the receive would not end otherwise.
 struct Starting(Arc<QueuePairInner>);
 
 impl Starting {
@@ -394,7 +357,7 @@ impl Drop for Starting {
     }
 }
 
-/// Posts a receive when the stream has come to its start.
+/// Posts a receive when the stream has reached its start.
 struct PostReceive {
     reached: Word32,
     timeline: Arc<Timeline>,
@@ -403,31 +366,28 @@ struct PostReceive {
     claim: Arc<Claim>,
 }
 
-impl Watched for PostReceive {
-    fn look(&mut self) -> bool {
-        let (qpn, kind) = (self.queue_pair.number(), WorkKind::Receive);
+impl Task for PostReceive {
+    fn poll(&self) -> Polled {
+        let (qpn, kind) = (self.queue_pair.number, WorkKind::Receive);
         if self.queue_pair.failure().is_some() || self.timeline.is_dead() {
             self.claim.finish_flushed(qpn, kind);
-            return true;
+            return Polled::Done;
         }
         if self.reached.load() == 0 {
-            return false;
+            return Polled::Nothing;
         }
         match self.queue_pair.post_recv(&self.slices, 0, Some(self.claim.clone())) {
-            Ok(()) => true,
-            Err(error) if matches!(error, QueueError::Full(_)) => {
-                progress(self.queue_pair.recv_cq(), &self.queue_pair);
-                false
+            Ok(()) => {}
+            Err(QueueError::Full(_)) => {
+                progress(&self.queue_pair.recv_cq, &self.queue_pair);
+                return Polled::Nothing;
             }
-            Err(QueueError::State(StateError::Failed { .. })) => {
-                self.claim.finish_flushed(qpn, kind);
-                true
-            }
+            Err(QueueError::State(StateError::Failed { .. })) => self.claim.finish_flushed(qpn, kind),
             Err(error) => {
                 tracing::error!(%error, qpn, "a persistent receive cannot be posted");
                 self.claim.finish_unposted(qpn, kind, 0);
-                true
             }
         }
+        Polled::Done
     }
 }

@@ -23,13 +23,14 @@ use tracing::level_filters::LevelFilter;
 
 /// Of submissions that no wait for a completion ends, one in this many writes its point.
 pub(super) const PROGRESS_EVERY: u32 = 64;
-/// From this many submissions in flight on, posts retire those that are past. Posts before that read no memory that the stream
-/// writes.
+/// From this many submissions in flight on, posts retire those that are past. Posts before that
+/// read no memory that the stream writes.
 const REAP_FROM: usize = 32;
 
 /// A backend on which batches are posted. Dereferences to the backend.
 ///
-/// Dropping it does not wait for the work that it has accepted. What that work names stays alive until the stream has passed it.
+/// Dropping it does not wait for the work that it has accepted. What that work names stays alive
+/// until the stream has passed it.
 ///
 /// ```
 /// use gdsync::memop::{Condition, MemOpStream, Word32};
@@ -66,8 +67,8 @@ pub(super) struct State {
     pub(super) in_flight: VecDeque<InFlight>,
     /// The sum of their weights.
     pub(super) weight: usize,
-    /// Sends that may take the fast path before the next housekeeping: retiring submissions, writing a point, the limit of
-    /// submissions outstanding. 0 while the proxy rings.
+    /// Sends that may take the fast path before the next housekeeping: retiring submissions,
+    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings.
     pub(super) fast_posts_left: Cell<u32>,
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
@@ -83,7 +84,8 @@ impl<B: MemOpStream> Stream<B> {
     /// A stream on a backend.
     ///
     /// # Errors
-    /// [`Error::Memory`] where its timeline cannot be had; [`PlacementError`](crate::cuda::PlacementError).
+    /// [`Error::Memory`] where its timeline cannot be had;
+    /// [`PlacementError`](crate::cuda::PlacementError).
     pub fn new(backend: B) -> Result<Self, Error> {
         Self::with_options(backend, StreamOptions::default())
     }
@@ -125,20 +127,22 @@ impl<B: MemOpStream> Stream<B> {
         })
     }
 
-    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that (unless the backend is
-    /// [`super::Cpu`], which performs it before this returns).
+    /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that
+    /// (unless the backend is [`super::Cpu`], which performs it before this returns).
     ///
     /// A batch that needs more operations than one submission takes is split between descriptors.
     ///
     /// # Errors
-    /// [`PostError`], with the part of the batch that was not posted. Where the backend itself has failed, the queue
-    /// pairs of that part's sends and waits are moved to the error state, because what was rung is not known.
+    /// [`PostError`], with the part of the batch that was not posted. Where the backend itself has
+    /// failed, the queue pairs of that part's sends and waits are moved to the error state, because
+    /// what was rung is not known.
     pub fn post(&self, batch: Batch) -> Result<Posted, PostError> {
         let mut done = Posted { operations: 0, submissions: 0 };
         self.post_counting(batch, &mut done).map(|()| done)
     }
 
-    /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions outstanding as it takes.
+    /// As [`Self::post`], but waits up to `timeout` while the stream has as many submissions
+    /// outstanding as it takes.
     ///
     /// # Errors
     /// As [`Self::post`]; [`PostFailure::WouldBlock`] where that took longer.
@@ -175,8 +179,7 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             let mut planner = std::mem::take(&mut state.planner);
-            let keys = rest.as_slice().iter().map(|descriptor| descriptor.key(&self.caps));
-            let plan = planner.plan(keys, &self.caps, !unmerged);
+            let plan = planner.plan(rest.as_slice(), &self.caps, !unmerged);
             // A batch that is one submission is not copied.
             let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
                 std::mem::take(&mut rest).collect()
@@ -207,8 +210,8 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not known, and the queue pairs are
-    /// aborted.
+    /// Gives back what was not posted. If the backend has failed, which doorbells it rang is not
+    /// known, and the queue pairs are aborted.
     #[cold]
     pub(super) fn refuse(
         &self,
@@ -244,16 +247,17 @@ impl<B: MemOpStream> Stream<B> {
         }
         let points = Points::planned(state.issued, plan);
         let lowered = self.submit_lowered(state, points, merged, |lowering| {
-            Self::lower(lowering, chunk.iter_mut().zip(planner.fates().iter().copied()))?;
+            Self::lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
             Ok(lowering.catch_up()?)
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
-            trace_lowered(chunk, planner.fates(), &state.ops);
+            trace_lowered(chunk, &planner.fates, &state.ops);
         }
         lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Submits what `lower` appends, and the last point if it is due. Returns the points, and the number of operations.
+    /// Submits what `lower` appends, and the last point if it is due. Returns the points, and the
+    /// number of operations.
     pub(super) fn submit_lowered(
         &self,
         state: &mut State,
@@ -267,7 +271,8 @@ impl<B: MemOpStream> Stream<B> {
         ops.clear();
         let mut lowering = self.lowering(state, points, merged, &mut ops);
         let mut result = lower(&mut lowering);
-        // The last submission that there is room for always writes its point, so that a full stream drains without another one.
+        // The last submission that there is room for always writes its point, so that a full stream
+        // drains without another one.
         let last = state.weight + 1 >= self.caps.max_outstanding;
         if points.open && (state.unwritten + 1 >= state.progress_every || last) && result.is_ok() {
             result = lowering.progress(points.end).map_err(PostFailure::from);
@@ -276,11 +281,13 @@ impl<B: MemOpStream> Stream<B> {
         let rings = lowering.driver.rings;
         if result.is_ok() {
             self.timeline.expect(points.end);
-            // SAFETY: every address was translated by this backend. Rings, records and registers belong to queues that the
-            // submission in flight holds until the timeline has passed `end`, which the backend writes (or is declared to have
-            // written once it is idle) only after these operations; words belong to memory that it holds likewise; the
-            // timeline's own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong to the proxy until
-            // they were written. The library computes aligned addresses. The lock on the state keeps others from submitting.
+            // SAFETY: every address was translated by this backend. Rings, records and registers
+            // belong to queues that the submission in flight holds until the timeline has passed
+            // `end`, which the backend writes (or is declared to have written once it is idle) only
+            // after these operations; words belong to memory that it holds likewise; the timeline's
+            // own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong
+            // to the proxy until they were written. The library computes aligned addresses. The
+            // lock on the state keeps others from submitting.
             result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
                 .map_err(PostFailure::from);
             if result.is_err() {

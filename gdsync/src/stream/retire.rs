@@ -1,4 +1,5 @@
-//! What becomes of submissions: waiting for them, letting go of what they named, and a stream's end.
+//! Retiring submissions: waiting for them, dropping what they name once the stream has passed them,
+//! and a stream's end.
 
 use super::in_flight::{self, Held, InFlight, Past};
 use super::post::{State, Stream};
@@ -9,9 +10,9 @@ use crate::memory::timeline::TimelinePoint;
 use parking_lot::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// How often a waiting host thread looks after queue pairs that failed meanwhile.
+/// How often a waiting CPU thread looks for queue pairs that have failed meanwhile.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
-/// How often a waiting host thread names the wait that a stream hangs at.
+/// How often a waiting CPU thread names the wait at which the stream stands still.
 const STALL: Duration = Duration::from_secs(10);
 
 impl<B: MemOpStream> Stream<B> {
@@ -28,17 +29,17 @@ impl<B: MemOpStream> Stream<B> {
         Ok(())
     }
 
-    /// Waits until the stream has performed everything; false where that took longer than `timeout`.
+    /// Waits until the stream has performed everything; false if that takes longer than `timeout`.
     ///
     /// # Errors
-    /// [`StreamError::Failed`]; or another [`StreamError`] where the backend cannot tell.
+    /// [`StreamError::Failed`]; another [`StreamError`] if the backend cannot tell.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<bool, StreamError> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
             let mut state = self.lock();
-            // Asked again under the lock: nothing of ours can be posted meanwhile.
+            // Asked again under the lock, which keeps other threads from posting.
             match idle.and_then(|idle| if idle { self.backend.wait_idle(Duration::ZERO) } else { Ok(false) })
             {
                 Ok(idle) => {
@@ -66,10 +67,11 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Submissions that the stream is not known to have passed. A graph counts for as many as it has batch nodes.
+    /// Submissions that the stream is not known to have passed. A graph counts for as many as it
+    /// has batch nodes.
     pub fn outstanding(&self) -> usize {
         let mut state = self.lock();
-        self.settle_if_idle(&mut state);
+        self.retire_if_idle(&mut state);
         let past = self.reap(&mut state);
         let outstanding = state.weight;
         drop(state);
@@ -77,15 +79,16 @@ impl<B: MemOpStream> Stream<B> {
         outstanding
     }
 
-    /// The oldest wait that the stream is not known to have passed and that is not satisfied, in words: what it hangs at, if it
-    /// hangs.
+    /// The oldest unsatisfied wait that the stream is not known to have passed, in words: the wait
+    /// at which the stream stands still, if it does.
     pub fn oldest_wait(&self) -> Option<String> {
         let state = self.lock();
         let oldest = state.in_flight.iter().find_map(|submission| submission.oldest_wait(&self.timeline));
         oldest.map(|(_, wait)| wait.to_string())
     }
 
-    /// The same, unless the stream is idle or has failed, and where it stands in the stream's order.
+    /// As [`Self::oldest_wait`], with the wait's place in the stream's order. `None` if the stream
+    /// is idle or has failed.
     pub(crate) fn stalled(&self) -> Option<((TimelinePoint, usize), StalledWait)> {
         if !matches!(self.backend.wait_idle(Duration::ZERO), Ok(false)) {
             return None;
@@ -101,15 +104,16 @@ impl<B: MemOpStream> Stream<B> {
                 description: descriptor.to_string(),
                 completion_queue: wait.map(|wait| wait.cq_num()),
                 index: wait.map(|wait| wait.index()),
-                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number()).collect(),
+                queue_pairs: descriptor.queue_pairs().iter().map(|one| one.number).collect(),
             };
             Some(((submission.end, position), stalled))
         })
     }
 
-    /// Where the stream was not told to say that it is through, and is: says so in its place. Nothing of ours can be posted
-    /// meanwhile, and an idle backend performs nothing that could write the timeline's word.
-    fn settle_if_idle(&self, state: &mut State) {
+    /// If the stream is idle but its timeline lags, the CPU writes it. The lock on the state keeps
+    /// other threads from posting, and an idle backend performs nothing that could write the
+    /// timeline's word.
+    fn retire_if_idle(&self, state: &mut State) {
         let idle = || matches!(self.backend.wait_idle(Duration::ZERO), Ok(true));
         if state.unwritten > 0 && !state.in_flight.is_empty() && idle() {
             self.timeline.declare_passed(state.issued);
@@ -117,8 +121,9 @@ impl<B: MemOpStream> Stream<B> {
         }
     }
 
-    /// Takes out the submissions that the stream has passed, to be dropped by the caller, and looks after queue pairs that
-    /// have failed. Then does the same for streams that are gone.
+    /// Takes out the submissions that the stream has passed, for the caller to drop without the
+    /// lock, and flushes queue pairs that have failed. Then does the same for streams that were
+    /// dropped.
     #[inline(never)]
     pub(super) fn reap(&self, state: &mut State) -> Past {
         let mut past = Past::default();
@@ -141,7 +146,8 @@ impl<B: MemOpStream> Stream<B> {
         past
     }
 
-    /// The backend has failed: it will touch nothing any more, and nobody knows what it rang.
+    /// Gives up all submissions: the backend has failed. It touches no memory any more, and which
+    /// doorbells it rang is unknown.
     pub(super) fn abandon(&self, mut state: MutexGuard<'_, State>) {
         self.timeline.kill();
         let lost = std::mem::take(&mut state.in_flight);
@@ -150,7 +156,7 @@ impl<B: MemOpStream> Stream<B> {
         lost.iter().for_each(InFlight::abort);
     }
 
-    /// Has the stream say when it is through, unless its last submission does.
+    /// Has the stream write its timeline at the end, unless its last submission does.
     pub(super) fn write_closing_point(&self, state: &mut State) -> Result<(), StreamError> {
         if state.unwritten == 0 {
             return Ok(());
@@ -161,8 +167,9 @@ impl<B: MemOpStream> Stream<B> {
         state.translations.refresh(&self.backend);
         self.lowering(state, points, false, &mut ops).progress(points.end)?;
         self.timeline.expect(points.end);
-        // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which `ORPHANS` keeps until it says `end`. The
-        // lock on the state keeps others from submitting.
+        // SAFETY: the timeline's word, translated by this backend, lives in the timeline, which
+        // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
+        // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
         state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
         Ok(())
@@ -184,7 +191,7 @@ impl<B: MemOpStream> Drop for Stream<B> {
         let in_flight = std::mem::take(&mut state.in_flight);
         drop((state, past));
         if let Err(error) = closed {
-            tracing::error!(%error, "a stream cannot be told to say when it is through: what it names stays for ever");
+            tracing::error!(%error, "a dropped stream cannot be made to write its timeline: what it names stays for ever");
         }
         in_flight::leave_behind(&self.timeline, in_flight);
     }

@@ -1,4 +1,4 @@
-//! A stream in software: a worker thread that performs memory operations and host closures in order.
+//! A stream in software: a worker thread performs memory operations and host closures in order.
 
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 /// The default backend where there is no GPU.
 ///
-/// It behaves as a CUDA stream does: work is performed in the order of submission, submitting returns at once, and
-/// *kernels* (host closures) run between memory operations. Dropping it does not wait: what was submitted is still
-/// performed, by a thread that ends after the last of it.
+/// It behaves as a CUDA stream does: it performs work in the order of submission, submitting
+/// returns at once, and *kernels* (host closures) run between memory operations. Dropping it does
+/// not wait: the worker thread still performs what was submitted, and then ends.
 ///
-/// A kernel that panics fails the stream, as an illegal access fails a GPU's: nothing after it is performed.
+/// A kernel that panics fails the stream, as an illegal access fails a GPU's: the stream performs
+/// nothing after it.
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
@@ -34,12 +35,13 @@ pub struct SoftStream {
     shared: Arc<Shared>,
 }
 
-/// (Condition variables of parking_lot ask the kernel only where somebody waits: the worker mostly does not while work comes in.)
+/// Condition variables of parking_lot make a system call only if a thread waits. While work keeps
+/// coming, the worker does not.
 struct Shared {
     state: Mutex<State>,
-    /// Signalled when work comes, or the stream closes.
+    /// Signalled when there is new work, and when the stream closes.
     work: Condvar,
-    /// Signalled when the stream runs dry or fails.
+    /// Signalled when the queue is empty, and when the stream fails.
     idle: Condvar,
 }
 
@@ -101,7 +103,7 @@ impl SoftStream {
         self.shared.push(Item::Await(event.clone()))
     }
 
-    /// True where everything submitted has been performed.
+    /// True if the stream has performed everything that was submitted.
     ///
     /// # Errors
     /// [`StreamError::Failed`].
@@ -192,7 +194,7 @@ impl Shared {
         }
     }
 
-    /// The next item; none once the stream is closed and has run dry.
+    /// The next item; `None` once the stream is closed and the queue is empty.
     fn next(&self) -> Option<Item> {
         let mut state = self.lock();
         state.busy = false;
@@ -213,12 +215,12 @@ impl Shared {
         let mut state = self.lock();
         state.failed = Some(reason);
         state.busy = false;
-        // Items hold what their closures captured, whose drop may take any lock: not under this one.
+        // What closures captured may take any lock when it is dropped: not under this one.
         let abandoned = std::mem::take(&mut state.queue);
         drop(state);
         self.idle.notify_all();
         for item in abandoned {
-            // Whoever waits for an event of this stream must not wait for ever.
+            // A thread that waits for an event of this stream must not wait for ever.
             if let Item::Record(event) = item {
                 event.complete();
             }
@@ -231,17 +233,20 @@ fn perform(item: Item) -> Result<(), String> {
         Item::Ops(ops) => {
             for op in &ops {
                 let mut pause = Pause::new();
-                // SAFETY: whoever called `submit` vouched that the addresses are valid until the operation has been
-                // performed, and aligned; stream addresses of this backend are host addresses.
+                // SAFETY: the caller of `submit` vouched that the addresses are aligned, and valid
+                // until the operation has been performed. Stream addresses of this backend are host
+                // addresses.
                 while !unsafe { execute::try_perform(op) } {
                     pause.pause();
                 }
             }
         }
-        // SAFETY: whoever called `write_bytes` vouched that the addresses are valid until now.
+        // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
+        // have been written.
         Item::Bytes(to, bytes) => unsafe { execute::write_bytes(to, &bytes) },
         Item::Kernel(kernel) => {
-            // The closure is consumed; what it shares with others it shares through types that tolerate a panic or poison.
+            // The closure is consumed. What it shares with other threads is `Sync`, and so either
+            // tolerates a panic or is poisoned.
             catch_unwind(AssertUnwindSafe(kernel))
                 .map_err(|payload| format!("a kernel panicked: {}", text(&*payload)))?;
         }
@@ -275,7 +280,8 @@ impl Event {
         self.inner.changed.notify_all();
     }
 
-    /// When the stream passed the point; `None` before. A stream that failed counts as having passed all its points.
+    /// When the stream passed the point; `None` before. A stream that has failed counts as having
+    /// passed all its points.
     pub fn completed_at(&self) -> Option<Instant> {
         *self.inner.completed.lock()
     }

@@ -76,7 +76,7 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
     let error = stream.wait_idle(SOON).unwrap_err();
     assert!(error.to_string().contains("out of cheese"), "{error}");
     assert!(stream.launch(|| ()).is_err() && stream.record().is_err());
-    // The closures are dropped by the worker, which may still be at it.
+    // The worker drops the closures, and may not have finished.
     let deadline = Instant::now() + SOON;
     while Arc::strong_count(&held) > 1 {
         assert!(Instant::now() < deadline, "the abandoned kernel still holds its captures");

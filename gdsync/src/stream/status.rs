@@ -6,12 +6,12 @@ use crate::memory::StreamAddr;
 use crate::queue::Status;
 
 impl Status {
-    /// The address of the word, 4 bytes, for kernels on a stream: on a GPU's, in the GPU's address space, of which the word's page
-    /// becomes part now if it is not yet. What was waited for has completed when a kernel behind the wait reads the word;
-    /// it is for reading only.
+    /// The address of the word, 4 bytes, for kernels on a stream: on a GPU's, in the GPU's address
+    /// space, of which the word's page becomes part now if it is not yet. What was waited for has
+    /// completed when a kernel behind the wait reads the word; it is for reading only.
     ///
-    /// The address holds as long as this status or a clone of it lives, and on a GPU's stream until the kernels that were
-    /// enqueued before are through.
+    /// The address holds as long as this status or a clone of it lives, and on a GPU's stream until
+    /// the kernels that were enqueued before are through.
     ///
     /// # Errors
     /// [`StreamError`] where the stream cannot reach the word.

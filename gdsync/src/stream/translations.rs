@@ -1,7 +1,7 @@
 //! A stream's cache of translations: streams name the same few pages again and again.
 //!
-//! It holds only the library's own pages. Several allocations of the program may share a page, and each that a stream names keeps
-//! the page registered, so the stream asks the backend about each.
+//! It holds only the library's own pages. Several allocations of the program may share a page, and
+//! each that a stream names keeps the page registered, so the stream asks the backend about each.
 
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
@@ -21,8 +21,8 @@ pub(super) struct Translations {
 }
 
 impl Translations {
-    /// Before a batch: clears the cache if a translation may have changed. Memory that the batch names cannot change while the
-    /// batch is posted, because the batch holds it.
+    /// Before a batch: clears the cache if a translation may have changed. Memory that the batch
+    /// names cannot change while the batch is posted, because the batch holds it.
     #[inline]
     pub(super) fn refresh(&self, backend: &impl MemOpStream) {
         let epoch = backend.epoch();

@@ -1,4 +1,7 @@
-//! A watchdog: says what a stream hangs at.
+//! A watchdog: names the wait at which a stream stands still.
+//!
+//! Its thread is not a [`crate::util::poller::Poller`]: it looks once in a fixed period, calls the
+//! program back, and ends with its handle.
 
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
@@ -10,17 +13,18 @@ use std::time::{Duration, Instant};
 
 const NAME: &str = "gdsync-watchdog";
 
-/// The oldest wait that a stream is not known to have passed, and that is not satisfied.
+/// The oldest unsatisfied wait that a stream is not known to have passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StalledWait {
     /// What is waited for, in words.
     pub description: String,
-    /// Number of the completion queue, where it is a completion.
+    /// Number of the completion queue, if the stream waits for a completion.
     pub completion_queue: Option<u32>,
-    /// Which completion of that queue: the how-manieth, from 0 on, modulo 2^32.
+    /// Index of the completion in that queue, from 0 on, modulo 2^32.
     pub index: Option<u32>,
-    /// The queue pairs that complete there: [`crate::QueuePair::abort`] of one that has the work outstanding ends the wait.
+    /// The queue pairs that complete there. [`crate::QueuePair::abort`] of the one whose work is
+    /// outstanding ends the wait.
     pub queue_pairs: Vec<u32>,
 }
 
@@ -42,12 +46,13 @@ struct Shared {
 }
 
 impl<B: MemOpStream + 'static> Stream<B> {
-    /// Starts a thread that looks after the stream now and then. Where it has stood at the same wait for `after`, that is said
-    /// once, as a `tracing` warning and to `callback`, with what is waited for and for how long the stream has stood there.
-    /// It ends with the returned handle, or with the stream, which it does not keep.
+    /// Starts a thread that looks at the stream periodically. If the stream has stood at the same
+    /// wait for `after`, the thread reports that once, as a `tracing` warning and to `callback`:
+    /// the wait, and for how long the stream has stood there. The thread ends with the returned
+    /// handle, or with the stream, which it does not keep alive.
     ///
     /// # Errors
-    /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of nothing.
+    /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of 0.
     pub fn watchdog(
         self: &Arc<Self>,
         after: Duration,
@@ -89,7 +94,8 @@ impl Shared {
                 return;
             }
             drop(ended);
-            // Not kept between two looks. Dropping the last handle here does not wait for the stream.
+            // The thread keeps the stream only for this look. If this becomes the last handle,
+            // dropping it does not wait.
             let Some(stream) = watched.upgrade() else { return };
             let Some((place, wait)) = stream.stalled() else {
                 standing = None;

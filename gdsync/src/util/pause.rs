@@ -1,12 +1,14 @@
-//! How a thread waits for memory that somebody else writes: without burning a core for ever.
+//! How a thread waits for memory that another thread, a card or a process writes, without occupying
+//! a core.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Spins for a moment, then naps, ever longer up to a limit.
+/// Spins for a moment, then naps. The naps grow up to a limit.
 ///
-/// The wait is usually for another thread of this machine (a software card, a kernel, a peer process). Where there are
-/// hardly more cores than such threads, a spinning one keeps the core from the one it waits for, so it spins briefly.
+/// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer
+/// process. On a machine with few cores, a spinning thread occupies the core that the writer needs,
+/// so it spins only briefly.
 pub(crate) struct Pause {
     started: Instant,
     spins: u32,
@@ -29,7 +31,7 @@ impl Pause {
     /// Called between two looks at the memory.
     pub(crate) fn pause(&mut self) {
         self.spins = self.spins.wrapping_add(1);
-        // Reading the clock costs more than a look, so it is read now and then only.
+        // Reading the clock costs more than a look at the memory, so not every pause reads it.
         if !self.spins.is_multiple_of(32) {
             std::hint::spin_loop();
             return;
@@ -53,10 +55,11 @@ fn spin_time() -> Duration {
     })
 }
 
-/// Lets the calling thread's naps end when they should: by default Linux rounds them up by 50 µs.
+/// Makes the calling thread's naps end on time: by default Linux may prolong them by 50 µs.
 pub(crate) fn use_fine_timers() {
     #[cfg(target_os = "linux")]
-    // SAFETY: sets an attribute of the calling thread only; the argument is a number of nanoseconds.
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
+    // nanoseconds.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
     }

@@ -1,75 +1,118 @@
-//! The thread that looks at memory in the place of streams. It sleeps while there is nothing to look at.
+//! A thread that polls memory on behalf of streams and kernels.
+//!
+//! Some events reach the process only as a changed word of memory: a completion entry that the card
+//! writes, a doorbell that a stream writes into a mailbox. A [`Poller`] is a thread that polls such
+//! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
+//! not delay another.
 
 use crate::util::pause::{Pause, use_fine_timers};
-use crate::verbs::error::Error;
 use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
 
-const NAME: &str = "gdsync-checked";
-
-/// Something to look at until it has happened.
-pub(crate) trait Watched: Send {
-    /// Looks, and does what is to be done; true when that was all. Called by the one thread, with no lock held.
-    fn look(&mut self) -> bool;
+/// Something to poll until it is done.
+pub(crate) trait Task: Send + Sync {
+    /// Looks at the memory once, and acts on what it finds. The poller's thread calls it, and holds
+    /// no lock.
+    fn poll(&self) -> Polled;
 }
 
-struct Watcher {
+/// What a look at the memory has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Polled {
+    /// Nothing new.
+    Nothing,
+    /// Something new, and more may follow.
+    Progress,
+    /// The task needs no further look. The poller drops it.
+    Done,
+}
+
+/// A polling thread, and its tasks.
+///
+/// The thread starts when it is first needed, and then lasts as long as the process. It sleeps
+/// while it has no task. Otherwise it polls all tasks in turn, with pauses that grow while none
+/// makes progress.
+pub(crate) struct Poller {
+    pub(crate) name: &'static str,
     state: Mutex<State>,
-    /// Signalled when there is more to look at.
-    work: Condvar,
+    /// Signalled when there is a new task.
+    added: Condvar,
 }
 
 struct State {
     started: bool,
-    new: Vec<Box<dyn Watched>>,
+    /// Tasks that the thread has not taken over yet.
+    new: Vec<Arc<dyn Task>>,
 }
 
-static WATCHER: Watcher =
-    Watcher { state: Mutex::new(State { started: false, new: Vec::new() }), work: Condvar::new() };
-
-/// Starts the thread, where it does not run yet.
-///
-/// # Errors
-/// [`Error::Thread`].
-pub(crate) fn start() -> Result<(), Error> {
-    let mut state = WATCHER.state.lock();
-    if !state.started {
-        std::thread::Builder::new()
-            .name(NAME.to_owned())
-            .spawn(|| WATCHER.run())
-            .map_err(|source| Error::Thread { name: NAME, source })?;
-        state.started = true;
+impl Poller {
+    /// A poller whose thread has not started.
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Poller { name, state: Mutex::new(State { started: false, new: Vec::new() }), added: Condvar::new() }
     }
-    Ok(())
-}
 
-/// Has the thread, which was started, look at something.
-pub(crate) fn watch(watched: Box<dyn Watched>) {
-    WATCHER.state.lock().new.push(watched);
-    WATCHER.work.notify_one();
-}
+    /// Starts the thread, unless it runs. After an error, the next call tries again.
+    pub(crate) fn start(&'static self) -> io::Result<()> {
+        self.start_as(thread::Builder::new())
+    }
 
-impl Watcher {
+    fn start_as(&'static self, builder: thread::Builder) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if !state.started {
+            builder.name(self.name.to_owned()).spawn(|| self.run())?;
+            state.started = true;
+        }
+        Ok(())
+    }
+
+    /// Has the thread poll a task. Its memory is polled only once [`Self::start`] has succeeded.
+    pub(crate) fn add(&self, task: Arc<dyn Task>) {
+        self.state.lock().new.push(task);
+        self.added.notify_one();
+    }
+
     fn run(&self) {
         use_fine_timers();
-        let mut watched: Vec<Box<dyn Watched>> = Vec::new();
+        let mut tasks: Vec<Arc<dyn Task>> = Vec::new();
         let mut pause = Pause::new();
         loop {
             let mut state = self.state.lock();
-            while watched.is_empty() && state.new.is_empty() {
-                self.work.wait(&mut state);
+            while tasks.is_empty() && state.new.is_empty() {
+                self.added.wait(&mut state);
             }
-            if !state.new.is_empty() {
-                watched.append(&mut state.new);
-                pause = Pause::new();
-            }
+            let mut progress = !state.new.is_empty();
+            tasks.append(&mut state.new);
+            // Tasks take locks, and may hold the last handle of a queue pair, whose drop takes
+            // locks.
             drop(state);
-            let before = watched.len();
-            watched.retain_mut(|one| !one.look());
-            if watched.len() == before {
-                pause.pause();
-            } else {
+            tasks.retain(|task| {
+                let polled = self.poll(&**task);
+                progress |= polled != Polled::Nothing;
+                polled != Polled::Done
+            });
+            if progress {
                 pause = Pause::new();
+            } else {
+                pause.pause();
             }
         }
     }
+
+    /// One look. A task that panics ends, and the thread goes on with the others.
+    fn poll(&self, task: &dyn Task) -> Polled {
+        // A task that has panicked is not polled again. What it shares with other threads is behind
+        // locks and atomics.
+        catch_unwind(AssertUnwindSafe(|| task.poll())).unwrap_or_else(|_| {
+            let thread = self.name;
+            tracing::error!(thread, "a polling task panicked: what waits for it is not woken");
+            Polled::Done
+        })
+    }
 }
+
+#[cfg(test)]
+#[path = "poller_tests.rs"]
+mod tests;

@@ -1,4 +1,5 @@
-//! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with loom's in this place.
+//! Locks and atomics of the modules whose interleavings are explored: `model/` compiles them with
+//! loom's in this place.
 
 pub(crate) use std::sync::Mutex;
 pub(crate) use std::thread::yield_now;

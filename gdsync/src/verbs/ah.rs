@@ -1,39 +1,39 @@
 //! Address handles: where datagrams go.
 
-use crate::verbs::call;
-use crate::verbs::config::ConnectOptions;
-use crate::verbs::endpoint::Endpoint;
-use crate::verbs::error::{Error, OutOfRange, PortError, QueuePairError};
-use crate::verbs::gid::{GidEntry, LinkLayer};
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{
+    ConnectOptions, Endpoint, Error, GidEntry, LinkLayer, OutOfRange, PortError, ProtectionDomainInner,
+    QueuePairError, call,
+};
 use gdsync_sys::mlx5dv::{self, mlx5dv_ah, mlx5dv_obj};
 use gdsync_sys::prm::wqe::AddressVector;
 use gdsync_sys::verbs::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]). Made by
-/// [`crate::QueuePair::address_handle`].
+/// The path to a remote port, for the datagrams of UD queue pairs ([`crate::WorkRequest::to`]).
+/// Made by [`crate::QueuePair::address_handle`].
 ///
-/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and serves every UD queue pair of
-/// both. Work requests in flight hold it, and it holds its protection domain.
+/// A cheap handle; clones name the same address. It belongs to a protection domain and a port, and
+/// serves every UD queue pair of both. Work requests in flight hold it, and it holds its protection
+/// domain.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
-    inner: Arc<AddressHandleInner>,
+    pub(crate) inner: Arc<AddressHandleInner>,
 }
 
 #[derive(Debug)]
-struct AddressHandleInner {
+pub(crate) struct AddressHandleInner {
     raw: NonNull<ibv_ah>,
     /// The program's, which destroys it.
     borrowed: bool,
     /// As the card has it, without queue pair and Q_Key.
-    vector: AddressVector,
-    port: u8,
-    pd: Arc<ProtectionDomainInner>,
+    pub(crate) vector: AddressVector,
+    pub(crate) port: u8,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
 }
 
-// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is plain data.
+// SAFETY: libibverbs allows an address handle to be destroyed from any thread; everything else is
+// plain data.
 unsafe impl Send for AddressHandleInner {}
 // SAFETY: as above.
 unsafe impl Sync for AddressHandleInner {}
@@ -62,25 +62,12 @@ impl AddressHandle {
         let made = AddressHandleInner::described(raw, true, port, pd)?;
         Ok(AddressHandle { inner: Arc::new(made) })
     }
-
-    /// Without queue pair and Q_Key.
-    pub(crate) fn vector(&self) -> AddressVector {
-        self.inner.vector
-    }
-
-    pub(crate) fn port(&self) -> u8 {
-        self.inner.port
-    }
-
-    pub(crate) fn pd(&self) -> &Arc<ProtectionDomainInner> {
-        &self.inner.pd
-    }
 }
 
 /// The path to the remote port.
 ///
-/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with a global route where that
-/// is asked for, or the remote port lies in another subnet.
+/// On Ethernet that is a global route from the chosen GID. On InfiniBand it is the remote LID, with
+/// a global route where that is asked for, or the remote port lies in another subnet.
 pub(crate) fn path(
     port: u8,
     own: &GidEntry,
@@ -116,7 +103,8 @@ pub(crate) fn path(
     Ok(attr)
 }
 
-/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the remote port's address there.
+/// A path in the card's format, with all that the operating system knows of it: on Ethernet, the
+/// remote port's address there.
 pub(crate) fn resolve(pd: &Arc<ProtectionDomainInner>, attr: &ibv_ah_attr) -> Result<AddressVector, Error> {
     Ok(AddressHandleInner::new(pd.clone(), *attr, || "the path of a connection".to_owned())?.vector)
 }
@@ -155,9 +143,10 @@ impl AddressHandleInner {
         let rc = unsafe { (self.pd.device.api.mlx5dv_init_obj)(&mut obj, mlx5dv::MLX5DV_OBJ_AH) };
         call::status("mlx5dv_init_obj", rc, || "address handle".to_owned())?;
         if out.av.is_null() {
-            return Err(Error::QueuePair(QueuePairError::Layout { what: "an address vector", value: 0 }));
+            return Err(QueuePairError::layout("an address vector", 0u32));
         }
-        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that is valid as long as the handle.
+        // SAFETY: the provider describes a vector of 48 bytes (mlx5dv.h, `struct mlx5_wqe_av`) that
+        // is valid as long as the handle.
         let bytes = unsafe { out.av.cast::<[u8; size_of::<AddressVector>()]>().read_unaligned() };
         Ok(zerocopy::transmute!(bytes))
     }

@@ -1,7 +1,7 @@
 //! Attributes of a connection, and the interfaces that make queues.
 
-use crate::verbs::device::Mtu;
-use crate::verbs::error::{Error, OutOfRange};
+use crate::util::options::options;
+use crate::verbs::{Error, Mtu, OutOfRange};
 
 /// The interface that makes queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -10,95 +10,49 @@ pub enum QueueApi {
     /// Verbs (`mlx5dv_create_qp`, `mlx5dv_create_cq`). Their memory is the host's.
     #[default]
     Verbs,
-    /// Commands in the device's own language (DEVX). They need a device that takes commands from programs: mlx5 on the system's
-    /// libraries. Asynchronous events that name such queues do not come (those of ports and devices do): a completion queue never
-    /// overruns here, and what else fails a queue pair shows in a completion or, for the responder's side, in the other's.
+    /// Commands in the device's own language (DEVX). They need a device that takes commands from
+    /// programs: mlx5 on the system's libraries. Asynchronous events that name such queues do not
+    /// come (those of ports and devices do): a completion queue never overruns here, and what else
+    /// fails a queue pair shows in a completion or, for the responder's side, in the other's.
     Devx,
 }
 
-/// A method for each field of a configuration, which sets it.
-macro_rules! setters {
-    ($options:ty: $($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
-        impl $options {
-            $($(#[$doc])* #[must_use] pub fn $field(mut self, $field: $type) -> Self { self.$field = $field; self })*
-        }
-    };
-}
-
-/// Attributes of a connection. The defaults suit a switched fabric of one site.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
-    pub timeout: u8,
-    /// Transport retries before an error, 0 to 7.
-    pub retry_count: u8,
-    /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
-    pub rnr_retry: u8,
-    /// Pause that this side asks for when it has no receive posted: code of the IB specification's RNR timer table.
-    pub min_rnr_timer: u8,
-    /// RDMA reads in flight, each way.
-    pub max_reads: u8,
-    /// Service level: the virtual-TIMELINE on InfiniBand, the VLAN priority on Ethernet.
-    pub service_level: u8,
-    /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both sides must use the same.
-    pub mtu: Option<Mtu>,
-    /// On InfiniBand, address the remote port by its GID, too, as a router between subnets needs it. Done in any case where
-    /// the two ports' subnet prefixes differ. Ethernet knows nothing else.
-    pub global: bool,
-    /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits (DSCP) switches sort by.
-    pub traffic_class: u8,
-    /// Of the global route: flow label, 20 bits.
-    pub flow_label: u32,
-    /// Of the global route: how many routers a packet may pass.
-    pub hop_limit: u8,
-}
-
-impl Default for ConnectOptions {
-    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms, 16 reads
-    /// (what mlx5 cards allow); service level and traffic class 0, 64 hops.
-    fn default() -> Self {
-        ConnectOptions {
-            timeout: 16,
-            retry_count: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 12,
-            max_reads: 16,
-            service_level: 0,
-            mtu: None,
-            global: false,
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-        }
+options! {
+    /// Attributes of a connection. The defaults suit a switched fabric of one site.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct ConnectOptions
+    /// 268 ms and 7 retries (a silent peer is given up after about 2 s), RNR for ever at 0.64 ms,
+    /// 16 reads (what mlx5 cards allow); service level and traffic class 0, 64 hops.
+    default {
+        /// Local ACK timeout code: 4.096 µs * 2^timeout; 0 never times out.
+        timeout: u8 = 16,
+        /// Transport retries before an error, 0 to 7.
+        retry_count: u8 = 7,
+        /// Receiver-not-ready retries before an error, 0 to 6; 7 retries for ever.
+        rnr_retry: u8 = 7,
+        /// Pause that this side asks for when it has no receive posted: code of the IB
+        /// specification's RNR timer table.
+        min_rnr_timer: u8 = 12,
+        /// RDMA reads in flight, each way.
+        max_reads: u8 = 16,
+        /// Service level: the virtual lane on InfiniBand, the VLAN priority on Ethernet.
+        service_level: u8 = 0,
+        /// Path MTU, at most the smaller of the two ports' active MTUs, which is the default. Both
+        /// sides must use the same.
+        mtu: Option<Mtu> = None,
+        /// On InfiniBand, address the remote port by its GID, too, as a router between subnets
+        /// needs it. Done in any case where the two ports' subnet prefixes differ. Ethernet knows
+        /// nothing else.
+        global: bool = false,
+        /// Of the global route: traffic class. On RoCE v2 it is the IP header's, whose upper 6 bits
+        /// (DSCP) switches sort by.
+        traffic_class: u8 = 0,
+        /// Of the global route: flow label, 20 bits.
+        flow_label: u32 = 0,
+        /// Of the global route: how many routers a packet may pass.
+        hop_limit: u8 = 64,
     }
-}
-
-pub(crate) use setters;
-
-setters! { ConnectOptions:
-    /// Sets [`ConnectOptions::timeout`](#structfield.timeout).
-    timeout: u8;
-    /// Sets [`ConnectOptions::retry_count`](#structfield.retry_count).
-    retry_count: u8;
-    /// Sets [`ConnectOptions::rnr_retry`](#structfield.rnr_retry).
-    rnr_retry: u8;
-    /// Sets [`ConnectOptions::min_rnr_timer`](#structfield.min_rnr_timer).
-    min_rnr_timer: u8;
-    /// Sets [`ConnectOptions::max_reads`](#structfield.max_reads).
-    max_reads: u8;
-    /// Sets [`ConnectOptions::service_level`](#structfield.service_level).
-    service_level: u8;
-    /// Sets [`ConnectOptions::mtu`](#structfield.mtu).
-    mtu: Option<Mtu>;
-    /// Sets [`ConnectOptions::global`](#structfield.global).
-    global: bool;
-    /// Sets [`ConnectOptions::traffic_class`](#structfield.traffic_class).
-    traffic_class: u8;
-    /// Sets [`ConnectOptions::flow_label`](#structfield.flow_label).
-    flow_label: u32;
-    /// Sets [`ConnectOptions::hop_limit`](#structfield.hop_limit).
-    hop_limit: u8;
 }
 
 impl ConnectOptions {

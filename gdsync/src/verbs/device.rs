@@ -1,10 +1,8 @@
 //! Devices and their ports.
 
 use crate::memory::arena::Arena;
-use crate::verbs::call;
-use crate::verbs::error::{Error, OpenError, PortError};
 use crate::verbs::events::EventSinks;
-use crate::verbs::gid::{GidEntry, LinkLayer};
+use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, PortError, call};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
@@ -38,7 +36,7 @@ pub struct Device {
 pub(crate) struct DeviceInner {
     raw: NonNull<ibv_context>,
     pub(crate) api: &'static VerbsApi,
-    name: String,
+    pub(crate) name: String,
     /// The context is the program's, which closes it.
     borrowed: bool,
     /// Where the rings of this device's queues live.
@@ -61,7 +59,7 @@ impl DeviceInner {
         if port.state == PortState::Active {
             return Ok(port);
         }
-        let device = self.name().to_owned();
+        let device = self.name.to_owned();
         Err(Error::Port(PortError::NotActive { device, port: number, state: port.state, link: port.link }))
     }
 }
@@ -134,7 +132,9 @@ impl Device {
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
     /// # Errors
-    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice), [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it cannot be opened.
+    /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it
+    /// cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;
         let candidates: Vec<_> =
@@ -154,16 +154,7 @@ impl Device {
         // SAFETY: as above.
         let raw = unsafe { (api.open_device)(*device) };
         let raw = call::pointer("ibv_open_device", raw, || found.clone())?;
-        let inner = DeviceInner {
-            raw,
-            api,
-            name: found.clone(),
-            borrowed: false,
-            arena: Arc::default(),
-            queue_pairs: EventSinks::default(),
-            reader: Mutex::default(),
-        };
-        Ok(Device { inner: Arc::new(inner) })
+        Ok(Self::of(raw, api, found.clone(), false))
     }
 
     /// Uses a context that the program has opened itself. gdsync does not close it.
@@ -172,8 +163,9 @@ impl Device {
     /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5).
     ///
     /// # Safety
-    /// The context was opened by the library whose entry points `api` holds, and stays open until the returned handle, its
-    /// clones and everything made on them are dropped; streams must have passed what they were given by then, too.
+    /// The context was opened by the library whose entry points `api` holds, and stays open until
+    /// the returned handle, its clones and everything made on them are dropped; streams must have
+    /// passed what they were given by then, too.
     pub unsafe fn from_raw(api: &'static VerbsApi, context: NonNull<ibv_context>) -> Result<Self, Error> {
         // SAFETY: an open context, as the caller promises, names its device.
         let device = unsafe { (*context.as_ptr()).device };
@@ -184,16 +176,12 @@ impl Device {
         if !supported {
             return Err(Error::Open(OpenError::NotMlx5 { name }));
         }
-        let inner = DeviceInner {
-            raw: context,
-            api,
-            name,
-            borrowed: true,
-            arena: Arc::default(),
-            queue_pairs: EventSinks::default(),
-            reader: Mutex::default(),
-        };
-        Ok(Device { inner: Arc::new(inner) })
+        Ok(Self::of(context, api, name, true))
+    }
+
+    fn of(raw: NonNull<ibv_context>, api: &'static VerbsApi, name: String, borrowed: bool) -> Self {
+        let (arena, queue_pairs, reader) = Default::default();
+        Device { inner: Arc::new(DeviceInner { raw, api, name, borrowed, arena, queue_pairs, reader }) }
     }
 
     /// Opens the first software card of this process.
@@ -239,8 +227,9 @@ impl Device {
         self.inner.gids(port)
     }
 
-    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On InfiniBand the first; on
-    /// Ethernet RoCE v2 before v1, and within a version an IPv4 address before a global IPv6 one before a link-local one.
+    /// The entry of [`Device::gids`] that a connection uses: the one at `index`, or by a rule. On
+    /// InfiniBand the first; on Ethernet RoCE v2 before v1, and within a version an IPv4 address
+    /// before a global IPv6 one before a link-local one.
     ///
     /// # Errors
     /// [`PortError::NoGid`](crate::verbs::PortError::NoGid) where there is none, [`Error::Verbs`].
@@ -252,10 +241,6 @@ impl Device {
 impl DeviceInner {
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.raw.as_ptr()
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     pub(crate) fn port(&self, port: u8) -> Result<PortAttributes, Error> {

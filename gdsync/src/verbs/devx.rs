@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Why queues could not be made, or changed, by commands of the device ([`crate::verbs::QueueApi::Devx`]).
+/// Why queues could not be made, or changed, by commands of the device
+/// ([`crate::verbs::QueueApi::Devx`]).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevxError {

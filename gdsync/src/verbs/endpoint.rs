@@ -1,15 +1,13 @@
 //! What one side of a connection sends to the other. The program chooses the channel.
 
-use crate::verbs::device::Mtu;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gid::{Gid, GidKind};
+use crate::verbs::{Error, Gid, GidKind, Mtu, ParseError};
 use std::fmt;
 use std::str::FromStr;
 
 /// Address of a queue pair, for the remote side's [`crate::QueuePair::connect`].
 ///
-/// Its text form is `kind:lid:qpn:psn:mtu:gid`: the kind is `ib`, `roce1` or `roce2`, the numbers are hexadecimal, with 32
-/// digits for the GID.
+/// Its text form is `kind:lid:qpn:psn:mtu:gid`: the kind is `ib`, `roce1` or `roce2`, the numbers
+/// are hexadecimal, with 32 digits for the GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Queue pair number, 24 bits.

@@ -1,11 +1,7 @@
 //! Errors of verbs objects. Every message names the value, the limit and the remedy.
 
 use crate::cuda::{CudaError, PlacementError};
-use crate::verbs::device::PortState;
-use crate::verbs::devx::DevxError;
-use crate::verbs::gid::{GidKind, LinkLayer};
-use crate::verbs::gpu_mr::RegistrationError;
-use crate::verbs::transport::Transport;
+use crate::verbs::{DevxError, GidKind, LinkLayer, PortState, RegistrationError, Transport};
 use std::io;
 
 /// Errors of devices and of the objects made on them.
@@ -202,6 +198,13 @@ pub enum QueuePairError {
         /// The state that the call needs.
         needed: &'static str,
     },
+}
+
+impl QueuePairError {
+    /// [`QueuePairError::Layout`].
+    pub(crate) fn layout(what: &'static str, value: impl Into<u64>) -> Error {
+        QueuePairError::Layout { what, value: value.into() }.into()
+    }
 }
 
 /// A value is outside its limits.

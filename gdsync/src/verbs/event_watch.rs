@@ -1,8 +1,10 @@
 //! A thread that reads asynchronous events, for programs that ask for one.
+//!
+//! It is not a [`crate::util::poller::Poller`]: it blocks in the operating system until an event
+//! arrives, and ends with its handle.
 
 use super::events::AsyncEvent;
-use crate::verbs::device::Device;
-use crate::verbs::error::Error;
+use crate::verbs::{Device, Error};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,18 +14,19 @@ use std::time::Duration;
 
 const NAME: &str = "gdsync-events";
 
-/// Reads asynchronous events as long as it lives; see [`Device::watch_events`].
+/// Reads asynchronous events until it is dropped; see [`Device::watch_events`].
 pub struct EventWatch {
     stop: File,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Device {
-    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so that queue pairs which
-    /// they concern fail at once, and hands each to `callback`. It sleeps while there is none, and keeps the device open.
+    /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so
+    /// that the queue pairs concerned fail at once. It passes each event to `callback`, sleeps
+    /// while there is none, and keeps the device open.
     ///
     /// # Errors
-    /// [`Error::Thread`], [`Error::Verbs`] where the system has no descriptor left.
+    /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
     pub fn watch_events(
         &self,
         mut callback: impl FnMut(&AsyncEvent) + Send + 'static,
@@ -34,7 +37,7 @@ impl Device {
             let source = io::Error::last_os_error();
             return Err(Error::Verbs { call: "eventfd", detail: String::new(), source });
         }
-        // SAFETY: just opened, and owned here alone.
+        // SAFETY: just opened, and it has no other owner.
         let stop = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let no_thread = |source| Error::Thread { name: NAME, source };
         let stopped = stop.try_clone().map_err(no_thread)?;
@@ -63,7 +66,7 @@ fn is_readable(file: &File) -> bool {
 }
 
 impl Drop for EventWatch {
-    /// Ends the thread, after the callback that it may be in (unless it is that callback which drops this).
+    /// Ends the thread, and waits for a callback that is running, unless that callback drops this.
     fn drop(&mut self) {
         if let Err(error) = self.stop.write_all(&1u64.to_ne_bytes()) {
             tracing::error!(%error, "the thread that reads events cannot be told to end");

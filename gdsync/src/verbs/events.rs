@@ -1,8 +1,7 @@
-//! Asynchronous events: what the card reports that belongs to no work request (`ibv_get_async_event`).
+//! Asynchronous events: what the card reports that belongs to no work request
+//! (`ibv_get_async_event`).
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::Error;
+use crate::verbs::{Device, DeviceInner, Error, call};
 use gdsync_sys::verbs::{self, ibv_async_element, ibv_async_event};
 use parking_lot::Mutex;
 use std::os::fd::RawFd;
@@ -91,8 +90,8 @@ impl fmt::Display for AsyncEventKind {
 pub struct AsyncEvent {
     /// What happened.
     pub kind: AsyncEventKind,
-    /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of the completion queue or
-    /// the port that it names, or all of the device.
+    /// Numbers of the queue pairs of this library that it concerns: the one that it names, those of
+    /// the completion queue or the port that it names, or all of the device.
     pub queue_pairs: Vec<u32>,
     /// The port, where it names one.
     pub port: Option<u8>,
@@ -119,7 +118,8 @@ impl Element {
     fn of(event: &ibv_async_event) -> Self {
         let code = event.event_type;
         if code == verbs::IBV_EVENT_CQ_ERR {
-            // SAFETY: the type says that this field holds; any bits are a valid pointer, which is not dereferenced.
+            // SAFETY: the type says that this field holds; any bits are a valid pointer, which is
+            // not dereferenced.
             Element::Cq(unsafe { event.element.cq } as usize)
         } else if OF_QUEUE_PAIRS.contains(&code) {
             // SAFETY: as above.
@@ -167,11 +167,12 @@ impl EventSinks {
 
 impl Device {
     /// Takes the next asynchronous event of the card, if one comes within `timeout`. Of a fatal one
-    /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and whatever waits for them wakes.
+    /// ([`AsyncEventKind::is_fatal`]), the queue pairs that it concerns have failed then, and
+    /// whatever waits for them wakes.
     ///
-    /// Nobody reads events unless the program calls this, or [`Device::watch_events`]. Of a device made by
-    /// [`Device::from_raw`], the program reads them either through this library or itself: each reader takes events away from
-    /// the other.
+    /// Nobody reads events unless the program calls this, or [`Device::watch_events`]. Of a device
+    /// made by [`Device::from_raw`], the program reads them either through this library or itself:
+    /// each reader takes events away from the other.
     ///
     /// # Errors
     /// [`Error::Verbs`].
@@ -206,7 +207,8 @@ impl DeviceInner {
         call::status("ibv_get_async_event", rc, String::new)?;
         let concerned = self.queue_pairs.concerned(Element::of(&event));
         let told = self.take_event(&event, &concerned);
-        // SAFETY: as it was filled above, and not acknowledged yet. Acknowledged before the queue pairs are dropped: destroying one waits for the acknowledgement.
+        // SAFETY: as it was filled above, and not acknowledged yet. Acknowledged before the queue
+        // pairs are dropped: destroying one waits for the acknowledgement.
         unsafe { (self.api.ack_async_event)(&mut event) };
         Ok(Some(told))
     }
@@ -218,10 +220,10 @@ impl DeviceInner {
         let queue_pairs = concerned.iter().map(|sink| sink.number()).collect();
         let told = AsyncEvent { kind, queue_pairs, port };
         if kind.is_fatal() {
-            tracing::warn!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::warn!(device = &self.name, event = %told, "the card reported an asynchronous event");
             concerned.iter().for_each(|sink| sink.fail_by_event(kind, element));
         } else {
-            tracing::info!(device = self.name(), event = %told, "the card reported an asynchronous event");
+            tracing::info!(device = &self.name, event = %told, "the card reported an asynchronous event");
         }
         told
     }

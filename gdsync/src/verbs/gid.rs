@@ -1,8 +1,6 @@
 //! Global identifiers: which a port has, and which one a connection uses.
 
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::error::{Error, PortError, QueuePairError};
+use crate::verbs::{DeviceInner, Error, PortError, QueuePairError, call};
 use gdsync_sys::verbs::{self, ibv_gid, ibv_gid_entry, ibv_port_attr};
 use std::ffi::CStr;
 use std::net::Ipv6Addr;
@@ -36,7 +34,8 @@ impl Gid {
     }
 }
 
-/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same kind.
+/// What packets with a GID look like on the wire (`enum ibv_gid_type`). Two sides must use the same
+/// kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -61,8 +60,8 @@ impl GidKind {
         }
     }
 
-    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`, `ib_cache_gid_type_str`): version 1 shares its
-    /// name with InfiniBand.
+    /// As the kernel spells it in sysfs (`drivers/infiniband/core/cache.c`,
+    /// `ib_cache_gid_type_str`): version 1 shares its name with InfiniBand.
     fn from_sysfs(text: &str, link: LinkLayer) -> Option<Self> {
         match (text.trim(), link) {
             ("IB/RoCE v1", LinkLayer::InfiniBand) => Some(GidKind::InfiniBand),
@@ -112,15 +111,14 @@ pub enum LinkLayer {
 
 impl LinkLayer {
     /// # Errors
-    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not known.
+    /// [`QueuePairError::Layout`](crate::verbs::QueuePairError::Layout) for a code that is not
+    /// known.
     pub(crate) fn from_raw(raw: u8) -> Result<Self, Error> {
         match raw {
             // Kernels before 2.6.37 knew InfiniBand only, and did not say so.
             verbs::IBV_LINK_LAYER_UNSPECIFIED | verbs::IBV_LINK_LAYER_INFINIBAND => Ok(LinkLayer::InfiniBand),
             verbs::IBV_LINK_LAYER_ETHERNET => Ok(LinkLayer::Ethernet),
-            other => {
-                Err(Error::QueuePair(QueuePairError::Layout { what: "port link layer", value: other.into() }))
-            }
+            other => Err(QueuePairError::layout("port link layer", other)),
         }
     }
 }
@@ -148,8 +146,8 @@ pub struct GidEntry {
 
 /// The entry that a connection uses: the one asked for, or
 /// - on InfiniBand the first;
-/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a version an IPv4 address before
-///   a global IPv6 address, and that before a link-local one.
+/// - on Ethernet the first of the best kind: RoCE v2 before v1, as it can be routed; within a
+///   version an IPv4 address before a global IPv6 address, and that before a link-local one.
 pub(crate) fn choose(
     table: &[GidEntry],
     device: &str,
@@ -202,7 +200,7 @@ impl DeviceInner {
     }
 
     pub(crate) fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidEntry, Error> {
-        choose(&self.gids(port)?, self.name(), port, index)
+        choose(&self.gids(port)?, &self.name, port, index)
     }
 
     fn gids_by_table(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
@@ -268,7 +266,8 @@ impl DeviceInner {
 
     /// The device's folder in sysfs.
     fn sysfs_folder(&self) -> PathBuf {
-        // SAFETY: an open context names its device, which lives as long, with a zero-terminated path.
+        // SAFETY: an open context names its device, which lives as long, with a zero-terminated
+        // path.
         let path = unsafe { CStr::from_ptr((*(*self.context()).device).ibdev_path.as_ptr()) };
         PathBuf::from(path.to_string_lossy().into_owned())
     }

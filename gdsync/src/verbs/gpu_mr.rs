@@ -2,23 +2,24 @@
 
 use crate::cuda::{Consistency, CudaError, GpuMemory};
 use crate::memory::OutOfBounds;
-use crate::verbs::error::Error;
-use crate::verbs::mr::{Access, Backing, MemoryRegionInner, RemoteMemory, Slice};
-use crate::verbs::pd::ProtectionDomain;
+use crate::verbs::mr::Backing;
+use crate::verbs::{Access, Error, MemoryRegionInner, ProtectionDomain, RemoteMemory, Slice};
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::ibv_mr;
 use std::io;
 use std::ops::RangeBounds;
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// GPU memory registered with a card: payload that never passes through host memory.
 ///
 /// A cheap handle; clones name the same region. Work requests in flight hold it.
 ///
-/// A software card reaches it through a CPU mapping where there is one when it is registered ([`crate::mapped::MappedMemory`]), else
-/// by copies on a stream of its own. A real card reaches it over PCIe: through a dma-buf
-/// (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or, failing that, through the `nvidia-peermem` module.
+/// A software card reaches it through a CPU mapping where there is one when it is registered
+/// ([`crate::mapped::MappedMemory`]), else by copies on a stream of its own. A real card reaches it
+/// over PCIe: through a dma-buf (rdma-core 34, Linux 5.12 and the open NVIDIA kernel modules) or,
+/// failing that, through the `nvidia-peermem` module.
 #[derive(Clone, Debug)]
 pub struct GpuMemoryRegion {
     inner: Arc<MemoryRegionInner>,
@@ -29,9 +30,11 @@ impl GpuMemoryRegion {
     /// Registers GPU memory.
     ///
     /// # Errors
-    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card cannot have it, with the reason of each way that was tried;
-    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card would write into memory of a GPU that shows writes in no order and cannot flush
-    /// them: a stream that has waited for the completion could still see old data.
+    /// [`RegistrationError::Refused`](crate::verbs::RegistrationError::Refused) where the card
+    /// cannot have it, with the reason of each way that was tried;
+    /// [`RegistrationError::NoOrder`](crate::verbs::RegistrationError::NoOrder) where a real card
+    /// would write into memory of a GPU that shows writes in no order and cannot flush them: a
+    /// stream that has waited for the completion could still see old data.
     pub fn register(pd: &ProtectionDomain, memory: GpuMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(GpuMemoryRegion { inner, memory })
@@ -43,9 +46,9 @@ impl GpuMemoryRegion {
         access: Access,
     ) -> Result<MemoryRegionInner, Error> {
         let real = pd.inner.device.api.provider != Provider::Software;
-        let consistency = memory.context().capabilities().consistency();
+        let consistency = memory.context().capabilities.consistency();
         if real && access.contains(Access::LOCAL_WRITE) && consistency == Consistency::Impossible {
-            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal() }));
+            return Err(Error::Registration(RegistrationError::NoOrder { gpu: memory.context().ordinal }));
         }
         let (address, len) = (memory.address(), memory.len());
         let (raw, path) = register(pd, memory, access)?;
@@ -62,12 +65,12 @@ impl GpuMemoryRegion {
 
     /// The key that work requests of this side name it by.
     pub fn lkey(&self) -> u32 {
-        self.inner.lkey()
+        self.inner.lkey
     }
 
     /// The key that the remote side needs.
     pub fn rkey(&self) -> u32 {
-        self.inner.rkey()
+        self.inner.rkey
     }
 
     /// The memory.
@@ -132,28 +135,21 @@ fn register(
     pd: &ProtectionDomain,
     memory: &GpuMemory,
     access: Access,
-) -> Result<(std::ptr::NonNull<ibv_mr>, RegistrationPath), Error> {
-    let by_dma_buf = dma_buf(pd, memory, access);
-    let dma_buf = match by_dma_buf {
+) -> Result<(NonNull<ibv_mr>, RegistrationPath), Error> {
+    let dma_buf = match dma_buf(pd, memory, access) {
         Ok(raw) => return Ok((raw, RegistrationPath::DmaBuf)),
         Err(reason) => reason,
     };
     let (pd, len) = (&pd.inner, memory.len().max(1));
-    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is deregistered. The address
-    // is a GPU's, which the provider's peer memory takes, or refuses.
-    let raw = unsafe {
-        (pd.device.api.reg_mr)(
-            pd.raw(),
-            memory.address() as *mut libc::c_void,
-            len,
-            access.bits() as libc::c_int,
-        )
-    };
+    let (address, flags) = (memory.address() as *mut libc::c_void, access.bits() as libc::c_int);
+    // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is
+    // deregistered. The address is a GPU's, which the provider's peer memory takes, or refuses.
+    let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), address, len, flags) };
     let path = match pd.device.api.provider {
         Provider::Software => RegistrationPath::SoftwareCard,
         _ => RegistrationPath::PeerMemory,
     };
-    match std::ptr::NonNull::new(raw) {
+    match NonNull::new(raw) {
         Some(raw) => Ok((raw, path)),
         None => {
             let peer_memory = io::Error::last_os_error().to_string();
@@ -162,11 +158,7 @@ fn register(
     }
 }
 
-fn dma_buf(
-    pd: &ProtectionDomain,
-    memory: &GpuMemory,
-    access: Access,
-) -> Result<std::ptr::NonNull<ibv_mr>, String> {
+fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<NonNull<ibv_mr>, String> {
     let api = pd.inner.device.api;
     let Some(reg_dmabuf_mr) = api.reg_dmabuf_mr else {
         return Err(match api.provider {
@@ -174,12 +166,13 @@ fn dma_buf(
             _ => "libibverbs has no ibv_reg_dmabuf_mr, which came with rdma-core 34".to_owned(),
         });
     };
-    if !memory.context().capabilities().dma_buf {
+    if !memory.context().capabilities.dma_buf {
         return Err("the GPU's driver makes no dma-bufs (the open kernel modules do)".to_owned());
     }
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
     let (len, flags) = (memory.len().max(1), access.bits() as libc::c_int);
-    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its own to the dma-buf.
+    // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
+    // own to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };
-    std::ptr::NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
+    NonNull::new(raw).ok_or_else(|| io::Error::last_os_error().to_string())
 }

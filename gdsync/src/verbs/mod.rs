@@ -1,4 +1,5 @@
-//! The verbs objects below a queue pair: devices, protection domains, memory regions, address handles, and what describes them.
+//! The verbs objects below a queue pair: devices, protection domains, memory regions, address
+//! handles, and what describes them.
 
 pub(crate) mod ah;
 pub(crate) mod call;
@@ -18,6 +19,10 @@ pub(crate) mod pd;
 pub mod provider;
 pub(crate) mod registration;
 pub(crate) mod transport;
+
+pub(crate) use device::DeviceInner;
+pub(crate) use mr::MemoryRegionInner;
+pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::AddressHandle;
 pub use config::{ConnectOptions, QueueApi};

@@ -3,10 +3,7 @@
 use crate::cuda::GpuMemory;
 use crate::memop::{Word32, Word64, WordError};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::call;
-use crate::verbs::error::{Error, ParseError};
-use crate::verbs::gpu_mr::RegistrationPath;
-use crate::verbs::pd::{ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{Error, ParseError, ProtectionDomain, ProtectionDomainInner, RegistrationPath, call};
 use gdsync_sys::verbs::{self, ibv_mr};
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds};
@@ -15,7 +12,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 bitflags::bitflags! {
-    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally is always allowed.
+    /// What a card may do with a memory region, or a remote side with a queue pair. Reading locally
+    /// is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// The local card may write: receives and reads land there.
@@ -31,11 +29,11 @@ bitflags::bitflags! {
 
 /// Memory registered with a card.
 ///
-/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory stays registered and
-/// mapped until the card has finished with it, whatever the program drops.
+/// A cheap handle; clones name the same region. Work requests in flight hold it, so the memory
+/// stays registered and mapped until the card has finished with it, whatever the program drops.
 ///
-/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies and atomic words;
-/// the region dereferences to it.
+/// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies
+/// and atomic words; the region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
@@ -60,8 +58,8 @@ pub struct MemoryRegion {
 pub(crate) struct MemoryRegionInner {
     /// None where the program registered the memory itself.
     raw: Option<NonNull<ibv_mr>>,
-    lkey: u32,
-    rkey: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
     access: Access,
     addr: u64,
     len: usize,
@@ -89,11 +87,12 @@ unsafe impl Send for MemoryRegionInner {}
 unsafe impl Sync for MemoryRegionInner {}
 
 impl MemoryRegion {
-    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0 bytes are usable.
+    /// Allocates `len` zeroed bytes and registers them. A length of 0 registers one page of which 0
+    /// bytes are usable.
     ///
     /// # Errors
-    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider refuses to register it (the
-    /// locked-memory limit is the usual reason: `ulimit -l`).
+    /// [`Error::Memory`] where the memory cannot be had, [`Error::Verbs`] where the provider
+    /// refuses to register it (the locked-memory limit is the usual reason: `ulimit -l`).
     pub fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
         let memory = PinnedMemory::allocate(len).map_err(|source| Error::Memory { len, source })?;
         Self::register(pd, memory, access)
@@ -115,8 +114,8 @@ impl MemoryRegion {
     ) -> Result<MemoryRegionInner, Error> {
         let (pd, len) = (pd.inner.clone(), memory.len().max(1));
         let flags = access.bits() as libc::c_int;
-        // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as `memory` lives, and both
-        // are kept until the region is deregistered.
+        // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as
+        // `memory` lives, and both are kept until the region is deregistered.
         let raw = unsafe { (pd.device.api.reg_mr)(pd.raw(), memory.as_ptr().cast(), len, flags) };
         let raw = call::pointer("ibv_reg_mr", raw, || format!("{len} bytes, {access:?}"))?;
         let backing = Backing::Host { _memory: memory.keeper() };
@@ -148,8 +147,7 @@ impl MemoryRegion {
 
     /// What a remote side has to know to reach the whole region.
     pub fn remote(&self) -> RemoteMemory {
-        let memory = self.memory();
-        RemoteMemory { addr: memory.addr().get(), len: memory.len() as u64, rkey: self.inner.rkey }
+        self.inner.remote()
     }
 
     /// The 32-bit word at a byte offset, for a stream to wait on or to write.
@@ -178,7 +176,8 @@ impl std::ops::Deref for MemoryRegion {
 }
 
 impl MemoryRegionInner {
-    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory` keeps.
+    /// A region that the provider has just registered: `len` bytes from `addr` on, which `memory`
+    /// keeps.
     pub(crate) fn new(
         raw: NonNull<ibv_mr>,
         pd: Arc<ProtectionDomainInner>,
@@ -187,12 +186,14 @@ impl MemoryRegionInner {
         len: usize,
         memory: Backing,
     ) -> Self {
-        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never change.
+        // SAFETY: a region just returned by the provider is a valid `ibv_mr`; its keys never
+        // change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         MemoryRegionInner { raw: Some(raw), lkey, rkey, access, addr, len, memory, pd }
     }
 
-    /// Whatever memory the program has registered in a domain itself: only its slices know their keys.
+    /// Whatever memory the program has registered in a domain itself: only its slices know their
+    /// keys.
     pub(crate) fn foreign(pd: Arc<ProtectionDomainInner>) -> Self {
         let (access, memory) = (Access::all(), Backing::Foreign);
         MemoryRegionInner { raw: None, lkey: 0, rkey: 0, access, addr: 0, len: usize::MAX, memory, pd }
@@ -200,14 +201,6 @@ impl MemoryRegionInner {
 
     pub(crate) fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, len: self.len as u64, rkey: self.rkey }
-    }
-
-    pub(crate) fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    pub(crate) fn rkey(&self) -> u32 {
-        self.rkey
     }
 
     /// How the card gets to GPU memory; none for host memory.
@@ -226,7 +219,8 @@ impl MemoryRegionInner {
 impl Drop for MemoryRegionInner {
     fn drop(&mut self) {
         if let Some(raw) = self.raw {
-            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc` of this.
+            // SAFETY: registered by us, and no work request names it any more: they hold an `Arc`
+            // of this.
             call::on_drop("ibv_dereg_mr", unsafe { (self.pd.device.api.dereg_mr)(raw.as_ptr()) });
         }
     }
@@ -277,9 +271,7 @@ impl Slice {
         region: &Arc<MemoryRegionInner>,
         range: impl RangeBounds<usize>,
     ) -> Result<Self, OutOfBounds> {
-        let Range { start, end } = resolve(range, region.len as u64)?;
-        let (addr, len) = (region.addr + start, (end - start) as usize);
-        Ok(Slice { region: region.clone(), addr, len, lkey: region.lkey })
+        Self::within(region, &(region.addr..region.addr + region.len as u64), range)
     }
 
     /// Memory that the program registered itself, in the domain of `region`.
@@ -324,7 +316,8 @@ impl Slice {
 
 /// Memory of the remote side: an address there, a length, and the key that opens it.
 ///
-/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in hexadecimal.
+/// Plain data, to be sent by whatever channel the program has; its text form is `addr:len:rkey` in
+/// hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
     /// First address, in the remote side's space.

@@ -1,15 +1,14 @@
 //! Protection domains.
 
-use crate::verbs::call;
-use crate::verbs::device::{Device, DeviceInner};
-use crate::verbs::error::{Error, OpenError};
+use crate::verbs::{Device, DeviceInner, Error, OpenError, call};
 use gdsync_sys::verbs::ibv_pd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A protection domain: memory regions and queue pairs work together only within one.
 ///
-/// A cheap handle; clones name the same domain, which is deallocated after the last object made in it.
+/// A cheap handle; clones name the same domain, which is deallocated after the last object made in
+/// it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair};
@@ -54,19 +53,21 @@ impl ProtectionDomain {
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw, borrowed: false, device }) })
     }
 
-    /// Uses a protection domain that the program has allocated itself. It is not deallocated when the last object made in it
-    /// goes.
+    /// Uses a protection domain that the program has allocated itself. It is not deallocated when
+    /// the last object made in it goes.
     ///
     /// # Errors
-    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to another context than the device.
+    /// [`OpenError::OtherContext`](crate::verbs::OpenError::OtherContext) where it belongs to
+    /// another context than the device.
     ///
     /// # Safety
-    /// The domain is valid, and stays so until the returned handle, its clones and everything made in them are dropped.
+    /// The domain is valid, and stays so until the returned handle, its clones and everything made
+    /// in them are dropped.
     pub unsafe fn from_raw(device: &Device, pd: NonNull<ibv_pd>) -> Result<Self, Error> {
         let device = device.inner.clone();
         // SAFETY: valid, as the caller promises; its context never changes.
         if unsafe { (*pd.as_ptr()).context } != device.context() {
-            return Err(Error::Open(OpenError::OtherContext { device: device.name().to_owned() }));
+            return Err(Error::Open(OpenError::OtherContext { device: device.name.to_owned() }));
         }
         Ok(ProtectionDomain { inner: Arc::new(ProtectionDomainInner { raw: pd, borrowed: true, device }) })
     }
@@ -88,7 +89,8 @@ impl Drop for ProtectionDomainInner {
         if self.borrowed {
             return;
         }
-        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was destroyed.
+        // SAFETY: allocated by us, and everything made in it held an `Arc` of this, so it was
+        // destroyed.
         call::on_drop("ibv_dealloc_pd", unsafe { (self.device.api.dealloc_pd)(self.raw.as_ptr()) });
     }
 }

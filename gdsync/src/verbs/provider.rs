@@ -12,7 +12,7 @@ pub fn software() -> &'static VerbsApi {
 /// The system's libibverbs and libmlx5, loaded at the first call.
 ///
 /// # Errors
-/// [`OpenError::Load`](crate::verbs::OpenError::Load) where a library or a symbol is missing; it says which package brings it.
+/// [`OpenError::Load`] where a library or a symbol is missing; it says which package brings it.
 pub fn system() -> Result<&'static VerbsApi, Error> {
     Ok(gdsync_sys::system::load().map_err(OpenError::from)?)
 }

@@ -11,11 +11,12 @@ pub enum Transport {
     /// Reliable connection: every operation; nothing is lost, everything is in order.
     #[default]
     Rc,
-    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that loses a packet is lost, and the
-    /// sender gets no error.
+    /// Unreliable connection: sends and RDMA writes, with and without immediate. A message that
+    /// loses a packet is lost, and the sender gets no error.
     Uc,
-    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each names its destination
-    /// ([`crate::WorkRequest::to`]); what finds no receive is lost, and the sender gets no error.
+    /// Unreliable datagrams: sends, with and without immediate, of at most the port's MTU. Each
+    /// names its destination ([`crate::WorkRequest::to`]); what finds no receive is lost, and the
+    /// sender gets no error.
     Ud,
 }
 

@@ -1,28 +1,28 @@
-//! Commands: making, changing and destroying a card's objects.
+//! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Access, Address, CqAttributes, CqConfig, LIMITS, QpAttributes, QpChange, QpConfig, QpState,
+    Address, CqAttributes, CqConfig, InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig,
+    QpState, RegionConfig,
 };
-use super::cq::Cq;
-use super::dma::{CqRing, Record};
+use super::device::{Card, FIRST_NUMBER, UarHandle};
+use super::diagnostic::Diagnostic;
 use super::engine::{Engine, Uar};
-use super::error::{CardError, Diagnostic};
-use super::link::LinkLayer;
-use super::region::Memory;
-use super::{Card, UarHandle, modify, qp};
+use super::error::CardError;
+use super::memory::region::Memory;
+use super::memory::ring::{CqRing, Record};
+use super::port::LinkLayer;
+use super::queue::cq::Cq;
+use super::transport::qp::Qp;
+use super::transport::transition;
 use gdsync_sys::prm::doorbell;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Object numbers start here: small numbers are special to hardware.
-pub(super) const FIRST_NUMBER: u32 = 0x40;
-/// Queue pair numbers have 24 bits.
-const NUMBERS: u32 = 0xff_ffff;
-
 impl Card {
-    /// A number that has not been used for a long time: a late packet or entry must not meet a new object.
+    /// A number that was not used for long: a late packet or completion must not reach a new
+    /// object.
     fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
@@ -51,81 +51,33 @@ impl Card {
     /// [`CardError::NotFound`], or [`CardError::Busy`] while regions or queue pairs are in it.
     pub fn dealloc_pd(&self, pdn: u32) -> Result<(), CardError> {
         self.command(|engine| match engine.pds.get(&pdn) {
-            None => Err(CardError::NotFound { what: "protection domain", number: pdn }),
+            None => Err(missing(PD, pdn)),
             Some(0) => {
                 engine.pds.remove(&pdn);
                 Ok(())
             }
-            Some(&users) => Err(CardError::Busy { what: "protection domain", number: pdn, users }),
+            Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
         })
     }
 
-    /// Registers memory, of this process or of a peer-memory client. Returns its key, local and remote.
-    ///
-    /// # Errors
-    /// As [`Card::register_memory_at`].
-    ///
-    /// # Safety
-    /// As [`Card::register_memory_at`].
-    pub unsafe fn register_memory(
-        &self,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<u32, CardError> {
-        // SAFETY: the caller's.
-        unsafe { self.register_memory_at(pdn, addr, len, addr, access) }
-    }
-
-    /// Registers memory that requests know by addresses from `iova` on, whatever address it has. Returns its key, local and
+    /// Registers memory of this process or of a peer-memory client. Returns its key, local and
     /// remote.
     ///
     /// # Errors
-    /// [`CardError::Unmapped`], [`CardError::PeerMemory`], [`CardError::Invalid`], [`CardError::NotFound`],
-    /// [`CardError::TooMany`].
+    /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
     ///
     /// # Safety
-    /// Until it is deregistered, the range stays mapped (a client's: allocated), and is accessed otherwise only in ways that
-    /// tolerate a device's concurrent reads (and writes, where the access rights allow them).
-    pub unsafe fn register_memory_at(
-        &self,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<u32, CardError> {
-        self.register(pdn, Memory::acquire(addr, len, iova, access)?, None)
-    }
-
-    /// Registers memory as [`Card::register_memory_at`] does, with a key whose last 8 bits are `tag`.
-    ///
-    /// # Errors
-    /// As [`Card::register_memory_at`].
-    ///
-    /// # Safety
-    /// As [`Card::register_memory_at`].
-    pub unsafe fn register_memory_tagged(
-        &self,
-        pdn: u32,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-        tag: u8,
-    ) -> Result<u32, CardError> {
-        self.register(pdn, Memory::acquire(addr, len, iova, access)?, Some(tag))
-    }
-
-    /// Memory was acquired without the lock: pinning takes time.
-    fn register(&self, pdn: u32, memory: Memory, tag: Option<u8>) -> Result<u32, CardError> {
+    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed
+    /// otherwise only in ways that tolerate a device's concurrent reads, and writes if the access
+    /// rights allow them.
+    pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
+        // Without the lock: populating pages takes time.
+        let memory = Memory::acquire(config)?;
         self.command(|engine| {
-            let users = engine
-                .pds
-                .get_mut(&pdn)
-                .ok_or(CardError::NotFound { what: "protection domain", number: pdn })?;
-            let key = engine.regions.register(pdn, memory, tag)?;
+            let users = engine.pds.get_mut(&config.pdn).ok_or(missing(PD, config.pdn))?;
+            let key = engine.resources.regions.register(config.pdn, memory, config.tag);
+            let limit = LIMITS.max_mr;
+            let key = key.ok_or(CardError::TooMany { what: "memory regions", limit })?;
             *users += 1;
             Ok(key)
         })
@@ -137,22 +89,23 @@ impl Card {
     /// [`CardError::NotFound`].
     pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
         let memory = self.command(|engine| {
-            let (pdn, memory) = engine.regions.deregister(key)?;
+            let found = engine.resources.regions.deregister(key);
+            let (pdn, memory) = found.ok_or(missing("memory region", key))?;
             leave(engine, pdn);
             Ok::<_, CardError>(memory)
         })?;
-        // Nor is this: a client gets it back.
+        // Without the lock: a peer-memory client releases its region.
         drop(memory);
         Ok(())
     }
 
-    /// Allocates a page of doorbell registers, of which those at the offsets `registers` can be rung.
+    /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung.
     ///
     /// # Errors
     /// [`CardError::TooMany`], [`CardError::System`].
     pub fn alloc_uar(&self, registers: &'static [usize]) -> Result<UarHandle, CardError> {
         self.command(|engine| {
-            // A queue pair needs no more than one.
+            // A queue pair needs one at most.
             within("UARs", engine.uars.len(), LIMITS.max_qp)?;
             let page = engine.uar_pages.take()?;
             let handle =
@@ -162,14 +115,15 @@ impl Card {
         })
     }
 
-    /// A descriptor of the file that all of the card's pages of doorbell registers are in, and the place of this one: by them
-    /// a program makes another mapping of the page (shared, of 4096 bytes). What is stored through either is seen.
+    /// The file that holds the card's pages of doorbell registers, and the offset of this page in
+    /// it. A program can map the page again with them (shared, 4096 bytes), and ring through either
+    /// mapping.
     ///
     /// # Errors
     /// [`CardError::NotFound`], [`CardError::System`].
     pub fn uar_memory(&self, id: u32) -> Result<(OwnedFd, u64), CardError> {
         let engine = self.shared.engine.lock();
-        let uar = engine.uars.get(&id).ok_or(CardError::NotFound { what: "UAR", number: id })?;
+        let uar = engine.uars.get(&id).ok_or(missing("UAR", id))?;
         Ok(engine.uar_pages.descriptor(&uar.page)?)
     }
 
@@ -179,7 +133,7 @@ impl Card {
     /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs use it.
     pub fn free_uar(&self, id: u32) -> Result<(), CardError> {
         self.command(|engine| {
-            let uar = engine.uars.get(&id).ok_or(CardError::NotFound { what: "UAR", number: id })?;
+            let uar = engine.uars.get(&id).ok_or(missing("UAR", id))?;
             if !uar.qps.is_empty() {
                 return Err(CardError::Busy { what: "UAR", number: id, users: uar.qps.len() as u32 });
             }
@@ -190,8 +144,8 @@ impl Card {
         })
     }
 
-    /// Creates a completion queue. Returns its number. The card writes to the second word of its record, to tell one arm from
-    /// the next.
+    /// Creates a completion queue. Returns its number. The card writes to the second word of its
+    /// doorbell record, to distinguish one arm from the next.
     ///
     /// # Errors
     /// [`CardError::Invalid`], [`CardError::TooMany`].
@@ -202,11 +156,7 @@ impl Card {
         let CqConfig { ring, entries, dbrec } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
-            return Err(CardError::Invalid {
-                what: "completion queue entries",
-                value: entries.into(),
-                limit,
-            });
+            return Err(invalid("completion queue entries", entries, limit));
         }
         // SAFETY: the caller's.
         let cq = unsafe {
@@ -215,22 +165,19 @@ impl Card {
             Cq::new(CqRing::new(ring, entries), consumer, arm)
         };
         self.command(|engine| {
-            within("completion queues", engine.cqs.len(), LIMITS.max_cq)?;
-            let cqn = self.number(|number| engine.cqs.contains_key(&number));
-            engine.cqs.insert(cqn, cq);
+            within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
+            let cqn = self.number(|number| engine.resources.cqs.contains_key(&number));
+            engine.resources.cqs.insert(cqn, cq);
             Ok(cqn)
         })
     }
 
-    /// Where a completion queue is.
+    /// State of a completion queue.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn query_cq(&self, cqn: u32) -> Result<CqAttributes, CardError> {
-        self.command(|engine| {
-            let missing = CardError::NotFound { what: "completion queue", number: cqn };
-            engine.cqs.get(&cqn).map(|cq| cq.attributes()).ok_or(missing)
-        })
+        self.command(|engine| engine.resources.cqs.get(&cqn).map(Cq::attributes).ok_or(missing(CQ, cqn)))
     }
 
     /// Destroys a completion queue: after this returns, the card does not touch its memory.
@@ -238,14 +185,14 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs complete there.
     pub fn destroy_cq(&self, cqn: u32) -> Result<(), CardError> {
-        self.command(|engine| match engine.cqs.get(&cqn).map(|cq| cq.users) {
-            None => Err(CardError::NotFound { what: "completion queue", number: cqn }),
+        self.command(|engine| match engine.resources.cqs.get(&cqn).map(|cq| cq.users) {
+            None => Err(missing(CQ, cqn)),
             Some(0) => {
-                engine.cqs.remove(&cqn);
-                engine.late.forget_queue(cqn);
+                engine.resources.cqs.remove(&cqn);
+                engine.resources.delayed.forget_queue(cqn);
                 Ok(())
             }
-            Some(users) => Err(CardError::Busy { what: "completion queue", number: cqn, users }),
+            Some(users) => Err(CardError::Busy { what: CQ, number: cqn, users }),
         })
     }
 
@@ -260,42 +207,36 @@ impl Card {
         let power = |what, value: u32| {
             let fits = value == 0 || value.is_power_of_two() && value <= 1 << 16;
             let limit = "0 or a power of two, at most 2^16";
-            if fits { Ok(()) } else { Err(CardError::Invalid { what, value: value.into(), limit }) }
+            if fits { Ok(()) } else { Err(invalid(what, value, limit)) }
         };
         power("send queue blocks", config.sq_blocks)?;
         power("receive queue entries", config.rq_entries)?;
         if config.rq_entries != 0 && (config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16)) {
-            let limit = "a multiple of 16";
-            return Err(CardError::Invalid {
-                what: "receive queue stride",
-                value: config.rq_stride.into(),
-                limit,
-            });
+            return Err(invalid("receive queue stride", config.rq_stride, "a multiple of 16"));
         }
         if let Some(index) = config.user_index.filter(|index| *index > NUMBERS) {
-            let limit = "at most 24 bits";
-            return Err(CardError::Invalid { what: "user index", value: index.into(), limit });
+            return Err(invalid("user index", index, "at most 24 bits"));
         }
         self.command(|engine| {
             within("queue pairs", engine.qps.len(), LIMITS.max_qp)?;
-            let missing = |what, number| CardError::NotFound { what, number };
             for cqn in [config.send_cq, config.recv_cq] {
-                engine.cqs.get(&cqn).ok_or(missing("completion queue", cqn))?;
+                engine.resources.cqs.get(&cqn).ok_or(missing(CQ, cqn))?;
             }
-            engine.pds.get(&config.pdn).ok_or(missing("protection domain", config.pdn))?;
+            engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
             let qpn = self.number(|number| engine.qps.contains_key(&number));
             engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?.qps.insert(qpn);
             for cqn in [config.send_cq, config.recv_cq] {
-                engine.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
+                engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
             }
             engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
             // SAFETY: the caller's.
-            engine.qps.insert(qpn, unsafe { qp::Qp::new(qpn, config) });
+            engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
         })
     }
 
-    /// Whether the port can send to an address: on Ethernet it needs a GID. What is wrong is among the diagnostics, too.
+    /// Checks that the port can send to an address: on Ethernet it needs a GID. An error is among
+    /// the diagnostics, too.
     ///
     /// # Errors
     /// [`CardError::Invalid`].
@@ -306,34 +247,35 @@ impl Card {
     /// Changes a queue pair.
     ///
     /// # Errors
-    /// [`CardError`]: a transition that is not there, a missing or superfluous attribute, a value out of range. Nothing has
-    /// changed then.
+    /// [`CardError::Modify`], [`CardError::Invalid`], [`CardError::NotFound`]. Nothing has changed
+    /// then.
     pub fn modify_qp(&self, qpn: u32, change: &QpChange) -> Result<(), CardError> {
         self.command(|engine| {
-            let qp = engine.qps.get(&qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            let to = modify::check(qp.transport, qp.attributes.state, change)?;
+            let endpoint = &engine.qps.get(&qpn).ok_or(missing(QP, qpn))?.endpoint;
+            let to = transition::check(endpoint.config.transport, endpoint.state(), change)?;
             if let Some(address) = &change.address {
                 check_route(engine, address)?;
             }
             let now = Instant::now();
             if to == QpState::Reset {
-                // Rung before this command, so it belongs to the life that ends.
+                // Doorbells that rang before this command must not reach the queue pair after its
+                // reset.
                 engine.take_doorbells(now);
-                engine.settle_late(qpn, now);
-                engine.held.forget(qpn);
+                engine.flush_delayed_completions(qpn, now);
+                engine.delayed.forget(qpn);
             }
             engine.with_qp(qpn, now, |qp, context| match to {
                 QpState::Reset => qp.reset(),
                 QpState::Err => {
                     qp.ring(context);
-                    qp.go_to_error(context);
+                    qp.fail(context);
                 }
                 to => qp.apply(change, to),
             });
             if to != QpState::Err {
                 engine.recovered(qpn);
             }
-            engine.schedule(qpn);
+            engine.activate(qpn);
             Ok(())
         })
     }
@@ -343,27 +285,36 @@ impl Card {
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn query_qp(&self, qpn: u32) -> Result<QpAttributes, CardError> {
-        self.command(|engine| {
-            let qp = engine.qps.get(&qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            let (sq_psn, rq_psn) = (qp.sender.next_psn, qp.receiver.expected_psn);
-            Ok(QpAttributes { sq_psn, rq_psn, ..qp.attributes })
-        })
+        self.command(|engine| engine.qps.get(&qpn).map(Qp::attributes).ok_or(missing(QP, qpn)))
     }
 
-    /// Destroys a queue pair: after this returns, the card touches neither its memory nor what its work requests name.
+    /// Destroys a queue pair: after this returns, the card touches neither its rings nor the memory
+    /// that its work requests name.
     ///
     /// # Errors
     /// [`CardError::NotFound`].
     pub fn destroy_qp(&self, qpn: u32) -> Result<(), CardError> {
         self.command(|engine| {
-            let qp = engine.remove_qp(qpn).ok_or(CardError::NotFound { what: "queue pair", number: qpn })?;
-            for cqn in [qp.send_cq, qp.recv_cq] {
-                engine.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
+            let endpoint = engine.remove_qp(qpn).ok_or(missing(QP, qpn))?.endpoint;
+            for cqn in [endpoint.config.send_cq, endpoint.config.recv_cq] {
+                engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
             }
-            leave(engine, qp.pdn);
+            leave(engine, endpoint.config.pdn);
             Ok(())
         })
     }
+}
+
+const PD: &str = "protection domain";
+const CQ: &str = "completion queue";
+const QP: &str = "queue pair";
+
+fn missing(what: &'static str, number: u32) -> CardError {
+    CardError::NotFound { what, number }
+}
+
+fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
+    CardError::Invalid(InvalidValue { what, value: value.into(), limit })
 }
 
 fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
@@ -371,19 +322,15 @@ fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError>
 }
 
 fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> {
-    if engine.port.link == LinkLayer::InfiniBand || address.gid.is_some() {
+    if engine.resources.port.link == LinkLayer::InfiniBand || address.gid.is_some() {
         return Ok(());
     }
     let message = "the port is Ethernet: an address needs a global route (is_global, and a GID)".to_owned();
-    engine.diagnostics.report(Diagnostic { qpn: None, index: None, field: "is_global", message });
-    Err(CardError::Invalid {
-        what: "is_global",
-        value: 0,
-        limit: "1 on an Ethernet port: it is addressed by GID",
-    })
+    engine.resources.diagnostics.report(Diagnostic { qpn: None, index: None, field: "is_global", message });
+    Err(invalid("is_global", 0, "1 on an Ethernet port: it is addressed by GID"))
 }
 
-/// An object has left a protection domain.
+/// Removes an object from a protection domain.
 fn leave(engine: &mut Engine, pdn: u32) {
     engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }

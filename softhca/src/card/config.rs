@@ -1,9 +1,36 @@
-//! What a card is told: sizes, addresses of queues, attributes of queue pairs. Plain data.
+//! Configuration of a card's objects: sizes, addresses of queues, attributes of queue pairs. Plain
+//! data.
 
+use crate::fabric::MAX_PAYLOAD;
+use gdsync_sys::verbs;
+use std::ffi::c_int;
 use std::fmt;
 use std::time::Duration;
 
-/// What a card can do.
+/// Bytes of a packet's payload. It is larger than any path MTU, which programs cannot observe.
+pub(crate) const MTU: u32 = MAX_PAYLOAD as u32;
+
+/// Packets of a message of `length` bytes. An empty message has one packet.
+pub(crate) fn packets_of(length: u32) -> u32 {
+    length.div_ceil(MTU).max(1)
+}
+
+/// Queue pair numbers and user indices have 24 bits.
+pub(crate) const NUMBERS: u32 = 0xff_ffff;
+
+/// A value that the card does not accept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value:#x}: {limit}")]
+pub struct InvalidValue {
+    /// The attribute.
+    pub what: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// The values that are allowed.
+    pub limit: &'static str,
+}
+
+/// Limits of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -19,11 +46,11 @@ pub struct Limits {
     pub max_mr: u32,
     /// Protection domains.
     pub max_pd: u32,
-    /// Scatter/gather elements of a send: what 63 segments hold besides control and remote address.
+    /// Scatter/gather elements of a send: 63 segments, less control and remote address.
     pub max_send_sge: u32,
     /// Scatter/gather elements of a receive.
     pub max_recv_sge: u32,
-    /// RDMA reads and atomics in flight of one queue pair.
+    /// RDMA reads and atomics that one queue pair may have in flight.
     pub max_rd_atomic: u8,
     /// Bytes of a message on a connection.
     pub max_message: u32,
@@ -58,8 +85,32 @@ bitflags::bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Remote atomics.
         const REMOTE_ATOMIC = 1 << 3;
-        /// The card may reorder its writes on the bus; a software card has no bus.
+        /// The card may reorder its writes on the bus. A software card does not.
         const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+/// A memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionConfig {
+    /// Protection domain.
+    pub pdn: u32,
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Address by which requests name the first byte.
+    pub iova: u64,
+    /// Access rights.
+    pub access: Access,
+    /// Last 8 bits of the key; without it the card chooses them.
+    pub tag: Option<u8>,
+}
+
+impl RegionConfig {
+    /// A region that requests name by its own addresses.
+    pub fn new(pdn: u32, addr: u64, len: u64, access: Access) -> Self {
+        RegionConfig { pdn, addr, len, iova: addr, access, tag: None }
     }
 }
 
@@ -70,11 +121,11 @@ pub struct CqConfig {
     pub ring: *mut u8,
     /// Entries of 64 bytes, a power of two.
     pub entries: u32,
-    /// Consumer index and arm word; the card changes the latter.
+    /// Doorbell record: consumer index and arm word. The card writes the arm word.
     pub dbrec: *mut u32,
 }
 
-/// Where a completion queue is.
+/// State of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CqAttributes {
@@ -82,11 +133,11 @@ pub struct CqAttributes {
     pub entries: u32,
     /// Entries that the card has written, modulo 2^24.
     pub produced: u32,
-    /// Entries that the program has consumed, as its record says, modulo 2^24.
+    /// Consumer index of the doorbell record, modulo 2^24.
     pub consumed: u32,
-    /// Whether it is armed, and then whether for solicited entries and errors only.
+    /// `None` if it is not armed, else whether for solicited entries and errors only.
     pub armed: Option<bool>,
-    /// It was full when an entry came, and is dead.
+    /// It was full when the card wrote an entry, and takes no more.
     pub overrun: bool,
 }
 
@@ -119,28 +170,28 @@ pub struct QpConfig {
     pub transport: Transport,
     /// Protection domain.
     pub pdn: u32,
-    /// Where sends complete.
+    /// Completion queue of sends.
     pub send_cq: u32,
-    /// Where receives complete.
+    /// Completion queue of receives.
     pub recv_cq: u32,
-    /// Whose doorbells ring it.
+    /// UAR whose doorbells ring it.
     pub uar: u32,
-    /// First byte of the send ring, aligned to 64; not looked at where there is none.
+    /// First byte of the send ring, aligned to 64; ignored without a send queue.
     pub sq: *mut u8,
-    /// Its basic blocks, a power of two, or 0: then there is no send queue.
+    /// Basic blocks of the send ring: a power of two, or 0 for no send queue.
     pub sq_blocks: u32,
-    /// First byte of the receive ring; not looked at where there is none.
+    /// First byte of the receive ring; ignored without a receive queue.
     pub rq: *mut u8,
-    /// Its entries, a power of two, or 0: then there is no receive queue.
+    /// Entries of the receive ring: a power of two, or 0 for no receive queue.
     pub rq_entries: u32,
-    /// Bytes from one entry to the next, a multiple of 16.
+    /// Bytes between two entries of the receive ring, a multiple of 16.
     pub rq_stride: u32,
     /// Receive and send doorbell records.
     pub dbrec: *mut u32,
-    /// Every send completes with an entry.
+    /// Every send writes a completion entry.
     pub signal_all: bool,
-    /// What completion entries of the queue pair carry in `srqn_uidx`, 24 bits (CQE version 1: libmlx5 finds the queue pair
-    /// by it); without it that field is 0.
+    /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With
+    /// CQE version 1, libmlx5 finds the queue pair by it.
     pub user_index: Option<u32>,
 }
 
@@ -150,11 +201,12 @@ unsafe impl Send for CqConfig {}
 unsafe impl Send for QpConfig {}
 
 /// State of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// Takes nothing.
+    /// Accepts no work requests.
+    #[default]
     Reset,
-    /// Takes receives.
+    /// Accepts receives.
     Init,
     /// Ready to receive.
     Rtr,
@@ -164,29 +216,48 @@ pub enum QpState {
     Err,
 }
 
-/// Where a queue pair's packets go.
+impl QpState {
+    /// The state of a code of `enum ibv_qp_state`; `None` for a state that the card does not have.
+    pub fn from_ibv(code: c_int) -> Option<Self> {
+        use QpState::{Err, Init, Reset, Rtr, Rts};
+        [Reset, Init, Rtr, Rts, Err].into_iter().find(|state| state.to_ibv() == code)
+    }
+
+    /// The code of `enum ibv_qp_state`.
+    pub fn to_ibv(self) -> c_int {
+        match self {
+            QpState::Reset => verbs::IBV_QPS_RESET,
+            QpState::Init => verbs::IBV_QPS_INIT,
+            QpState::Rtr => verbs::IBV_QPS_RTR,
+            QpState::Rts => verbs::IBV_QPS_RTS,
+            QpState::Err => verbs::IBV_QPS_ERR,
+        }
+    }
+}
+
+/// Destination of a queue pair's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Address {
     /// Destination LID.
     pub dlid: u16,
-    /// Destination GID, where a global route is used.
+    /// Destination GID of a global route.
     pub gid: Option<[u8; 16]>,
 }
 
-/// A change of a queue pair: the attributes that are set, as `ibv_modify_qp`'s mask says.
+/// A change of a queue pair: the attributes that the mask of `ibv_modify_qp` selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpChange {
-    /// State to go to.
+    /// New state.
     pub state: Option<QpState>,
-    /// State that the caller believes it is in.
+    /// State that the caller expects it to be in.
     pub current: Option<QpState>,
-    /// Partition key index: only 0 is there.
+    /// Partition key index; only 0 exists.
     pub pkey_index: Option<u16>,
-    /// Port: only 1 is there.
+    /// Port; only 1 exists.
     pub port: Option<u8>,
     /// Rights of the remote side.
     pub access: Option<Access>,
-    /// Where packets go.
+    /// Destination of its packets.
     pub address: Option<Address>,
     /// Path MTU code, 1 to 5.
     pub path_mtu: Option<i32>,
@@ -206,18 +277,18 @@ pub struct QpChange {
     pub timeout: Option<u8>,
     /// Transport retries.
     pub retry_cnt: Option<u8>,
-    /// RNR retries; 7 for ever.
+    /// RNR retries; 7 means without limit.
     pub rnr_retry: Option<u8>,
     /// Q_Key of datagrams.
     pub qkey: Option<u32>,
     /// Path migration state: accepted and without effect.
     pub path_migration: bool,
-    /// An alternate path is given: refused.
+    /// An alternate path, which the card refuses.
     pub alternate_path: bool,
 }
 
-/// Attributes that a queue pair has now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Attributes of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpAttributes {
     /// State.
@@ -230,7 +301,7 @@ pub struct QpAttributes {
     pub qkey: u32,
     /// Rights of the remote side.
     pub access: Access,
-    /// Where packets go.
+    /// Destination of its packets.
     pub address: Address,
     /// Path MTU code.
     pub path_mtu: i32,
@@ -252,29 +323,6 @@ pub struct QpAttributes {
     pub retry_cnt: u8,
     /// RNR retries.
     pub rnr_retry: u8,
-}
-
-impl Default for QpAttributes {
-    fn default() -> Self {
-        QpAttributes {
-            state: QpState::Reset,
-            pkey_index: 0,
-            port: 0,
-            qkey: 0,
-            access: Access::empty(),
-            address: Address::default(),
-            path_mtu: 0,
-            dest_qpn: 0,
-            rq_psn: 0,
-            sq_psn: 0,
-            max_rd_atomic: 0,
-            max_dest_rd_atomic: 0,
-            min_rnr_timer: 0,
-            timeout: 0,
-            retry_cnt: 0,
-            rnr_retry: 0,
-        }
-    }
 }
 
 /// Local ACK timeout of a code: 4.096 µs * 2^code, none for 0 (IB specification, 9.7.6.1.3).

@@ -1,59 +1,152 @@
-//! What a queue pair needs of the card while it works.
+//! What all queue pairs of a card share: memory regions, completion queues, reports, buffers.
 
-use super::cq::{Cq, Fires};
-use super::error::{Diagnostic, Diagnostics, Event};
-use super::gather::Gather;
-use super::held::Late;
-use super::link::Port;
-use super::region::Regions;
-use crate::fabric::MAX_PAYLOAD;
-use crate::faults::{Direction, Faults, PacketKind};
+use super::config::Access;
+use super::delayed::DelayedCompletions;
+use super::diagnostic::{Diagnostic, Diagnostics};
+use super::event::Event;
+use super::memory::copy::{self, Place};
+use super::memory::gather::Gather;
+use super::memory::region::{Refusal, Regions};
+use super::port::Port;
+use super::queue::cq::{Cq, Fires};
+use super::queue::wqe::each_piece;
+use crate::fabric::Part;
+use crate::faults::{Direction, Faults};
+use crate::packet::PacketKind;
+use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
-use gdsync_sys::prm::wqe::Opcode;
+use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Bytes of a packet's payload. A software card's packets are larger than any path MTU; nobody sees them.
-pub(super) const MTU: u32 = MAX_PAYLOAD as u32;
+/// Field of a diagnostic about a peer-memory client that failed.
+pub(crate) const PEER_MEMORY: &str = "peer memory";
 
-/// The rest of the card, borrowed for one step.
-pub(super) struct Context<'a> {
-    pub(super) now: Instant,
-    pub(super) port: Port,
-    pub(super) regions: &'a Regions,
-    pub(super) cqs: &'a mut HashMap<u32, Cq>,
-    pub(super) events: &'a mut Vec<Event>,
-    pub(super) diagnostics: &'a mut Diagnostics,
-    /// Payload of the packet being made.
-    pub(super) payload: &'a mut Gather,
-    /// Where payload is collected on its way to peer memory.
-    pub(super) bounce: &'a mut Vec<u8>,
-    pub(super) faults: &'a Faults,
-    /// Completion entries that faults hold back.
-    pub(super) late: &'a mut Late,
+/// The shared objects of a card.
+pub(crate) struct Resources {
+    pub(crate) port: Port,
+    pub(crate) regions: Regions,
+    pub(crate) cqs: HashMap<u32, Cq>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) diagnostics: Diagnostics,
+    /// Payload of the packet that is being made.
+    pub(crate) payload: Gather,
+    /// Buffer that collects payload on its way to peer memory.
+    bounce: Vec<u8>,
+    pub(crate) faults: Faults,
+    /// Completion entries that faults delay.
+    pub(crate) delayed: DelayedCompletions,
+}
+
+impl Resources {
+    pub(crate) fn new(port: Port, faults: Faults) -> Self {
+        Resources {
+            port,
+            regions: Regions::with(faults.clone()),
+            cqs: HashMap::new(),
+            events: Vec::new(),
+            diagnostics: Diagnostics::default(),
+            payload: Gather::default(),
+            bounce: Vec::new(),
+            faults,
+            delayed: DelayedCompletions::default(),
+        }
+    }
+
+    /// Borrows the resources for one step.
+    #[inline]
+    pub(crate) fn context(&mut self, now: Instant) -> Context<'_> {
+        Context {
+            now,
+            port: self.port,
+            regions: &self.regions,
+            cqs: &mut self.cqs,
+            events: &mut self.events,
+            diagnostics: &mut self.diagnostics,
+            payload: &mut self.payload,
+            bounce: &mut self.bounce,
+            faults: &self.faults,
+            delayed: &mut self.delayed,
+        }
+    }
+}
+
+/// The resources of a card, borrowed for one step of a queue pair.
+pub(crate) struct Context<'a> {
+    pub(crate) now: Instant,
+    pub(crate) port: Port,
+    pub(crate) regions: &'a Regions,
+    cqs: &'a mut HashMap<u32, Cq>,
+    events: &'a mut Vec<Event>,
+    diagnostics: &'a mut Diagnostics,
+    pub(crate) payload: &'a mut Gather,
+    pub(crate) bounce: &'a mut Vec<u8>,
+    pub(crate) faults: &'a Faults,
+    delayed: &'a mut DelayedCompletions,
+}
+
+/// Why payload cannot be copied to a list of segments.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ScatterError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Peer(#[from] PeerFailure),
+}
+
+impl ScatterError {
+    /// The field of its diagnostic: `key` for a segment that is refused.
+    pub(crate) fn field(&self, key: &'static str) -> &'static str {
+        match self {
+            ScatterError::Refused(_) => key,
+            ScatterError::Peer(_) => PEER_MEMORY,
+        }
+    }
 }
 
 impl Context<'_> {
-    pub(super) fn report(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
+    pub(crate) fn report(&mut self, qpn: u32, index: Option<u16>, field: &'static str, message: String) {
         self.diagnostics.report(Diagnostic { qpn: Some(qpn), index, field, message });
     }
 
-    pub(super) fn emit(&mut self, event: Event) {
+    pub(crate) fn emit(&mut self, event: Event) {
         self.events.push(event);
     }
 
-    /// Writes a completion entry, now or, with faults, later. False where the queue has overrun.
-    pub(super) fn complete(&mut self, cqn: u32, cqe: Cqe64) -> bool {
-        let is_late = self.late.holds(cqn);
-        let delay = if self.faults.is_on() { self.lateness(&cqe) } else { None };
-        if !self.cqs.contains_key(&cqn) || delay.is_none() && !is_late {
+    /// Copies payload to the bytes of a list of segments from `offset` on.
+    pub(crate) fn scatter(
+        &mut self,
+        pdn: u32,
+        segments: &[DataSeg],
+        offset: u32,
+        payload: &[Part],
+    ) -> Result<(), ScatterError> {
+        let length: usize = payload.iter().map(|part| part.1).sum();
+        let regions = self.regions;
+        let mut places: Vec<(Place<'_>, usize)> = Vec::new();
+        each_piece(segments, offset, length as u32, |segment, addr, count| {
+            let place = regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
+            places.push((place, count as usize));
+            Ok::<(), Refusal>(())
+        })?;
+        // SAFETY: the parts are the packet's payload, readable while it is handled; the places were
+        // resolved just now to registered memory with local write access, and no region is removed
+        // while the engine is locked. Only `copy` uses the bounce buffer.
+        Ok(unsafe { copy::copy(payload, &places, self.bounce) }?)
+    }
+
+    /// Writes a completion entry, which faults may delay. False if the queue has overrun.
+    pub(crate) fn complete(&mut self, cqn: u32, cqe: Cqe64) -> bool {
+        let waits = self.delayed.holds(cqn);
+        let delay = if self.faults.is_on() { self.completion_delay(&cqe) } else { None };
+        if !self.cqs.contains_key(&cqn) || delay.is_none() && !waits {
             return self.write_completion(cqn, cqe);
         }
-        self.late.push(cqn, self.now + delay.unwrap_or_default(), cqe);
+        self.delayed.push(cqn, self.now + delay.unwrap_or_default(), cqe);
         true
     }
 
-    fn lateness(&self, cqe: &Cqe64) -> Option<Duration> {
+    fn completion_delay(&self, cqe: &Cqe64) -> Option<Duration> {
         let opcode = cqe.opcode().ok()?;
         let direction = match opcode {
             CqeOpcode::Requester | CqeOpcode::RequesterError => Direction::Out,
@@ -65,11 +158,11 @@ impl Context<'_> {
             CqeOpcode::ResponderError => None,
             _ => Some(PacketKind::Send),
         };
-        self.faults.completes_late(direction, cqe.qpn(), kind)
+        self.faults.completion_delay(direction, cqe.qpn(), kind)
     }
 
-    /// Writes a completion entry. False where the queue has overrun.
-    pub(super) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
+    /// Writes a completion entry. False if the queue has overrun.
+    pub(crate) fn write_completion(&mut self, cqn: u32, cqe: Cqe64) -> bool {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return false };
         match cq.write(cqe) {
             Ok(Fires(fires)) => {
@@ -94,7 +187,7 @@ impl Context<'_> {
     }
 }
 
-/// The kind of packets that a work request leads to, where it leads to any.
+/// Kind of the request packets of a work request.
 fn requested(wqe_opcode: u8) -> Option<PacketKind> {
     Some(match Opcode::try_from(wqe_opcode).ok()? {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,

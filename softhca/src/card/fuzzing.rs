@@ -1,16 +1,16 @@
-//! What fuzz targets call: built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
+//! Entry points of fuzz targets, built only for them (`cfg(fuzzing)`, which cargo-fuzz sets).
 
 use super::config::Transport;
-use super::wqe::{Payload, parse};
+use super::queue::wqe::{Payload, parse};
 use gdsync_sys::prm::wqe::{CtrlSeg, SEGMENT};
 use zerocopy::FromBytes;
 
-/// Reads a work request: a byte for the transport, the control segment, and the rest.
+/// Parses a work request: a byte for the transport, the control segment, and the rest.
 pub fn work_request(bytes: &[u8]) {
     let Some((transport, bytes)) = bytes.split_first() else { return };
     let transport = [Transport::Rc, Transport::Uc, Transport::Ud][usize::from(transport % 3)];
     let Ok((ctrl, body)) = CtrlSeg::read_from_prefix(bytes) else { return };
-    // The engine hands over as much as `ds` says.
+    // The engine passes as many bytes as `ds` says.
     let body = &body[..body.len() / SEGMENT * SEGMENT];
     match parse(&ctrl, body, transport) {
         Ok(work) => {
@@ -22,6 +22,6 @@ pub fn work_request(bytes: &[u8]) {
             };
             assert!(parts * SEGMENT <= body.len() && length == u64::from(work.length), "{work:?}");
         }
-        Err(fault) => assert!(!fault.field.is_empty() && !fault.message.is_empty()),
+        Err(error) => assert!(!error.field.is_empty() && !error.message.is_empty()),
     }
 }

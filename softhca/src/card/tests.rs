@@ -1,12 +1,26 @@
-//! The card driven by hand: hand-written work-queue entries, no thread, every step explicit.
+//! The card without its thread: the tests write work-queue entries and step the engine.
 
-use super::*;
+use super::config::{
+    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, Transport,
+};
+use super::device::Card;
+use super::engine::Engine;
+use super::error::CardError;
+use super::event::Event;
+use super::memory::region::RegionError;
+use super::port::LinkLayer;
+use super::transport::deliver::deliver;
+use crate::fabric::Part;
+use crate::packet::Header;
+use crate::testing::until;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64, CqeOpcode, OP_OWN_INVALID, Syndrome};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{
     BASIC_BLOCK, CtrlFlags, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
 };
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod arming;
@@ -31,7 +45,7 @@ pub(super) fn memory(len: usize) -> *mut u8 {
 }
 
 pub(super) fn bytes<'a>(at: *mut u8, len: usize) -> &'a mut [u8] {
-    // SAFETY: tests hand out what `memory` made, one borrow at a time, while no step runs.
+    // SAFETY: tests borrow memory from `memory`, once at a time, while no step runs.
     unsafe { std::slice::from_raw_parts_mut(at, len) }
 }
 
@@ -60,10 +74,10 @@ impl TestCq {
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 
-    /// The next entry, without making room for another.
+    /// The next entry, without consuming it.
     pub(super) fn peek(&self) -> Option<Cqe64> {
         let offset = (self.consumed & (self.entries - 1)) as usize * CQE_SIZE;
-        // The owner first: an engine's thread may be writing the entry.
+        // The word with the owner bit is read first: an engine's thread may be writing the entry.
         let last = word(self.ring.cast(), (offset + 60) / 4).load(Ordering::Acquire).to_ne_bytes()[3];
         let owner = (self.consumed >> self.entries.trailing_zeros()) & 1 == 1;
         if (last & 1 == 1) != owner || last >> 4 == CqeOpcode::Invalid as u8 {
@@ -80,6 +94,11 @@ impl TestCq {
         self.consumed += 1;
         word(self.dbrec, 0).store(doorbell::ci_record(self.consumed), Ordering::Release);
         Some(cqe)
+    }
+
+    /// The next entry, written by the thread of a card.
+    pub(super) fn wait(&mut self) -> Cqe64 {
+        until("a completion", || self.poll())
     }
 }
 
@@ -111,7 +130,7 @@ impl TestQp {
         TestQp::with(card, pdn, sizes, |_| {})
     }
 
-    /// One that is not as usual: `change` says how.
+    /// A queue pair with a configuration that `change` has changed.
     pub(super) fn with(card: &Card, pdn: u32, sizes: &Sizes, change: impl FnOnce(&mut QpConfig)) -> Self {
         let cq = TestCq::new(card, sizes.cqes);
         let uar = card.alloc_uar(&[0x800]).unwrap();
@@ -139,7 +158,7 @@ impl TestQp {
         TestQp { qpn, cq, sq, blocks, rq, entries, stride, dbrec, page: uar.page, head: 0, received: 0 }
     }
 
-    /// Brings it to RTS with a peer.
+    /// Connects it to a peer, and moves it to RTS.
     pub(super) fn connect(&self, card: &Card, peer: u32, dlid: u16, with: QpChange) {
         let init = QpChange {
             state: Some(QpState::Init),
@@ -172,7 +191,8 @@ impl TestQp {
         card.modify_qp(self.qpn, &rts).unwrap();
     }
 
-    /// Writes bytes into the send ring from the head on, without moving it. Returns how many blocks they take.
+    /// Writes bytes to the send ring from the head on, without moving the head. Returns the number
+    /// of blocks.
     pub(super) fn write(&self, wqe: &[u8]) -> u32 {
         for (i, piece) in wqe.chunks(BASIC_BLOCK).enumerate() {
             let block = (self.head + i as u32) & (self.blocks - 1);
@@ -182,7 +202,7 @@ impl TestQp {
         wqe.len().div_ceil(BASIC_BLOCK) as u32
     }
 
-    /// The bytes of a work-queue entry for the head of the ring.
+    /// The bytes of a work-queue entry at the head of the ring.
     pub(super) fn wqe(&self, opcode: Opcode, segments: &[&[u8]], flags: CtrlFlags, imm: [u8; 4]) -> Vec<u8> {
         let body = segments.concat();
         let ds = (SEGMENT + body.len()).div_ceil(SEGMENT) as u8;
@@ -191,7 +211,7 @@ impl TestQp {
         wqe
     }
 
-    /// Announces what is in the ring up to the head, and rings.
+    /// Announces the entries up to the head, and rings.
     pub(super) fn ring(&self, first_of_last: u32) {
         word(self.dbrec, doorbell::DBR_SEND).store(doorbell::record(self.head), Ordering::Release);
         let block = (first_of_last & (self.blocks - 1)) as usize * BASIC_BLOCK;
@@ -200,7 +220,7 @@ impl TestQp {
     }
 
     pub(super) fn store_doorbell(&self, value: u64) {
-        // SAFETY: a register of our own page, which is mapped as long as the UAR is there.
+        // SAFETY: a register of our own page, which is mapped as long as the UAR exists.
         unsafe { AtomicU64::from_ptr(self.page.add(0x800).cast()) }.store(value, Ordering::Release);
     }
 
@@ -232,7 +252,7 @@ fn recv_stride(segments: u32) -> u32 {
     gdsync_sys::prm::recv::stride(segments)
 }
 
-/// Two queue pairs of one card that are connected to each other, and two regions.
+/// Two queue pairs of one card, connected to each other, and two regions.
 pub(super) struct Pair {
     pub(super) card: Card,
     pub(super) pdn: u32,
@@ -252,8 +272,9 @@ pub(super) struct Region {
 impl Region {
     pub(super) fn new(card: &Card, pdn: u32, len: usize, access: Access) -> Self {
         let at = memory(len);
+        let config = RegionConfig::new(pdn, at as u64, len as u64, access);
         // SAFETY: the memory is never freed.
-        let key = unsafe { card.register_memory(pdn, at as u64, len as u64, access) }.unwrap();
+        let key = unsafe { card.register_memory(&config) }.unwrap();
         Region { at, len, key }
     }
 
@@ -317,6 +338,14 @@ impl Pair {
     }
 }
 
+/// Delivers a packet as if the card had sent it to itself. Returns the queue pair that it
+/// concerned.
+pub(super) fn inject(engine: &mut Engine, header: &Header, payload: &[Part]) -> Option<u32> {
+    let node = engine.resources.port.node();
+    engine.with_qps(|qps, context| deliver(qps, node, header, payload, context))
+}
+
+/// Steps a card until it has nothing to do.
 pub(super) fn run(card: &Card) {
     let mut engine = card.shared.engine.lock();
     for _ in 0..1_000_000 {
@@ -328,7 +357,7 @@ pub(super) fn run(card: &Card) {
     panic!("the card does not come to rest");
 }
 
-/// A requester's completion of success: opcode and counter.
+/// Opcode and counter of a requester's successful completion.
 pub(super) fn success(cqe: Option<Cqe64>) -> (u8, u16) {
     let cqe = cqe.expect("a completion");
     assert_eq!(cqe.opcode(), Ok(CqeOpcode::Requester), "{cqe}");

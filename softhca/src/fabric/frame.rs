@@ -1,20 +1,23 @@
-//! Packets in a stream of bytes: lengths, header, payload. Pure, and strict: what comes from another host is not trusted.
+//! Packets in a stream of bytes: lengths, header, payload. The parser has no side effects and
+//! checks everything, as it reads what another host sent.
 //!
-//! A stream begins with a greeting, which names its version and who sends. A frame is 8 bytes (header length, zero, payload
-//! length; big endian, 2 + 2 + 4), then header and payload, without padding.
+//! A stream begins with a greeting, which names the protocol's version and the sending node. A
+//! frame is 8 bytes (header length, zero, payload length; big endian, 2 + 2 + 4), then header and
+//! payload, without padding.
 
-use super::{MAX_HEADER, MAX_PAYLOAD, Node};
+use super::node::Node;
+use super::packet::{MAX_HEADER, MAX_PAYLOAD};
 
 /// First bytes of a stream.
 const MAGIC: [u8; 8] = *b"gdstcp\x00\x01";
-/// Bytes of the greeting: those, and the node, big endian.
+/// Bytes of the greeting: the magic, and the node in big endian.
 pub(super) const GREETING_BYTES: usize = MAGIC.len() + 4;
 /// Bytes before a packet's header.
 pub(super) const LENGTHS: usize = 8;
 /// Bytes of the longest frame.
 pub(super) const MAX_FRAME: usize = LENGTHS + MAX_HEADER + MAX_PAYLOAD;
 
-/// What a stream begins with.
+/// The first bytes of a stream.
 pub(super) fn greeting(node: Node) -> [u8; GREETING_BYTES] {
     let mut bytes = [0; GREETING_BYTES];
     bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -22,11 +25,11 @@ pub(super) fn greeting(node: Node) -> [u8; GREETING_BYTES] {
     bytes
 }
 
-/// Bytes that make no sense.
+/// Bytes that violate the format, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
-/// The node that a greeting names; `None` where it is not complete yet.
+/// The node that a greeting names; `None` while the greeting is incomplete.
 pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Node>, Malformed> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
@@ -36,7 +39,7 @@ pub(super) fn parse_greeting(bytes: &[u8]) -> Result<Option<Node>, Malformed> {
     Ok(node.map(Node::from_be_bytes))
 }
 
-/// The 8 bytes before a header; `None` where the packet is too long for a frame.
+/// The 8 bytes before a header; `None` if the packet is too long for a frame.
 pub(super) fn lengths(header: usize, payload: usize) -> Option<[u8; LENGTHS]> {
     if header > MAX_HEADER || payload > MAX_PAYLOAD {
         return None;
@@ -55,13 +58,13 @@ pub(super) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Bytes that it takes.
+    /// Bytes of the frame.
     pub(super) fn len(&self) -> usize {
         LENGTHS + self.header.len() + self.payload.len()
     }
 }
 
-/// The first packet of the bytes; `None` where it is not complete yet.
+/// The first packet of the bytes; `None` while it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<Frame<'_>>, Malformed> {
     let Some((lengths, rest)) = bytes.split_first_chunk::<LENGTHS>() else { return Ok(None) };
     let [h0, h1, z0, z1, p0, p1, p2, p3] = *lengths;
@@ -127,7 +130,7 @@ mod tests {
                 rest = &rest[found.len()..];
             }
             prop_assert_eq!(&seen, &packets);
-            // A part of a stream is never an error, and never more than was there.
+            // A prefix of a stream is never an error, and the frames found lie inside it.
             let mut part = &stream[..cut.index(stream.len())];
             while let Some(found) = parse(part).unwrap() {
                 part = &part[found.len()..];

@@ -1,12 +1,13 @@
-//! Which addresses the cards of this process may have, when they speak to other hosts.
+//! The addresses that cards of this process may have on the fabric of several hosts.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// Environment variable with the IPv4 addresses, `ADDRESS[:PORT]` with `,` between them, that cards of this process may have: each
-/// takes the first that is free, and speaks TCP. Without it cards speak to others of their host only.
+/// Environment variable with the IPv4 addresses that cards of this process may have:
+/// `ADDRESS[:PORT]`, separated by `,`. Each card takes the first that is free, and speaks TCP.
+/// Without the variable, cards reach only others of their host.
 pub const LISTEN_VARIABLE: &str = "SOFTHCA_LISTEN";
-/// The TCP port without another: the number that RoCE v2 has among the ports of UDP. Cards that are to find each other use one
-/// port.
+/// TCP port of an address without one: the number of RoCE v2 among the ports of UDP. Cards that
+/// communicate use the same port.
 pub const DEFAULT_PORT: u16 = 4791;
 
 /// Whether the environment asks for TCP.
@@ -14,10 +15,10 @@ pub fn is_tcp() -> bool {
     std::env::var_os(LISTEN_VARIABLE).is_some_and(|value| !value.is_empty())
 }
 
-/// What [`LISTEN_VARIABLE`] says; empty where it is not set.
+/// The addresses in [`LISTEN_VARIABLE`]; empty if it is not set.
 ///
 /// # Errors
-/// In words: what is wrong with which address.
+/// The address that is wrong, and why.
 pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, String> {
     match std::env::var_os(LISTEN_VARIABLE).filter(|value| !value.is_empty()) {
         Some(value) => parse(&value.to_string_lossy()),
@@ -46,7 +47,7 @@ fn one(text: &str) -> Result<SocketAddrV4, String> {
     Ok(address)
 }
 
-/// Whether packets to that address go to one host. Those of 0.0.0.0/8 are nobody's.
+/// Whether packets to that address reach exactly one host. No host has an address of 0.0.0.0/8.
 fn is_of_one_host(address: Ipv4Addr) -> bool {
     address.octets()[0] != 0 && !address.is_multicast() && !address.is_broadcast()
 }

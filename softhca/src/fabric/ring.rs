@@ -1,25 +1,23 @@
 //! A ring of packets in memory that two processes share: one producer, one consumer.
 //!
-//! Two indices count bytes for ever; their difference is what is in the ring. The producer writes a record and then
-//! publishes `tail` (release); the consumer reads `tail` (acquire), so that it sees the record, and then publishes `head`
-//! (release) when it has finished with the bytes; the producer reads `head` (acquire) before it writes over them.
+//! Two indices count bytes without wrapping at the ring's size; their difference is the number of
+//! bytes in the ring. The producer writes a record and then publishes `tail` (release). The
+//! consumer reads `tail` (acquire), so it sees the record, and publishes `head` (release) when it
+//! has finished with the bytes. The producer reads `head` (acquire) before it overwrites them.
 //!
-//! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the sleeper stores its flag,
-//! fences (SeqCst) and looks at the index again; the other side stores the index, fences (SeqCst) and looks at the flag. In
-//! every interleaving at least one of the two sees the other's store: the sleeper does not sleep, or it is woken.
+//! Each side may *announce* that it sleeps. Dekker's argument keeps wake-ups from being lost: the
+//! sleeper stores its flag, fences (SeqCst) and loads the index again; the other side stores the
+//! index, fences (SeqCst) and loads the flag. In every interleaving at least one of the two sees
+//! the other's store: either the sleeper does not sleep, or the other side wakes it.
 //!
-//! The other process may be broken or hostile: every number read from the ring is checked before it is used, and a ring
-//! whose numbers make no sense is given up.
+//! The other process may be broken or hostile: every number read from the ring is checked before it
+//! is used, and a ring with an impossible number is closed.
 
-use super::sys::SharedMemory;
+use super::packet::{MAX_HEADER, MAX_PAYLOAD, Part};
+use crate::os::memory::SharedMemory;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Longest header of a packet in bytes.
-pub const MAX_HEADER: usize = 64;
-/// Longest payload of a packet in bytes.
-pub const MAX_PAYLOAD: usize = 64 * 1024;
-
-/// Bytes of a ring's data; a power of two. Several packets, but little enough to stay in a cache.
+/// Bytes of a ring's data; a power of two. It holds several packets and still fits a cache.
 const CAPACITY: usize = 1 << 20;
 /// Bytes before the data: indices and flags, each on a cache line of its own.
 const CONTROL: usize = 4096;
@@ -41,8 +39,9 @@ struct Shared {
 
 impl Shared {
     fn word64(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `memory` maps `RING_BYTES` (its constructors check that), page-aligned; control offsets are multiples of
-        // 8 inside it; the other process changes the word, which an atomic tolerates.
+        // SAFETY: `memory` maps `RING_BYTES` (its constructors check that), page-aligned; control
+        // offsets are multiples of 8 inside it; the other process changes the word, which an atomic
+        // tolerates.
         unsafe { AtomicU64::from_ptr(self.memory.base().add(offset).cast()) }
     }
 
@@ -63,9 +62,9 @@ impl Shared {
 /// Why a packet was not put into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
-    /// No room now; the consumer will say when there is.
+    /// No room now; the consumer wakes the producer when there is.
     Full,
-    /// The consumer's index makes no sense.
+    /// The consumer's index is impossible.
     Corrupt,
 }
 
@@ -75,7 +74,7 @@ pub(super) struct Producer {
     tail: u64,
 }
 
-/// What a successful push asks of the caller.
+/// Whether the caller must wake the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MustWake(pub(super) bool);
 
@@ -90,13 +89,9 @@ impl Producer {
     /// Puts a packet into the ring.
     ///
     /// # Safety
-    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes. `header` is at most
-    /// [`MAX_HEADER`] bytes (checked).
-    pub(super) unsafe fn push(
-        &mut self,
-        header: &[u8],
-        payload: &[(*const u8, usize)],
-    ) -> Result<MustWake, PushError> {
+    /// Each payload part is readable memory; together they are at most [`MAX_PAYLOAD`] bytes.
+    /// `header` is at most [`MAX_HEADER`] bytes (checked).
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<MustWake, PushError> {
         let length: usize = payload.iter().map(|part| part.1).sum();
         let need = self.reserve(header.len(), length)?;
         let mut at = self.tail;
@@ -118,7 +113,8 @@ impl Producer {
         Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
     }
 
-    /// Looks for room for a packet, and says how many bytes it takes. [`PushError::Full`] is announced to the consumer.
+    /// Checks that a packet has room, and returns how many bytes it takes. With
+    /// [`PushError::Full`], the producer is announced as waiting for room.
     pub(super) fn reserve(&self, header: usize, payload: usize) -> Result<usize, PushError> {
         if header > MAX_HEADER || payload > MAX_PAYLOAD {
             return Err(PushError::Corrupt);
@@ -144,7 +140,8 @@ impl Producer {
     /// `bytes..bytes + count` is readable, and the ring has room at `at`.
     unsafe fn copy_in(&self, at: u64, bytes: *const u8, count: usize) {
         let [(first, first_len), (second, second_len)] = self.shared.parts(at, count);
-        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before `tail` covers them.
+        // SAFETY: the parts lie inside the ring's data; the consumer does not read them before
+        // `tail` covers them.
         unsafe {
             first.copy_from_nonoverlapping(bytes, first_len);
             second.copy_from_nonoverlapping(bytes.add(first_len), second_len);
@@ -160,10 +157,10 @@ fn record_bytes(header: usize, payload: usize) -> usize {
 /// A packet in the ring, valid until the consumer moves on.
 pub(super) struct Packet<'a> {
     pub(super) header: &'a [u8],
-    pub(super) payload: [(*const u8, usize); 2],
+    pub(super) payload: [Part; 2],
 }
 
-/// The other side's numbers make no sense.
+/// The other side wrote an impossible number.
 #[derive(Debug)]
 pub(super) struct Corrupt(pub(super) &'static str);
 
@@ -187,7 +184,8 @@ impl Consumer {
         self.shared.word64(AT_TAIL).load(Ordering::Acquire) == self.head
     }
 
-    /// Hands the next packet to `take`. `None` where there is none; else whether the producer waits for room.
+    /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits
+    /// for room.
     pub(super) fn pop(&mut self, take: impl FnOnce(Packet<'_>)) -> Result<Option<MustWake>, Corrupt> {
         let tail = self.shared.word64(AT_TAIL).load(Ordering::Acquire);
         let used = tail.wrapping_sub(self.head);
@@ -199,7 +197,8 @@ impl Consumer {
         }
         // Every position is a multiple of 8, so the two lengths never wrap.
         let [(lengths, _), _] = self.shared.parts(self.head, 8);
-        // SAFETY: 8 readable bytes inside the ring, aligned; the producer may change them, which a volatile read tolerates.
+        // SAFETY: 8 readable bytes inside the ring, aligned; the producer may change them, which a
+        // volatile read tolerates.
         let lengths = unsafe { lengths.cast::<u64>().read_volatile() };
         let (header_len, payload_len) = ((lengths >> 32) as usize, lengths as u32 as usize);
         if header_len > MAX_HEADER || payload_len > MAX_PAYLOAD {
@@ -209,7 +208,7 @@ impl Consumer {
         if bytes as u64 > used {
             return Err(Corrupt("a packet is incomplete"));
         }
-        // The header is copied out, so that it cannot change between check and use.
+        // The header is copied, so that it cannot change between check and use.
         let mut header = [0u8; MAX_HEADER];
         let [(first, first_len), (second, second_len)] = self.shared.parts(self.head + 8, header_len);
         // SAFETY: both parts lie inside the ring, and `header` has room for `MAX_HEADER` bytes.
@@ -226,14 +225,14 @@ impl Consumer {
         self.shared.word64(AT_HEAD).store(self.head, Ordering::Release);
         fence(Ordering::SeqCst);
         let waits = self.shared.word32(AT_PRODUCER_SLEEPS);
-        // Not for every little room: half a ring is worth a wake-up.
+        // Half a ring of room is worth a wake-up; less is not.
         let room = CAPACITY as u64 - tail.wrapping_sub(self.head) >= CAPACITY as u64 / 2;
         Ok(Some(MustWake(
             room && waits.load(Ordering::Relaxed) != 0 && waits.swap(0, Ordering::Relaxed) != 0,
         )))
     }
 
-    /// Announces sleep. False where a packet is there: then the announcement is taken back.
+    /// Announces sleep. If a packet is waiting, withdraws the announcement and returns false.
     pub(super) fn announce_sleep(&self) -> bool {
         self.shared.word32(AT_CONSUMER_SLEEPS).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

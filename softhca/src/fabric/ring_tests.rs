@@ -9,14 +9,15 @@ fn pair() -> (Producer, Consumer) {
 
 fn push(producer: &mut Producer, header: &[u8], payload: &[u8]) -> Result<MustWake, PushError> {
     let (first, second) = payload.split_at(payload.len() / 3);
-    // SAFETY: two slices that live through the call.
+    // SAFETY: two slices that outlive the call.
     unsafe { producer.push(header, &[(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]) }
 }
 
 fn pop(consumer: &mut Consumer) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut taken = None;
     let got = consumer.pop(|packet| {
-        // SAFETY: the parts are valid while the packet is handled; the producer does not write meanwhile.
+        // SAFETY: the parts are valid while the packet is handled; the producer does not write
+        // meanwhile.
         let part = |(at, len): (*const u8, usize)| unsafe { std::slice::from_raw_parts(at, len) };
         let payload = packet.payload.map(|piece| if piece.1 == 0 { &[][..] } else { part(piece) }).concat();
         taken = Some((packet.header.to_vec(), payload));

@@ -1,29 +1,19 @@
-use super::super::MAX_PAYLOAD;
+use super::super::packet::MAX_PAYLOAD;
 use super::*;
+use crate::testing::until;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
-    // SAFETY: a slice that lives through the call.
+    // SAFETY: a slice that outlives the call.
     unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
 }
 
-/// Packets that are there now: source and header.
+/// Packets that have arrived: source and header.
 fn take(fabric: &mut Shared) -> Vec<(u16, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, |lid, header, _| taken.push((lid, header.to_vec())));
     taken
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]
@@ -35,7 +25,7 @@ fn lids_are_unique_and_free_again() {
     assert_eq!(lids.len(), 64);
     drop(fabrics);
     let mut other = Shared::bind().unwrap();
-    // Few of all that there are: hardly another test has taken one of them.
+    // 16 of about 49,000 LIDs: it is unlikely that another test has taken one of them since.
     for &lid in &lids[..16] {
         assert_eq!(send(&mut other, lid, b"x", b""), SendOutcome::Unreachable, "{lid}");
     }
@@ -66,7 +56,7 @@ fn packets_go_both_ways_in_order() {
     }
     let mut back = 0;
     until("the way back", || {
-        // Other tests may send to a number that was somebody else's before.
+        // Other tests may still send to a former owner of this LID.
         back += take(&mut a).iter().filter(|(lid, _)| *lid == b.lid()).count();
         (back == 334).then_some(())
     });
@@ -149,10 +139,11 @@ fn sleepers_are_woken_by_packets_and_by_threads() {
     b.finish_sleep();
 }
 
-/// What the child says when it has sent everything.
+/// Line that the child prints when it has sent everything.
 const ALL_SENT: &str = "all packets are sent";
 
-/// Run by `a_killed_process_is_noticed` in a process of its own: sends three packets, and waits to be killed.
+/// Run by `a_killed_process_is_noticed_and_what_it_sent_still_arrives` in a process of its own:
+/// sends three packets, and waits to be killed.
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
@@ -204,17 +195,17 @@ fn take_one(fabric: &mut Shared) -> Option<u16> {
 #[test]
 fn strangers_are_refused() {
     let mut fabric = Shared::bind().unwrap();
-    let stranger = sys::connect(&name_of(fabric.lid())).unwrap();
+    let stranger = socket::connect_unix(&name_of(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
         take(&mut fabric);
-        (!sys::drain(stranger.as_fd())).then_some(())
+        (!crate::os::wait::drain(stranger.as_fd())).then_some(())
     });
     assert!(fabric.incoming.iter().flatten().next().is_none());
 }
 
 #[test]
-fn nobody_is_at_impossible_addresses() {
+fn no_card_is_at_impossible_addresses() {
     let mut fabric = Shared::bind().unwrap();
     for lid in [0, 0xc000, 0xffff, fabric.lid()] {
         assert_eq!(send(&mut fabric, lid, b"", b""), SendOutcome::Unreachable);

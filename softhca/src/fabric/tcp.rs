@@ -1,33 +1,34 @@
 //! The fabric of several hosts: TCP connections between cards that know each other by IPv4 address.
 //!
-//! Every card listens at an address of its own; what it sends to a peer goes through one connection, which it makes from that
-//! address when it is first needed. So a link carries packets one way, and the peer knows their source without trusting a
-//! word. A connection that ends is a peer that is gone.
+//! Every card listens at an address of its own. It sends to a peer through one connection, which it
+//! makes from that address for the first packet. So a link carries packets one way, and the kernel
+//! vouches for their source. The end of a connection means that the peer has ended.
 //!
-//! There is no authentication, as there is none in RDMA: whoever can reach the port can send packets, which queue pairs take from
-//! their peer's address only. It is for networks whose hosts trust each other.
+//! There is no authentication, as there is none in RDMA: any process that reaches the port can send
+//! packets. Queue pairs accept them from their peer's address only. Use it on networks whose hosts
+//! trust each other.
 
+use super::error::FabricError;
 use super::listen;
+use super::node::{Node, node_of_address};
+use super::packet::{Part, SendOutcome};
+use super::peers::{LISTENER, OUTGOING, Peers, free_slot};
 use super::sleeper::Sleeper;
 use super::tcp_link::{Incoming, Outgoing, PushError};
-use super::{FORGET_DEAD_AFTER, FabricError, LISTENER, Node, OUTGOING, SendOutcome, node_of_address};
-use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
 
-/// Most links that others may have to one card: each takes some memory.
+/// Most incoming links of a card. Each takes a receive buffer.
 const MAX_INCOMING: usize = 1024;
 
+/// A card's access to the fabric. Used by one thread at a time.
 pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
-    outgoing: HashMap<Node, Outgoing>,
+    outgoing: Peers<Node, Outgoing>,
     incoming: Vec<Option<Incoming>>,
-    /// Nodes that do not answer, and since when.
-    dead: HashMap<Node, Instant>,
     sleeper: Arc<Sleeper>,
 }
 
@@ -44,9 +45,8 @@ impl Tcp {
                     return Ok(Tcp {
                         address,
                         listener,
-                        outgoing: HashMap::new(),
+                        outgoing: Peers::new(),
                         incoming: Vec::new(),
-                        dead: HashMap::new(),
                         sleeper,
                     });
                 }
@@ -67,94 +67,66 @@ impl Tcp {
 
     /// # Safety
     /// As [`super::Fabric::try_send`].
-    pub(super) unsafe fn try_send(
-        &mut self,
-        node: Node,
-        header: &[u8],
-        payload: &[(*const u8, usize)],
-    ) -> SendOutcome {
-        if !self.outgoing.contains_key(&node) && !self.connect(node) {
+    pub(super) unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+        if !self.outgoing.links.contains_key(&node) && !self.connect(node) {
             return SendOutcome::Unreachable;
         }
-        let Some(link) = self.outgoing.get_mut(&node) else { return SendOutcome::Unreachable };
+        let Some(link) = self.outgoing.links.get_mut(&node) else { return SendOutcome::Unreachable };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
             Ok(()) => SendOutcome::Sent,
             Err(PushError::Full) => SendOutcome::Full,
             Err(PushError::Broken) => {
-                self.forget(node);
+                self.outgoing.mark_dead(node);
                 SendOutcome::Unreachable
             }
         }
     }
 
     pub(super) fn is_full(&self, node: Node) -> bool {
-        self.outgoing.get(&node).is_some_and(Outgoing::is_full)
+        self.outgoing.links.get(&node).is_some_and(Outgoing::is_full)
     }
 
     pub(super) fn is_alive(&mut self, node: Node) -> bool {
-        match self.outgoing.get(&node) {
-            Some(link) if link.is_closed() => {
-                self.forget(node);
-                false
-            }
-            Some(_) => true,
-            None => !self.is_dead(node),
-        }
+        self.outgoing.is_alive(node, Outgoing::is_closed)
     }
 
-    fn is_dead(&mut self, node: Node) -> bool {
-        if self.dead.get(&node).is_some_and(|since| since.elapsed() > FORGET_DEAD_AFTER) {
-            self.dead.remove(&node);
-        }
-        self.dead.contains_key(&node)
-    }
-
-    fn forget(&mut self, node: Node) {
-        self.outgoing.remove(&node);
-        self.dead.insert(node, Instant::now());
-    }
-
-    /// Begins a connection. False where nobody can be there.
+    /// Starts to connect. False if no card can be at that node.
     fn connect(&mut self, node: Node) -> bool {
         let address = Ipv4Addr::from(node);
         let own = node_of_address(self.address());
-        if node_of_address(address) == 0 || node == own || self.is_dead(node) {
+        if node_of_address(address) == 0 || node == own || self.outgoing.is_dead(node) {
             return false;
         }
         let peer = SocketAddrV4::new(address, self.address.port());
-        let begun = Outgoing::connect(self.address, peer, own).and_then(|link| {
+        let connecting = Outgoing::connect(self.address, peer, own).and_then(|link| {
             self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
             Ok(link)
         });
-        match begun {
+        match connecting {
             Ok(link) => {
-                self.outgoing.insert(node, link);
+                self.outgoing.links.insert(node, link);
                 true
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "no card can be reached");
-                self.dead.insert(node, Instant::now());
+                self.outgoing.mark_dead(node);
                 false
             }
         }
     }
 
-    pub(super) fn poll(
-        &mut self,
-        budget: usize,
-        mut take: impl FnMut(Node, &[u8], [(*const u8, usize); 2]),
-    ) -> usize {
-        self.look_at_sockets();
+    pub(super) fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
+        self.poll_sockets();
         let mut taken = 0;
         for place in &mut self.incoming {
             let Some(link) = place else { continue };
-            // Fair between links: none gets more than its share of a call.
+            // Fairness: no link delivers more than 16 packets in one call.
             match link.poll((budget - taken).min(16), &mut take) {
                 Ok(count) => {
                     taken += count;
                     if link.is_finished() {
-                        tracing::debug!(node = link.source(), "a peer is gone");
+                        tracing::debug!(node = link.source(), "the process of a peer has ended");
                         *place = None;
                     }
                 }
@@ -172,7 +144,7 @@ impl Tcp {
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
         self.sleeper.announce();
-        // What is on the sockets ends the sleep by itself.
+        // Data on a socket ends the sleep by itself.
         let empty = !self.incoming.iter().flatten().any(Incoming::has_packet);
         if !empty {
             self.finish_sleep();
@@ -184,14 +156,14 @@ impl Tcp {
         self.sleeper.woke();
     }
 
-    fn look_at_sockets(&mut self) {
+    fn poll_sockets(&mut self) {
         for key in self.sleeper.epoll.ready() {
             match key {
                 LISTENER => self.accept(),
                 key if key & OUTGOING != 0 => {
                     let node = key as Node;
-                    if self.outgoing.get_mut(&node).is_some_and(|link| !link.look()) {
-                        self.forget(node);
+                    if self.outgoing.links.get_mut(&node).is_some_and(|link| !link.handle_socket()) {
+                        self.outgoing.mark_dead(node);
                     }
                 }
                 key => {
@@ -219,28 +191,19 @@ impl Tcp {
                     return;
                 }
             };
-            let index = self.incoming.iter().position(Option::is_none).unwrap_or(self.incoming.len());
-            if index >= MAX_INCOMING {
-                tracing::warn!(%from, "{MAX_INCOMING} links are here, which is the limit: one more is refused");
+            if self.incoming.iter().flatten().count() >= MAX_INCOMING {
+                tracing::warn!(%from, "{MAX_INCOMING} links exist, which is the limit: another is refused");
                 continue;
             }
+            let index = free_slot(&mut self.incoming);
             let link = Incoming::new(socket, from).and_then(|link| {
                 self.sleeper.epoll.watch(link.as_fd(), index as u64)?;
                 Ok(link)
             });
             match link {
-                Ok(link) => {
-                    if index == self.incoming.len() {
-                        self.incoming.push(None);
-                    }
-                    self.incoming[index] = Some(link);
-                }
+                Ok(link) => self.incoming[index] = Some(link),
                 Err(error) => tracing::warn!(%from, %error, "a link is refused"),
             }
         }
     }
 }
-
-#[cfg(test)]
-#[path = "tcp_tests.rs"]
-mod tests;

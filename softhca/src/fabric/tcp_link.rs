@@ -1,66 +1,64 @@
 //! One-way links between two cards over TCP.
 
-use super::Node;
 use super::frame::{self, GREETING_BYTES, LENGTHS, MAX_FRAME};
-use super::sys;
+use super::node::{Node, node_of_address};
+use super::packet::Part;
+use crate::os::memory::append;
+use crate::os::{socket, wait};
 use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to come about.
+/// Longest time until a connection is established.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// How long data may be on its way without a sign of the other host.
+/// Longest time without an answer of the other host while data is in flight.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a stranger may take to say who it is.
+/// Longest time until a new connection has sent its greeting.
 const GREETING_TIME: Duration = Duration::from_secs(5);
-/// Bytes of what has come and is not taken yet: room for a frame behind another.
+/// Bytes of the receive buffer: several frames.
 const BUFFER: usize = 4 * MAX_FRAME;
 
-/// A packet did not go out.
+/// Why a packet was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PushError {
-    /// No room now: the socket says when there is.
+    /// No room now; epoll reports when there is.
     Full,
-    /// The link is of no use any more.
+    /// The link has ended.
     Broken,
 }
 
 /// The sending end.
 pub(super) struct Outgoing {
     socket: TcpStream,
-    /// What the socket has not taken yet, before anything else may be sent.
+    /// Bytes that the socket has not taken yet. They precede all further ones.
     pending: Vec<u8>,
-    /// Until when the connection must have come about; none once it has.
+    /// Deadline of the connection; `None` once it is established.
     connecting: Option<Instant>,
     closed: bool,
 }
 
 impl Outgoing {
-    /// Begins to connect, from the card's own address: by it the peer knows who sends.
+    /// Starts to connect from the card's own address, by which the peer identifies the card.
     pub(super) fn connect(own: SocketAddrV4, peer: SocketAddrV4, node: Node) -> io::Result<Self> {
-        let socket = sys::connect_tcp(*own.ip(), peer)?;
+        let socket = socket::connect_tcp(*own.ip(), peer)?;
         socket.set_nodelay(true)?;
-        sys::limit_silence(&socket, SILENCE)?;
+        socket::limit_silence(&socket, SILENCE)?;
         let pending = frame::greeting(node).to_vec();
         Ok(Outgoing { socket, pending, connecting: Some(Instant::now() + CONNECT_TIME), closed: false })
     }
 
     /// # Safety
     /// Each payload part is readable memory.
-    pub(super) unsafe fn push(
-        &mut self,
-        header: &[u8],
-        payload: &[(*const u8, usize)],
-    ) -> Result<(), PushError> {
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<(), PushError> {
         let length = payload.iter().map(|part| part.1).sum();
         let lengths = frame::lengths(header.len(), length).ok_or(PushError::Broken)?;
         self.flush()?;
         let mut parts = Vec::with_capacity(payload.len() + 2);
         parts.extend([(lengths.as_ptr(), LENGTHS), (header.as_ptr(), header.len())]);
         parts.extend_from_slice(payload);
-        // SAFETY: the caller's, and two slices that live through the call.
-        let sent = match unsafe { sys::send_parts(self.socket.as_fd(), &parts) } {
+        // SAFETY: the caller's, and two slices that outlive the call.
+        let sent = match unsafe { socket::send_parts(self.socket.as_fd(), &parts) } {
             Ok(sent) => sent,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
             Err(error) => return Err(self.broken(&error)),
@@ -70,20 +68,20 @@ impl Outgoing {
             let from = skip.min(count);
             skip -= from;
             // SAFETY: as above; the range lies in the part.
-            unsafe { sys::append(&mut self.pending, at.wrapping_add(from), count - from) };
+            unsafe { append(&mut self.pending, at.wrapping_add(from), count - from) };
         }
         Ok(())
     }
 
-    /// Sends what is pending.
+    /// Sends the pending bytes.
     pub(super) fn flush(&mut self) -> Result<(), PushError> {
         if self.closed {
             return Err(PushError::Broken);
         }
         while !self.pending.is_empty() {
             let part = [(self.pending.as_ptr(), self.pending.len())];
-            // SAFETY: a buffer that lives through the call.
-            match unsafe { sys::send_parts(self.socket.as_fd(), &part) } {
+            // SAFETY: a buffer that outlives the call.
+            match unsafe { socket::send_parts(self.socket.as_fd(), &part) } {
                 Ok(sent) => {
                     self.connecting = None;
                     self.pending.drain(..sent);
@@ -111,10 +109,10 @@ impl Outgoing {
         !self.closed && !self.pending.is_empty()
     }
 
-    /// Something is on the socket. Peers say nothing there, so it is the end, or its connection has come about. False where the
-    /// link is of no use any more.
-    pub(super) fn look(&mut self) -> bool {
-        if self.connecting.is_none() && !sys::drain(self.socket.as_fd()) {
+    /// Handles an event of the socket. Peers send nothing there, so the connection is established,
+    /// has room again, or has ended. False if the link has ended.
+    pub(super) fn handle_socket(&mut self) -> bool {
+        if self.connecting.is_none() && !wait::drain(self.socket.as_fd()) {
             self.closed = true;
         }
         self.flush() != Err(PushError::Broken)
@@ -129,14 +127,14 @@ impl Outgoing {
     }
 }
 
-/// A connection is under way, or the socket is full.
+/// Whether the connection is being established, or the socket is full.
 fn is_in_progress(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected)
 }
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        // What is left of the last packet, as far as there is room for it.
+        // The rest of the last packet, as far as the socket has room.
         let _ = self.flush();
     }
 }
@@ -144,11 +142,11 @@ impl Drop for Outgoing {
 /// The receiving end.
 pub(super) struct Incoming {
     socket: TcpStream,
-    /// The address that it comes from: by it the greeting is checked.
+    /// Source address of the connection. The greeting must name it.
     address: Node,
     greeted: bool,
     since: Instant,
-    /// What has come; taken up to `start`, filled up to `end`.
+    /// Received bytes: `start..end` is not taken yet.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -159,14 +157,14 @@ impl Incoming {
     pub(super) fn new(socket: TcpStream, from: SocketAddr) -> io::Result<Self> {
         let SocketAddr::V4(from) = from else { return Err(io::Error::other("not an IPv4 peer")) };
         socket.set_nonblocking(true)?;
-        sys::limit_silence(&socket, SILENCE)?;
+        socket::limit_silence(&socket, SILENCE)?;
         let buffer = vec![0; BUFFER].into_boxed_slice();
-        let address = super::node_of_address(*from.ip());
+        let address = node_of_address(*from.ip());
         let since = Instant::now();
         Ok(Incoming { socket, address, greeted: false, since, buffer, start: 0, end: 0, closed: false })
     }
 
-    /// Takes from the socket what there is room for.
+    /// Reads from the socket as much as the buffer has room for.
     pub(super) fn fill(&mut self) -> io::Result<()> {
         if self.start > BUFFER / 2 || self.start == self.end {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -178,7 +176,7 @@ impl Incoming {
                 Ok(count) => self.end += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // What came before it broke is still delivered.
+                // Packets received before the failure are still delivered.
                 Err(_) => self.closed = true,
             }
         }
@@ -204,11 +202,11 @@ impl Incoming {
         self.address
     }
 
-    /// Hands over packets that have come whole, at most `budget`.
+    /// Passes at most `budget` complete packets to `take`. Returns how many.
     pub(super) fn poll(
         &mut self,
         budget: usize,
-        take: &mut impl FnMut(Node, &[u8], [(*const u8, usize); 2]),
+        take: &mut impl FnMut(Node, &[u8], [Part; 2]),
     ) -> Result<usize, frame::Malformed> {
         let mut taken = 0;
         while self.greeted && taken < budget {
@@ -221,12 +219,13 @@ impl Incoming {
         Ok(taken)
     }
 
-    /// Whether a whole packet, or one that makes no sense, waits to be taken.
+    /// Whether a complete packet, or a malformed one, waits.
     pub(super) fn has_packet(&self) -> bool {
         self.greeted && !matches!(frame::parse(&self.buffer[self.start..self.end]), Ok(None))
     }
 
-    /// The sender is gone and everything it sent has been taken; or a stranger does not say who it is.
+    /// Whether the peer has ended and all its packets are taken, or the greeting did not arrive in
+    /// time.
     pub(super) fn is_finished(&self) -> bool {
         (self.closed && !self.has_packet()) || (!self.greeted && self.since.elapsed() > GREETING_TIME)
     }

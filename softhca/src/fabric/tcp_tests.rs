@@ -1,11 +1,13 @@
 use super::super::frame;
-use super::super::{Fabric, MAX_PAYLOAD};
+use super::super::node::node_of_address;
+use super::super::packet::MAX_PAYLOAD;
 use super::*;
-use std::io::{Read, Write};
+use crate::testing::until;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A card's fabric at a loopback address of its own; tests take addresses apart from each other.
+/// A card's fabric at a loopback address of its own. Every test uses addresses of its own.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     let address = Ipv4Addr::new(127, 83, last[0], last[1]);
     let fabric = Fabric::at(&[SocketAddrV4::new(address, port)]).unwrap();
@@ -13,7 +15,7 @@ fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
 }
 
 fn send(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) -> SendOutcome {
-    // SAFETY: a slice that lives through the call.
+    // SAFETY: a slice that outlives the call.
     unsafe { fabric.try_send(node, header, &[(payload.as_ptr(), payload.len())]) }
 }
 
@@ -21,7 +23,7 @@ fn send_all(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) {
     until("room", || (send(fabric, node, header, payload) == SendOutcome::Sent).then_some(()));
 }
 
-/// Packets that are there now: source, header, payload.
+/// Packets that have arrived: source, header, payload.
 fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
     let mut taken = Vec::new();
     fabric.poll(100, |node, header, payload| {
@@ -33,17 +35,6 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
         taken.push((node, header.to_vec(), bytes));
     });
     taken
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_micros(200));
-    }
 }
 
 #[test]
@@ -75,7 +66,7 @@ fn packets_of_all_sizes_go_both_ways_in_order() {
             let payload = vec![i as u8; sizes[i as usize % sizes.len()]];
             send_all(&mut a, node_b, &i.to_ne_bytes(), &payload);
         }
-        // The rest of the last packet goes when the fabric is looked after, as engines do all the time.
+        // Polling the fabric, as an engine does, sends the rest of the last packet.
         until("the last packet", || {
             take(&mut a);
             (!a.is_full(node_b, 0, 0)).then_some(())
@@ -136,10 +127,10 @@ fn a_full_link_wakes_the_sender_when_there_is_room() {
 }
 
 #[test]
-fn nobody_is_unreachable_and_so_is_who_has_gone() {
+fn impossible_nodes_and_ended_peers_are_unreachable() {
     let (mut a, node_a) = at([4, 1], 48004);
-    for nobody in [0, 5, 0xffff, node_a] {
-        assert_eq!(send(&mut a, nobody, b"", b""), SendOutcome::Unreachable);
+    for impossible in [0, 5, 0xffff, node_a] {
+        assert_eq!(send(&mut a, impossible, b"", b""), SendOutcome::Unreachable);
     }
     let (mut b, node_b) = at([4, 2], 48004);
     send_all(&mut a, node_b, b"hello", b"");
@@ -153,12 +144,12 @@ fn nobody_is_unreachable_and_so_is_who_has_gone() {
         (!a.is_alive(node_b)).then_some(())
     });
     assert_eq!(send(&mut a, node_b, b"anybody?", b""), SendOutcome::Unreachable);
-    // Nobody listens there: refused at once, and known a moment later.
+    // No process listens there: the kernel refuses at once, which the fabric learns a moment later.
     until("the refusal", || {
         let outcome = send(&mut a, node_b + 1, b"hello?", b"");
         (outcome == SendOutcome::Unreachable).then_some(())
     });
-    // Somebody new at that address is found.
+    // A new card at that address is found.
     let (mut b, _) = at([4, 2], 48004);
     until("the new one", || {
         send(&mut a, node_b, b"hello again", b"");
@@ -166,7 +157,7 @@ fn nobody_is_unreachable_and_so_is_who_has_gone() {
     });
 }
 
-/// Says something to a fabric, and waits for it to hang up.
+/// Sends bytes to a fabric, and waits until it closes the connection.
 fn is_refused(fabric: &mut Fabric, port: u16, said: &[u8]) {
     let stranger = TcpStream::connect((fabric.ipv4().unwrap(), port)).unwrap();
     (&stranger).write_all(said).unwrap();

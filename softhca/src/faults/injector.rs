@@ -1,6 +1,7 @@
-//! Applying a plan: counting, drawing, deciding.
+//! Applying a plan: counts, random numbers, decisions.
 
-use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, PacketKind, Rule, Side, Which};
+use super::plan::{Action, Direction, FaultPlan, LONGEST_HOLD, Rule, Side, Which};
+use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
 use parking_lot::Mutex;
 use std::fmt;
@@ -8,15 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What a rule has come to.
+/// A rule with its counts.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RuleCount {
     /// The rule.
     pub rule: Rule,
-    /// How many met its conditions.
+    /// Packets, requests, completions or accesses that met its conditions.
     pub matched: u64,
-    /// How many faults it has injected.
+    /// Faults that it has injected.
     pub injected: u64,
 }
 
@@ -32,20 +33,20 @@ pub(crate) struct Crossing {
     pub(crate) direction: Direction,
     pub(crate) qpn: u32,
     pub(crate) kind: Option<PacketKind>,
-    /// Of a reliable connection.
+    /// It belongs to a reliable connection.
     pub(crate) is_reliable: bool,
-    /// Of the requester.
+    /// The requester sends it.
     pub(crate) is_request: bool,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Passes,
     Lost,
-    Doubled,
-    /// Held back for so long, or until so many of other queue pairs have passed.
-    Held {
+    Duplicated,
+    /// Delayed for this time, or until so many packets of other queue pairs have passed.
+    Delayed {
         at_most: Duration,
         others: Option<u32>,
     },
@@ -53,17 +54,17 @@ pub(crate) enum Fate {
     Fails(Syndrome),
 }
 
-/// How a responder refuses a request that it could take.
+/// How a responder refuses a request that it could execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     NotReady,
     With(Syndrome),
 }
 
-/// A card's faults. Clones are the same.
+/// A card's faults. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Faults {
-    /// Whether there is anything to look at: all that is asked where there are no faults.
+    /// Whether there are rules. Without faults, this is the only check.
     on: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
 }
@@ -75,13 +76,13 @@ impl fmt::Debug for Faults {
 }
 
 struct State {
-    /// Which card of the process it is.
+    /// Index among the cards that the process has started.
     card: u64,
     rules: Vec<Live>,
     dead: bool,
 }
 
-/// A rule that is in force.
+/// A rule in force.
 struct Live {
     count: RuleCount,
     random: Random,
@@ -97,7 +98,7 @@ impl Faults {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    /// Puts a plan in force, or ends all faults.
+    /// Applies a plan, or ends all faults.
     pub(crate) fn set(&self, plan: Option<&FaultPlan>) {
         let mut state = self.state.lock();
         let seed = plan.map_or(0, |plan| plan.seed) ^ state.card.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -120,7 +121,7 @@ impl Faults {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// What becomes of a packet that passes.
+    /// Decides what happens to a packet.
     pub(crate) fn crosses(&self, packet: &Crossing) -> Fate {
         let mut state = self.state.lock();
         if state.dead {
@@ -138,9 +139,9 @@ impl Faults {
         });
         match action {
             Some(Action::Drop) => Fate::Lost,
-            Some(Action::Duplicate) => Fate::Doubled,
-            Some(Action::Delay(at_most)) => Fate::Held { at_most, others: None },
-            Some(Action::Hold(others)) => Fate::Held { at_most: LONGEST_HOLD, others: Some(others) },
+            Some(Action::Duplicate) => Fate::Duplicated,
+            Some(Action::Delay(at_most)) => Fate::Delayed { at_most, others: None },
+            Some(Action::Hold(others)) => Fate::Delayed { at_most: LONGEST_HOLD, others: Some(others) },
             Some(Action::Fail(syndrome)) => Fate::Fails(syndrome),
             Some(Action::Die) => {
                 state.dead = true;
@@ -150,10 +151,14 @@ impl Faults {
         }
     }
 
-    /// Whether a responder refuses a request of a reliable connection that has come in its turn.
-    pub(crate) fn refuses(&self, qpn: u32, kind: Option<PacketKind>) -> Option<Refused> {
+    /// Whether a responder refuses a request of a reliable connection that has arrived in order.
+    pub(crate) fn refuses(&self, qpn: u32, kind: PacketKind) -> Option<Refused> {
+        if !self.is_on() {
+            return None;
+        }
         let action = self.state.lock().decide(|rule| {
-            matches!(rule.action, Action::Rnr | Action::Fail(_)) && rule.concerns(Direction::In, qpn, kind)
+            matches!(rule.action, Action::Rnr | Action::Fail(_))
+                && rule.concerns(Direction::In, qpn, Some(kind))
         })?;
         Some(match action {
             Action::Fail(syndrome) => Refused::With(syndrome),
@@ -161,8 +166,8 @@ impl Faults {
         })
     }
 
-    /// How late a completion entry becomes visible.
-    pub(crate) fn completes_late(
+    /// Time by which a completion entry is delayed.
+    pub(crate) fn completion_delay(
         &self,
         direction: Direction,
         qpn: u32,
@@ -175,7 +180,7 @@ impl Faults {
         if let Action::Late(time) = action { Some(time) } else { None }
     }
 
-    /// Whether an access to memory finds no region of its key.
+    /// Whether an access to memory finds no region with its key.
     pub(crate) fn is_gone(&self, key: u32, side: Side) -> bool {
         let mut state = self.state.lock();
         let action = state.decide(|rule| {
@@ -188,12 +193,13 @@ impl Faults {
 }
 
 impl State {
-    /// The first rule of those that `concerns` chooses whose turn it is. All of them count.
+    /// Action of the first rule that applies, among those that `concerns` selects. All of these
+    /// count the event.
     fn decide(&mut self, concerns: impl Fn(&Rule) -> bool) -> Option<Action> {
         let mut decided = None;
         for live in self.rules.iter_mut().filter(|live| concerns(&live.count.rule)) {
-            let is_its_turn = live.counts();
-            if is_its_turn && decided.is_none() {
+            let applies = live.count();
+            if applies && decided.is_none() {
                 live.count.injected += 1;
                 let RuleCount { rule, matched, injected } = &live.count;
                 tracing::info!(card = self.card, %rule, matched, injected, "a fault is injected");
@@ -205,12 +211,13 @@ impl State {
 }
 
 impl Live {
-    fn counts(&mut self) -> bool {
+    /// Counts an event. Returns whether the rule applies to it.
+    fn count(&mut self) -> bool {
         let RuleCount { rule, matched, injected } = &mut self.count;
         *matched += 1;
         let is_chosen = match rule.which {
             Which::Nth(n) => *matched == n,
-            // None where the API was given 0.
+            // Never, if a caller of the API gave 0.
             Which::Every(n) => matched.checked_rem(n) == Some(0),
             Which::Chance(p) => self.random.next_fraction() < p,
         };
@@ -228,13 +235,14 @@ impl Rule {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a rule's random numbers, its own so that rules do not disturb each other.
+/// SplitMix64 (Steele, Lea, Flood 2014). Each rule has its own generator, so that rules do not
+/// influence each other.
 struct Random(u64);
 
 impl Random {
     fn new(seed: u64, stream: u64) -> Self {
         let mut random = Random(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
-        // Neighbouring seeds begin far apart.
+        // The first step separates neighbouring seeds.
         random.next();
         random
     }
@@ -247,7 +255,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, but not, 1.
+    /// In 0..1, without 1.
     fn next_fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

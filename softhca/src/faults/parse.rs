@@ -1,6 +1,7 @@
-//! Reading the text form of a plan.
+//! The parser of the text form of a plan.
 
-use super::plan::{Action, Direction, FaultPlan, Kinds, PacketKind, Rule, SYNDROMES, Side, Which};
+use super::plan::{Action, Direction, FaultPlan, Kinds, Rule, SYNDROMES, Side, Which};
+use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ const MAX_TEXT: usize = 64 * 1024;
 /// Longest delay: more would be a hung run.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// A text that is not a plan: where, and why not.
+/// Where a text is not a plan, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fault plan, line {line}, column {column}, `{found}`: {problem}")]
 #[non_exhaustive]
@@ -22,11 +23,11 @@ pub struct FaultPlanError {
     pub column: usize,
     /// The word there.
     pub found: String,
-    /// What is wrong with it, and what would be right.
+    /// What is wrong with it, and what is allowed.
     pub problem: String,
 }
 
-/// A word and where it stands.
+/// A word and its position.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -40,7 +41,7 @@ impl Word<'_> {
         FaultPlanError { line: self.line, column: self.column, found, problem: problem.to_string() }
     }
 
-    /// The name, and what stands behind `=`.
+    /// The name, and the value behind `=`.
     fn split(&self) -> (&str, Option<&str>) {
         self.text.split_once('=').map_or((self.text, None), |(name, value)| (name, Some(value)))
     }
@@ -88,7 +89,7 @@ fn rule(first: &Word<'_>, conditions: &[Word<'_>]) -> Result<Rule, FaultPlanErro
         let (name, Some(value)) = word.split() else {
             return Err(word.wrong("a condition is NAME=VALUE"));
         };
-        // `nth`, `every` and `p` say the same thing in three ways.
+        // `nth`, `every` and `p` exclude each other.
         let subject = if matches!(name, "every" | "p") { "nth" } else { name };
         if seen.contains(&subject) {
             return Err(word.wrong("this has been said already"));
@@ -165,14 +166,14 @@ fn condition(rule: &mut Rule, word: &Word<'_>, name: &str, value: &str) -> Resul
     Ok(())
 }
 
-/// What does not go together.
+/// Checks that the conditions suit the action.
 fn check(rule: &Rule, first: &Word<'_>) -> Result<(), FaultPlanError> {
     let of_packets = rule.direction.is_some() || rule.kinds != Kinds::empty() || rule.qpn.is_some();
     let of_memory = rule.key.is_some() || rule.side.is_some();
     match rule.action {
         Action::Gone if of_packets => Err(first.wrong("an access has no dir, kind or qp: use key and access")),
         Action::Gone => Ok(()),
-        _ if of_memory => Err(first.wrong("only `gone` goes by key and access")),
+        _ if of_memory => Err(first.wrong("only `gone` has key and access")),
         Action::Rnr if rule.direction == Some(Direction::Out) => {
             Err(first.wrong("a receiver that is not ready answers what comes in: leave out dir"))
         }
@@ -182,7 +183,7 @@ fn check(rule: &Rule, first: &Word<'_>) -> Result<(), FaultPlanError> {
     }
 }
 
-/// What a responder can answer a request with.
+/// Whether a responder can refuse a request with it.
 pub(super) fn is_refusal(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::RemoteAccess | Syndrome::RemoteInvalidRequest | Syndrome::RemoteOperation)
 }

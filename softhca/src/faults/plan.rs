@@ -1,10 +1,11 @@
-//! What a plan says, and its text form.
+//! Fault plans, and how they are written as text.
 
+use crate::packet::PacketKind;
 use gdsync_sys::prm::cqe::Syndrome;
 use std::fmt;
 use std::time::Duration;
 
-/// Rules, and the seed of those that go by chance.
+/// Rules, and the seed of their random numbers.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FaultPlan {
@@ -21,30 +22,31 @@ impl FaultPlan {
     }
 }
 
-/// What happens, and to what.
+/// An action and its conditions.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Rule {
     /// What happens.
     pub action: Action,
-    /// To which of those that the conditions below let through.
+    /// To which of the events that meet the conditions below.
     pub which: Which,
-    /// At most so often.
+    /// Limit of how often it happens.
     pub times: Option<u64>,
-    /// Packets that leave the card, or that come to it. Of completions: those of sends, or those of receives.
+    /// Packets that leave the card, or that arrive at it. For completions: those of sends, or those
+    /// of receives.
     pub direction: Option<Direction>,
-    /// Kinds of packets; of completions, the packets that led to them.
+    /// Kinds of packets. For completions: kinds of the packets that caused them.
     pub kinds: Kinds,
     /// Number of the queue pair of this card.
     pub qpn: Option<u32>,
-    /// Key of the memory, of [`Action::Gone`] only.
+    /// Key of the memory; for [`Action::Gone`] only.
     pub key: Option<u32>,
-    /// Whose access it is, of [`Action::Gone`] only.
+    /// Side that accesses the memory; for [`Action::Gone`] only.
     pub side: Option<Side>,
 }
 
 impl Rule {
-    /// An action on everything that it can happen to.
+    /// An action on every event that it applies to.
     pub fn new(action: Action) -> Self {
         Rule {
             action,
@@ -58,8 +60,8 @@ impl Rule {
         }
     }
 
-    /// To which way packets go when nothing is said: faults of the network happen to what leaves, those of a responder to what
-    /// comes.
+    /// The direction, or its default: outgoing packets for faults of the network, incoming packets
+    /// for faults of a responder.
     pub(super) fn direction_or_usual(&self) -> Direction {
         let usual = if self.action == Action::Rnr { Direction::In } else { Direction::Out };
         self.direction.unwrap_or(usual)
@@ -72,33 +74,35 @@ impl Rule {
 pub enum Action {
     /// A packet is lost.
     Drop,
-    /// A packet comes twice, the second right behind the first; of reliable connections only.
+    /// A packet arrives twice, one copy right behind the other; reliable connections only.
     Duplicate,
-    /// A packet comes late, and those of its queue pair behind it, too.
+    /// A packet is delayed, and with it the later packets of its queue pair.
     Delay(Duration),
-    /// A packet, and those of its queue pair behind it, wait until so many of others have gone by: at most for
-    /// [`LONGEST_HOLD`].
+    /// A packet, and the later ones of its queue pair, wait until so many packets of other queue
+    /// pairs have passed; [`LONGEST_HOLD`] at most.
     Hold(u32),
-    /// The receiver says that it is not ready (RNR NAK), to a request of a reliable connection that would be taken.
+    /// The responder answers that it is not ready (RNR NAK), to a request of a reliable connection
+    /// that it could execute.
     Rnr,
-    /// The work request that a packet belongs to fails so; or, of packets that come, the responder refuses it so and fails.
+    /// For outgoing packets, the work request fails with this syndrome. For incoming ones, the
+    /// responder refuses with it and fails.
     Fail(Syndrome),
-    /// A completion entry becomes visible late, and those of its queue behind it, too.
+    /// A completion entry is delayed, and with it the later entries of its queue.
     Late(Duration),
-    /// An access finds no region of its key, as if that had just been deregistered.
+    /// An access finds no region with its key, as if it had just been deregistered.
     Gone,
-    /// The card goes silent for good: no packet leaves it and none is heard, not even by itself.
+    /// The card falls silent: it sends no packet and receives none, not even its own.
     Die,
 }
 
-/// How long [`Action::Hold`] holds a packet back when no others come by.
+/// Longest time that [`Action::Hold`] delays a packet while no others pass.
 pub const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
-/// Which of those that match.
+/// Which of the matching events a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Which {
-    /// One: the n-th, counted from 1.
+    /// The n-th, counted from 1.
     Nth(u64),
     /// Every n-th.
     Every(u64),
@@ -106,64 +110,22 @@ pub enum Which {
     Chance(f64),
 }
 
-/// The way that a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     /// It leaves the card.
     Out,
-    /// It comes to the card.
+    /// It arrives at the card.
     In,
 }
 
-/// Whose access to memory it is.
+/// The side that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// By a key of the card's own work request.
+    /// The card itself, by a key of its own work request.
     Local,
-    /// By a key that a peer's request names.
+    /// A peer, by a key in its request.
     Remote,
-}
-
-/// What a packet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PacketKind {
-    /// Part of a send.
-    Send,
-    /// Part of an RDMA write.
-    Write,
-    /// RDMA read, the request.
-    Read,
-    /// Compare-and-swap, the request.
-    CompareSwap,
-    /// Fetch-and-add, the request.
-    FetchAdd,
-    /// Datagram.
-    Datagram,
-    /// Part of what an RDMA read asked for.
-    ReadResponse,
-    /// Original value that an atomic operation has found.
-    AtomicResponse,
-    /// Acknowledgement.
-    Ack,
-    /// Refusal.
-    Nak,
-}
-
-impl PacketKind {
-    /// All of them, with the words of the text form.
-    pub(super) const ALL: [(PacketKind, &'static str); 10] = [
-        (PacketKind::Send, "send"),
-        (PacketKind::Write, "write"),
-        (PacketKind::Read, "read"),
-        (PacketKind::CompareSwap, "compare-swap"),
-        (PacketKind::FetchAdd, "fetch-add"),
-        (PacketKind::Datagram, "datagram"),
-        (PacketKind::ReadResponse, "read-response"),
-        (PacketKind::AtomicResponse, "atomic-response"),
-        (PacketKind::Ack, "ack"),
-        (PacketKind::Nak, "nak"),
-    ];
 }
 
 /// A set of kinds of packets; the empty set stands for all.
@@ -176,13 +138,13 @@ impl Kinds {
         Kinds(0)
     }
 
-    /// With another kind.
+    /// The set with another kind.
     #[must_use]
     pub fn with(self, kind: PacketKind) -> Self {
         Kinds(self.0 | 1 << kind as u16)
     }
 
-    /// Whether a rule is about this kind. What has no kind is meant by the empty set only.
+    /// Whether the set contains this kind. An event without a kind is in the empty set only.
     pub(super) fn allow(self, kind: Option<PacketKind>) -> bool {
         self.0 == 0 || kind.is_some_and(|kind| self.0 & 1 << kind as u16 != 0)
     }

@@ -88,13 +88,13 @@ fn each_action_happens_to_its_own_events_only() {
     let faults = faults("rnr; fail=remote-operation; late=3ms dir=in; gone key=5; duplicate; hold=2 dir=in");
     let send = packet(Direction::Out, 1, PacketKind::Send);
     assert_eq!(faults.crosses(&send), Fate::Fails(Syndrome::RemoteOperation));
-    assert_eq!(faults.crosses(&Crossing { is_request: false, ..send }), Fate::Doubled);
+    assert_eq!(faults.crosses(&Crossing { is_request: false, ..send }), Fate::Duplicated);
     assert_eq!(faults.crosses(&Crossing { is_request: false, is_reliable: false, ..send }), Fate::Passes);
-    let held = Fate::Held { at_most: plan::LONGEST_HOLD, others: Some(2) };
-    assert_eq!(faults.crosses(&packet(Direction::In, 1, PacketKind::Send)), held);
-    assert_eq!(faults.refuses(1, Some(PacketKind::Send)), Some(Refused::NotReady));
-    assert_eq!(faults.completes_late(Direction::In, 1, None), Some(Duration::from_millis(3)));
-    assert_eq!(faults.completes_late(Direction::Out, 1, None), None);
+    let delayed = Fate::Delayed { at_most: plan::LONGEST_HOLD, others: Some(2) };
+    assert_eq!(faults.crosses(&packet(Direction::In, 1, PacketKind::Send)), delayed);
+    assert_eq!(faults.refuses(1, PacketKind::Send), Some(Refused::NotReady));
+    assert_eq!(faults.completion_delay(Direction::In, 1, None), Some(Duration::from_millis(3)));
+    assert_eq!(faults.completion_delay(Direction::Out, 1, None), None);
     assert!(faults.is_gone(5, Side::Local) && !faults.is_gone(6, Side::Local));
     faults.set(None);
     assert!(!faults.is_on() && faults.counts().is_empty());
@@ -121,7 +121,7 @@ fn chance_follows_the_seed_and_the_probability() {
     let lost = |draws: Vec<bool>| draws.into_iter().filter(|lost| *lost).count();
     assert_eq!(draws("seed=1; drop p=0.25"), draws("seed=1; drop p=0.25"));
     assert_ne!(draws("seed=1; drop p=0.25"), draws("seed=2; drop p=0.25"));
-    // Fixed seeds: these are facts, not chances.
+    // The seeds are fixed, so these numbers are too.
     assert!((400..600).contains(&lost(draws("seed=1; drop p=0.25"))));
     assert_eq!((lost(draws("drop p=0")), lost(draws("drop p=1"))), (0, 2000));
 }

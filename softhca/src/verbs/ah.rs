@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go, in the card's format.
+//! Address handles: destinations of datagrams, in the card's format.
 
 use super::context::PORT;
 use super::domain::Pd;
@@ -23,9 +23,10 @@ pub(super) struct Ah {
     _domain: Arc<Pd>,
 }
 
-// SAFETY: the C struct is written once, before the handle is handed out; the vector is the C caller's to look at.
+// SAFETY: the C struct is written once, before the caller gets the handle; the C caller reads the
+// vector.
 unsafe impl Sync for Ah {}
-// SAFETY: as above; its pointers name held objects.
+// SAFETY: as above; its pointers name objects that it keeps alive.
 unsafe impl Send for Ah {}
 // SAFETY: `repr(C)`, and the C struct is first.
 unsafe impl Object for Ah {
@@ -33,19 +34,21 @@ unsafe impl Object for Ah {
 }
 
 impl Ah {
-    /// The address vector; valid as long as the handle.
+    /// The address vector, valid as long as the handle.
     pub(super) fn vector(&self) -> *mut u8 {
         self.vector.get().cast()
     }
 }
 
-/// Rate codes of the card by those of libibverbs, `enum ibv_rate`: the same rate, or the next one above that the card knows
-/// (libmlx5, `ah_attr_to_mlx5_rate`). What is not in the table is unlimited, 0.
+/// The card's rate codes by those of libibverbs (`enum ibv_rate`): the same rate, or the next
+/// higher one of the card (libmlx5, `ah_attr_to_mlx5_rate`). A code beyond the table means
+/// unlimited, 0.
 const RATES: [u8; 23] = [0, 0, 7, 8, 9, 10, 11, 12, 13, 14, 15, 11, 13, 15, 0, 9, 15, 0, 0, 9, 13, 0, 0];
 
 /// `ibv_create_ah`.
 ///
-/// EINVAL: a port that is not there, a source GID that is not there, a service level, path bits or flow label with too many bits.
+/// EINVAL: an unknown port or source GID, or a service level, path bits or flow label with too many
+/// bits.
 ///
 /// # Safety
 /// `pd` is null or allocated; `attr` is null or valid.
@@ -61,13 +64,13 @@ unsafe fn new_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah>
     address_of(domain.context.card(), attr)?;
     let ibv = ibv_ah { context: object::handle(&domain.context), pd, handle: 0 };
     let ah = Ah { ibv: UnsafeCell::new(ibv), vector: UnsafeCell::new(vector_of(attr)), _domain: domain };
-    Ok(object::hand_out(Arc::new(ah)))
+    Ok(object::into_raw(Arc::new(ah)))
 }
 
-/// The address that address handles and the paths of queue pairs name.
+/// The address of an address handle or of a queue pair's path.
 ///
 /// # Errors
-/// EINVAL: what an address vector may not say on this port.
+/// EINVAL: a value that an address vector cannot have on this port.
 pub(super) fn address_of(card: &Card, attr: &ibv_ah_attr) -> Result<Address> {
     let route = &attr.grh;
     let has_source = usize::from(route.sgid_index) < card.gids().len();
@@ -100,7 +103,7 @@ fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
     });
     let mut bytes = [0; VECTOR_SIZE];
     bytes.copy_from_slice(vector.as_bytes());
-    // As libmlx5 leaves it: queue pair and its extension bit are filled in by who posts.
+    // As in libmlx5, the poster fills in the queue pair and its extension bit.
     bytes[8..12].fill(0);
     bytes
 }
@@ -111,5 +114,5 @@ fn vector_of(attr: &ibv_ah_attr) -> [u8; VECTOR_SIZE] {
 /// `ah` is null or created.
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back::<Ah>(ah, |_| Ok(())) })
+    errno::status(unsafe { object::destroy::<Ah>(ah, |_| Ok(())) })
 }

@@ -1,8 +1,8 @@
-//! Open devices, and what can be asked of them.
+//! Open devices, and queries of their properties.
 
 use super::device::{Device, Hold, OpenCard, c_string};
 use super::errno::{self, Errno, Result};
-use super::events::EventQueue;
+use super::event_queue::EventQueue;
 use super::object::{self, Object};
 use super::uar::OwnUar;
 use crate::card::{Card, GidKind, LIMITS, LinkLayer};
@@ -15,11 +15,12 @@ use std::sync::Arc;
 
 /// The card's only port.
 pub(super) const PORT: u8 = 1;
-/// Completion vectors, all of which are the same here.
+/// Completion vectors, all of them equal.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
-/// The vendor of the cards whose interface this is: an IEEE OUI, as `ibv_query_device` tells it, not a PCI id.
+/// Vendor of the cards with this interface. `ibv_query_device` reports an IEEE OUI, not a PCI id.
 const VENDOR_MELLANOX: u32 = 0x02c9;
-/// `IBV_ATOMIC_HCA`: atomic among the operations of a card. They are among those of CPUs, too, but mlx5 does not say so.
+/// `IBV_ATOMIC_HCA`: operations are atomic among those of a card. This card's are atomic for CPUs,
+/// too, but mlx5 does not report that.
 const ATOMIC_HCA: c_int = 1;
 /// `IBV_PORT_LINK_UP`, `enum ib_port_phys_state` of the kernel.
 const PHYS_LINK_UP: u8 = 5;
@@ -33,14 +34,15 @@ const SPEED_HDR: u8 = 64;
 pub(super) struct Context {
     ibv: UnsafeCell<ibv_context>,
     pub(super) events: Arc<EventQueue>,
-    /// For queue pairs without a thread domain, and for completion queues.
+    /// The UAR of queue pairs without a thread domain, and of completion queues.
     pub(super) uar: OwnUar,
     hold: Hold,
 }
 
-// SAFETY: the C struct is written once, before the context is handed out; everything else is `Sync` itself.
+// SAFETY: the C struct is written once, before the caller gets the context; all else is `Sync`
+// itself.
 unsafe impl Sync for Context {}
-// SAFETY: as above; its pointers name static devices or nothing.
+// SAFETY: as above; its pointers name static devices or are null.
 unsafe impl Send for Context {}
 // SAFETY: `repr(C)`, and the C struct is first.
 unsafe impl Object for Context {
@@ -59,7 +61,8 @@ impl Context {
             async_fd: events.fd(),
             num_comp_vectors: COMPLETION_VECTORS,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            // No `verbs_context` around it: the inline functions of verbs.h then find no extended operations.
+            // Without a `verbs_context` around it, the inline functions of verbs.h find no extended
+            // operations.
             abi_compat: std::ptr::null_mut(),
         };
         Ok(Context { ibv: UnsafeCell::new(ibv), events, uar, hold })
@@ -81,16 +84,25 @@ impl Context {
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller's; devices are static.
     let found: Result<&'static Device> = unsafe { object::borrow(device) };
-    errno::pointer(found.and_then(Context::new).map(|context| object::hand_out(Arc::new(context))))
+    errno::pointer(found.and_then(Context::new).map(|context| object::into_raw(Arc::new(context))))
 }
 
-/// `ibv_close_device`. EBUSY while objects of the context are left.
+/// `ibv_close_device`. EBUSY while objects of the context exist.
 ///
 /// # Safety
 /// `context` is null or open.
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back::<Context>(context, |_| Ok(())) })
+    errno::status(unsafe { object::destroy::<Context>(context, |_| Ok(())) })
+}
+
+/// The context of a query, and the struct that it fills.
+///
+/// # Safety
+/// `context` is null or open; `out` is null or valid.
+unsafe fn arguments<'a, T>(context: *mut ibv_context, out: *mut T) -> Result<(&'a Context, &'a mut T)> {
+    // SAFETY: the caller's.
+    unsafe { Ok((object::borrow(context)?, object::attributes(out)?)) }
 }
 
 /// `ibv_query_device`.
@@ -99,10 +111,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
 /// `context` is null or open; `attr` is null or valid.
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the caller's.
-    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
-        // SAFETY: the caller's.
-        Ok((context, unsafe { object::attributes(attr) }?))
-    });
+    let arguments = unsafe { arguments(context, attr) };
     errno::status(arguments.map(|(context, attr)| *attr = device_attributes(context.card().guid())))
 }
 
@@ -124,7 +133,7 @@ fn device_attributes(guid: u64) -> ibv_device_attr {
         max_sge: count(LIMITS.max_send_sge.min(LIMITS.max_recv_sge)),
         max_sge_rd: count(LIMITS.max_send_sge),
         max_cq: count(LIMITS.max_cq),
-        // One entry is the library's, as in `mlx5dv_create_cq`.
+        // One entry of the ring is reserved, as in `mlx5dv_create_cq`.
         max_cqe: count(LIMITS.max_cqe - 1),
         max_mr: count(LIMITS.max_mr),
         max_pd: count(LIMITS.max_pd),
@@ -149,10 +158,7 @@ pub(super) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     // SAFETY: the caller's.
-    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
-        // SAFETY: the caller's.
-        Ok((context, unsafe { object::attributes(attr) }?))
-    });
+    let arguments = unsafe { arguments(context, attr) };
     errno::status(arguments.and_then(|(context, attr)| {
         check_port(port)?;
         let (port_cap_flags2, active_speed_ex) = (attr.port_cap_flags2, attr.active_speed_ex);
@@ -187,7 +193,7 @@ fn check_port(port: u8) -> Result<()> {
     if port == PORT { Ok(()) } else { Err(Errno::INVALID) }
 }
 
-/// `ibv_query_gid`: 0, or -1 with `errno` set. [`Card::gids`] says what is in the table.
+/// `ibv_query_gid`: 0, or -1 with `errno` set. The table is that of [`Card::gids`].
 ///
 /// # Safety
 /// `context` is null or open; `gid` is null or valid.
@@ -198,10 +204,7 @@ pub(super) unsafe extern "C" fn query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     // SAFETY: the caller's.
-    let arguments = unsafe { object::borrow::<Context>(context) }.and_then(|context| {
-        // SAFETY: the caller's.
-        Ok((context, unsafe { object::attributes(gid) }?))
-    });
+    let arguments = unsafe { arguments(context, gid) };
     errno::minus_one(arguments.and_then(|(context, gid)| {
         check_port(port)?;
         let entry = usize::try_from(index).ok().and_then(|index| context.card().gids().get(index));
@@ -210,9 +213,10 @@ pub(super) unsafe extern "C" fn query_gid(
     }))
 }
 
-/// `ibv_query_gid_table`, behind the inline function: how many entries were written, or a negative errno.
+/// `ibv_query_gid_table`, behind the inline function. Returns the number of entries, or a negative
+/// errno.
 ///
-/// EINVAL: room for fewer entries than there are, flags, entries of another size.
+/// EINVAL: too little room, flags, or entries of another size.
 ///
 /// # Safety
 /// `context` is null or open; `entries` is null or valid for `max_entries`.

@@ -3,7 +3,7 @@
 use super::context::{COMPLETION_VECTORS, Context};
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::events::{EventSource, ObjectNumber, ObjectPointer};
+use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use crate::card::{CqConfig, LIMITS};
@@ -18,15 +18,16 @@ use libc::c_int;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// `IBV_WC_STANDARD_FLAGS`: what every completion carries. There are no timestamps, VLANs or flow tags here.
+/// `IBV_WC_STANDARD_FLAGS`: the fields of every completion. This card has no timestamps, VLANs or
+/// flow tags.
 const STANDARD_WC_FLAGS: u64 = 0x7f;
-/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, of no use here.
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, which has no effect.
 const SINGLE_THREADED: u32 = 1 << 0;
-/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: this card always looks after overruns.
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: refused, as this card always detects overruns.
 const IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5DV_CQ_INIT_ATTR_MASK_FLAGS`.
 const MLX5_MASK_FLAGS: u64 = 1 << 1;
-/// `op_own` of an entry that no card has written, as libmlx5 initialises it: invalid, owner bit 0.
+/// `op_own` of an entry that the card has not written, as in libmlx5: invalid, owner bit 0.
 const OP_OWN_INITIAL: u8 = (CqeOpcode::Invalid as u8) << 4;
 /// Offset of `op_own` in an entry.
 const OP_OWN: usize = CQE_SIZE - 1;
@@ -41,13 +42,14 @@ pub(super) struct Cq {
     ring: QueueMemory,
     dbrec: QueueMemory,
     pub(super) context: Arc<Context>,
-    /// The parent domain that was given.
+    /// The parent domain whose allocator made the ring.
     _domain: Option<Arc<Pd>>,
 }
 
-// SAFETY: the C struct is written once, before the queue is handed out; rings and records are the C caller's and the card's.
+// SAFETY: the C struct is written once, before the caller gets the queue; the C caller and the card
+// access rings and records.
 unsafe impl Sync for Cq {}
-// SAFETY: as above; its pointers are only pointed with.
+// SAFETY: as above; its pointers are not dereferenced.
 unsafe impl Send for Cq {}
 // SAFETY: `repr(C)`, and the C struct is first.
 unsafe impl Object for Cq {
@@ -55,7 +57,7 @@ unsafe impl Object for Cq {
 }
 
 impl Cq {
-    /// `mlx5dv_init_obj`'s answer.
+    /// The answer of `mlx5dv_init_obj`.
     pub(super) fn describe(&self) -> mlx5dv_cq {
         mlx5dv_cq {
             buf: self.ring.start().cast(),
@@ -69,10 +71,12 @@ impl Cq {
     }
 }
 
-/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of which is the library's.
+/// `mlx5dv_create_cq`. The ring has the next power of two above `cqe` entries, one of them
+/// reserved.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, and so is what it names; `mlx5_attr` is null or valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
+/// valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -125,7 +129,7 @@ unsafe fn new_cq(
     let pointer = ObjectPointer::Cq(object::handle(&cq));
     let routes = &cq.context.open().routes;
     routes.add(ObjectNumber::Cq(number), &cq.context.events, pointer, &cq.events);
-    Ok(object::hand_out(cq))
+    Ok(object::into_raw(cq))
 }
 
 /// Checks in libmlx5's order. Returns the number of entries.
@@ -153,7 +157,7 @@ fn check(attr: &ibv_cq_init_attr_ex) -> Result<u32> {
 }
 
 fn check_mlx5(attr: &mlx5dv_cq_init_attr) -> Result<()> {
-    // Compression and padding are refused as by hardware that does not have them.
+    // Compression and padding are refused, as by hardware without them.
     if attr.comp_mask & !(MLX5_MASK_FLAGS | MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE) != 0
         || attr.comp_mask & MLX5_MASK_FLAGS != 0 && attr.flags != 0
     {
@@ -169,7 +173,7 @@ fn check_mlx5(attr: &mlx5dv_cq_init_attr) -> Result<()> {
     Ok(())
 }
 
-/// Ring and doorbell record, initialised as libmlx5 does it.
+/// Ring and doorbell record, initialised as in libmlx5.
 fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, QueueMemory)> {
     let page = page_size();
     let size = (entries as usize * CQE_SIZE).next_multiple_of(page);
@@ -184,7 +188,7 @@ fn allocate(domain: Option<&Arc<Pd>>, entries: u32) -> Result<(QueueMemory, Queu
     Ok((ring, dbrec))
 }
 
-/// `ibv_destroy_cq`. EBUSY while queue pairs complete there; waits until its events are acknowledged.
+/// `ibv_destroy_cq`. EBUSY while queue pairs use it; waits until its events are acknowledged.
 ///
 /// # Safety
 /// `cq` is null or created.
@@ -194,5 +198,5 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         open.routes.remove(ObjectNumber::Cq(cq.number), || Ok(open.card.destroy_cq(cq.number)?))
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back(cq, destroy) })
+    errno::status(unsafe { object::destroy(cq, destroy) })
 }

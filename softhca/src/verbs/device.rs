@@ -1,11 +1,11 @@
-//! The devices of this process, and when each one's card runs.
+//! The devices of this process, and the lifetime of their cards.
 //!
-//! Devices are always there; listing them starts nothing and cannot fail for want of a card. The card of a device starts when
-//! it is first needed, by opening the device or asking for its GUID, and stops when no list and no context is left. While
-//! one is, GUID and LID stay the same. All contexts of a device share its card.
+//! Devices are static: listing them starts no card. The card of a device starts when the program
+//! opens the device or queries its GUID, and stops when no list and no context of it is left. Until
+//! then, GUID and LID stay the same. All contexts of a device share its card.
 
 use super::errno::{self, Errno, Result};
-use super::events::Routes;
+use super::event_queue::Routes;
 use super::object::{self, Object};
 use crate::card::{Card, Diagnostic, LinkLayer};
 use crate::devices::devices_from_environment;
@@ -20,13 +20,13 @@ const NODE_CA: c_int = 1;
 /// `IBV_TRANSPORT_IB`.
 const TRANSPORT_IB: c_int = 0;
 
-/// A running card, and where the events of its objects go.
+/// A running card, and the event queues of its objects.
 pub(super) struct OpenCard {
     pub(super) card: Card,
     pub(super) routes: Arc<Routes>,
 }
 
-/// A device of this process; never goes away.
+/// A device of this process. It is never freed.
 #[repr(C)]
 pub(super) struct Device {
     ibv: UnsafeCell<ibv_device>,
@@ -34,18 +34,19 @@ pub(super) struct Device {
     state: Mutex<State>,
 }
 
-// SAFETY: the C struct is written once, before anybody else sees it; the rest is behind its lock.
+// SAFETY: the C struct is written once, before the device is shared; the rest is behind its lock.
 unsafe impl Sync for Device {}
 // SAFETY: as above; its pointers are null.
 unsafe impl Send for Device {}
-// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never shared or taken back.
+// SAFETY: `repr(C)`, and the C struct is first. Devices are static: they are borrowed only, never
+// shared or destroyed.
 unsafe impl Object for Device {
     type C = ibv_device;
 }
 
 #[derive(Default)]
 struct State {
-    /// Lists that name the device and are not freed.
+    /// Device lists that are not freed.
     lists: usize,
     /// Open contexts.
     contexts: usize,
@@ -65,7 +66,8 @@ impl State {
         Ok(card)
     }
 
-    /// The card, where nobody needs it any more; for the caller to drop after the lock.
+    /// Takes the card if no list and no context needs it. The caller drops it after releasing the
+    /// lock.
     fn idle_card(&mut self) -> Option<Arc<OpenCard>> {
         if self.lists == 0 && self.contexts == 0 { self.card.take() } else { None }
     }
@@ -99,7 +101,7 @@ impl Device {
     }
 }
 
-/// A context's hold on its device: keeps the card running.
+/// A context's reference to its device. It keeps the card running.
 pub(super) struct Hold {
     device: &'static Device,
     pub(super) card: Arc<OpenCard>,
@@ -123,7 +125,7 @@ impl Drop for Hold {
     }
 }
 
-/// Copies text into a C field, cut to fit, zero terminated.
+/// A zero-terminated C field with text, truncated to fit.
 pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];
     for (place, byte) in field.iter_mut().take(N.saturating_sub(1)).zip(text.bytes()) {
@@ -140,9 +142,9 @@ fn devices() -> &'static [Device] {
     })
 }
 
-/// The strict checker's findings of every card of this process that runs, oldest first for each card.
+/// The strict checker's findings of all running cards of this process, oldest first for each card.
 ///
-/// The last 256 of a card are kept; they go with it, when its last context is closed.
+/// A card keeps its last 256 findings until it stops.
 pub fn diagnostics() -> Vec<Diagnostic> {
     let cards: Vec<_> = devices().iter().filter_map(|device| device.state.lock().card.clone()).collect();
     cards.iter().flat_map(|open| open.card.diagnostics()).collect()
@@ -151,11 +153,11 @@ pub fn diagnostics() -> Vec<Diagnostic> {
 /// `ibv_get_device_list`.
 ///
 /// # Safety
-/// `num` is null or a valid place.
+/// `num` is null or valid.
 pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     let devices = devices();
     let entry = size_of::<*mut ibv_device>();
-    // SAFETY: no memory is involved yet; one entry more, which stays null, ends the list.
+    // SAFETY: allocates memory only; one more entry, which stays null, ends the list.
     let list = unsafe { libc::calloc(devices.len() + 1, entry) }.cast::<*mut ibv_device>();
     if list.is_null() {
         return errno::pointer(Err(Errno::NO_MEMORY));
@@ -201,8 +203,8 @@ pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     errno::pointer(found.map(|found| unsafe { (*found.ibv.get()).name.as_ptr().cast_mut() }))
 }
 
-/// `ibv_get_device_guid`, in network byte order. Starts the card, whose identity it is, if it does not run; 0 where that is
-/// not possible, or where `device` is null or of a list that was freed.
+/// `ibv_get_device_guid`, in network byte order. Starts the card if it does not run, as the GUID is
+/// the card's. 0 if the card cannot start, `device` is null, or all lists were freed.
 ///
 /// # Safety
 /// `device` is null or from a list.
@@ -211,7 +213,7 @@ pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 
     unsafe { object::borrow::<Device>(device) }.map_or(0, |device| device.guid().to_be())
 }
 
-/// `mlx5dv_is_supported`: every software device speaks mlx5.
+/// `mlx5dv_is_supported`: every software device is an mlx5 device.
 ///
 /// # Safety
 /// `device` is null or from a list.

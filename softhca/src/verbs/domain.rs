@@ -1,4 +1,5 @@
-//! Protection domains, thread domains, and parent domains, which join the two with an allocator of queue memory.
+//! Protection domains, thread domains, and parent domains, which combine the two with an allocator
+//! of queue memory.
 
 use super::context::Context;
 use super::errno::{self, Errno, Result};
@@ -12,7 +13,7 @@ use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-/// A protection domain, or a parent domain, which stands for one.
+/// A protection domain, or a parent domain of one.
 #[repr(C)]
 pub(super) struct Pd {
     ibv: UnsafeCell<ibv_pd>,
@@ -25,7 +26,7 @@ enum Kind {
     Parent(Parent),
 }
 
-/// What a parent domain adds.
+/// The additions of a parent domain.
 pub(super) struct Parent {
     domain: Arc<Pd>,
     pub(super) td: Option<Arc<Td>>,
@@ -33,7 +34,8 @@ pub(super) struct Parent {
     pub(super) pd_context: *mut c_void,
 }
 
-// SAFETY: the C struct is written once, before the domain is handed out; `pd_context` is only handed through.
+// SAFETY: the C struct is written once, before the caller gets the domain; `pd_context` is passed
+// on only.
 unsafe impl Sync for Pd {}
 // SAFETY: as above.
 unsafe impl Send for Pd {}
@@ -56,7 +58,7 @@ impl Pd {
         }
     }
 
-    /// What a parent domain adds; `None` for a plain protection domain.
+    /// The additions of a parent domain; `None` for a protection domain.
     pub(super) fn parent(&self) -> Option<&Parent> {
         match &self.kind {
             Kind::Protection { .. } => None,
@@ -64,7 +66,7 @@ impl Pd {
         }
     }
 
-    /// The protection domain that `domain` is or stands for.
+    /// The protection domain that `domain` is or has as its parent.
     pub(super) fn protection(domain: Arc<Pd>) -> Arc<Pd> {
         match &domain.kind {
             Kind::Protection { .. } => domain,
@@ -72,7 +74,7 @@ impl Pd {
         }
     }
 
-    /// The UAR that rings queue pairs in this domain.
+    /// The UAR of queue pairs in this domain.
     pub(super) fn uar(&self) -> &OwnUar {
         match self.parent().and_then(|parent| parent.td.as_ref()) {
             Some(td) => &td.uar,
@@ -90,11 +92,11 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     let context = unsafe { object::share::<Context>(context) };
     errno::pointer(context.and_then(|context| {
         let pdn = context.card().alloc_pd()?;
-        Ok(object::hand_out(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
+        Ok(object::into_raw(Arc::new(Pd::new(context, pdn, Kind::Protection { pdn }))))
     }))
 }
 
-/// `ibv_dealloc_pd`, for parent domains, too. EBUSY while objects are in it.
+/// `ibv_dealloc_pd`, for parent domains, too. EBUSY while it has objects.
 ///
 /// # Safety
 /// `pd` is null or allocated.
@@ -104,17 +106,17 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         Kind::Parent(_) => Ok(()),
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back(pd, destroy) })
+    errno::status(unsafe { object::destroy(pd, destroy) })
 }
 
 /// `ibv_alloc_parent_domain`.
 ///
-/// Refused with EINVAL: no protection domain, a parent domain in its place, another context's domains, unknown bits, an
-/// allocator without its counterpart.
+/// EINVAL: no protection domain, a parent domain in its place, domains of another context, unknown
+/// bits, or only one function of the allocator.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, and so are the domains in it; its functions may be called as
-/// `ibv_alloc_parent_domain` documents, until the domain is deallocated.
+/// `context` is null or open; `attr` is null or valid, with valid domains. Its functions may be
+/// called as `ibv_alloc_parent_domain` documents, until the domain is deallocated.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -139,8 +141,8 @@ unsafe fn new_parent_domain(
     let domain = unsafe { object::share::<Pd>(attr.pd) }?;
     // SAFETY: the caller's.
     let td = if attr.td.is_null() { None } else { Some(unsafe { object::share::<Td>(attr.td) }?) };
-    let foreign_td = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
-    if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || foreign_td {
+    let of_another_context = td.as_ref().is_some_and(|td| !Arc::ptr_eq(&td.context, &context));
+    if domain.parent().is_some() || !Arc::ptr_eq(&domain.context, &context) || of_another_context {
         return Err(Errno::INVALID);
     }
     let allocators = match (with_allocators, attr.alloc, attr.free) {
@@ -151,10 +153,10 @@ unsafe fn new_parent_domain(
     let pd_context = if with_context { attr.pd_context } else { std::ptr::null_mut() };
     let number = domain.number();
     let parent = Parent { domain, td, allocators, pd_context };
-    Ok(object::hand_out(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
+    Ok(object::into_raw(Arc::new(Pd::new(context, number, Kind::Parent(parent)))))
 }
 
-/// A thread domain: a doorbell register of its own.
+/// A thread domain: it has its own doorbell register.
 #[repr(C)]
 pub(super) struct Td {
     ibv: UnsafeCell<ibv_td>,
@@ -162,9 +164,9 @@ pub(super) struct Td {
     context: Arc<Context>,
 }
 
-// SAFETY: the C struct is written once, before the domain is handed out.
+// SAFETY: the C struct is written once, before the caller gets the domain.
 unsafe impl Sync for Td {}
-// SAFETY: as above; its pointer names a context, which is held.
+// SAFETY: as above; its pointer names a context, which it keeps alive.
 unsafe impl Send for Td {}
 // SAFETY: `repr(C)`, and the C struct is first.
 unsafe impl Object for Td {
@@ -191,14 +193,14 @@ unsafe fn new_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> Resu
     }
     let uar = OwnUar::new(context.open())?;
     let ibv = ibv_td { context: object::handle(&context) };
-    Ok(object::hand_out(Arc::new(Td { ibv: UnsafeCell::new(ibv), uar, context })))
+    Ok(object::into_raw(Arc::new(Td { ibv: UnsafeCell::new(ibv), uar, context })))
 }
 
-/// `ibv_dealloc_td`. EBUSY while parent domains name it.
+/// `ibv_dealloc_td`. EBUSY while parent domains use it.
 ///
 /// # Safety
 /// `td` is null or allocated.
 pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back::<Td>(td, |_| Ok(())) })
+    errno::status(unsafe { object::destroy::<Td>(td, |_| Ok(())) })
 }

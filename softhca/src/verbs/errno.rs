@@ -26,21 +26,10 @@ impl Errno {
 }
 
 impl From<CardError> for Errno {
-    /// The errno that the kernel would answer with. The words go to the log: C callers have no other place for them.
+    /// Logs the words, which an errno cannot carry.
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
-        match error {
-            CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno(libc::EFAULT),
-            CardError::Busy { .. } => Errno::BUSY,
-            CardError::TooMany { .. } => Errno::NO_MEMORY,
-            CardError::Fabric(_) => Errno(libc::ENODEV),
-            CardError::System(error) => Errno(error.raw_os_error().unwrap_or(libc::EIO)),
-            CardError::NotFound { .. }
-            | CardError::Invalid { .. }
-            | CardError::Transition { .. }
-            | CardError::Missing { .. }
-            | CardError::Superfluous { .. } => Errno::INVALID,
-        }
+        Errno(error.errno())
     }
 }
 
@@ -54,7 +43,7 @@ pub(super) fn pointer<T>(result: Result<*mut T>) -> *mut T {
     })
 }
 
-/// For functions that return 0 or a positive errno, which they set, too.
+/// For functions that return 0 or a positive errno, and set `errno` as well.
 pub(super) fn status(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,

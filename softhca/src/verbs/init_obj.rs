@@ -1,4 +1,4 @@
-//! `mlx5dv_init_obj`: where the rings, records, registers and vectors of verbs objects are.
+//! `mlx5dv_init_obj`: the addresses of rings, records, registers and vectors of verbs objects.
 
 use super::ah::Ah;
 use super::cq::Cq;
@@ -9,11 +9,12 @@ use super::qp::Qp;
 use gdsync_sys::mlx5dv::{MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP, mlx5dv_obj};
 use libc::c_int;
 
-/// `mlx5dv_init_obj`. Several kinds may be asked for at once. EINVAL for a null pointer, EOPNOTSUPP for kinds that the
-/// software card does not have; what was filled before that stays.
+/// `mlx5dv_init_obj`, for one or several kinds of objects. EINVAL for a null pointer, EOPNOTSUPP
+/// for kinds that the software card lacks; structs filled before that stay filled.
 ///
 /// # Safety
-/// `obj` is null or valid; the entries that `obj_type` names are null, or name a live object and a valid struct.
+/// `obj` is null or valid; the entries that `obj_type` selects are null, or name a live object and
+/// a valid struct.
 pub(super) unsafe extern "C" fn mlx5dv_init_obj(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int {
     // SAFETY: the caller's.
     errno::status(unsafe { describe(obj, obj_type) })

@@ -1,4 +1,5 @@
-//! Attributes of queue pairs: between libibverbs' struct with its mask and the card's typed change.
+//! Attributes of queue pairs: conversion between libibverbs' struct with its mask and the card's
+//! typed change.
 
 use super::ah;
 use super::errno::{self, Errno, Result};
@@ -10,13 +11,13 @@ use libc::c_int;
 
 /// Bits that `ibv_modify_qp` knows: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`, and the rate limit.
 const KNOWN_MASK: u32 = ((verbs::IBV_QP_DEST_QPN << 1) - 1) | verbs::IBV_QP_RATE_LIMIT;
-/// Bits that no transition here has: they belong to drained queues, to resizing, to pacing.
+/// Bits that no transition of this card has: for drained queues, resizing and pacing.
 const NOT_HERE: u32 = verbs::IBV_QP_EN_SQD_ASYNC_NOTIFY | verbs::IBV_QP_CAP | verbs::IBV_QP_RATE_LIMIT;
 
-/// `ibv_modify_qp`. EINVAL for unknown bits, a transition that is not there, a missing or superfluous attribute or a value out
-/// of range; EOPNOTSUPP for the drained state. Nothing has changed then.
+/// `ibv_modify_qp`. EINVAL for unknown bits, an impossible transition, a missing or superfluous
+/// attribute, or a value out of range; EOPNOTSUPP for the drained state. Nothing has changed then.
 ///
-/// Going to RESET zeroes the doorbell records.
+/// The transition to RESET zeroes the doorbell records.
 ///
 /// # Safety
 /// `qp` is null or created; `attr` is null or valid.
@@ -80,31 +81,15 @@ fn change_of(card: &Card, attr: &ibv_qp_attr, mask: u32) -> Result<QpChange> {
 }
 
 fn state_of(code: c_int) -> Result<QpState> {
-    match code {
-        verbs::IBV_QPS_RESET => Ok(QpState::Reset),
-        verbs::IBV_QPS_INIT => Ok(QpState::Init),
-        verbs::IBV_QPS_RTR => Ok(QpState::Rtr),
-        verbs::IBV_QPS_RTS => Ok(QpState::Rts),
-        verbs::IBV_QPS_ERR => Ok(QpState::Err),
-        verbs::IBV_QPS_SQD => {
-            tracing::warn!("the software card cannot drain a send queue (IBV_QPS_SQD)");
-            Err(Errno::NOT_SUPPORTED)
-        }
-        _ => Err(Errno::INVALID),
+    if code == verbs::IBV_QPS_SQD {
+        tracing::warn!("the software card cannot drain a send queue (IBV_QPS_SQD)");
+        return Err(Errno::NOT_SUPPORTED);
     }
+    QpState::from_ibv(code).ok_or(Errno::INVALID)
 }
 
-fn code_of(state: QpState) -> c_int {
-    match state {
-        QpState::Reset => verbs::IBV_QPS_RESET,
-        QpState::Init => verbs::IBV_QPS_INIT,
-        QpState::Rtr => verbs::IBV_QPS_RTR,
-        QpState::Rts => verbs::IBV_QPS_RTS,
-        QpState::Err => verbs::IBV_QPS_ERR,
-    }
-}
-
-/// `ibv_query_qp`: fills both structs, whatever `mask` asks for. EOPNOTSUPP for the rate limit and bits above it.
+/// `ibv_query_qp`: fills both structs completely, whatever `mask` selects. EOPNOTSUPP for the rate
+/// limit and bits above it.
 ///
 /// # Safety
 /// `qp` is null or created; `attr` and `init` are null or valid.
@@ -141,7 +126,7 @@ unsafe fn query(
 }
 
 fn attributes_of(now: &QpAttributes, path: &Path, qp: &Qp) -> ibv_qp_attr {
-    let state = code_of(now.state);
+    let state = now.state.to_ibv();
     ibv_qp_attr {
         qp_state: state,
         cur_qp_state: state,

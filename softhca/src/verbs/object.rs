@@ -1,7 +1,8 @@
-//! How verbs objects are handed to C callers and taken back.
+//! Verbs objects behind the pointers of C callers.
 //!
-//! An object is an [`Arc`] whose content begins with the C struct; the caller holds one count as a raw pointer, and every
-//! object made of it another. So a parent with children is seen by its count, and stays alive as long as they do.
+//! An object is an [`Arc`] whose content begins with the C struct. The caller's raw pointer is one
+//! reference, and every child holds another. So the reference count shows whether a parent has
+//! children, which keep it alive.
 
 use super::errno::{Errno, Result};
 use std::sync::Arc;
@@ -9,19 +10,20 @@ use std::sync::Arc;
 /// A verbs object.
 ///
 /// # Safety
-/// The type is `#[repr(C)]`, and its first field is an `UnsafeCell<Self::C>`: a pointer to either is one to the other.
+/// The type is `#[repr(C)]`, and its first field is an `UnsafeCell<Self::C>`: a pointer to either
+/// is one to the other.
 pub(super) unsafe trait Object: Sized {
     /// The struct that C callers see.
     type C;
 }
 
-/// The pointer that C callers know the object by.
+/// The pointer by which C callers know the object.
 pub(super) fn handle<O: Object>(object: &Arc<O>) -> *mut O::C {
     Arc::as_ptr(object).cast_mut().cast()
 }
 
-/// Gives a new object to the caller.
-pub(super) fn hand_out<O: Object>(object: Arc<O>) -> *mut O::C {
+/// Passes a new object to the caller.
+pub(super) fn into_raw<O: Object>(object: Arc<O>) -> *mut O::C {
     Arc::into_raw(object).cast_mut().cast()
 }
 
@@ -31,13 +33,13 @@ pub(super) fn hand_out<O: Object>(object: Arc<O>) -> *mut O::C {
 /// EINVAL for null.
 ///
 /// # Safety
-/// `raw` is null, or came from [`hand_out`] of the same type and was not taken back yet, nor is it while `'a` lasts.
+/// `raw` is null, or came from [`into_raw`] of the same type and is not destroyed before `'a` ends.
 pub(super) unsafe fn borrow<'a, O: Object>(raw: *mut O::C) -> Result<&'a O> {
     // SAFETY: as the caller promises, it points to a live object, which begins with its C struct.
     unsafe { raw.cast_const().cast::<O>().as_ref() }.ok_or(Errno::INVALID)
 }
 
-/// Another count of the object behind a caller's pointer, for a child to hold.
+/// Another reference to the object behind a caller's pointer, for a child.
 ///
 /// # Errors
 /// EINVAL for null.
@@ -49,30 +51,33 @@ pub(super) unsafe fn share<O: Object>(raw: *mut O::C) -> Result<Arc<O>> {
         return Err(Errno::INVALID);
     }
     let object = raw.cast_const().cast::<O>();
-    // SAFETY: as the caller promises, it came from `Arc::into_raw`, and the caller's count keeps it alive.
+    // SAFETY: as the caller promises, it came from `Arc::into_raw`, and the caller's reference
+    // keeps it alive.
     unsafe {
         Arc::increment_strong_count(object);
         Ok(Arc::from_raw(object))
     }
 }
 
-/// Takes an object back from the caller, if nothing was made of it that is still there and `destroy` agrees.
+/// Destroys an object, if it has no children and `release` succeeds.
 ///
 /// # Errors
-/// EINVAL for null, EBUSY for a parent with children, and what `destroy` says; the object stays the caller's then.
+/// EINVAL for null, EBUSY for a parent with children, and errors of `release`. The object exists on
+/// then.
 ///
 /// # Safety
-/// As [`borrow`]; after success the pointer is dead.
-pub(super) unsafe fn take_back<O: Object>(
+/// As [`borrow`]; after success the pointer is invalid.
+pub(super) unsafe fn destroy<O: Object>(
     raw: *mut O::C,
-    destroy: impl FnOnce(&Arc<O>) -> Result<()>,
+    release: impl FnOnce(&Arc<O>) -> Result<()>,
 ) -> Result<()> {
     if raw.is_null() {
         return Err(Errno::INVALID);
     }
-    // SAFETY: as the caller promises, it came from `Arc::into_raw`; the count goes back below where it is not given up.
+    // SAFETY: as the caller promises, it came from `Arc::into_raw`; on failure the reference is
+    // returned below.
     let object = unsafe { Arc::from_raw(raw.cast_const().cast::<O>()) };
-    let destroyed = if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { destroy(&object) };
+    let destroyed = if Arc::strong_count(&object) > 1 { Err(Errno::BUSY) } else { release(&object) };
     if destroyed.is_err() {
         let _still_the_callers = Arc::into_raw(object);
     }
@@ -85,7 +90,7 @@ pub(super) unsafe fn take_back<O: Object>(
 /// EINVAL for null.
 ///
 /// # Safety
-/// `raw` is null, or valid and not accessed by anybody else while `'a` lasts.
+/// `raw` is null, or valid and not accessed through other pointers while `'a` lasts.
 pub(super) unsafe fn attributes<'a, T>(raw: *mut T) -> Result<&'a mut T> {
     // SAFETY: as the caller promises.
     unsafe { raw.as_mut() }.ok_or(Errno::INVALID)

@@ -1,10 +1,10 @@
-//! Queue pairs: making them and taking them back.
+//! Queue pairs: creation and destruction.
 
 use super::context::Context;
 use super::cq::Cq;
 use super::domain::Pd;
 use super::errno::{self, Errno, Result};
-use super::events::{EventSource, ObjectNumber, ObjectPointer};
+use super::event_queue::{EventSource, ObjectNumber, ObjectPointer};
 use super::object::{self, Object};
 use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
@@ -24,15 +24,16 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Bits of `comp_mask` that libmlx5 takes: domain, XRC domain, flags, TSO header, indirection table, hash, operations.
+/// Bits of `comp_mask` that libmlx5 accepts: domain, XRC domain, flags, TSO header, indirection
+/// table, hash, operations.
 const KNOWN_MASK: u32 = 0x7f;
-/// Bits of mlx5's `comp_mask` that libmlx5 takes: flags, DC, operations, DCI streams.
+/// Bits of mlx5's `comp_mask` that libmlx5 accepts: flags, DC, operations, DCI streams.
 const KNOWN_MLX5_MASK: u64 = 0xf;
-/// Creation flags that libmlx5 takes.
+/// Creation flags that libmlx5 accepts.
 const KNOWN_MLX5_FLAGS: u32 = 0xff;
 /// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: excludes its opposite.
 const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
-/// Transports that verbs.h knows and this card does not serve: raw packet, XRC send and receive, driver.
+/// Transports of verbs.h that this card lacks: raw packet, XRC send and receive, driver.
 const OTHER_TRANSPORTS: [c_int; 4] = [8, 9, 10, 0xff];
 
 /// A queue pair.
@@ -41,7 +42,7 @@ pub(super) struct Qp {
     ibv: UnsafeCell<ibv_qp>,
     pub(super) number: u32,
     pub(super) events: Arc<EventSource>,
-    /// Serialises changes, and keeps what the card does not.
+    /// Serialises changes, and keeps attributes that the card does not.
     pub(super) path: Mutex<Path>,
     pub(super) cap: ibv_qp_cap,
     qp_type: c_int,
@@ -53,7 +54,7 @@ pub(super) struct Qp {
     domain: Arc<Pd>,
 }
 
-/// What `ibv_query_qp` has to answer and the card does not need.
+/// Attributes that `ibv_query_qp` reports and the card does not need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Path {
     pub(super) address: ibv_ah_attr,
@@ -65,10 +66,10 @@ struct Memory {
     dbrec: QueueMemory,
 }
 
-// SAFETY: of the C struct only `state` changes once the queue pair is handed out, and that atomically; rings and records
-// are the C caller's and the card's.
+// SAFETY: once the caller has the queue pair, only `state` of the C struct changes, atomically; the
+// C caller and the card access rings and records.
 unsafe impl Sync for Qp {}
-// SAFETY: as above; its pointers are only pointed with.
+// SAFETY: as above; its pointers are not dereferenced.
 unsafe impl Send for Qp {}
 // SAFETY: `repr(C)`, and the C struct is first.
 unsafe impl Object for Qp {
@@ -80,9 +81,10 @@ impl Qp {
         &self.domain.context
     }
 
-    /// Keeps `ibv_qp.state` as the library last saw it.
+    /// Sets `ibv_qp.state`, the state that the library saw last.
     pub(super) fn set_state(&self, state: c_int) {
-        // SAFETY: inside our own struct, aligned; C callers read it, and nobody else writes it.
+        // SAFETY: inside our own struct, aligned; C callers read it, and only this function writes
+        // it.
         unsafe { AtomicI32::from_ptr(&raw mut (*self.ibv.get()).state) }.store(state, Ordering::Relaxed);
     }
 
@@ -104,8 +106,8 @@ impl Qp {
         }
     }
 
-    /// `mlx5dv_init_obj`'s answer. Of the fields that can be asked for there is none: the register's page is ordinary memory
-    /// that cannot be mapped a second time.
+    /// The answer of `mlx5dv_init_obj`, without optional fields: the register's page cannot be
+    /// mapped a second time through this front.
     pub(super) fn describe(&self, out: &mut mlx5dv_qp) {
         let QueueSizes { sq_blocks, rq_entries, rq_stride } = self.sizes;
         let start = self.memory.rings.start();
@@ -130,7 +132,7 @@ impl Memory {
         let rings = QueueMemory::new(Some(domain), &request, page)?;
         let dbrec = QueueMemory::doorbell_record(Some(domain))?;
         if !dbrec.is_custom() {
-            // libmlx5 leaves the content of custom records to their allocator.
+            // As in libmlx5, a custom allocator determines the content of its records.
             dbrec.clear_record();
         }
         Ok(Memory { rings, dbrec })
@@ -163,10 +165,12 @@ impl Memory {
     }
 }
 
-/// `mlx5dv_create_qp`: a queue pair of the transports RC, UC and UD. `attr.cap` says afterwards what was granted.
+/// `mlx5dv_create_qp`: a queue pair of the transports RC, UC and UD. `attr.cap` gets the granted
+/// capacities.
 ///
 /// # Safety
-/// `context` is null or open; `attr` is null or valid, and so is what it names; `mlx5_attr` is null or valid.
+/// `context` is null or open; `attr` is null or valid, with valid objects; `mlx5_attr` is null or
+/// valid.
 pub(super) unsafe extern "C" fn mlx5dv_create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -239,7 +243,7 @@ unsafe fn new_qp(
     let pointer = ObjectPointer::Qp(object::handle(&qp));
     context.open().routes.add(ObjectNumber::Qp(number), &context.events, pointer, &qp.events);
     attr.cap = cap;
-    Ok(object::hand_out(qp))
+    Ok(object::into_raw(qp))
 }
 
 /// Checks in libmlx5's order. Returns the transport.
@@ -277,7 +281,7 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
     if attr.comp_mask & !KNOWN_MLX5_MASK != 0 || flags & !KNOWN_MLX5_FLAGS != 0 || flags & both == both {
         return Err(Errno::INVALID);
     }
-    // Payloads never travel in completion entries here.
+    // This card never puts payload into completion entries.
     if attr.comp_mask & !MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0
         || flags & !MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE != 0
     {
@@ -291,9 +295,10 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
     Ok(())
 }
 
-/// `ibv_destroy_qp`: after it, the card touches neither the rings nor what work requests name. Waits until the queue pair's
-/// events are acknowledged. Completion entries of the queue pair stay in their rings: libmlx5, too, leaves the rings of a
-/// completion queue alone once `mlx5dv_init_obj` has given them away.
+/// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory that work requests
+/// name. Waits until the queue pair's events are acknowledged. Its completion entries stay in their
+/// rings: libmlx5, too, does not change a completion queue's ring once `mlx5dv_init_obj` has
+/// exposed it.
 ///
 /// # Safety
 /// `qp` is null or created.
@@ -303,5 +308,5 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         open.routes.remove(ObjectNumber::Qp(qp.number), || Ok(open.card.destroy_qp(qp.number)?))
     };
     // SAFETY: the caller's.
-    errno::status(unsafe { object::take_back(qp, destroy) })
+    errno::status(unsafe { object::destroy(qp, destroy) })
 }

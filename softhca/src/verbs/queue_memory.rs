@@ -1,4 +1,4 @@
-//! Memory of rings and doorbell records: the caller's allocator where a parent domain has one, else the heap.
+//! Memory of rings and doorbell records: from the allocator of a parent domain, else from the heap.
 
 use super::domain::Pd;
 use super::errno::{Errno, Result};
@@ -11,9 +11,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a page: what libmlx5 aligns its rings to.
+/// Bytes of a page, to which libmlx5 aligns its rings.
 pub(super) fn page_size() -> usize {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call accesses no memory of ours.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }
@@ -21,7 +21,7 @@ pub(super) fn page_size() -> usize {
 /// Bytes of a cache line: doorbell records of different queues do not share one.
 const CACHE_LINE: usize = 64;
 
-/// A block of queue memory, given back where it came from when dropped.
+/// A block of queue memory. Dropping it frees it with the allocator that it came from.
 pub(super) struct QueueMemory {
     start: NonNull<u8>,
     source: Source,
@@ -32,7 +32,7 @@ enum Source {
     Custom { domain: Arc<Pd>, resource_type: u64 },
 }
 
-/// What is asked of an allocator.
+/// A request to an allocator.
 pub(super) struct Request {
     pub(super) size: usize,
     pub(super) alignment: usize,
@@ -41,11 +41,12 @@ pub(super) struct Request {
 }
 
 impl QueueMemory {
-    /// Asks the allocator of `domain`, if it has one that does not leave it to us. A custom block has the content that the
-    /// allocator gave it; one of our own is zeroed, and aligned to at least `own_alignment`.
+    /// Allocates from the allocator of `domain`; from the heap, if it has none or its allocator
+    /// asks for the default. A custom block keeps the content that its allocator gave it. A heap
+    /// block is zeroed, and aligned to at least `own_alignment`.
     ///
     /// # Errors
-    /// ENOMEM, or EINVAL for a custom block that is not aligned as asked.
+    /// ENOMEM, or EINVAL for a custom block that is misaligned.
     pub(super) fn new(domain: Option<&Arc<Pd>>, request: &Request, own_alignment: usize) -> Result<Self> {
         if let Some(domain) = domain
             && let Some(custom) = Self::custom(domain, request)?
@@ -60,7 +61,7 @@ impl QueueMemory {
         Ok(QueueMemory { start, source: Source::Heap(layout) })
     }
 
-    /// A doorbell record: two words. One of our own is zeroed, and has a cache line to itself.
+    /// A doorbell record: two words. A heap record is zeroed, and has its own cache line.
     ///
     /// # Errors
     /// As [`QueueMemory::new`].
@@ -72,7 +73,8 @@ impl QueueMemory {
     /// Zeroes both words of a doorbell record.
     pub(super) fn clear_record(&self) {
         for word in 0..2 {
-            // SAFETY: made by `doorbell_record`: two aligned words. The card may look at them meanwhile.
+            // SAFETY: made by `doorbell_record`: two aligned words. The card may read them
+            // meanwhile.
             unsafe { AtomicU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
         }
     }
@@ -80,7 +82,7 @@ impl QueueMemory {
     fn custom(domain: &Arc<Pd>, request: &Request) -> Result<Option<Self>> {
         let Some(parent) = domain.parent() else { return Ok(None) };
         let Some((allocate, _)) = parent.allocators else { return Ok(None) };
-        // SAFETY: the caller gave the function for this very use when it made the domain, which is alive.
+        // SAFETY: the program gave this function with the domain, which is alive, for this use.
         let block = unsafe {
             allocate(
                 object::handle(domain),
@@ -108,7 +110,7 @@ impl QueueMemory {
         self.start.as_ptr()
     }
 
-    /// Came from a parent domain's allocator.
+    /// Whether a parent domain's allocator made it.
     pub(super) fn is_custom(&self) -> bool {
         matches!(self.source, Source::Custom { .. })
     }
@@ -117,13 +119,15 @@ impl QueueMemory {
 impl Drop for QueueMemory {
     fn drop(&mut self) {
         match &self.source {
-            // SAFETY: allocated with this layout, freed once; the card's object that used it is gone.
+            // SAFETY: allocated with this layout, freed once; the card's object that used it is
+            // destroyed.
             Source::Heap(layout) => unsafe { std::alloc::dealloc(self.start.as_ptr(), *layout) },
             Source::Custom { domain, resource_type } => {
                 let Some(parent) = domain.parent() else { return };
                 let Some((_, free)) = parent.allocators else { return };
                 let block = self.start.as_ptr().cast::<c_void>();
-                // SAFETY: the counterpart of the allocator that returned the block; the domain is alive, held here.
+                // SAFETY: the counterpart of the allocator that returned the block; `domain` is
+                // alive.
                 unsafe { free(object::handle(domain), parent.pd_context, block, *resource_type) };
             }
         }

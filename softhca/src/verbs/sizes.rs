@@ -1,6 +1,7 @@
-//! How large the queues of a queue pair become: the arithmetic of libmlx5, so that software and hardware grant the same.
+//! Sizes of the queues of a queue pair, computed as in libmlx5, so that software and hardware grant
+//! the same capacities.
 //!
-//! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and what it calls.
+//! Source: `providers/mlx5/verbs.c`, `mlx5_calc_wq_size` and its callees.
 
 use super::errno::{Errno, Result};
 use crate::card::{LIMITS, Transport};
@@ -11,11 +12,11 @@ use gdsync_sys::verbs::ibv_qp_cap;
 /// Bytes of an inline segment before its data.
 const INLINE_HEADER: u64 = 4;
 
-/// What libmlx5 sets aside in each send WQE of a queue pair that does not say which operations it wants.
+/// Bytes that libmlx5 reserves in each send WQE of a queue pair without a list of operations.
 ///
-/// On connections the largest operation is the binding of a memory window, with a control segment (16 bytes), a UMR control
-/// segment (48), a key context (64) and at least one block of key entries (64). A datagram has a control segment and its address
-/// (48).
+/// On connections the largest operation binds a memory window. It has a control segment (16 bytes),
+/// a UMR control segment (48), a key context (64) and at least one block of key entries (64). A
+/// datagram has a control segment and its address (48).
 fn overhead(transport: Transport) -> u64 {
     match transport {
         Transport::Rc | Transport::Uc => 16 + 48 + 64 + 64,
@@ -23,8 +24,8 @@ fn overhead(transport: Transport) -> u64 {
     }
 }
 
-/// Segments that a WQE has for data: its size field counts 63, of which the control segment is one, and the remote address
-/// another, or a datagram's address three.
+/// Segments of a WQE for data: 63 at most, less one for control and one for the remote address, or
+/// three for a datagram's address.
 fn data_segments(transport: Transport) -> u32 {
     match transport {
         Transport::Rc | Transport::Uc => u32::from(MAX_DS) - 2,
@@ -32,22 +33,22 @@ fn data_segments(transport: Transport) -> u32 {
     }
 }
 
-/// Layout of a queue pair's buffer: the receive queue at its start, the send queue after it.
+/// Layout of a queue pair's buffer: the receive queue, then the send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct QueueSizes {
     /// Basic blocks of the send queue: a power of two, or 0.
     pub(super) sq_blocks: u32,
     /// Entries of the receive queue: a power of two, or 0.
     pub(super) rq_entries: u32,
-    /// Bytes from one receive to the next.
+    /// Bytes between two receives.
     pub(super) rq_stride: u32,
 }
 
 impl QueueSizes {
-    /// Works out the sizes, and writes what is granted back into `cap`.
+    /// Computes the sizes, and writes the granted capacities to `cap`.
     ///
     /// # Errors
-    /// EINVAL where a limit is exceeded; `cap` is as it was then.
+    /// EINVAL if a limit is exceeded; `cap` is unchanged then.
     pub(super) fn new(transport: Transport, cap: &mut ibv_qp_cap) -> Result<Self> {
         let mut granted = *cap;
         let sq_blocks = send_blocks(transport, &mut granted)?;
@@ -56,7 +57,7 @@ impl QueueSizes {
         Ok(QueueSizes { sq_blocks, rq_entries, rq_stride })
     }
 
-    /// Bytes of the receive queue, after which the send queue starts.
+    /// Offset of the send queue: the bytes of the receive queue.
     pub(super) fn send_offset(&self) -> usize {
         self.rq_entries as usize * self.rq_stride as usize
     }
@@ -66,8 +67,8 @@ impl QueueSizes {
         self.send_offset() + self.sq_blocks as usize * BASIC_BLOCK
     }
 
-    /// Alignment that libmlx5 asks a custom allocator for: the card counts a buffer's offset in its page in 64ths, and the
-    /// page is as large as the buffer.
+    /// Alignment that libmlx5 requests from a custom allocator. The card addresses a buffer's
+    /// offset in its page in 64ths of the page, which is as large as the buffer.
     pub(super) fn alignment(&self, page: usize) -> usize {
         let buffer_page = self.bytes().next_multiple_of(page).next_power_of_two();
         BASIC_BLOCK.max(self.rq_stride as usize).max(buffer_page / 64)
@@ -95,7 +96,7 @@ fn send_blocks(transport: Transport, cap: &mut ibv_qp_cap) -> Result<u32> {
     if blocks > LIMITS.max_qp_wr {
         return Err(Errno::INVALID);
     }
-    // Without segments nor inline data, a WQE may be no larger than what is set aside.
+    // Without segments and inline data, a WQE may be no larger than the reserved bytes.
     let granted = wqe.saturating_sub(overhead + INLINE_HEADER) as u32;
     cap.max_inline_data = granted.min(most_inline);
     cap.max_send_wr = (queue / wqe) as u32;
@@ -111,7 +112,7 @@ fn recv_entries(cap: &mut ibv_qp_cap) -> Result<(u32, u32)> {
         return Err(Errno::INVALID);
     }
     let stride = recv::stride(cap.max_recv_sge);
-    // A receive queue is never smaller than a block.
+    // A receive queue has at least the size of a block.
     let entries = cap.max_recv_wr.next_power_of_two().max(BASIC_BLOCK as u32 / stride);
     cap.max_recv_wr = entries;
     cap.max_recv_sge = stride / SEGMENT as u32;
@@ -134,13 +135,16 @@ mod tests {
 
     #[test]
     fn sizes_and_granted_capacities_are_those_of_libmlx5() {
-        // By hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted), (blocks, entries, stride).
+        // Computed by hand from mlx5_calc_sq_size and mlx5_calc_rq_size: (asked), (granted),
+        // (blocks, entries, stride).
         let cases = [
-            // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 - 4.
+            // WQE max(192 + 16, 0) = 208 -> 256 bytes; 1 * 256 / 64 = 4 blocks; inline 256 - 192 -
+            // 4.
             (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (4, 4, 16)),
             // max(192 + 64, 192 + 48) = 256; 128 * 256 = 32768 bytes.
             (cap(128, 128, 4, 4, 44), cap(128, 128, 4, 4, 60), (512, 128, 64)),
-            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs; inline 320 - 196.
+            // max(192 + 80, 0) = 272 -> 320; 100 * 320 = 32000 -> 32768 bytes, which hold 102 WQEs;
+            // inline 320 - 196.
             (cap(100, 100, 5, 3, 0), cap(102, 128, 5, 4, 124), (512, 128, 64)),
             // inline 192 + align(4 + 61, 16) = 272 -> 320; 3 * 320 = 960 -> 1024 bytes, 3 WQEs.
             (cap(3, 5, 1, 0, 61), cap(3, 8, 1, 1, 124), (16, 8, 16)),
@@ -148,10 +152,10 @@ mod tests {
             (cap(3, 5, 1, 2, 60), cap(4, 8, 1, 2, 60), (16, 8, 32)),
             // 52 segments: 192 + 832 = 1024, the largest WQE of common hardware.
             (cap(16, 16, 52, 64, 0), cap(16, 16, 52, 64, 828), (256, 16, 1024)),
-            // 61 segments: 192 + 976 = 1168 -> 1216; 4 * 1216 = 4864 -> 8192 bytes, 6 WQEs. 1216 - 196 bytes inline would be
-            // more than 63 segments hold: 61 * 16 - 4.
+            // 61 segments: 192 + 976 = 1168 -> 1216; 4 * 1216 = 4864 -> 8192 bytes, 6 WQEs. Inline:
+            // 61 * 16 - 4, as 1216 - 196 is more than 63 segments hold.
             (cap(4, 4, 61, 1, 0), cap(6, 4, 61, 1, 972), (128, 4, 16)),
-            // No queue at all: what was asked of it is not looked at.
+            // No queue: its other capacities are ignored.
             (cap(0, 0, 9, 9, 7), cap(0, 0, 9, 0, 7), (0, 0, 1)),
             (cap(8192, 32768, 1, 1, 0), cap(8192, 32768, 1, 1, 60), (32768, 32768, 16)),
         ];
@@ -165,7 +169,8 @@ mod tests {
 
     #[test]
     fn datagrams_have_queues_of_their_own_size_and_unreliable_connections_have_not() {
-        // By hand from the same: an address takes 48 bytes, and with the control segment nothing else is set aside.
+        // Computed by hand as above. Only the address (48 bytes) and the control segment are
+        // reserved.
         let cases = [
             // WQE 64 + 16 = 80 -> 128 bytes; 128 / 64 blocks; inline 128 - 64 - 4.
             (cap(1, 1, 1, 1, 0), cap(1, 4, 1, 1, 60), (2, 4, 16)),
@@ -173,7 +178,7 @@ mod tests {
             (cap(16, 16, 4, 4, 100), cap(21, 16, 4, 4, 124), (64, 16, 64)),
             // 59 segments: 64 + 944 = 1008 -> 1024.
             (cap(4, 4, 59, 1, 0), cap(4, 4, 59, 1, 940), (64, 4, 16)),
-            // No data at all: a block, of which nothing is left.
+            // No data: one block, without room for inline data.
             (cap(4, 4, 0, 1, 0), cap(4, 4, 0, 1, 0), (4, 4, 16)),
         ];
         for (asked, granted, (sq_blocks, rq_entries, rq_stride)) in cases {

@@ -5,17 +5,17 @@ use super::errno::Result;
 use gdsync_sys::prm::doorbell::UAR_DOORBELLS;
 use std::sync::Arc;
 
-/// The one register of a page that is used. Without BlueFlame, more of them would serve no purpose.
+/// The only register of a page that is used. Without BlueFlame, further registers have no purpose.
 static REGISTER: [usize; 1] = [UAR_DOORBELLS[0]];
 
-/// A UAR, freed when dropped.
+/// A UAR. Dropping it frees it.
 pub(super) struct OwnUar {
     open: Arc<OpenCard>,
     id: u32,
     page: *mut u8,
 }
 
-// SAFETY: the page is memory that any thread may store to; it is only pointed to here.
+// SAFETY: any thread may store to the page; it is not dereferenced here.
 unsafe impl Send for OwnUar {}
 // SAFETY: as above.
 unsafe impl Sync for OwnUar {}

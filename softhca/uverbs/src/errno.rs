@@ -16,7 +16,6 @@ impl Errno {
     pub(crate) const NO_DATA: Errno = Errno(libc::ENODATA);
     pub(crate) const NO_DEVICE: Errno = Errno(libc::ENODEV);
     pub(crate) const NO_ENTRY: Errno = Errno(libc::ENOENT);
-    pub(crate) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
     pub(crate) const NO_SPACE: Errno = Errno(libc::ENOSPC);
     pub(crate) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
     /// The command or a mandatory attribute is unknown. rdma-core then tries an older command.
@@ -56,14 +55,6 @@ impl From<CardError> for Errno {
     /// Logs the error's text, which an error number cannot carry.
     fn from(error: CardError) -> Self {
         tracing::warn!(%error, "the card refused a command");
-        match error {
-            CardError::Unmapped { .. } | CardError::PeerMemory { .. } => Errno::FAULT,
-            CardError::Busy { .. } => Errno::BUSY,
-            CardError::TooMany { .. } => Errno::NO_MEMORY,
-            CardError::Fabric(_) => Errno::NO_DEVICE,
-            CardError::System(error) => error.into(),
-            // NotFound, Invalid, Transition, Missing, Superfluous, and variants added later.
-            _ => Errno::INVALID,
-        }
+        Errno(error.errno())
     }
 }

@@ -52,7 +52,8 @@ impl Kernels {
     /// Measures a way of posting.
     ///
     /// # Safety
-    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card, until the kernel has ended.
+    /// The queue pair is handed over to the GPU, and the places are memory of it and of the card,
+    /// until the kernel has ended.
     pub(super) unsafe fn cycles(
         &self,
         gpu: &Gpu,

@@ -10,7 +10,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Everything in host memory; then, with the indices in the GPU's, each way to place the send queue and its completion queue.
+    /// Everything in host memory; then, with the indices in the GPU's, each way to place the send
+    /// queue and its completion queue.
     pub(super) fn all(gpu: u32) -> [Layout; 5] {
         let place = |in_gpu| if in_gpu { Placement::Gpu(gpu) } else { Placement::Host };
         [

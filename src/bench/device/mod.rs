@@ -1,22 +1,20 @@
-//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host memory and in the GPU's.
+//! What posting costs a kernel, and how fast kernels post: with queues and their indices in host
+//! memory and in the GPU's.
 
 mod kernels;
 mod layout;
 
 use super::gpu::Gpu;
-use super::{median, print, print_json};
+use super::{median, pair};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
-use crate::hca;
+use crate::{hca, text};
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::device::{DeviceQp, DeviceQpData, DeviceQpOptions, STATE_BYTES};
-use gdsync::{
-    Access, ConnectOptions, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig,
-};
+use gdsync::{Access, MemoryRegion, PinnedMemory, ProtectionDomain, QueuePair, QueuePairConfig};
 use kernels::{Kernels, Places};
 use layout::Layout;
 use serde::Serialize;
-use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -49,7 +47,8 @@ struct Results {
     left_out: Option<String>,
     /// Cycles of the GPU's clock that a call takes; then the steps of the first kind of call.
     posting: Vec<Row>,
-    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that rings once: how many times faster.
+    /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that
+    /// rings once: how many times faster.
     warp_speedup: Vec<Row>,
     /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
     latency: Vec<Row>,
@@ -106,11 +105,11 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         latency: rows(&columns(|one| &one.latency)),
         rate: rows(&columns(|one| &one.rate)),
     };
-    if options.json { print_json(&results) } else { results.print() }
+    text::print(options.json, &results, || results.text())
 }
 
 impl Results {
-    fn print(&self) -> Result<(), Failure> {
+    fn text(&self) -> String {
         let title = format!("{}, DOORBELLS {}", self.gpu, self.doorbells);
         let header: Vec<&str> = [&*title].into_iter().chain(self.layouts.iter().copied()).collect();
         let sections = [
@@ -127,11 +126,11 @@ impl Results {
                 [format!("{}, {unit}", row.what)].into_iter().chain(cells).collect()
             })
             .collect();
-        print(&header, &lines)?;
+        let mut text = text::table(&header, &lines);
         if let Some(why) = &self.left_out {
-            writeln!(io::stdout().lock(), "no queues in the GPU's memory: {why}")?;
+            text += &format!("no queues in the GPU's memory: {why}\n");
         }
-        Ok(())
+        text
     }
 }
 
@@ -149,7 +148,7 @@ struct Bench<'a> {
     layout: Layout,
     pd: ProtectionDomain,
     /// Each connected with the other.
-    pairs: Vec<[QueuePair; 2]>,
+    pairs: Vec<(QueuePair, QueuePair)>,
     results: PinnedMemory,
     results_at: u64,
 }
@@ -165,19 +164,13 @@ impl<'a> Bench<'a> {
         let pd = ProtectionDomain::new(&device)?;
         let config = QueuePairConfig::default().port(port).send_depth(512).access(Access::all());
         let config = config.placement(layout.queues);
-        let connected = |_| {
-            let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?);
-            left.connect(&right.endpoint()?, ConnectOptions::default())?;
-            right.connect(&left.endpoint()?, ConnectOptions::default())?;
-            Ok::<_, Failure>([left, right])
-        };
-        let pairs = (0..QUEUES).map(connected).collect::<Result<_, _>>()?;
+        let pairs = (0..QUEUES).map(|_| pair::connected(&pd, config)).collect::<Result<_, _>>()?;
         let results = PinnedMemory::allocate(4096)?;
         let results_at = cuda::pin(&gpu.context, &results)?;
         Ok(Bench { gpu, kernels, layout, pd, pairs, results, results_at })
     }
 
-    fn hand_over(&self, [left, _]: &[QueuePair; 2]) -> Result<DeviceQp, Failure> {
+    fn attach(&self, (left, _): &(QueuePair, QueuePair)) -> Result<DeviceQp, Failure> {
         let mut options = DeviceQpOptions::default();
         if self.layout.indices_in_gpu {
             options = options.state(&GpuMemory::allocate(&self.gpu.context, STATE_BYTES)?);
@@ -217,7 +210,7 @@ impl<'a> Bench<'a> {
     }
 
     fn measure(&self, posts: u64) -> Result<Measured, Failure> {
-        let device_qp = self.hand_over(&self.pairs[0])?;
+        let device_qp = self.attach(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
         let mut posting = Vec::new();
         for (which, threads, what) in [
@@ -227,7 +220,8 @@ impl<'a> Bench<'a> {
             (3, 32, "a warp, 32 puts"),
             (4, 128, "a block, 128 puts"),
         ] {
-            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has ended, which `finish` waits for.
+            // SAFETY: the queue pair is handed over, and its memory lives, until the kernel has
+            // ended, which `finish` waits for.
             unsafe { self.kernels.cycles(self.gpu, device_qp.data(), which, threads, ROUNDS, places)? };
             self.finish()?;
             let cycles = (0..ROUNDS as usize).map(|round| self.result(FIRST_RESULT + round) as f64);
@@ -272,7 +266,7 @@ impl<'a> Bench<'a> {
     ) -> Result<f64, Failure> {
         let count = (of_block * blocks) as usize;
         let device_qps: Vec<DeviceQp> =
-            self.pairs[..count].iter().map(|pair| self.hand_over(pair)).collect::<Result<_, _>>()?;
+            self.pairs[..count].iter().map(|pair| self.attach(pair)).collect::<Result<_, _>>()?;
         let (places, _keep) = self.places()?;
         let data: Vec<DeviceQpData> = device_qps.iter().map(DeviceQp::data).collect();
         let list = kernels::list(&data)?;

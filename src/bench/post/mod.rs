@@ -1,15 +1,14 @@
-//! `gdsync bench post`: what a CPU pays for a post (work request, doorbell record, doorbell), gdsync's against libmlx5's own, in
-//! one process, on queue pairs of the same kind: reliable, each with a doorbell page of its own.
+//! `gdsync bench post`: what a CPU pays for a post (work request, doorbell record, doorbell),
+//! gdsync's against libmlx5's own, in one process, on queue pairs of the same kind: reliable, each
+//! with a doorbell page of its own.
 
 mod reference;
 
-use super::median;
+use super::pair::{collect, connected};
+use super::{median, print};
 use crate::cli::BenchOptions;
 use crate::failure::Failure;
-use gdsync::{
-    Access, CompletionQueue, ConnectOptions, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice,
-    WorkRequest,
-};
+use gdsync::{Access, MemoryRegion, QueuePair, QueuePairConfig, RemoteMemory, Slice, WorkRequest};
 use reference::{Opened, Reference, Shape};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -32,15 +31,12 @@ struct Row {
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let opened = Opened::new(options.hca.as_ref())?;
     let rows = Bench::new(&opened)?.measure(options.posts.div_ceil(BURST))?;
-    if options.json {
-        return super::print_json(&rows);
-    }
     let cells = |row: &Row| {
         let ns = [row.gdsync_ns, row.ibv_post_send_ns, row.ibv_wr_ns].map(|ns| format!("{ns:.0}"));
         [vec![row.what.to_owned()], ns.to_vec()].concat()
     };
     let header = ["RDMA WRITE", "gdsync ns", "ibv_post_send ns", "ibv_wr_* ns"];
-    super::print(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+    print(options, &rows, &header, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 struct Bench<'a> {
@@ -56,10 +52,7 @@ impl<'a> Bench<'a> {
     fn new(opened: &'a Opened) -> Result<Self, Failure> {
         let pd = opened.domain()?;
         let config = QueuePairConfig::default().port(opened.port);
-        let [ours, ours_to, theirs_to] =
-            [QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?, QueuePair::new(&pd, config)?];
-        ours.connect(&ours_to.endpoint()?, ConnectOptions::default())?;
-        ours_to.connect(&ours.endpoint()?, ConnectOptions::default())?;
+        let ((ours, ours_to), theirs_to) = (connected(&pd, config)?, QueuePair::new(&pd, config)?);
         let source = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::empty())?;
         let target = MemoryRegion::allocate(&pd, 4 * ELEMENT, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let reference = Reference::new(opened, &theirs_to, &source, ELEMENT)?;
@@ -82,7 +75,7 @@ impl<'a> Bench<'a> {
                     Shape::Four => gdsync_four(&self.ours, &slices, remote)?,
                 }
                 times[0].push(per_post(start.elapsed()));
-                drain(&self.ours.send_cq())?;
+                collect(&self.ours.send_cq(), BURST)?;
                 times[1].push(per_post(self.reference.post_send(shape, &remote, BURST)?));
                 times[2].push(per_post(self.reference.wr(shape, &remote, BURST)?));
             }
@@ -125,21 +118,6 @@ fn gdsync_one(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) ->
 fn gdsync_four(queue_pair: &QueuePair, slices: &[Slice], remote: RemoteMemory) -> Result<(), Failure> {
     for wr_id in 0..BURST {
         queue_pair.post_send(WorkRequest::write(slices, remote).wr_id(wr_id))?;
-    }
-    Ok(())
-}
-
-/// Waits for the completions of a burst.
-fn drain(queue: &CompletionQueue) -> Result<(), Failure> {
-    let mut left = BURST;
-    while left > 0 {
-        match queue.poll()? {
-            Some(completion) => {
-                completion.status?;
-                left -= 1;
-            }
-            None => std::thread::yield_now(),
-        }
     }
     Ok(())
 }

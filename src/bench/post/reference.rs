@@ -78,7 +78,8 @@ impl Opened {
     }
 
     fn device(&self) -> Result<Device, Failure> {
-        // SAFETY: the context is open until `self` is dropped, which whatever is made on it borrows or precedes in `run`.
+        // SAFETY: the context is open until `self` is dropped, which whatever is made on it borrows
+        // or precedes in `run`.
         Ok(unsafe { Device::from_raw(self.api, self.context) }?)
     }
 
@@ -98,7 +99,8 @@ impl Drop for Opened {
     }
 }
 
-/// A queue pair with a doorbell page of its own, and libmlx5's functions for it. Fields stand in the order in which they go.
+/// A queue pair with a doorbell page of its own, and libmlx5's functions for it. Fields stand in
+/// the order in which they are dropped.
 pub(super) struct Reference<'a> {
     qp: Qp<'a>,
     qp_ex: NonNull<ibv_qp_ex>,
@@ -168,7 +170,8 @@ impl<'a> Qp<'a> {
             cq: ptr::null_mut(),
             qp: ptr::null_mut(),
         };
-        // SAFETY: the context is open as long as `opened`; every struct is valid, all-zero where nothing is asked for.
+        // SAFETY: the context is open as long as `opened`; every struct is valid, all-zero where
+        // nothing is asked for.
         unsafe {
             all.td =
                 made("ibv_alloc_td", (api.alloc_td)(context, &mut ibv_td_init_attr::default()))?.as_ptr();
@@ -265,7 +268,8 @@ impl<'a> Qp<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes each.
+    /// Connected to `target`. The elements are the first four parts of `source`, of that many bytes
+    /// each.
     pub(super) fn new(
         opened: &'a Opened,
         target: &QueuePair,
@@ -296,34 +300,34 @@ impl<'a> Reference<'a> {
 
     /// The time of a burst by `ibv_post_send`.
     pub(super) fn post_send(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
-        let start = Instant::now();
-        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes are valid.
-        let rc = unsafe {
+        // SAFETY: the queue pair is connected and has room for a burst; elements and inline bytes
+        // are valid.
+        self.time("ibv_post_send", burst, || unsafe {
             match shape {
                 Shape::Inline => post_send_inline(self, to, burst),
                 Shape::One => post_send_one(self, to, burst),
                 Shape::Four => post_send_four(self, to, burst),
             }
-        };
-        let elapsed = start.elapsed();
-        done("ibv_post_send", rc)?;
-        self.drain(burst)?;
-        Ok(elapsed)
+        })
     }
 
     /// The time of a burst by `ibv_wr_*`.
     pub(super) fn wr(&self, shape: Shape, to: &RemoteMemory, burst: u64) -> Result<Duration, Failure> {
-        let start = Instant::now();
         // SAFETY: as in `post_send`.
-        let rc = unsafe {
+        self.time("ibv_wr_complete", burst, || unsafe {
             match shape {
                 Shape::Inline => wr_inline(self, to, burst),
                 Shape::One => wr_one(self, to, burst),
                 Shape::Four => wr_four(self, to, burst),
             }
-        };
+        })
+    }
+
+    fn time(&self, call: &str, burst: u64, post: impl FnOnce() -> i32) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        let rc = post();
         let elapsed = start.elapsed();
-        done("ibv_wr_complete", rc)?;
+        done(call, rc)?;
         self.drain(burst)?;
         Ok(elapsed)
     }
@@ -381,83 +385,58 @@ impl<'a> Reference<'a> {
     }
 }
 
-// Not inlined, so that `scripts/bench/post-instructions` finds them by name. All: safe where the queue pair is connected and has
-// room for the burst. They return the last call's answer, or the first that is not 0.
+/// Posts a burst. Returns the first answer that is not 0, if there is one.
+#[inline(always)]
+fn each(burst: u64, post: impl FnMut(u64) -> i32) -> i32 {
+    (0..burst).map(post).find(|rc| *rc != 0).unwrap_or(0)
+}
+
+// Not inlined, so that `scripts/bench/post-instructions` finds them by name. All are safe where the
+// queue pair is connected and has room for the burst.
 
 #[inline(never)]
 unsafe fn post_send_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
-    for wr_id in 0..burst {
+    each(burst, |wr_id| {
         let bytes = wr_id.to_ne_bytes();
         let mut element = [ibv_sge { addr: bytes.as_ptr() as u64, length: 8, lkey: 0 }];
         // SAFETY: the caller's; the bytes are read before the call returns.
-        let rc = unsafe { this.send(wr_id, to, &mut element, IBV_SEND_INLINE) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+        unsafe { this.send(wr_id, to, &mut element, IBV_SEND_INLINE) }
+    })
 }
 
 #[inline(never)]
 unsafe fn post_send_one(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let mut element = [this.elements[0]];
-    for wr_id in 0..burst {
-        // SAFETY: the caller's.
-        let rc = unsafe { this.send(wr_id, to, &mut element, 0) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+    // SAFETY: the caller's.
+    each(burst, |wr_id| unsafe { this.send(wr_id, to, &mut element, 0) })
 }
 
 #[inline(never)]
 unsafe fn post_send_four(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let mut elements = this.elements;
-    for wr_id in 0..burst {
-        // SAFETY: the caller's.
-        let rc = unsafe { this.send(wr_id, to, &mut elements, 0) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+    // SAFETY: the caller's.
+    each(burst, |wr_id| unsafe { this.send(wr_id, to, &mut elements, 0) })
 }
 
 #[inline(never)]
 unsafe fn wr_inline(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
-    for wr_id in 0..burst {
+    each(burst, |wr_id| {
         let mut bytes = wr_id.to_ne_bytes();
         // SAFETY: the caller's; the bytes are read before the call returns.
-        let rc = unsafe { this.begin(wr_id, to, |qp| (this.wr.inline)(qp, bytes.as_mut_ptr().cast(), 8)) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+        unsafe { this.begin(wr_id, to, |qp| (this.wr.inline)(qp, bytes.as_mut_ptr().cast(), 8)) }
+    })
 }
 
 #[inline(never)]
 unsafe fn wr_one(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
     let ibv_sge { addr, length, lkey } = this.elements[0];
-    for wr_id in 0..burst {
-        // SAFETY: the caller's.
-        let rc = unsafe { this.begin(wr_id, to, |qp| (this.wr.sge)(qp, lkey, addr, length)) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+    // SAFETY: the caller's.
+    each(burst, |wr_id| unsafe { this.begin(wr_id, to, |qp| (this.wr.sge)(qp, lkey, addr, length)) })
 }
 
 #[inline(never)]
 unsafe fn wr_four(this: &Reference<'_>, to: &RemoteMemory, burst: u64) -> i32 {
-    for wr_id in 0..burst {
-        // SAFETY: the caller's.
-        let rc = unsafe { this.begin(wr_id, to, |qp| (this.wr.sge_list)(qp, 4, this.elements.as_ptr())) };
-        if rc != 0 {
-            return rc;
-        }
-    }
-    0
+    let elements = this.elements.as_ptr();
+    // SAFETY: the caller's.
+    each(burst, |wr_id| unsafe { this.begin(wr_id, to, |qp| (this.wr.sge_list)(qp, 4, elements)) })
 }

@@ -5,7 +5,8 @@ use gdsync::cudarc::driver::{CudaStream, DriverError, result, sys};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-/// The PTX of `kernels/pingpong.cu` as a C string; `build.rs` says which. The GPU's driver compiles it for its GPU.
+/// The PTX of `kernels/pingpong.cu` as a C string; `build.rs` says which. The GPU's driver compiles
+/// it for its GPU.
 const PTX: &str = concat!(include_str!(concat!(env!("OUT_DIR"), "/ptx/pingpong.ptx")), "\0");
 
 /// Threads of a full block, and full blocks that a multiprocessor runs at a time.
@@ -14,7 +15,8 @@ const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// The kernels, for one stream.
 ///
-/// Their module stays loaded until the process ends: unloading would wait for every stream of the context.
+/// Their module stays loaded until the process ends: unloading would wait for every stream of the
+/// context.
 pub(super) struct Kernels {
     stream: Arc<CudaStream>,
     most_blocks: u32,
@@ -51,14 +53,16 @@ impl Kernels {
     /// Writes the message of `seed` to `len` bytes from `to` on.
     ///
     /// # Safety
-    /// The bytes are memory of the stream's GPU, or mapped for it; aligned to 8, and there until the stream has passed.
+    /// The bytes are memory of the stream's GPU, or mapped for it; aligned to 8, and there until
+    /// the stream has passed.
     pub(super) unsafe fn fill(&self, to: u64, len: u64, seed: u64) -> Result<(), Failure> {
         // SAFETY: the caller's; the parameters are those of `fill`.
         unsafe { self.launch(self.fill, self.grid(len), &[to, len, seed]) }
     }
 
-    /// Compares `len` bytes from `from` on with the message of `seed`; tells of the first wrong message in the two words at
-    /// `mismatch`; puts the time into the word at `time`, unless that is 0.
+    /// Compares `len` bytes from `from` on with the message of `seed`; tells of the first wrong
+    /// message in the two words at `mismatch`; puts the time into the word at `time`, unless that
+    /// is 0.
     ///
     /// # Safety
     /// As [`Self::fill`], also for the words.
@@ -84,7 +88,8 @@ impl Kernels {
         unsafe { self.launch(self.stamp, (1, 1), &[time]) }
     }
 
-    /// Blocks, and threads of each, for a message: a thread for every word, as far as the GPU runs them at a time.
+    /// Blocks, and threads of each, for a message: a thread for every word, as far as the GPU runs
+    /// them at a time.
     fn grid(&self, len: u64) -> (u32, u32) {
         grid(len, self.most_blocks)
     }
@@ -100,8 +105,8 @@ impl Kernels {
         self.stream.context().bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
         let mut places: Vec<*mut c_void> =
             parameters.iter().map(|place| std::ptr::from_ref(place).cast_mut().cast()).collect();
-        // SAFETY: the kernel's module stays loaded, the stream is alive, and the driver copies the parameters, which it only
-        // reads, before it returns.
+        // SAFETY: the kernel's module stays loaded, the stream is alive, and the driver copies the
+        // parameters, which it only reads, before it returns.
         unsafe {
             result::launch_kernel(
                 kernel,

@@ -1,6 +1,6 @@
 use super::super::words::Words;
 use super::*;
-use crate::pingpong::pattern::Pattern;
+use crate::pattern::Pattern;
 use gdsync::PinnedMemory;
 use gdsync::cudarc::driver::CudaContext;
 use std::io::Write;
@@ -34,7 +34,8 @@ fn gpu(test: &str) -> Option<(Arc<CudaContext>, Kernels, Words)> {
     Some((context, kernels, words))
 }
 
-/// Lengths with and without a tail, of one thread, several blocks, and more than the GPU runs at a time.
+/// Lengths with and without a tail, of one thread, several blocks, and more than the GPU runs at a
+/// time.
 const LENGTHS: [u64; 9] = [0, 1, 7, 8, 15, 1000, 4096, 100_003, (8 << 20) + 5];
 
 #[test]
@@ -44,15 +45,16 @@ fn kernels_and_the_cpu_agree_on_messages() {
         let memory = PinnedMemory::allocate(len as usize).unwrap();
         let address = gdsync::cuda::pin(&context, &memory).unwrap();
         let pattern = Pattern::new(1, sequence as u64);
-        // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is waited for.
+        // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is
+        // waited for.
         unsafe {
-            kernels.fill(address, len, pattern.seed()).unwrap();
+            kernels.fill(address, len, pattern.seed).unwrap();
             kernels
-                .check(address, len, pattern.seed(), sequence as u64, words.address(0), words.address(2))
+                .check(address, len, pattern.seed, sequence as u64, words.address(0), words.address(2))
                 .unwrap();
         }
         kernels.stream().synchronize().unwrap();
-        assert_eq!(pattern.check(&memory), Ok(()), "{len} bytes");
+        assert_eq!(pattern.check(&memory, 0, 0, len as usize), Ok(()), "{len} bytes");
         assert_eq!(words.load(0), 0, "{len} bytes are right, but wrong at {}", words.load(1));
         assert_ne!(words.load(2), 0, "the time was taken");
     }
@@ -67,13 +69,14 @@ fn the_first_wrong_message_is_told_by_its_first_wrong_word() {
         let memory = PinnedMemory::allocate(len as usize).unwrap();
         let address = gdsync::cuda::pin(&context, &memory).unwrap();
         let pattern = Pattern::new(0, 5);
-        pattern.fill(&memory);
+        pattern.fill(&memory, 0, len as usize);
         for at in [len * 2 / 3, len - 1] {
             memory.bytes()[at as usize].fetch_xor(0x10, Ordering::Relaxed);
         }
         for sequence in [5, 6] {
-            // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is waited for.
-            unsafe { kernels.check(address, len, pattern.seed(), sequence, words.address(0), 0) }.unwrap();
+            // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is
+            // waited for.
+            unsafe { kernels.check(address, len, pattern.seed, sequence, words.address(0), 0) }.unwrap();
         }
         kernels.stream().synchronize().unwrap();
         if len == 1 {
@@ -81,7 +84,7 @@ fn the_first_wrong_message_is_told_by_its_first_wrong_word() {
             assert_eq!(words.load(0), 0);
             continue;
         }
-        let expected = pattern.check(&memory).unwrap_err() as u64;
+        let expected = pattern.check(&memory, 0, 0, len as usize).unwrap_err() as u64;
         assert_eq!((words.load(0), words.load(1)), (6, expected), "{len} bytes");
     }
 }

@@ -1,29 +1,30 @@
-//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and take the times.
+//! A CUDA stream performs the work, on messages in GPU memory: kernels fill and check them, and
+//! take the times.
 
 mod kernels;
 mod words;
 
-use super::driver::{self, CHUNKS, Driver};
+use super::driver::{self, CHUNKS, Driver, Messages};
 use super::findings::Findings;
-use super::pattern::Pattern;
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
 use crate::hca;
+use crate::pattern::Pattern;
 use gdsync::cuda::GpuMemory;
 use gdsync::cudarc::driver::CudaEvent;
 use gdsync::mapped::MappedMemory;
 use gdsync::memop::StreamError;
-use gdsync::memory::OutOfBounds;
 use gdsync::stream::{Doorbells, Posted};
 use gdsync::verbs::GpuMemoryRegion;
-use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, RemoteMemory, Slice, Stream};
+use gdsync::{Access, Batch, CudaStream, ProtectionDomain, QueuePair, Stream};
 use kernels::{Kernels, failed};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use words::Words;
 
-/// The words that kernels write: what is wrong, when the first exchange began, and when the others ended.
+/// The words that kernels write: what is wrong, when the first exchange began, and when the others
+/// ended.
 const MISMATCH: u64 = 0;
 const PLACE: u64 = 1;
 const BEGIN: u64 = 2;
@@ -37,6 +38,7 @@ pub(super) struct GpuDriver {
     name: String,
     stream: Stream<CudaStream>,
     kernels: Kernels,
+    messages: Messages,
     source: GpuMemoryRegion,
     target: GpuMemoryRegion,
     words: Words,
@@ -54,7 +56,8 @@ pub(super) struct GpuDriver {
 }
 
 impl GpuDriver {
-    /// Allocates and loads everything: the driver does some of that only while no stream of the context waits.
+    /// Allocates and loads everything: the driver does some of that only while no stream of the
+    /// context waits.
     pub(super) fn new(
         ordinal: u32,
         options: &PingpongOptions,
@@ -76,13 +79,20 @@ impl GpuDriver {
             };
             Ok::<_, Failure>(GpuMemoryRegion::register(pd, memory, access)?)
         };
+        let source = memory(Access::empty())?;
+        let target = memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let events = (0..CHUNKS).map(|_| context.new_event(None).map_err(failed("cuEventCreate")));
         let driver = GpuDriver {
             name: context.name().map_err(failed("cuDeviceGetName"))?,
             stream: driver::stream(CudaStream::new(Arc::clone(&queue))?, options)?,
             kernels: Kernels::load(queue)?,
-            source: memory(Access::empty())?,
-            target: memory(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            messages: Messages {
+                source: source.slice(..)?,
+                target: target.slice(..)?,
+                remote: target.remote(),
+            },
+            source,
+            target,
             words: Words::new(&context, ENDS + window)?,
             events: events.collect::<Result<_, _>>()?,
             marks: VecDeque::new(),
@@ -120,24 +130,16 @@ impl GpuDriver {
 }
 
 impl Driver for GpuDriver {
-    fn source(&self) -> Result<Slice, OutOfBounds> {
-        self.source.slice(..)
-    }
-
-    fn target(&self) -> Result<Slice, OutOfBounds> {
-        self.target.slice(..)
-    }
-
-    fn remote(&self) -> RemoteMemory {
-        self.target.remote()
+    fn messages(&self) -> &Messages {
+        &self.messages
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
         if self.rank > 0 {
             return Ok(());
         }
-        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited for; and gdsync gives memory
-        // that a GPU knows back only while the GPU's streams are idle.
+        // SAFETY: the words live as long as `self`, which is dropped after the stream was waited
+        // for; and gdsync gives memory that a GPU knows back only while the GPU's streams are idle.
         unsafe { self.kernels.stamp(self.words.address(BEGIN)) }
     }
 
@@ -146,7 +148,7 @@ impl Driver for GpuDriver {
             return Ok(());
         }
         let memory = self.source.memory();
-        let seed = Pattern::new(self.rank, sequence).seed();
+        let seed = Pattern::new(self.rank, sequence).seed;
         // SAFETY: as in `begin`, for the region's memory, too.
         unsafe { self.kernels.fill(memory.address(), memory.len() as u64, seed) }
     }
@@ -159,7 +161,7 @@ impl Driver for GpuDriver {
         let time = if self.rank == 0 { self.words.address(self.end(sequence)) } else { 0 };
         if self.checked {
             let (memory, mismatch) = (self.target.memory(), self.words.address(MISMATCH));
-            let seed = Pattern::new(1 - self.rank, sequence).seed();
+            let seed = Pattern::new(1 - self.rank, sequence).seed;
             // SAFETY: as in `begin`, for the region's memory, too.
             unsafe {
                 self.kernels.check(memory.address(), memory.len() as u64, seed, sequence, mismatch, time)

@@ -24,7 +24,8 @@ impl Words {
         self.address + 8 * index
     }
 
-    /// What a word says. The last kernel that writes it must have ended, as the CPU knows by an event.
+    /// The value of a word. The last kernel that writes it must have ended, as the CPU knows by an
+    /// event.
     pub(super) fn load(&self, index: u64) -> u64 {
         self.memory.words64()[index as usize].load(Ordering::Acquire)
     }

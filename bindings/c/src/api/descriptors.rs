@@ -95,7 +95,8 @@ unsafe fn read(target: Target, n_descs: size_t, descs: *mut gds_descriptor_t) ->
 /// `gds_stream_post_descriptors`.
 ///
 /// # Safety
-/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is alive, has passed it.
+/// `descs` is null or an array of `n_descs`; what it names stays valid until the stream, which is
+/// alive, has passed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gds_stream_post_descriptors(
     stream: CUstream,
@@ -107,9 +108,8 @@ pub unsafe extern "C" fn gds_stream_post_descriptors(
         no_flags(flags)?;
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
-        let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
         // SAFETY: the caller's.
-        stream.post(unsafe { read(target, n_descs, descs)?.finish() }?)
+        stream.post(unsafe { read(stream.target(), n_descs, descs)?.finish() }?)
     })
 }
 

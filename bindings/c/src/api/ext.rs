@@ -1,7 +1,7 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
-use super::verbs::check;
-use crate::error::{self, CallError, non_null, non_null_mut};
+use super::verbs::{check, made};
+use crate::error::{self, CallError, bad, non_null, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
@@ -28,15 +28,10 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
-        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it is freed.
+        // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it
+        // is freed.
         let context = unsafe {
-            let list = (api.get_device_list)(&mut count);
-            if list.is_null() {
-                return Err(CallError::Verbs {
-                    call: "ibv_get_device_list",
-                    source: std::io::Error::last_os_error(),
-                });
-            }
+            let list = made("ibv_get_device_list", (api.get_device_list)(&mut count))?;
             let devices = std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0));
             let is_wanted =
                 |device| wanted.is_none_or(|wanted| CStr::from_ptr((api.get_device_name)(device)) == wanted);
@@ -46,12 +41,10 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
             opened
         };
         match context {
-            Some(context) if !context.is_null() => {
+            Some(context) => {
+                let context = made("ibv_open_device", context)?;
                 objects::note_software(context, true);
                 Ok(context)
-            }
-            Some(_) => {
-                Err(CallError::Verbs { call: "ibv_open_device", source: std::io::Error::last_os_error() })
             }
             None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
@@ -104,7 +97,8 @@ pub unsafe extern "C" fn gdsync_soft_stream_destroy(stream: CUstream) -> c_int {
 /// A function of the program, and its argument.
 struct Kernel(unsafe extern "C" fn(*mut c_void), *mut c_void);
 
-// SAFETY: the program has the function called on the stream's thread, and vouches for its argument there.
+// SAFETY: the program has the function called on the stream's thread, and vouches for its argument
+// there.
 unsafe impl Send for Kernel {}
 
 impl Kernel {
@@ -130,8 +124,7 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
         // SAFETY: the caller's.
         let stream = unsafe { streams::find(stream) }?;
         let limit = "functions run on software streams: launch a kernel there";
-        let bad = CallError::Bad { what: "the stream", value: 0, limit };
-        stream.soft().ok_or(bad)?.launch(move || kernel.run())?;
+        stream.soft().ok_or_else(|| bad("the stream", 0, limit))?.launch(move || kernel.run())?;
         Ok(())
     })
 }
@@ -167,12 +160,11 @@ pub unsafe extern "C" fn gdsync_cancel_send(request: *mut gds_send_request_t) ->
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
         let name = unsafe { (*request).rollback_id };
-        match requests::take(name, true)? {
+        match requests::use_up(name, true)? {
             // Newest first: what is newest leaves no trace.
             Pending::Sends(sends) => sends.into_iter().rev().for_each(drop),
             one => drop(one),
         }
-        requests::used_up(name);
         Ok(())
     })
 }
@@ -186,10 +178,7 @@ pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) ->
     error::status("gdsync_cancel_wait", || {
         let request = non_null_mut("the request", request)?;
         // SAFETY: valid, the caller's.
-        let name = unsafe { (*request).peek_id };
-        drop(requests::take(name, false)?);
-        requests::used_up(name);
-        Ok(())
+        requests::use_up(unsafe { (*request).peek_id }, false).map(drop)
     })
 }
 

@@ -1,6 +1,6 @@
 //! `gdsync/tools.h`: memory that streams and the CPU both reach.
 
-use crate::error::{self, CallError, non_null_mut};
+use crate::error::{self, CallError, bad, non_null_mut};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
@@ -56,7 +56,8 @@ fn on_host(size: usize) -> Result<(Allocated, Addresses), CallError> {
     Ok((Allocated::Host(memory), addresses))
 }
 
-/// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know one address.
+/// The GPU's address of the memory. It gets to know pages; kernels need them in a row, as they know
+/// one address.
 fn device_address(memory: &PinnedMemory) -> Result<u64, CallError> {
     let Some(stream) = streams::current()? else { return Ok(memory.addr().get()) };
     let first = stream.translate(memory.addr(), 1)?;
@@ -83,11 +84,10 @@ pub unsafe extern "C" fn gds_alloc_mapped_memory(
     error::status("gds_alloc_mapped_memory", || {
         let desc = non_null_mut("the descriptor", desc)?;
         if ![types::GDS_MEMORY_GPU, types::GDS_MEMORY_HOST].contains(&flags) {
-            let limit = "GDS_MEMORY_GPU or GDS_MEMORY_HOST is possible";
-            return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
+            return Err(bad("flags", flags, "GDS_MEMORY_GPU or GDS_MEMORY_HOST is possible"));
         }
         if size == 0 {
-            return Err(CallError::Bad { what: "size", value: 0, limit: "it must be at least 1" });
+            return Err(bad("size", 0, "it must be at least 1"));
         }
         let mapped = if flags == types::GDS_MEMORY_GPU { on_gpu(size) } else { None };
         let (memory, at) = mapped.map_or_else(|| on_host(size), Ok)?;

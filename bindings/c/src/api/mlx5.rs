@@ -87,12 +87,11 @@ pub unsafe extern "C" fn gds_mlx5_get_send_info(
         for i in 0..count {
             // SAFETY: an array of `count`, the caller's.
             let name = unsafe { (*requests.add(i)).rollback_id };
-            let sends = match requests::take(name, true)? {
+            let sends = match requests::use_up(name, true)? {
                 Pending::Send(send) => vec![send],
                 Pending::Sends(sends) => sends,
                 Pending::Wait(..) => Vec::new(),
             };
-            requests::used_up(name);
             let Some(ring) = give(sends)? else { continue };
             let info = gds_mlx5_send_info_t {
                 // Only `membar_full`.

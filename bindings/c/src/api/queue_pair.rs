@@ -1,6 +1,6 @@
 //! `gdsync/core.h`: the version, and queue pairs.
 
-use crate::error::{self, CallError, non_null_mut};
+use crate::error::{self, CallError, bad, non_null_mut};
 use crate::placement::Wishes;
 use crate::types::{self, gds_cq, gds_qp, gds_qp_init_attr_t, ibv_recv_wr};
 use crate::{completion, log, objects, work};
@@ -18,8 +18,7 @@ pub unsafe extern "C" fn gds_query_param(param: c_int, value: *mut c_int) -> c_i
     error::status("gds_query_param", || {
         let value = non_null_mut("value", value)?;
         if param != types::GDS_PARAM_VERSION {
-            let limit = "0 (GDS_PARAM_VERSION) is the only one";
-            return Err(CallError::Bad { what: "the parameter", value: param.into(), limit });
+            return Err(bad("the parameter", param, "0 (GDS_PARAM_VERSION) is the only one"));
         }
         // SAFETY: a valid place.
         unsafe { *value = types::GDS_API_VERSION };
@@ -33,18 +32,13 @@ fn transport(code: c_int) -> Result<Transport, CallError> {
         2 => Ok(Transport::Rc),
         3 => Ok(Transport::Uc),
         4 => Ok(Transport::Ud),
-        _ => Err(CallError::Bad {
-            what: "qp_type",
-            value: code.into(),
-            limit: "2 (RC), 3 (UC) and 4 (UD) are possible",
-        }),
+        _ => Err(bad("qp_type", code, "2 (RC), 3 (UC) and 4 (UD) are possible")),
     }
 }
 
 fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), CallError> {
     if flags & !(types::GDS_CREATE_QP_WQ_ON_GPU | types::GDS_CREATE_QP_WISHES) != 0 {
-        let limit = "only GDS_CREATE_QP_* flags are possible";
-        return Err(CallError::Bad { what: "flags", value: flags.into(), limit });
+        return Err(bad("flags", flags, "only GDS_CREATE_QP_* flags are possible"));
     }
     if flags & types::GDS_CREATE_QP_WQ_ON_GPU != 0 {
         let remedy = "leave GDS_CREATE_QP_WQ_ON_GPU out";
@@ -53,8 +47,7 @@ fn check_create(flags: c_int, gpu_id: c_int) -> Result<(), CallError> {
     // Without a driver the number cannot be checked, and does not matter.
     let count = gdsync::cuda::device_count().ok().and_then(|count| c_int::try_from(count).ok());
     if gpu_id < -1 || count.is_some_and(|count| count > 0 && gpu_id >= count) {
-        let limit = "it must be the number of a GPU, or -1 for none";
-        return Err(CallError::Bad { what: "gpu_id", value: gpu_id.into(), limit });
+        return Err(bad("gpu_id", gpu_id, "it must be the number of a GPU, or -1 for none"));
     }
     Ok(())
 }
@@ -172,9 +165,8 @@ pub(super) unsafe fn poll(
     wc: *mut ibv_wc,
 ) -> Result<c_int, CallError> {
     let wc = non_null_mut("wc", wc)?;
-    let bad =
-        CallError::Bad { what: "num_entries", value: num_entries.into(), limit: "it must not be negative" };
-    let most = usize::try_from(num_entries).map_err(|_| bad)?;
+    let most = usize::try_from(num_entries)
+        .map_err(|_| bad("num_entries", num_entries, "it must not be negative"))?;
     let mut at = 0;
     let mut put = |completion| {
         // SAFETY: no more than `most` are written, and there is room for them.

@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: sends.
 
-use crate::batch::{Builder, Target};
-use crate::error::{self, CallError, non_null_mut};
+use crate::batch::Builder;
+use crate::error::{self, CallError, bad, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_send_wr};
 use crate::{objects, streams, work};
@@ -148,7 +148,8 @@ pub unsafe extern "C" fn gds_stream_queue_send(
     unsafe { queue_any(stream, qp, wr, bad_wr) }
 }
 
-/// The long way, which says what is wrong, too. By itself: what it needs of the stack is not set up for the short one.
+/// The general path, which also reports errors. A function of its own, so that the fast path sets
+/// up no stack for it.
 #[cold]
 #[inline(never)]
 unsafe fn queue_any(
@@ -205,21 +206,37 @@ unsafe fn post_all(
     count: c_int,
     request: *mut gds_send_request_t,
 ) -> Result<(), CallError> {
-    let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
+    // SAFETY: the caller's.
+    unsafe { post_requests(stream, count, request, |request| (request.rollback_id, true)) }
+}
+
+/// Posts an array of requests as one batch. `name` tells the number of a request, and whether it is
+/// a send.
+///
+/// # Safety
+/// `requests` is null or an array of `count`; the stream is alive, and words that were appended to
+/// waits are valid.
+pub(super) unsafe fn post_requests<T>(
+    stream: CUstream,
+    count: c_int,
+    requests: *mut T,
+    name: impl Fn(&T) -> (u64, bool),
+) -> Result<(), CallError> {
+    let (requests, count) = (non_null_mut("the request", requests)?, how_many(count)?);
     // SAFETY: the caller's.
     let stream = unsafe { streams::find(stream) }?;
-    let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
-    let mut builder = Builder::new(target, count);
+    let mut builder = Builder::new(stream.target(), count);
     for i in 0..count {
         // SAFETY: an array of `count`, the caller's.
-        builder.request(unsafe { (*request.add(i)).rollback_id }, true)?;
+        let (name, is_send) = name(unsafe { &*requests.add(i) });
+        builder.request(name, is_send)?;
     }
-    // SAFETY: it names nothing but requests.
+    // SAFETY: the batch names nothing but requests, and the words of waits: the caller's.
     stream.post(unsafe { builder.finish() }?)
 }
 
 /// A count of requests, of which there is at least one.
 pub(super) fn how_many(count: c_int) -> Result<usize, CallError> {
-    let bad = || CallError::Bad { what: "the count", value: count.into(), limit: "it must be at least 1" };
-    usize::try_from(count).ok().filter(|count| *count > 0).ok_or_else(bad)
+    let known = usize::try_from(count).ok().filter(|count| *count > 0);
+    known.ok_or_else(|| bad("the count", count, "it must be at least 1"))
 }

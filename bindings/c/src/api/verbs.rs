@@ -1,4 +1,5 @@
-//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object is of.
+//! `gdsync/ext.h` and `infiniband/verbs_exp.h`: libibverbs' calls, on whichever provider an object
+//! is of.
 
 use super::queue_pair::poll;
 use crate::error::{self, CallError, non_null_mut};
@@ -12,7 +13,8 @@ use gdsync_sys::verbs::{
 use libc::{c_int, c_void, size_t};
 use std::io;
 
-/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/headers.rs` compares).
+/// Where `post_recv` stands among `ibv_context::ops` (verbs.h of rdma-core; `tests/it/headers.rs`
+/// compares).
 pub const OPS_POST_RECV: usize = 26;
 
 type PostRecv =
@@ -28,7 +30,7 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), CallError> {
     Err(CallError::Verbs { call, source })
 }
 
-fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
+pub(super) fn made<T>(call: &'static str, pointer: *mut T) -> Result<*mut T, CallError> {
     if pointer.is_null() {
         Err(CallError::Verbs { call, source: io::Error::last_os_error() })
     } else {
@@ -48,7 +50,8 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
             // SAFETY: the caller's.
             return unsafe { poll(&queue, num_entries, wc) };
         }
-        // SAFETY: a valid queue of another library: its context has the function of this type in this place.
+        // SAFETY: a valid queue of another library: its context has the function of this type in
+        // this place.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
@@ -78,7 +81,8 @@ pub unsafe extern "C" fn gdsync_post_recv(
             // SAFETY: the caller's.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
-        // SAFETY: a valid queue pair of another library: its context has the function of this type in this place.
+        // SAFETY: a valid queue pair of another library: its context has the function of this type
+        // in this place.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)

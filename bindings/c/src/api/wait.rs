@@ -1,7 +1,7 @@
 //! `gdsync/core.h`: waits for completions.
 
-use super::send::how_many;
-use crate::batch::{Builder, Target, check_word};
+use super::send::post_requests;
+use crate::batch::check_word;
 use crate::error::{self, CallError, no_flags, non_null_mut};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, GDS_INFO_MAX_OPS, gds_cq, gds_wait_request_t};
@@ -10,10 +10,11 @@ use gdsync::{Batch, PreparedWait};
 use libc::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A stream's wait is two operations of libgdsync's: the wait, and the word that says that it is over.
+/// A stream's wait is two operations of libgdsync's: the wait, and the write that marks its end.
 const OWN_OPS: usize = 2;
 
-/// Prepares the next wait of a queue, and says in the program's struct which one is next.
+/// Prepares the next wait of a queue, and writes the number of the one after it to the program's
+/// struct.
 unsafe fn prepare(cq: *mut gds_cq) -> Result<(PreparedWait, usize), CallError> {
     // SAFETY: the caller's.
     let (queue, owner) = unsafe { objects::queue(cq) }?;
@@ -105,17 +106,8 @@ unsafe fn post_all(
     count: c_int,
     request: *mut gds_wait_request_t,
 ) -> Result<(), CallError> {
-    let (request, count) = (non_null_mut("the request", request)?, how_many(count)?);
-    // SAFETY: the caller's.
-    let stream = unsafe { streams::find(stream) }?;
-    let target = Target { is_cuda: stream.is_cuda(), has_flush: stream.has_flush() };
-    let mut builder = Builder::new(target, count);
-    for i in 0..count {
-        // SAFETY: an array of `count`, the caller's.
-        builder.request(unsafe { (*request.add(i)).peek_id }, false)?;
-    }
-    // SAFETY: words that were appended are valid, as the program promised then.
-    stream.post(unsafe { builder.finish() }?)
+    // SAFETY: the caller's, who has promised that appended words are valid.
+    unsafe { post_requests(stream, count, request, |request| (request.peek_id, false)) }
 }
 
 /// `gds_stream_wait_cq`.
@@ -166,9 +158,8 @@ unsafe fn leave_to_cpu(cq: *mut gds_cq, request: *mut gds_wait_request_t) -> Res
     let request = non_null_mut("the request", request)?;
     // SAFETY: valid, the caller's.
     let name = unsafe { (*request).peek_id };
-    if let Pending::Wait(wait, _) = requests::take(name, false)? {
+    if let Pending::Wait(wait, _) = requests::use_up(name, false)? {
         wait.leave_to_cpu();
     }
-    requests::used_up(name);
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! The header, the types of Rust and the symbols of the library agree.
 
-use crate::support::{Language, Linked, build, library, skipped};
+use crate::support::{Language, Linked, build};
 use gdrapi::types::*;
+use gdsync_test_support::compiler::library;
+use gdsync_test_support::skipped;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::mem::offset_of;
@@ -92,7 +94,7 @@ fn declared() -> BTreeSet<String> {
 
 /// A tool of binutils, or nothing where there is none.
 fn tool(test: &str, name: &str, arguments: &[&str]) -> Option<String> {
-    let Ok(output) = Command::new(name).args(arguments).arg(library("so")).output() else {
+    let Ok(output) = Command::new(name).args(arguments).arg(library("libgdrapi.so")).output() else {
         skipped(test, &format!("there is no {name} (apt-get install binutils)"));
         return None;
     };

@@ -1,6 +1,7 @@
 //! C and C++ programs on the library, which maps host memory in the place of a GPU's.
 
-use crate::support::{Language, Linked, build, skipped};
+use crate::support::{Language, Linked, build};
+use gdsync_test_support::skipped;
 
 const STAND_IN: &[(&str, &str)] = &[("GDSYNC_MAPPING", "stand-in")];
 

@@ -1,7 +1,8 @@
-//! Commands as a program gives them to the device: queues that are made, and a queue pair's transitions.
+//! Commands as a program gives them to the device: queues that are made, and a queue pair's
+//! transitions.
 //!
-//! What is not named stays 0: no scattering into completion entries, no compression, no signatures, pages as the user memory has
-//! them.
+//! What is not named stays 0: no scattering into completion entries, no compression, no signatures,
+//! pages as the user memory has them.
 
 use super::{ads, cap, cq, cqc, header, opcode, qp, qpc};
 use crate::prm::wqe::{AddressFields, AddressVector};
@@ -226,30 +227,25 @@ const DATAGRAM_MTU: u8 = 5;
 impl Transition {
     /// The command's name, as in the manual of the device.
     pub fn name(&self) -> &'static str {
+        self.command().0
+    }
+
+    fn command(&self) -> (&'static str, u16) {
         match self {
-            Transition::ResetToInit { .. } => "RST2INIT_QP",
-            Transition::InitToReady { .. } => "INIT2RTR_QP",
-            Transition::ReadyToSend { .. } => "RTR2RTS_QP",
-            Transition::ToError => "2ERR_QP",
-            Transition::ToReset => "2RST_QP",
+            Transition::ResetToInit { .. } => ("RST2INIT_QP", opcode::RST2INIT_QP),
+            Transition::InitToReady { .. } => ("INIT2RTR_QP", opcode::INIT2RTR_QP),
+            Transition::ReadyToSend { .. } => ("RTR2RTS_QP", opcode::RTR2RTS_QP),
+            Transition::ToError => ("2ERR_QP", opcode::TO_ERR_QP),
+            Transition::ToReset => ("2RST_QP", opcode::TO_RST_QP),
         }
     }
 
-    fn opcode(&self) -> u16 {
-        match self {
-            Transition::ResetToInit { .. } => opcode::RST2INIT_QP,
-            Transition::InitToReady { .. } => opcode::INIT2RTR_QP,
-            Transition::ReadyToSend { .. } => opcode::RTR2RTS_QP,
-            Transition::ToError => opcode::TO_ERR_QP,
-            Transition::ToReset => opcode::TO_RST_QP,
-        }
-    }
-
-    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a header.
+    /// The command, for queue pair `qpn`. To fail or to reset one takes no parameters: only a
+    /// header.
     pub fn encode(&self, qpn: u32) -> Vec<u8> {
         let bare = matches!(self, Transition::ToError | Transition::ToReset);
         let mut command = vec![0; if bare { header::BYTES } else { COMMAND }];
-        header::OPCODE.put(&mut command, self.opcode());
+        header::OPCODE.put(&mut command, self.command().1);
         header::NUMBER.put(&mut command, qpn);
         let Some(context) = command.get_mut(qp::CONTEXT..qp::CONTEXT + qpc::BYTES) else { return command };
         match *self {

@@ -1,7 +1,9 @@
-//! The device's commands: opcodes, statuses, and where their fields are, in bits from the beginning.
+//! The device's commands: opcodes, statuses, and where their fields are, in bits from the
+//! beginning.
 //!
-//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux (`include/linux/mlx5/mlx5_ifc.h`), whose names these are;
-//! completion queues: `cqc_bits` and `create_cq_in_bits` of the latter.
+//! Source: `mlx5_ifc.h` of rdma-core's mlx5 provider and of Linux
+//! (`include/linux/mlx5/mlx5_ifc.h`), whose names these are; completion queues: `cqc_bits` and
+//! `create_cq_in_bits` of the latter.
 //!
 //! Both sides use them: [`encode`] writes what a program asks for, the software card reads it.
 
@@ -33,10 +35,11 @@ pub mod opcode {
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
 
-    /// What the kernel lets through as a general command, besides a range of its own: QUERY_HCA_CAP, _ADAPTER, _ISSI,
-    /// _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT, _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT, _VNIC_ENV,
-    /// _VPORT_COUNTER, GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the kernel's
-    /// `devx_is_general_cmd`).
+    /// What the kernel lets through as a general command, besides a range of its own:
+    /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
+    /// _NIC_VPORT_CONTEXT, _ROCE_ADDRESS, _HCA_VPORT_CONTEXT, _VNIC_ENV, _VPORT_COUNTER,
+    /// GET_DROPPED_PACKET_LOG, NOP, QUERY_CONG_STATUS, _CONG_PARAMS, _CONG_STATISTICS, _LAG (the
+    /// kernel's `devx_is_general_cmd`).
     pub const GENERAL: &[u16] = &[
         QUERY_HCA_CAP,
         0x101,
@@ -59,9 +62,10 @@ pub mod opcode {
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
 
-    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this card has not: SRQ, XRC_SRQ,
-    /// DCT, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD, TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ,
-    /// RMP, TIS, RQT, FLOW_TABLE, _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
+    /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this
+    /// card has not: SRQ, XRC_SRQ, DCT, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD,
+    /// TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ, RMP, TIS, RQT, FLOW_TABLE,
+    /// _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
     /// GENERAL_OBJECT.
     pub const CREATE_OTHERS: &[u16] = &[
         0x700, 0x705, 0x710, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908,

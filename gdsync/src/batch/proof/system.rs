@@ -15,7 +15,8 @@ struct Running {
     /// The point of each descriptor that is a wait for a completion.
     points: Vec<Option<u32>>,
     next: usize,
-    /// Sends that it has rung for and doorbell records that it has written, by queue pair; words that it has written.
+    /// Sends that it has rung for and doorbell records that it has written, by queue pair; words
+    /// that it has written.
     rung: HashMap<u32, u32>,
     records: HashMap<u32, u32>,
     words: HashMap<u32, u32>,

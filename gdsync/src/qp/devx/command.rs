@@ -1,9 +1,6 @@
 //! Giving commands to the device, and the objects that they make.
 
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::devx::{DevxError, DevxStatus};
-use crate::verbs::error::Error;
+use crate::verbs::{DeviceInner, DevxError, DevxStatus, Error, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::mlx5dv_devx_obj;
 use gdsync_sys::prm::command::encode::{self, ANSWER, CAPABILITIES, Command, Transition};
@@ -16,13 +13,13 @@ use std::sync::Arc;
 /// The entry points, where the provider has them.
 pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError> {
     device.api.devx.as_ref().ok_or_else(|| DevxError::Unavailable {
-        device: device.name().to_owned(),
+        device: device.name.to_owned(),
         reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
     })
 }
 
-/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a status is the device's,
-/// whichever number the kernel makes of it.
+/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
+/// status is the device's, whichever number the kernel makes of it.
 fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
     let status = header::STATUS.get8(answer);
     if status == 0 {
@@ -36,13 +33,14 @@ fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Err
 #[derive(Debug)]
 pub(super) struct Object {
     raw: Option<NonNull<mlx5dv_devx_obj>>,
-    number: u32,
+    pub(super) number: u32,
     api: &'static DevxApi,
     /// Keeps the context open.
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets an object be changed and destroyed from any thread: it is a handle, and the kernel does the rest.
+// SAFETY: libmlx5 lets an object be changed and destroyed from any thread: it is a handle, and the
+// kernel does the rest.
 unsafe impl Send for Object {}
 // SAFETY: as above.
 unsafe impl Sync for Object {}
@@ -57,16 +55,9 @@ impl Object {
     ) -> Result<Self, Error> {
         let api = api_of(device)?;
         let mut answer = [0u8; ANSWER];
+        let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
         // SAFETY: the context is open; both buffers have the lengths that are given.
-        let raw = unsafe {
-            (api.obj_create)(
-                device.context(),
-                input.as_ptr().cast(),
-                input.len(),
-                answer.as_mut_ptr().cast(),
-                ANSWER,
-            )
-        };
+        let raw = unsafe { (api.obj_create)(device.context(), asked, input.len(), told, ANSWER) };
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             return Err(failure(command, detail(), &answer, source));
@@ -75,27 +66,16 @@ impl Object {
         Ok(Object { raw: Some(raw), number, api, _device: device.clone() })
     }
 
-    /// Its number: of a queue pair, of a completion queue.
-    pub(super) fn number(&self) -> u32 {
-        self.number
-    }
-
     /// Moves a queue pair to another state.
     pub(super) fn modify(&self, transition: &Transition) -> Result<(), Error> {
         // Gone already: what is destroyed has no state that could matter.
         let Some(raw) = self.raw else { return Ok(()) };
         let input = transition.encode(self.number);
         let mut answer = [0u8; ANSWER];
-        // SAFETY: the object was made by `create` and not destroyed; both buffers have the lengths that are given.
-        let rc = unsafe {
-            (self.api.obj_modify)(
-                raw.as_ptr(),
-                input.as_ptr().cast(),
-                input.len(),
-                answer.as_mut_ptr().cast(),
-                ANSWER,
-            )
-        };
+        let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
+        // SAFETY: the object was made by `create` and not destroyed; both buffers have the lengths
+        // that are given.
+        let rc = unsafe { (self.api.obj_modify)(raw.as_ptr(), asked, input.len(), told, ANSWER) };
         let detail = || format!("queue pair {:#x}", self.number);
         check(transition.name(), rc, &answer, detail)
     }
@@ -131,8 +111,8 @@ pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     Ok(number)
 }
 
-/// The format of time stamps that a queue pair must ask for: a device that has other than free-running ones may be set to
-/// them, and then refuses the rest.
+/// The format of time stamps that a queue pair must ask for: a device that has other than
+/// free-running ones may be set to them, and then refuses the rest.
 pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
     let general = capabilities(device, cap::TYPE_GENERAL)?;
     let formats = if cap::ROCE.is_set(&general) {
@@ -146,16 +126,10 @@ pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
 fn capabilities(device: &DeviceInner, kind: u64) -> Result<Vec<u8>, Error> {
     let input = encode::query_capabilities(kind);
     let mut answer = vec![0u8; CAPABILITIES];
+    let general_cmd = api_of(device)?.general_cmd;
+    let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
     // SAFETY: the context is open; both buffers have the lengths that are given.
-    let rc = unsafe {
-        (api_of(device)?.general_cmd)(
-            device.context(),
-            input.as_ptr().cast(),
-            input.len(),
-            answer.as_mut_ptr().cast(),
-            answer.len(),
-        )
-    };
+    let rc = unsafe { general_cmd(device.context(), asked, input.len(), told, answer.len()) };
     check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind}"))?;
     Ok(answer)
 }

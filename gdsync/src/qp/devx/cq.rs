@@ -22,14 +22,15 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    /// A queue of at least `entries` entries, and its ring, which must not be used longer than the queue.
+    /// A queue of at least `entries` entries, and its ring, which must not be used longer than the
+    /// queue.
     pub(crate) fn new(domain: &Domain, entries: u32) -> Result<(Self, Ring), Error> {
         let most = domain.device.attributes()?.max_completions;
         let entries = sizes::completion_entries(entries, most)?;
         let ring_bytes = entries as usize * CQE_SIZE;
         let memory = domain.completion_memory(ring_bytes)?;
-        // SAFETY: ring and record are inside the memory, which `Blocks` keeps mapped and is aligned to a page; entries are a power
-        // of two. Only the card accesses it besides.
+        // SAFETY: ring and record are inside the memory, which `Blocks` keeps mapped and is aligned
+        // to a page; entries are a power of two. Only the card accesses it besides.
         let ring = unsafe { Ring::new(memory.at(0), entries, CQE_SIZE, memory.record(DBR_CQ_CI)) };
         let command = CreateCq {
             ring: memory.place(),
@@ -46,7 +47,7 @@ impl Cq {
 
 impl CqObject for Cq {
     fn number(&self) -> u32 {
-        self.object.number()
+        self.object.number
     }
 
     fn verbs(&self) -> Option<NonNull<ibv_cq>> {

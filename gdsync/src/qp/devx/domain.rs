@@ -1,4 +1,5 @@
-//! What queues made by commands have in common with each other: a page of doorbell registers, and where their memory comes from.
+//! What queues made by commands have in common with each other: a page of doorbell registers, and
+//! where their memory comes from.
 
 use super::command::{api_of, event_queue, timestamp_format};
 use super::memory::{Blocks, MemorySource, source_of};
@@ -6,10 +7,7 @@ use super::sizes::Sizes;
 use crate::cuda::QueuePlacement;
 use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::error::Error;
-use crate::verbs::pd::ProtectionDomainInner;
+use crate::verbs::{DeviceInner, Error, ProtectionDomainInner, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_uar, mlx5dv_obj, mlx5dv_pd};
 use std::ptr::NonNull;
@@ -102,7 +100,8 @@ pub(super) struct Uar {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's lock.
+// SAFETY: libmlx5 lets a register be freed from any thread; it is written to under the send queue's
+// lock.
 unsafe impl Send for Uar {}
 // SAFETY: as above.
 unsafe impl Sync for Uar {}
@@ -112,8 +111,8 @@ impl Uar {
         let api = api_of(device)?;
         // SAFETY: the context is open.
         let alloc = |kind| NonNull::new(unsafe { (api.alloc_uar)(device.context(), kind) });
-        // Where there is no write-combining, as in some virtual machines, there are no blue-flame registers. Never the plain
-        // non-cached kind, whose one register all have in common.
+        // Where there is no write-combining, as in some virtual machines, there are no blue-flame
+        // registers. Never the plain non-cached kind, whose one register all have in common.
         let raw = match alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_BF)
             .or_else(|| alloc(mlx5dv::MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED))
         {
@@ -130,7 +129,8 @@ impl Uar {
 
 impl Drop for Uar {
     fn drop(&mut self) {
-        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span that announces it.
+        // SAFETY: allocated by us; queues that are rung by it hold the domain, and so does the span
+        // that announces it.
         unsafe { (self.api.free_uar)(self.raw.as_ptr()) };
     }
 }

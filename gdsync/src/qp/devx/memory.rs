@@ -4,9 +4,7 @@ use super::command::api_of;
 use super::sizes::RECORD;
 use crate::cuda::{Placement, arena_of, gpu};
 use crate::memory::arena::Arena;
-use crate::verbs::call;
-use crate::verbs::device::DeviceInner;
-use crate::verbs::error::Error;
+use crate::verbs::{DeviceInner, Error, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::host::page_size;
 use gdsync_sys::mlx5dv::{self, mlx5dv_devx_umem, mlx5dv_devx_umem_in};
@@ -35,15 +33,16 @@ pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 pub(crate) enum UmemSource {
     /// By the CPU's address, whose pages the kernel pins.
     Host,
-    /// As a part of a dma-buf, which may be a GPU's memory. The device keeps the buffer, so that the descriptor is closed once it
-    /// is registered.
+    /// As a part of a dma-buf, which may be a GPU's memory. The device keeps the buffer, so that
+    /// the descriptor is closed once it is registered.
     DmaBuf { fd: OwnedFd, offset: u64 },
 }
 
 impl QueueMemory {
     /// # Safety
-    /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until `keep` is dropped, and
-    /// has no other user; the source names the same memory. A `Span` announces it to streams.
+    /// `cpu..cpu + len` is zeroed, aligned to a page, valid for reads and writes of the CPU until
+    /// `keep` is dropped, and has no other user; the source names the same memory. A `Span`
+    /// announces it to streams.
     pub(crate) unsafe fn new(cpu: NonNull<u8>, len: usize, source: UmemSource, keep: Keep) -> Self {
         QueueMemory { cpu, len, source, keep }
     }
@@ -65,7 +64,8 @@ impl MemorySource for ArenaSource {
         let block = self.0.arena.allocate(len, page_size()).map_err(memory)?;
         let cpu = NonNull::new(block).ok_or_else(|| memory(io::ErrorKind::OutOfMemory.into()))?;
         let keep = Box::new(ArenaBlock { address: block as usize, arena: self.0.arena.clone() });
-        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does, and part of a span.
+        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does,
+        // and part of a span.
         Ok(unsafe { QueueMemory::new(cpu, len, UmemSource::Host, keep) })
     }
 }
@@ -99,8 +99,8 @@ impl MemorySource for GpuSource {
         let chunk = chunk.ok_or_else(unknown)?;
         let (fd, offset) = chunk.memory.dma_buf().map_err(|error| memory(io::Error::other(error)))?;
         let source = UmemSource::DmaBuf { fd, offset: offset + (block as u64 - chunk.base) };
-        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does, and part of a span; the dma-buf
-        // is of the chunk that the block lies in.
+        // SAFETY: the arena's block is zeroed, ours until it is released, which `ArenaBlock` does,
+        // and part of a span; the dma-buf is of the chunk that the block lies in.
         Ok(unsafe { QueueMemory::new(cpu, len, source, keep) })
     }
 }
@@ -175,7 +175,8 @@ pub(super) struct Umem {
     _device: Arc<DeviceInner>,
 }
 
-// SAFETY: libmlx5 lets a registration be ended from any thread; the memory is reached by atomics and under locks.
+// SAFETY: libmlx5 lets a registration be ended from any thread; the memory is reached by atomics
+// and under locks.
 unsafe impl Send for Umem {}
 // SAFETY: as above.
 unsafe impl Sync for Umem {}
@@ -193,7 +194,8 @@ impl Umem {
         let access = IBV_ACCESS_LOCAL_WRITE;
         let raw = match source {
             UmemSource::Host => {
-                // SAFETY: the context is open; the memory is mapped until `keep` is dropped (`QueueMemory::new`).
+                // SAFETY: the context is open; the memory is mapped until `keep` is dropped
+                // (`QueueMemory::new`).
                 let raw = unsafe { (api.umem_reg)(device.context(), cpu.as_ptr().cast(), len, access) };
                 call::pointer("mlx5dv_devx_umem_reg", raw, || format!("{len} bytes"))?
             }
@@ -228,7 +230,8 @@ impl Umem {
         UmemPlace { id: self.id, offset: offset as u64 }
     }
 
-    /// The CPU's address of a place. It is inside the memory where `offset` is less than its length.
+    /// The CPU's address of a place. It is inside the memory where `offset` is less than its
+    /// length.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         self.cpu.as_ptr().wrapping_add(offset)
     }
@@ -236,7 +239,8 @@ impl Umem {
 
 impl Drop for Umem {
     fn drop(&mut self) {
-        // SAFETY: registered by us; the object that lay in it was destroyed before: the fields of the owner of both stand in that order.
+        // SAFETY: registered by us; the object that lay in it was destroyed before: the fields of
+        // the owner of both stand in that order.
         call::on_drop("mlx5dv_devx_umem_dereg", unsafe { (self.api.umem_dereg)(self.raw.as_ptr()) });
     }
 }

@@ -4,21 +4,17 @@ use super::command::Object;
 use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes::Sizes;
-use crate::memory::HostAddr;
 use crate::qp::config::QueuePairConfig;
-use crate::queue::Ring;
-use crate::verbs::ah;
-use crate::verbs::error::Error;
-use crate::verbs::gid::LinkLayer;
-use crate::verbs::pd::ProtectionDomainInner;
-use crate::verbs::transport::Transport;
+use crate::queue::{QueueParts, Ring};
+use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
 use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
 use gdsync_sys::prm::doorbell::{DBR_RECV, DBR_SEND};
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{self, ibv_qp_attr};
 use std::sync::Arc;
 
-/// Beside a queue pair's number, completion entries carry this, which nothing here reads (`MLX5_IB_DEFAULT_UIDX`).
+/// Beside a queue pair's number, completion entries carry this, which nothing here reads
+/// (`MLX5_IB_DEFAULT_UIDX`).
 const NO_INDEX: u32 = 0xff_ffff;
 
 /// A queue pair.
@@ -27,18 +23,6 @@ pub(crate) struct Qp {
     // In this order: the device destroys the queue pair before its memory is released.
     object: Object,
     _memory: Blocks,
-}
-
-/// What a queue pair is driven by. The rings must not be used longer than the queue pair.
-pub(crate) struct Made {
-    pub(crate) qp: Qp,
-    pub(crate) sq: Ring,
-    pub(crate) rq: Ring,
-    pub(crate) register: HostAddr,
-    /// Inline bytes of a send.
-    pub(crate) inline: u32,
-    /// Slices of a receive.
-    pub(crate) recv_segments: u32,
 }
 
 fn service(transport: Transport) -> Service {
@@ -55,22 +39,16 @@ impl Qp {
         domain: &Domain,
         config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
-    ) -> Result<Made, Error> {
+    ) -> Result<(Self, QueueParts), Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
-        // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is aligned to a page; counts are powers of
-        // two. Only the card accesses it besides.
-        let (sq, rq) = unsafe {
-            (
-                Ring::new(
-                    memory.at(sizes.send_offset()),
-                    sizes.sq_blocks,
-                    BASIC_BLOCK,
-                    memory.record(DBR_SEND),
-                ),
-                Ring::new(memory.at(0), sizes.rq_entries, sizes.rq_stride as usize, memory.record(DBR_RECV)),
-            )
+        let ring = |offset, entries, stride, record| {
+            // SAFETY: rings and records are inside the memory, which `Blocks` keeps mapped and is
+            // aligned to a page; counts are powers of two. Only the card accesses it besides.
+            unsafe { Ring::new(memory.at(offset), entries, stride, memory.record(record)) }
         };
+        let sq = ring(sizes.send_offset(), sizes.sq_blocks, BASIC_BLOCK, DBR_SEND);
+        let rq = ring(0, sizes.rq_entries, sizes.rq_stride as usize, DBR_RECV);
         let command = CreateQp {
             service: service(config.transport),
             pd: domain.pd,
@@ -87,21 +65,20 @@ impl Qp {
         };
         let object =
             Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
-        Ok(Made {
-            qp: Qp { object, _memory: memory },
+        let parts = QueueParts {
+            number: object.number,
             sq,
             rq,
             register: domain.uar.register,
+            send_segments: config.send_segments,
             inline: sizes.inline,
             recv_segments: sizes.recv_segments,
-        })
+        };
+        Ok((Qp { object, _memory: memory }, parts))
     }
 
-    pub(crate) fn number(&self) -> u32 {
-        self.object.number()
-    }
-
-    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go to.
+    /// What `ibv_modify_qp` does of the steps that gdsync takes, each of which has a state to go
+    /// to.
     ///
     /// `link`: of its port.
     pub(crate) fn modify(

@@ -1,9 +1,7 @@
 //! How large queues made by commands become. Pure.
 
 use crate::qp::config::QueuePairConfig;
-use crate::verbs::device::DeviceAttributes;
-use crate::verbs::error::{Error, OutOfRange};
-use crate::verbs::transport::Transport;
+use crate::verbs::{DeviceAttributes, Error, OutOfRange, Transport};
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, MAX_DS, SEGMENT};
 
@@ -33,7 +31,8 @@ pub(super) struct Sizes {
     pub(super) recv_segments: u32,
 }
 
-/// Segments of 16 bytes before a request's data: control, and a remote address or that of a datagram.
+/// Segments of 16 bytes before a request's data: control, and a remote address or that of a
+/// datagram.
 fn overhead(transport: Transport) -> u32 {
     match transport {
         Transport::Rc | Transport::Uc => 2,
@@ -70,7 +69,8 @@ impl Sizes {
         check("recv_depth", config.recv_depth, most)?;
 
         let inline_segments = (INLINE_HEADER + config.inline).div_ceil(segment);
-        // An atomic operation has two segments behind its address: the operands, and the place of the result.
+        // An atomic operation has two segments behind its address: the operands, and the place of
+        // the result.
         let data = config.send_segments.max(inline_segments).max(2);
         let per_block = BASIC_BLOCK as u32 / segment;
         let blocks = (overhead + data).div_ceil(per_block);
@@ -127,7 +127,8 @@ mod tests {
     #[test]
     fn the_default_queues() {
         let sizes = Sizes::new(&QueuePairConfig::default(), &device()).unwrap();
-        // Control, address and 4 slices: 96 bytes, two blocks, of which 128 - 32 - 4 may be inline data.
+        // Control, address and 4 slices: 96 bytes, two blocks, of which 128 - 32 - 4 may be inline
+        // data.
         let expected = Sizes { sq_blocks: 256, rq_entries: 128, rq_stride: 64, inline: 92, recv_segments: 4 };
         assert_eq!(sizes, expected);
         let small = QueuePairConfig::default()

@@ -1,5 +1,5 @@
-//! On the system's libraries (`GDSYNC_TEST_PROVIDER=system`, as in `scripts/test-system`): queues in memory of every source, and what
-//! is refused, by whom.
+//! On the system's libraries (`GDSYNC_TEST_PROVIDER=system`, as in `scripts/test-system`): queues
+//! in memory of every source, and what is refused, by whom.
 
 use super::domain::Sources;
 use super::memory::{Keep, MemorySource, QueueMemory, UmemSource};
@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 /// Nothing here takes longer, however busy the machine is.
 const LONG: Duration = Duration::from_secs(30);
 
-/// The system's first device; none, with a message, where the software card of this process is under test.
+/// The system's first device; none, with a message, where the software card of this process is
+/// under test.
 fn device(test: &str) -> Option<Device> {
     if std::env::var_os("GDSYNC_TEST_PROVIDER").is_some_and(|name| name == "system") {
         return Some(Device::open(provider::system().unwrap(), None).unwrap());
@@ -35,7 +36,8 @@ fn device(test: &str) -> Option<Device> {
     None
 }
 
-/// Memory of files, as a dma-buf that the CPU can map would be. Each queue begins behind the first pages of its file.
+/// Memory of files, as a dma-buf that the CPU can map would be. Each queue begins behind the first
+/// pages of its file.
 #[derive(Debug)]
 struct MemoryFiles {
     /// Of the files, as procfs shows them: so that each test finds its own.
@@ -78,7 +80,8 @@ impl MemorySource for MemoryFiles {
             Box::new(Span::announce(address as u64, mapped as u64, Kind::Whole, Box::new(unmap)));
         let source = UmemSource::DmaBuf { fd: file.try_clone().unwrap().into(), offset: LEAD as u64 };
         self.made.lock().unwrap().push(file);
-        // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same memory.
+        // SAFETY: zeroed pages, mapped until the span is released; the file's part is the same
+        // memory.
         Ok(unsafe { QueueMemory::new(NonNull::new(base.cast()).unwrap(), len, source, keep) })
     }
 }
@@ -118,7 +121,8 @@ impl MemorySource for RunsOut {
                 UmemSource::DmaBuf { fd: read.into(), offset: 0 }
             }
         };
-        // SAFETY: not true, which is the point: the device refuses it, so that nothing ever touches it.
+        // SAFETY: not true, which is the point: the device refuses it, so that nothing ever touches
+        // it.
         Ok(unsafe { QueueMemory::new(NonNull::new(4096 as *mut u8).unwrap(), len, source, Box::new(())) })
     }
 }
@@ -129,7 +133,8 @@ fn domain(pd: &Arc<ProtectionDomainInner>, source: Arc<dyn MemorySource>) -> Res
     Ok(Arc::new(QueueDomain { maker, placement: QueuePlacement::HOST, pd: pd.clone() }))
 }
 
-/// How many descriptors this process has of memory files of that name: of all, other tests open and close some meanwhile.
+/// How many descriptors this process has of memory files of that name: of all, other tests open and
+/// close some meanwhile.
 fn descriptors_of(name: &CStr) -> usize {
     let name = format!("/memfd:{}", name.to_str().unwrap());
     // A descriptor may be closed between the listing and the look.
@@ -260,10 +265,10 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
         assert_ne!(syndrome, 0);
     }
     // A queue pair that is not connected cannot be moved to RTS.
-    let made = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
+    let (qp, _parts) = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
     let attr =
         gdsync_sys::verbs::ibv_qp_attr { qp_state: gdsync_sys::verbs::IBV_QPS_RTS, ..Default::default() };
-    let error = made.qp.modify(&pd.inner, &config, LinkLayer::InfiniBand, &attr).unwrap_err();
+    let error = qp.modify(&pd.inner, &config, LinkLayer::InfiniBand, &attr).unwrap_err();
     assert!(
         matches!(
             &error,

@@ -1,10 +1,10 @@
-//! A completion queue that a kernel reads for a while.
+//! A completion queue that is attached to a device.
 
 use super::{CompletionState, RawCompletion};
 use crate::memory::HostAddr;
 use gdsync_sys::prm::doorbell;
 
-/// Where a completion queue is in memory, and how far it was read.
+/// The addresses of a completion queue, and its next entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BorrowedCompletions {
     pub(crate) ring: HostAddr,
@@ -14,7 +14,7 @@ pub(crate) struct BorrowedCompletions {
     pub(crate) next: u32,
 }
 
-/// What keeps a completion queue from being attached.
+/// Why a completion queue cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unread {
     /// Completions that are to come, or were not polled.
@@ -24,8 +24,8 @@ pub(crate) enum Unread {
 }
 
 impl CompletionState {
-    /// Attaches the queue to a kernel that posts to queue pair `qpn`: until [`Self::give_back`] only the kernel takes entries out of it,
-    /// and nothing else can complete here.
+    /// Attaches the queue, for kernels that post to queue pair `qpn`: until [`Self::detach`], only
+    /// they take entries out of it, and no other queue pair can complete here.
     pub(crate) fn attach(&mut self, qpn: u32) -> Result<BorrowedCompletions, Unread> {
         self.recycle();
         if self.reserved > 0 {
@@ -35,7 +35,7 @@ impl CompletionState {
             return Err(Unread::Waits(self.slots.len() as u32));
         }
         self.attached = Some(qpn);
-        // All places are taken: posting to other queue pairs is refused with the reason.
+        // With all places taken, a caller that reserves one gets an error that says why.
         self.reserved = self.entries();
         self.ring.drain();
         Ok(BorrowedCompletions {
@@ -46,18 +46,18 @@ impl CompletionState {
         })
     }
 
-    /// The entry `index` of a queue that is attached, where the card has written it.
+    /// The entry `index` of a queue that is attached, if the card has written it.
     pub(crate) fn read_attached(&self, index: u32) -> Option<RawCompletion> {
         if self.is_beyond(index) { None } else { self.read(index) }
     }
 
-    /// Entries before `index` were read.
+    /// Gives the entries before `index` back to the card.
     pub(crate) fn recycle_attached(&self, index: u32) {
         self.ring.publish(doorbell::ci_record(index));
     }
 
-    /// The kernel is done: entry `next` is the first that was not read.
-    pub(crate) fn give_back(&mut self, next: u32) {
+    /// Detaches the queue: entry `next` is the first that was not read.
+    pub(crate) fn detach(&mut self, next: u32) {
         (self.polled, self.recycled, self.reserved, self.attached) = (next, next, 0, None);
     }
 }

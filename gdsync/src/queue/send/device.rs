@@ -1,11 +1,11 @@
-//! A send queue that a kernel drives for a while.
+//! A send queue that is attached to a device.
 
 use super::SendState;
 use crate::memory::HostAddr;
 use crate::queue::doorbell::Doorbell;
 use gdsync_sys::prm::doorbell;
 
-/// Where a send queue is in memory, and how far it is filled.
+/// The addresses of a send queue, and its next block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BorrowedSends {
     pub(crate) ring: HostAddr,
@@ -18,17 +18,17 @@ pub(crate) struct BorrowedSends {
 }
 
 impl SendState {
-    /// Attaches the queue to a kernel: until [`Self::give_back`] only the kernel writes to it.
+    /// Attaches the queue: until [`Self::detach`], only kernels post to it.
     ///
     /// # Errors
     /// How many sends are prepared or have not completed.
     pub(crate) fn attach(&mut self) -> Result<BorrowedSends, u32> {
-        // If all sends have completed, all their doorbells were rung.
+        // If all have completed, all doorbells for them have rung.
         if !self.entries.is_empty() {
             return Err(self.entries.len() as u32);
         }
         self.attached = true;
-        // Stores of requests that were taken back must not arrive after the kernel's.
+        // The blocks of withdrawn sends must not reach memory after what the kernel writes.
         self.ring.drain();
         Ok(BorrowedSends {
             ring: HostAddr(self.ring.word(0, 0).as_ptr() as u64),
@@ -39,14 +39,14 @@ impl SendState {
         })
     }
 
-    /// The kernel is done, and the card with all that it has posted: block `head` is next.
-    pub(crate) fn give_back(&mut self, head: u32) {
+    /// Detaches the queue, in which everything has completed: block `head` is next.
+    pub(crate) fn detach(&mut self, head: u32) {
         (self.head, self.tail, self.attached) = (head, head, false);
     }
 
-    /// The doorbell for the blocks before `end` that a kernel has written, each of them a request of its own; none, where the
-    /// queue is not attached.
-    pub(crate) fn lent_doorbell(&self, end: u32) -> Option<Doorbell> {
+    /// The doorbell for the blocks before `end` that a kernel has written, each of them a request;
+    /// `None` if the queue is not attached.
+    pub(crate) fn attached_doorbell(&self, end: u32) -> Option<Doorbell> {
         let value = self.ring.first_bytes(end.wrapping_sub(1));
         self.attached.then(|| self.doorbell(doorbell::record(end), value))
     }

@@ -1,4 +1,5 @@
-//! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream at a time.
+//! The order of a queue's sends: each is posted in its turn, and those of one queue on one stream
+//! at a time.
 
 use super::{SendState, State};
 use crate::memory::timeline::{Timeline, TimelinePoint};
@@ -10,7 +11,8 @@ use std::sync::Arc;
 pub(crate) struct LastPost {
     pub(super) timeline: Arc<Timeline>,
     pub(super) point: TimelinePoint,
-    /// The stream is known to have passed it, because the card has completed all that was posted, or the CPU has posted since.
+    /// The stream is known to have passed it, because the card has completed all that was posted,
+    /// or the CPU has posted since.
     pub(super) settled: bool,
 }
 
@@ -46,7 +48,8 @@ pub(crate) enum Before {
 }
 
 impl SendState {
-    /// Marks a send as handed to a stream at `point`, after checking that it is the next to be posted.
+    /// Marks a send as handed to a stream at `point`, after checking that it is the next to be
+    /// posted.
     ///
     /// Returns what that has replaced, for [`Self::undo_post`].
     #[inline]
@@ -83,8 +86,8 @@ impl SendState {
         })
     }
 
-    /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last one.
-    /// Otherwise changes nothing.
+    /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last
+    /// one. Otherwise changes nothing.
     #[inline]
     pub(crate) fn post_next(
         &mut self,
@@ -119,7 +122,8 @@ impl SendState {
         }
     }
 
-    /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
+    /// The stream refused the batch: the send is only prepared again. A group is undone newest
+    /// first.
     pub(crate) fn undo_post(&mut self, serial: u64, before: Before) {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = State::Prepared;

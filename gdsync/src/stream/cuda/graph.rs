@@ -1,8 +1,9 @@
-//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and waits.
+//! Batches in CUDA graphs: built once and launched many times, each time with fresh sends and
+//! waits.
 //!
-//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch node is recorded with
-//! operations that do nothing. The only way to launch the graph is [`Stream::launch`], which takes a fresh batch for each node
-//! and sets its parameters.
+//! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch
+//! node is recorded with operations that do nothing. The only way to launch the graph is
+//! [`Stream::launch`], which takes a fresh batch for each node and sets its parameters.
 
 pub use super::record::{Capture, GraphBuilder};
 
@@ -10,18 +11,18 @@ use super::{CudaStream, with_params};
 use crate::batch::{Batch, BatchShape, Chunk, Descriptor, Fate, Points};
 use crate::cuda::{CudaError, GpuContext, check};
 use crate::memop::{MemOp, StreamError};
-use crate::stream::Stream;
-use crate::stream::in_flight::{self, Held, Past};
+use crate::stream::in_flight::{Held, Past};
 use crate::stream::post::State;
-use crate::stream::post_error::{PostFailure, Posted};
 use crate::stream::proxy::Ring;
+use crate::stream::{PostFailure, Posted, Stream, in_flight};
 use cudarc::driver::sys;
 use std::fmt;
 use std::sync::Arc;
 
 /// An executable graph with batch nodes.
 ///
-/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time: launches in flight continue.
+/// Made by [`Stream::capture`] or [`GraphBuilder::instantiate`]. It may be dropped at any time:
+/// launches in flight continue.
 pub struct CudaGraph {
     pub(super) raw: RawGraph,
     pub(super) nodes: Vec<BatchNode>,
@@ -33,7 +34,8 @@ pub(super) struct RawGraph {
     pub(super) exec: sys::CUgraphExec,
 }
 
-// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by `&mut`.
+// SAFETY: graphs may be used from any thread, by one at a time: launching takes the graph by
+// `&mut`.
 unsafe impl Send for RawGraph {}
 // SAFETY: as above; nothing is done with a shared reference.
 unsafe impl Sync for RawGraph {}
@@ -63,7 +65,8 @@ pub enum GraphError {
     /// A send or wait cannot be posted now.
     #[error(transparent)]
     Post(#[from] PostFailure),
-    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old doorbells.
+    /// Each launch needs a fresh batch for each batch node: with the old one, a node would ring old
+    /// doorbells.
     #[error(
         "the graph has {nodes} batch nodes and was given {given} batches: each launch needs a fresh batch for each"
     )]
@@ -131,11 +134,12 @@ pub(super) fn destroy(graph: sys::CUgraph) {
 }
 
 impl Stream<CudaStream> {
-    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order of their recording.
+    /// Launches a graph on this stream with a fresh batch for each of its batch nodes, in the order
+    /// of their recording.
     ///
     /// # Errors
-    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch node would keep the batch of an
-    /// earlier launch.
+    /// [`LaunchError`], with the batches; nothing was launched. [`GraphError::Stale`] where a batch
+    /// node would keep the batch of an earlier launch.
     pub fn launch(
         &self,
         graph: &mut CudaGraph,
@@ -201,7 +205,8 @@ impl Stream<CudaStream> {
         }
     }
 
-    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the proxy will ring.
+    /// Puts fresh operations into every batch node. Returns how many, and the doorbells that the
+    /// proxy will ring.
     fn fill_in(
         &self,
         graph: &CudaGraph,
@@ -220,7 +225,7 @@ impl Stream<CudaStream> {
             Self::lower(&mut lowering, part.iter_mut().map(|descriptor| (descriptor, Fate::Kept)))?;
             if !node.shape.ends_with_wait() {
                 // The last node writes the last point, others the last one that was taken.
-                let end = if i + 1 == counts.len() { points.end } else { lowering.point() };
+                let end = if i + 1 == counts.len() { points.end } else { lowering.point };
                 lowering.progress(end)?;
             }
             graph.set(node, lowering.ops)?;
@@ -234,8 +239,8 @@ impl Stream<CudaStream> {
         let _entered = self.context.enter()?;
         self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this backend, and the submission in flight
-        // holds what they name, as for any submission.
+        // SAFETY: graph and stream are alive. Addresses in the nodes were translated by this
+        // backend, and the submission in flight holds what they name, as for any submission.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.raw.exec, self.raw()) })
             .map_err(as_stream_error)
     }
@@ -259,7 +264,7 @@ impl CudaGraph {
 
     fn check(&self, batches: &[Batch], context: &Arc<GpuContext>) -> Result<(), GraphError> {
         if !Arc::ptr_eq(context, &self.context) {
-            return Err(GraphError::OtherContext { graph: self.context.ordinal() });
+            return Err(GraphError::OtherContext { graph: self.context.ordinal });
         }
         let (nodes, given) = (self.nodes.len(), batches.len());
         if nodes != given {
@@ -298,7 +303,7 @@ pub(super) fn node_params(
     params: &mut [sys::CUstreamBatchMemOpParams],
 ) -> sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
     sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
-        ctx: context.raw().as_raw(),
+        ctx: context.raw.as_raw(),
         count: params.len() as u32,
         paramArray: params.as_mut_ptr(),
         flags: 0,

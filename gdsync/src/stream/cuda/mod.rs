@@ -19,10 +19,11 @@ use std::time::Duration;
 /// Memory operations that are put together on the stack.
 const FEW: usize = 4;
 
-/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end between kernels.
+/// A CUDA stream: memory operations become `cuStreamBatchMemOp`, performed by the GPU's front end
+/// between kernels.
 ///
-/// What is posted is ordered with everything else that the program enqueues on the stream. See [`crate::cuda`] for the calls
-/// of the driver that hang while a stream waits.
+/// What is posted is ordered with everything else that the program enqueues on the stream. See
+/// [`crate::cuda`] for the calls of the driver that hang while a stream waits.
 #[derive(Debug)]
 pub struct CudaStream {
     pub(super) handle: Arc<StreamHandle>,
@@ -36,43 +37,48 @@ impl CudaStream {
     /// [`CudaError`].
     pub fn new(stream: Arc<cudarc::driver::CudaStream>) -> Result<Self, CudaError> {
         let context = GpuContext::of(stream.context())?;
-        Ok(Self::made(context, stream.cu_stream(), Some(stream)))
+        Ok(Self::made(context, stream.cu_stream(), stream))
     }
 
-    /// A raw stream, for example that of another library; `CU_STREAM_LEGACY` (or null) and `CU_STREAM_PER_THREAD`, too, for
-    /// the context that is current. The per-thread default stream can be posted to only by the thread that wraps it.
+    /// Wraps a raw stream, for example of another library; or `CU_STREAM_LEGACY` (or null) or
+    /// `CU_STREAM_PER_THREAD` of the context that is current. Only the thread that wraps the
+    /// per-thread default stream can post to it.
+    ///
+    /// `owner` keeps the stream alive, and is dropped with the returned value, by the same thread.
+    /// Work that was posted may be outstanding then. Pass `()` where nothing has to be dropped, as
+    /// the program keeps the stream by other means.
     ///
     /// # Errors
-    /// [`CudaError`].
+    /// [`CudaError`]. `owner` is dropped then.
     ///
     /// # Safety
-    /// The stream is alive, and stays so until the returned value is dropped (work that was posted may still be
-    /// outstanding then). Its context stays alive as long as the process uses memory that this library has told it of: pinned
-    /// memory, queues, GPU memory. A primary context does, as it is retained.
-    pub unsafe fn from_raw(stream: sys::CUstream) -> Result<Self, CudaError> {
+    /// The stream is alive, and stays so until `owner` is dropped; with `()` for an owner, until
+    /// the returned value is dropped. Its context stays alive as long as the process uses memory
+    /// that this library has registered in it: pinned memory, queues, GPU memory. A primary context
+    /// does, as it is retained.
+    pub unsafe fn from_raw(
+        stream: sys::CUstream,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self, CudaError> {
         driver::initialise()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream is alive (the caller's), `context` a valid place.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream, &mut context) })?;
         // SAFETY: the caller's.
         let context = unsafe { GpuContext::of_raw(context) }?;
-        Ok(Self::made(context, stream, None))
+        Ok(Self::made(context, stream, owner))
     }
 
-    fn made(
-        context: Arc<GpuContext>,
-        raw: sys::CUstream,
-        owner: Option<Arc<cudarc::driver::CudaStream>>,
-    ) -> Self {
+    fn made(context: Arc<GpuContext>, raw: sys::CUstream, owner: impl Send + Sync + 'static) -> Self {
         let handle = StreamHandle::new(raw, owner);
         context.add_stream(&handle);
         context.collect();
         CudaStream { handle, context }
     }
 
-    /// The stream of cudarc that it was made of, if it was.
+    /// The stream of cudarc that this was made from, if it was.
     pub fn cudarc(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
-        self.handle.owner.as_ref()
+        self.handle.cudarc()
     }
 
     /// The driver's handle.
@@ -91,7 +97,7 @@ impl CudaStream {
 
     /// What the stream's GPU can do.
     pub fn capabilities(&self) -> GpuCapabilities {
-        self.context.capabilities()
+        self.context.capabilities
     }
 }
 
@@ -107,7 +113,8 @@ fn mem_ops(gpu: &GpuCapabilities) -> MemOpCaps {
     MemOpCaps {
         ops_64_bit: gpu.ops_64_bit,
         wait_nor: gpu.wait_nor,
-        // Every write of the v2 entry points carries a system fence: they refuse the flag that would drop it.
+        // Every write of the v2 entry points carries a system fence: they refuse the flag that
+        // would drop it.
         writes_are_fenced: true,
         flush_after_wait: gpu.consistency() == Consistency::Flushed,
         flush_remote: gpu.flush_remote_writes,
@@ -128,7 +135,7 @@ impl From<CudaError> for StreamError {
 
 impl MemOpStream for CudaStream {
     fn caps(&self) -> MemOpCaps {
-        mem_ops(&self.context.capabilities())
+        mem_ops(&self.context.capabilities)
     }
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
@@ -148,21 +155,22 @@ impl MemOpStream for CudaStream {
     }
 
     fn device(&self) -> u64 {
-        self.context.id()
+        self.context.id
     }
 
     // Inlined: where the operations are known, so is what the driver is given.
     #[inline]
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
         self.handle.check_thread()?;
-        // A default stream is that of the current context; for any other the driver does not ask which is current.
+        // A default stream is that of the current context; for any other the driver does not ask
+        // which is current.
         let _entered = if self.handle.is_default() { Some(self.context.enter()?) } else { None };
         self.handle.check_not_capturing()?;
         let _submitting = self.context.submitting(&self.handle.busy);
         with_params(ops, |params| {
             let (count, params) = (params.len() as u32, params.as_mut_ptr());
-            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries, and the driver copies it.
-            // The addresses are the caller's promise.
+            // SAFETY: the stream is alive (`CudaStream`'s promise); the array has `count` entries,
+            // and the driver copies it. The addresses are the caller's promise.
             check("cuStreamBatchMemOp", unsafe {
                 sys::cuStreamBatchMemOp_v2(self.handle.raw, count, params, 0)
             })
@@ -174,14 +182,15 @@ impl MemOpStream for CudaStream {
         if Arc::ptr_eq(memory.context(), &self.context) {
             return Ok(());
         }
-        Err(StreamError::OtherGpu { stream: self.context.ordinal(), memory: memory.context().ordinal() })
+        Err(StreamError::OtherGpu { stream: self.context.ordinal, memory: memory.context().ordinal })
     }
 
-    /// `cuMemcpyAsync`, which the stream's order covers as it does kernels: it starts after the batches before it, and the batches
-    /// after it start when its bytes are written.
+    /// `cuMemcpyAsync`, which the stream's order covers as it does kernels: it starts after the
+    /// batches before it, and the batches after it start when its bytes are written.
     ///
-    /// Into GPU memory it copies from pinned memory. Into host memory it copies from GPU memory: from host to host, the driver
-    /// performs "asynchronous" copies on the calling thread, which then waits for the stream (measured on an H200, driver 580).
+    /// Into GPU memory it copies from pinned memory. Into host memory it copies from GPU memory:
+    /// from host to host, the driver performs "asynchronous" copies on the calling thread, which
+    /// then waits for the stream (measured on an H200, driver 580).
     unsafe fn write_bytes(
         &self,
         to: StreamAddr,
@@ -193,8 +202,8 @@ impl MemOpStream for CudaStream {
         self.handle.check_not_capturing()?;
         let (from, staged) = self.stage(kind, bytes)?;
         let _submitting = self.context.submitting(&self.handle.busy);
-        // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the source holds so many bytes, and the
-        // caller keeps it.
+        // SAFETY: the stream is alive (`CudaStream`'s promise). The target is the caller's; the
+        // source holds so many bytes, and the caller keeps it.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.get(), from, bytes.len(), self.handle.raw) })?;
         Ok(Some(staged))
     }
@@ -215,7 +224,8 @@ impl MemOpStream for CudaStream {
 }
 
 impl CudaStream {
-    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps them.
+    /// Puts bytes where the GPU can copy them from without the CPU: their address, and what keeps
+    /// them.
     fn stage(
         &self,
         kind: MemoryKind,
@@ -252,7 +262,8 @@ pub(super) fn with_params(
     call(&mut many[..count])
 }
 
-/// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of that wait.
+/// Fills in the operations; returns how many entries they take. A flush after a wait is a flag of
+/// that wait.
 #[inline]
 fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
     let mut places = params.iter_mut();
@@ -278,7 +289,8 @@ fn fill(ops: &[MemOp], params: &mut [sys::CUstreamBatchMemOpParams]) -> usize {
 #[inline]
 fn param(op: &MemOp) -> sys::CUstreamBatchMemOpParams {
     use sys::CUstreamBatchMemOpType as Type;
-    // Every bit is defined, also of the longer members of the union: the driver reads the one that `operation` names.
+    // Every bit is defined, also of the longer members of the union: the driver reads the one that
+    // `operation` names.
     let mut params = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
     match *op {
         MemOp::Write32 { addr, value } => {
@@ -326,8 +338,8 @@ use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitP
 use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue;
 use sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteValue;
 
-/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and the GPU's hosts are little
-/// endian.
+/// The 32-bit value is the low half of the 64-bit one: the union's members share their place, and
+/// the GPU's hosts are little endian.
 fn wait(
     operation: sys::CUstreamBatchMemOpType,
     addr: StreamAddr,
@@ -355,7 +367,8 @@ mod tests {
     use super::*;
     use crate::cuda::WritesOrdering;
 
-    /// Bytes of an entry, as `cuda.h` lays them out: operation, padding, address, value, flags, padding, alias.
+    /// Bytes of an entry, as `cuda.h` lays them out: operation, padding, address, value, flags,
+    /// padding, alias.
     fn bytes(params: &sys::CUstreamBatchMemOpParams) -> Vec<u64> {
         // SAFETY: all bits of the entry are defined.
         unsafe { params.pad }.to_vec()
@@ -377,7 +390,8 @@ mod tests {
         assert_eq!((low(found[0][0]), found[0][1], low(found[0][2]), low(found[0][3])), (2, 0x7000, 5, 0));
         assert_eq!((low(found[1][0]), found[1][2]), (5, 1 << 40));
         assert_eq!((low(found[2][0]), low(found[2][2]), low(found[2][3])), (1, 0xfeff_ffff, 3));
-        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit 30 of its flags.
+        // BARRIER = 6; FLUSH_REMOTE_WRITES = 3, WAIT_VALUE_64 = 4, and a flush after a wait is bit
+        // 30 of its flags.
         let wait = MemOp::Wait64 { addr, condition: Condition::And, value: 9 };
         let found =
             entries(&[MemOp::FlushRemote, MemOp::Barrier, wait, MemOp::FlushRemote, MemOp::FlushRemote]);

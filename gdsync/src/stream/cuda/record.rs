@@ -4,16 +4,16 @@ use super::graph::{BatchNode, CudaGraph, GraphError, Node, RawGraph, destroy, no
 use super::{CudaStream, with_params};
 use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
-use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError, Word32};
-use crate::memory::timeline::TimelinePoint;
-use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
+use crate::memop::{MemOp, MemOpStream, StreamError, Word32};
+use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
 use crate::queue::doorbell::{Doorbell, PeerOp};
 use crate::stream::Stream;
 use cudarc::driver::sys;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
-/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the graph, too.
+/// A stream that is being captured. Other work that the program enqueues on it becomes nodes of the
+/// graph, too.
 pub struct Capture<'a> {
     stream: &'a Stream<CudaStream>,
     recorder: Recorder,
@@ -34,11 +34,12 @@ struct Recorder {
     nodes: Vec<BatchNode>,
 }
 
-/// What a batch node names until its first launch, one word to a field. Kept for ever: the program may launch a graph itself that
-/// was never given a batch.
+/// What a batch node names until its first launch, one word to a field. Kept for ever: the program
+/// may launch a graph itself that was never given a batch.
 static SINK: Mutex<Option<PinnedMemory>> = Mutex::new(None);
 
-/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a word for points.
+/// Offsets in the sink: a 32-bit word and a 64-bit word that stay 0, a word that stays 1, and a
+/// word for points.
 const ZERO32: u64 = 0;
 const ZERO64: u64 = 8;
 const ONE: u64 = 16;
@@ -56,10 +57,10 @@ fn sink() -> Result<HostAddr, CudaError> {
     Ok(sink.insert(memory).addr())
 }
 
-/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and every wait is satisfied.
+/// The driver of a lowering whose operations do nothing: they write zeroes where zeroes are, and
+/// every wait is satisfied.
 struct Idle<'a> {
     stream: &'a CudaStream,
-    caps: MemOpCaps,
     sink: HostAddr,
 }
 
@@ -75,14 +76,6 @@ impl Driver for Idle<'_> {
     type Place = ();
     type Bytes = ();
     type Error = GraphError;
-
-    fn caps(&self) -> &MemOpCaps {
-        &self.caps
-    }
-
-    fn timeline(&self) -> HostAddr {
-        self.at(POINT)
-    }
 
     fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
         self.stream.translate(addr, len)
@@ -101,11 +94,9 @@ impl Driver for Idle<'_> {
         Ok(Some(Doorbell { record_at, record: 0, register, value: 0 }))
     }
 
-    fn commit_wait(&self, _wait: &mut (), _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, _wait: &mut (), _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         Some(PeerOp::PollAnd { addr: self.at(ONE), value: 1 })
     }
-
-    fn commit_covered(&self, _wait: &mut (), _point: TimelinePoint) {}
 }
 
 impl Recorder {
@@ -113,13 +104,14 @@ impl Recorder {
     fn idle_ops(stream: &Stream<CudaStream>, shape: &BatchShape) -> Result<Vec<MemOp>, GraphError> {
         let caps = stream.caps();
         let mut ops = Vec::new();
-        let driver = Idle { stream, caps, sink: sink()? };
-        let mut lowering = Lowering::new(driver, false, TimelinePoint::default(), &mut ops);
+        let driver = Idle { stream, sink: sink()? };
+        let (timeline, before) = (driver.at(POINT), TimelinePoint::default());
+        let mut lowering = Lowering::new(driver, &caps, timeline, false, before, &mut ops);
         for mut kind in shape.descriptors() {
             lowering.lower(&mut kind, Fate::Kept)?;
         }
         if !shape.ends_with_wait() {
-            lowering.progress(lowering.point())?;
+            lowering.progress(lowering.point)?;
         }
         if shape.is_empty() || ops.len() > caps.max_ops {
             return Err(GraphError::Size { operations: ops.len(), limit: caps.max_ops });
@@ -146,12 +138,15 @@ impl Recorder {
 }
 
 impl Stream<CudaStream> {
-    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream performs none of it.
+    /// Records what `record` enqueues on the stream, batches included, as a graph. The stream
+    /// performs none of it.
     ///
-    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once) before.
+    /// The stream must not be a legacy default stream. Kernels must be loaded (launched once)
+    /// before.
     ///
     /// # Errors
-    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`] where `record` fails.
+    /// [`GraphError::Cuda`] where the driver refuses what was enqueued, [`GraphError::Record`]
+    /// where `record` fails.
     pub fn capture(
         &self,
         record: impl FnOnce(&mut Capture<'_>) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
@@ -160,7 +155,8 @@ impl Stream<CudaStream> {
         self.handle.check_thread()?;
         let _entered = self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // The lock keeps others from posting until the capture has begun; from then on, posting finds that the stream is captured.
+        // The lock keeps others from posting until the capture has begun; from then on, posting
+        // finds that the stream is captured.
         let state = self.lock();
         // SAFETY: the stream is alive (`CudaStream`'s promise).
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw(), mode) })?;
@@ -204,7 +200,8 @@ impl Capture<'_> {
         let ops = Recorder::idle_ops(self.stream, shape)?;
         let raw = self.stream.raw();
         with_params(&ops, |params| {
-            // SAFETY: the stream is alive; while it is captured, this only records. The sink lives as long as the graph.
+            // SAFETY: the stream is alive; while it is captured, this only records. The sink lives
+            // as long as the graph.
             check("cuStreamBatchMemOp", unsafe {
                 sys::cuStreamBatchMemOp_v2(raw, params.len() as u32, params.as_mut_ptr(), 0)
             })
@@ -262,7 +259,8 @@ impl GraphBuilder<'_> {
         self.graph
     }
 
-    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a batch of this shape.
+    /// Adds a batch node, after the batch node added before. Each launch of the graph will need a
+    /// batch of this shape.
     ///
     /// Returns the driver's handle, for dependencies.
     ///
@@ -293,7 +291,8 @@ impl GraphBuilder<'_> {
         let mut node = std::ptr::null_mut();
         with_params(&ops, |params| {
             let params = node_params(&self.stream.context, params);
-            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the driver copies the array.
+            // SAFETY: the graph is ours; dependencies are its nodes (ours, and the caller's); the
+            // driver copies the array.
             check("cuGraphAddBatchMemOpNode", unsafe {
                 let (list, count) = (dependencies.as_ptr(), dependencies.len());
                 sys::cuGraphAddBatchMemOpNode(&mut node, self.graph, list, count, &params)

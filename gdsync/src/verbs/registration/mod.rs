@@ -2,16 +2,15 @@
 
 mod table;
 
-use crate::verbs::OutOfRange;
+use crate::verbs::{
+    Access, Error, GpuMemoryRegion, MemoryRegion, MemoryRegionInner, OutOfRange, ProtectionDomain,
+    RegistrationPath, RemoteMemory, Slice,
+};
 pub use table::{CacheLimits, CacheStatistics};
 
 use crate::cuda::{GpuContext, GpuMemory, buffer_id};
 use crate::memory::use_count::{UseCount, Watcher};
 use crate::memory::{OutOfBounds, PinnedMemory};
-use crate::verbs::error::Error;
-use crate::verbs::gpu_mr::{GpuMemoryRegion, RegistrationPath};
-use crate::verbs::mr::{Access, MemoryRegion, MemoryRegionInner, RemoteMemory, Slice};
-use crate::verbs::pd::ProtectionDomain;
 use cudarc::driver::CudaContext;
 use parking_lot::Mutex;
 use std::fmt;
@@ -19,15 +18,18 @@ use std::ops::{Range, RangeBounds};
 use std::sync::{Arc, Weak};
 use table::{Extent, Table};
 
-/// Registered memory of one protection domain, looked up by address and access: to register takes a system call and time for every
-/// page, to look up neither.
+/// Registered memory of one protection domain, looked up by address and access: to register takes a
+/// system call and time for every page, to look up neither.
 ///
-/// A cheap handle; clones name the same cache. It holds at most what its [`CacheLimits`] say: registrations that nothing uses make way
-/// for new ones, the longest unused first; what is in use stays, and where there is no room beside it, a new registration is handed
-/// out without being kept. A request is served by any registration that has all of its bytes, and all of the access asked for, or more.
+/// A cheap handle; clones name the same cache. It holds at most what its [`CacheLimits`] say:
+/// registrations that nothing uses make way for new ones, the longest unused first; what is in use
+/// stays, and where there is no room beside it, a new registration is handed out without being
+/// kept. A request is served by any registration that has all of its bytes, and all of the access
+/// asked for, or more.
 ///
-/// A registration leaves the cache with its memory: when the last handle of a [`PinnedMemory`] or [`GpuMemory`] that the program or
-/// a stream has is dropped, or when [`RegistrationCache::invalidate`] names its addresses. The card forgets it when the last work
+/// A registration leaves the cache with its memory: when the last handle of a [`PinnedMemory`] or
+/// [`GpuMemory`] that the program or a stream has is dropped, or when
+/// [`RegistrationCache::invalidate`] names its addresses. The card forgets it when the last work
 /// request that uses it has completed; until then the memory is kept, too.
 ///
 /// ```
@@ -65,12 +67,14 @@ impl Watcher for Inner {
     }
 }
 
-/// Registered memory that a cache has handed out. Holding it, or a work request that names it, keeps it registered.
+/// Registered memory that a cache has handed out. Holding it, or a work request that names it,
+/// keeps it registered.
 #[derive(Clone, Debug)]
 pub struct CachedRegion {
     region: Arc<MemoryRegionInner>,
     addresses: Range<u64>,
-    /// The registration may be that of other memory, which this is a part of: this counts as a user of its own, too.
+    /// The registration may be that of other memory, which this is a part of: this counts as a user
+    /// of its own, too.
     _memory: Handle,
 }
 
@@ -109,7 +113,8 @@ impl RegistrationCache {
     /// GPU memory, registered as a whole with at least that access.
     ///
     /// # Errors
-    /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] where the driver does not know the memory.
+    /// As [`GpuMemoryRegion::register`], and [`Error::Cuda`] where the driver does not know the
+    /// memory.
     pub fn gpu(&self, memory: &GpuMemory, access: Access) -> Result<CachedRegion, Error> {
         let identity = Some(buffer_id(memory.context(), memory.address())?);
         let extent = Extent { addresses: addresses(memory.address(), memory.len())?, access, identity };
@@ -119,17 +124,19 @@ impl RegistrationCache {
         })
     }
 
-    /// GPU memory that the program owns and names by its address, registered with at least that access. The driver says with
-    /// each request which allocation is at the address: where the program has freed the memory and the address has become
-    /// another's, the old registration is dropped, and the memory is registered again.
+    /// GPU memory that the program owns and names by its address, registered with at least that
+    /// access. The driver says with each request which allocation is at the address: where the
+    /// program has freed the memory and the address has become another's, the old registration is
+    /// dropped, and the memory is registered again.
     ///
     /// # Errors
     /// As [`RegistrationCache::gpu`].
     ///
     /// # Safety
-    /// `address..address + len` is memory of a GPU that the context reaches, and stays so as long as the returned region and what is
-    /// made from it. Before the program frees it, it calls [`RegistrationCache::invalidate`], or else takes care that no remote
-    /// side uses a key to it any more: as long as the registration is in the cache, its key stays valid.
+    /// `address..address + len` is memory of a GPU that the context reaches, and stays so as long
+    /// as the returned region and what is made from it. Before the program frees it, it calls
+    /// [`RegistrationCache::invalidate`], or else takes care that no remote side uses a key to it
+    /// any more: as long as the registration is in the cache, its key stays valid.
     pub unsafe fn gpu_raw(
         &self,
         context: &Arc<CudaContext>,
@@ -163,21 +170,23 @@ impl RegistrationCache {
         if let Some(region) = found {
             return Ok(handed_out(region));
         }
-        // Without the lock: others look up meanwhile. Two that miss together both register, and both are kept.
+        // Without the lock: others look up meanwhile. Two that miss together both register, and
+        // both are kept.
         let region = Arc::new(register()?);
-        // Counted memory is watched, and its registration is dropped with its last user; of other memory no end is reported.
+        // Counted memory is watched, and its registration is dropped with its last user; of other
+        // memory no end is reported.
         let extent = if use_count.is_some() { Extent { identity: None, ..extent } } else { extent };
         if let Some(use_count) = use_count {
             let watcher: Weak<Inner> = Arc::downgrade(&self.inner);
             use_count.watch(watcher);
         }
-        let gone = self.inner.table.lock().insert(extent, use_count.map(UseCount::id), region.clone());
+        let gone = self.inner.table.lock().insert(extent, use_count.map(|count| count.id), region.clone());
         drop(gone);
         Ok(handed_out(region))
     }
 
-    /// Removes every registration that has one of these addresses, as before memory is unmapped or freed. Returns how many. Those
-    /// in use stay registered until they are not.
+    /// Removes every registration that has one of these addresses, as before memory is unmapped or
+    /// freed. Returns how many. Those in use stay registered until they are not.
     pub fn invalidate(&self, addresses: Range<u64>) -> usize {
         let gone = self.inner.table.lock().invalidate(&addresses);
         gone.len()
@@ -191,7 +200,7 @@ impl RegistrationCache {
 
     /// What it holds, and what it has done.
     pub fn statistics(&self) -> CacheStatistics {
-        self.inner.table.lock().statistics()
+        self.inner.table.lock().statistics
     }
 }
 
@@ -233,12 +242,12 @@ impl CachedRegion {
 
     /// The key that work requests of this side name it by.
     pub fn lkey(&self) -> u32 {
-        self.region.lkey()
+        self.region.lkey
     }
 
     /// The key that the remote side needs.
     pub fn rkey(&self) -> u32 {
-        self.region.rkey()
+        self.region.rkey
     }
 
     /// How the card gets to GPU memory; none for host memory.

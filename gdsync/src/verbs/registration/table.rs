@@ -33,7 +33,8 @@ pub struct CacheStatistics {
     pub evictions: u64,
     /// Registrations that went because their memory did, or might have.
     pub invalidations: u64,
-    /// Registrations that were handed out without being kept: they, or what is in use, fill the limits.
+    /// Registrations that were handed out without being kept: they, or what is in use, fill the
+    /// limits.
     pub not_kept: u64,
     /// Registrations held now.
     pub entries: usize,
@@ -47,7 +48,8 @@ pub(super) struct Extent {
     /// Not empty.
     pub(super) addresses: Range<u64>,
     pub(super) access: Access,
-    /// The driver's number of the allocation, where nothing else says that the memory at an address is still the same.
+    /// The driver's number of the allocation, where nothing else says that the memory at an address
+    /// is still the same.
     pub(super) identity: Option<u64>,
 }
 
@@ -72,12 +74,13 @@ struct Entry<T> {
     used: u64,
 }
 
-/// Registrations by address. Whatever leaves it is returned, for the caller to drop without the lock that guards the table.
+/// Registrations by address. Whatever leaves it is returned, for the caller to drop without the
+/// lock that guards the table.
 pub(super) struct Table<T> {
     /// By first address and a number.
     entries: BTreeMap<(u64, u64), Entry<T>>,
     limits: CacheLimits,
-    statistics: CacheStatistics,
+    pub(super) statistics: CacheStatistics,
     /// No entry is longer.
     longest: u64,
     clock: u64,
@@ -94,11 +97,8 @@ impl<T> Table<T> {
         }
     }
 
-    pub(super) fn statistics(&self) -> CacheStatistics {
-        self.statistics
-    }
-
-    /// The registration that serves a request, if there is one. The second: registrations found to be of released memory.
+    /// The registration that serves a request, if there is one. The second: registrations found to
+    /// be of released memory.
     pub(super) fn find(&mut self, wanted: &Extent) -> (Option<Arc<T>>, Vec<Arc<T>>) {
         let gone = self.take(&wanted.addresses, |entry| {
             entry.extent.identity.is_some() && entry.extent.identity != wanted.identity
@@ -110,7 +110,8 @@ impl<T> Table<T> {
     fn look_up(&mut self, wanted: &Extent) -> Option<Arc<T>> {
         self.clock += 1;
         let clock = self.clock;
-        // Nothing that begins before this reaches the end; nothing that begins behind the beginning has that.
+        // Nothing that begins before this reaches the end; nothing that begins behind the beginning
+        // has that.
         let from = wanted.addresses.end.saturating_sub(self.longest).min(wanted.addresses.start);
         let found = self
             .entries
@@ -129,7 +130,8 @@ impl<T> Table<T> {
         region
     }
 
-    /// Keeps a registration, where that fits beside those that are in use; others make way, the longest unused first.
+    /// Keeps a registration, where that fits beside those that are in use; others make way, the
+    /// longest unused first.
     pub(super) fn insert(&mut self, extent: Extent, memory: Option<u64>, region: Arc<T>) -> Vec<Arc<T>> {
         let len = extent.len();
         let (busy_bytes, busy_entries) = self

@@ -4,7 +4,7 @@ use super::*;
 use gdsync_sys::prm::doorbell::CqArm;
 use std::sync::mpsc::{Receiver, channel};
 
-/// A pair whose card tells of its events.
+/// A pair, and the events of its card.
 fn pair() -> (Pair, Receiver<Event>) {
     let (sender, events) = channel();
     let sink = move |event| sender.send(event).unwrap();
@@ -34,7 +34,7 @@ fn ring(page: *mut u8, value: u64) {
 #[test]
 fn an_armed_queue_tells_of_the_next_entry_once() {
     let (mut pair, events) = pair();
-    // The page is another's: the queue's number is in the doorbell.
+    // The page is of another UAR: the doorbell names the queue.
     let page = pair.card.alloc_uar(&[doorbell::UAR_CQ_ARM]).unwrap().page;
     arm(&pair.left.cq, page, CqArm::new(0, false, 0));
     pair.run();

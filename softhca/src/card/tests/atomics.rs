@@ -1,8 +1,7 @@
 //! Atomic operations of reliable connections.
 
 use super::*;
-use crate::card::deliver::receive;
-use crate::card::packet::{Header, Kind};
+use crate::packet::PacketKind;
 use gdsync_sys::prm::wqe::AtomicSeg;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -22,7 +21,8 @@ fn set(region: &Region, index: usize, value: u64) {
     region.bytes()[index * 8..][..8].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Posts an operation on word `index` of the target; its result goes to the same word of the source.
+/// Posts an operation on word `index` of the target, with the result in the same word of the
+/// source.
 fn post(pair: &mut Pair, opcode: Opcode, index: usize, operands: AtomicSeg) {
     let (remote, result) = (pair.target.remote(index * 8), pair.source.data(index * 8..index * 8 + 8));
     pair.left.post(opcode, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
@@ -38,7 +38,7 @@ fn a_fetch_and_add_returns_the_original_in_host_order() {
     assert_eq!((cqe.wqe_opcode(), cqe.byte_count()), (Opcode::AtomicFa as u8, 8));
     assert_eq!(value(&pair.source, 1), 0x1122_3344_5566_7788);
     assert_eq!(value(&pair.target, 1), 0x1122_3344_5566_7798);
-    assert!(pair.right.cq.poll().is_none(), "the target is not told");
+    assert!(pair.right.cq.poll().is_none(), "the target gets no completion");
     assert!(pair.card.diagnostics().is_empty());
 }
 
@@ -83,33 +83,32 @@ fn a_request_that_comes_again_is_answered_and_not_executed() {
     let pair = pair();
     set(&pair.target, 0, 5);
     let mut engine = pair.card.shared.engine.lock();
-    let mut header = Header::new(Kind::FetchAdd, pair.left.qpn, pair.right.qpn, 0);
+    let mut header = Header::new(PacketKind::FetchAdd, pair.left.qpn, pair.right.qpn, 0);
     (header.addr, header.rkey) = (U64::new(pair.target.at as u64), U32::new(pair.target.key));
     header.operands[0] = U64::new(3);
-    let lid = engine.port.node();
     for _ in 0..3 {
-        let originals = deliver(&mut engine, lid, &header);
+        let originals = answer(&mut engine, &header);
         assert_eq!(originals, Some(5), "the same answer every time");
         assert_eq!(value(&pair.target, 0), 8, "added once");
     }
     header.psn = U32::new(1);
-    assert_eq!(deliver(&mut engine, lid, &header), Some(8));
-    // Of one that is older than all that is remembered nobody knows.
+    assert_eq!(answer(&mut engine, &header), Some(8));
+    // The result of an older operation is not kept.
     header.psn = U32::new(0xff_ff00);
-    assert_eq!(deliver(&mut engine, lid, &header), None);
+    assert_eq!(answer(&mut engine, &header), None);
     assert_eq!(value(&pair.target, 0), 11);
 }
 
-/// Hands a request to the card, and takes the value that it answers with.
-fn deliver(engine: &mut Engine, lid: u32, header: &Header) -> Option<u64> {
+/// Delivers a request to the card, and takes the value of its answer.
+fn answer(engine: &mut Engine, header: &Header) -> Option<u64> {
+    inject(engine, header, &[]);
     let qpn = header.dest_qpn.get();
-    engine.deliver_for_test(|qps, context| {
-        receive(qps, lid, header.as_bytes(), &[], context);
+    engine.with_qps(|qps, context| {
         let qp = qps.get_mut(&qpn).unwrap();
-        let response = qp.next_response(context)?;
-        qp.response_sent(&response, context);
-        assert_eq!(response.kind, Kind::AtomicResponse as u8);
-        Some(response.operands[0].get())
+        let response = qp.next_packet(context)?;
+        qp.packet_sent(&response, context);
+        assert_eq!(response.header.kind, PacketKind::AtomicResponse as u8);
+        Some(response.header.operands[0].get())
     })
 }
 
@@ -143,9 +142,9 @@ fn what_may_not_be_changed_is_refused() {
 fn a_region_whose_addresses_hide_its_alignment_is_refused() {
     let mut pair = pair();
     let at = memory(64);
+    let config = RegionConfig::new(pair.pdn, at as u64 + 4, 32, Access::all());
     // SAFETY: the memory is never freed.
-    let key =
-        unsafe { pair.card.register_memory_at(pair.pdn, at as u64 + 4, 32, 0x1000, Access::all()) }.unwrap();
+    let key = unsafe { pair.card.register_memory(&RegionConfig { iova: 0x1000, ..config }) }.unwrap();
     let (remote, operands) = (RemoteAddrSeg::new(0x1000, key), AtomicSeg::new(1, 0));
     let result = pair.source.data(0..8);
     pair.left.post(Opcode::AtomicFa, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
@@ -169,7 +168,7 @@ fn cpu_threads_and_the_card_add_to_the_same_word() {
     let mut pair = pair();
     let word = pair.target.at as usize;
     let thread = std::thread::spawn(move || {
-        // SAFETY: aligned, and never freed; the card changes it by atomic operations, too.
+        // SAFETY: aligned, and never freed; the card changes it with atomic operations, too.
         let word = unsafe { AtomicU64::from_ptr(word as *mut u64) };
         (0..100_000).for_each(|_| _ = word.fetch_add(1, Ordering::Relaxed));
     });

@@ -1,13 +1,14 @@
-//! Whatever the network does: no message is lost, doubled or reordered, and everything ends.
+//! Random faults of the network: no message is lost, duplicated or reordered, and every request
+//! completes.
 
 use super::faults::{plan, run_until};
 use super::hosts::{address_of, card_at};
 use super::*;
-use crate::faults::{Action, FaultPlan, Rule, Which};
+use crate::faults::{Action, Direction, FaultPlan, Rule, Which};
 use gdsync_sys::prm::wqe::AtomicSeg;
 use proptest::prelude::*;
 
-/// Bytes of a message: more than one packet now and then.
+/// Bytes of a message: one packet or several.
 const SIZES_OF_MESSAGES: [usize; 3] = [8, 1000, crate::fabric::MAX_PAYLOAD + 9];
 const SLOT: usize = crate::fabric::MAX_PAYLOAD + 64;
 const MESSAGES: usize = 12;
@@ -40,11 +41,11 @@ fn rules() -> impl Strategy<Value = FaultPlan> {
         1 => Just(Action::Rnr),
         1 => time.prop_map(Action::Late),
     ];
-    let rule = (action, 0.01..0.3f64, any::<bool>()).prop_map(|(action, p, comes)| {
+    let rule = (action, 0.01..0.3f64, any::<bool>()).prop_map(|(action, p, is_incoming)| {
         let mut rule = Rule::new(action);
         rule.which = Which::Chance(p);
-        if comes {
-            rule.direction = Some(crate::faults::Direction::In);
+        if is_incoming {
+            rule.direction = Some(Direction::In);
         }
         rule
     });
@@ -52,14 +53,14 @@ fn rules() -> impl Strategy<Value = FaultPlan> {
 }
 
 impl Card {
-    /// Nothing is held back any more.
+    /// Whether nothing is delayed.
     fn is_quiet(&self) -> bool {
         let engine = self.shared.engine.lock();
-        engine.held.is_empty() && engine.late.is_empty()
+        engine.delayed.is_empty() && engine.resources.delayed.is_empty()
     }
 }
 
-/// One direction of traffic and what it must come to.
+/// One direction of traffic, and its expected result.
 struct Flow {
     from: TestQp,
     to: TestQp,
@@ -111,7 +112,7 @@ impl Flow {
         self.posted = operations.len();
     }
 
-    /// Takes completions. True at the end.
+    /// Polls completions. Returns whether all have arrived.
     fn ended(&mut self) -> bool {
         while let Some(cqe) = self.from.cq.poll() {
             self.failed |= cqe.is_error();
@@ -161,7 +162,7 @@ proptest! {
 
     #[test]
     fn nothing_is_lost_doubled_or_reordered(faults in rules(), operations in operations(), place in 0..3) {
-        // One card, two of a host, two of different hosts.
+        // One card, two cards of a host, two cards of different hosts.
         let card = || Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
         let (near, far) = if place == 2 { (card_at(20), card_at(21)) } else { (card(), card()) };
         let far = if place == 0 { &near } else { &far };
@@ -174,7 +175,7 @@ proptest! {
             run(far);
             flows.iter_mut().all(Flow::ended)
         });
-        // The last completion of a receive may be late.
+        // The last completion of a receive may be delayed.
         near.set_faults(None);
         far.set_faults(None);
         run_until(&near, "the last completions", || {
@@ -189,7 +190,7 @@ proptest! {
 
 #[test]
 fn a_read_answered_late_and_a_write_behind_it_that_was_not_missed() {
-    // The read's answer is lost, the write behind it is acknowledged: only the read is asked for again.
+    // The read's answer is lost, the write behind it is acknowledged: only the read is sent again.
     let mut pair = super::faults::quick(64);
     pair.target.bytes()[0] = 42;
     pair.card.set_faults(Some(&plan("drop nth=1 kind=read-response")));

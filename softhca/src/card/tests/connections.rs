@@ -1,9 +1,8 @@
 //! Unreliable connections.
 
 use super::*;
-use crate::card::context::MTU;
-use crate::card::deliver::receive;
-use crate::card::packet::{FIRST, Header, Kind, LAST, UNRELIABLE};
+use crate::card::config::MTU;
+use crate::packet::{FIRST, LAST, PacketKind, UNRELIABLE};
 use zerocopy::byteorder::big_endian::U32;
 
 fn connect(card: &Card, qp: &TestQp, peer: u32) {
@@ -152,14 +151,11 @@ fn a_peer_that_is_not_there_is_not_missed() {
     assert_eq!(pair.state(&pair.left), QpState::Rts);
 }
 
-/// Hands a packet of one byte of a longer send to the right side.
+/// Delivers a packet with one byte of a longer send to the right side.
 fn deliver(pair: &Pair, flags: u8, psn: u32, byte: u8, length: u32) {
-    let mut header = Header::new(Kind::Send, pair.left.qpn, pair.right.qpn, psn);
+    let mut header = Header::new(PacketKind::Send, pair.left.qpn, pair.right.qpn, psn);
     (header.flags, header.length) = (flags, U32::new(length));
-    let mut engine = pair.card.shared.engine.lock();
-    let lid = engine.port.node();
-    let payload = [(&raw const byte, 1)];
-    engine.deliver_for_test(|qps, context| receive(qps, lid, header.as_bytes(), &payload, context));
+    inject(&mut pair.card.shared.engine.lock(), &header, &[(&raw const byte, 1)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Peers that die: what a queue pair learns of it, and what it does not.
+//! Peers whose process ends: how queue pairs notice, and when they do not.
 
 use super::datagrams::{QKEY, datagram_qp};
 use super::*;
@@ -25,7 +25,7 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     let [mut sender, mut receiver] = [(), ()].map(|()| TestQp::new(&alive, pdn, &SIZES));
     let other_pdn = dies.alloc_pd().unwrap();
     let [to, from] = [(), ()].map(|()| TestQp::new(&dies, other_pdn, &SIZES));
-    // A quarter of a second; the death is noticed when the first is over.
+    // A timeout of a quarter of a second. The end of the peer is noticed after the first one.
     let patient = QpChange { timeout: Some(16), ..QpChange::default() };
     sender.connect(&alive, to.qpn, dies.lid(), patient);
     to.connect(&dies, sender.qpn, alive.lid(), patient);
@@ -41,7 +41,7 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     sender.post(Opcode::RdmaWrite, &[source.remote(0).as_bytes(), &inline(b"after")]);
     run_both(&alive, None, || sender.cq.peek().is_some());
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
-    assert!(receiver.cq.poll().is_none(), "as on hardware: who only waits is not told");
+    assert!(receiver.cq.poll().is_none(), "as on hardware, a queue pair that only waits does not notice");
     assert_eq!(alive.query_qp(receiver.qpn).unwrap().state, QpState::Rts);
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong: completions with the right syndrome, queue pairs in error, and words for people.
+//! Errors: syndromes of completions, queue pairs in ERR, and diagnostics.
 
 use super::*;
 use std::sync::mpsc;
@@ -273,8 +273,8 @@ fn a_card_that_is_not_there_ends_them_at_once() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let mut qp = TestQp::new(&card, pdn, &SIZES);
-    let nobody = if card.lid() == 0xbfff { 1 } else { 0xbfff };
-    qp.connect(&card, 0x50, nobody, QpChange { timeout: Some(0), ..QpChange::default() });
+    let free = if card.lid() == 0xbfff { 1 } else { 0xbfff };
+    qp.connect(&card, 0x50, free, QpChange { timeout: Some(0), ..QpChange::default() });
     qp.post(Opcode::Send, &[&inline(b"hello?")]);
     run(&card);
     assert_eq!(error(qp.cq.poll()).1, Syndrome::RetryExceeded);
@@ -305,7 +305,7 @@ fn an_overrun_completion_queue_dies_and_takes_the_queue_pair_along() {
 #[test]
 fn doorbells_that_make_no_sense_are_diagnosed() {
     let mut pair = Pair::new(64);
-    // The record is behind: the entry is rung, but not announced.
+    // The record is behind: the doorbell names an entry that the record does not announce.
     let wqe = pair.left.wqe(Opcode::Nop, &[], CtrlFlags::CQ_UPDATE, [0; 4]);
     pair.left.write(&wqe);
     pair.left.ring(0);
@@ -344,7 +344,7 @@ fn a_doorbell_rung_before_a_reset_is_of_the_former_life() {
     let change = |state| QpChange { state: Some(state), ..QpChange::default() };
     pair.card.modify_qp(pair.left.qpn, &change(QpState::Err)).unwrap();
     assert_eq!(error(pair.left.cq.poll()).1, Syndrome::WrFlush);
-    // The card has not looked at the register yet.
+    // The card has not polled the register yet.
     pair.card.modify_qp(pair.left.qpn, &change(QpState::Reset)).unwrap();
     pair.left.head = 0;
     bytes(pair.left.dbrec.cast(), 8).fill(0);
@@ -377,6 +377,6 @@ fn impossible_sizes_are_refused() {
     for entries in [0, 3, 1 << 23] {
         // SAFETY: refused before the memory is used.
         let result = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec: ring.cast() }) };
-        assert!(matches!(result, Err(CardError::Invalid { .. })), "{entries}");
+        assert!(matches!(result, Err(CardError::Invalid(_))), "{entries}");
     }
 }

@@ -1,14 +1,15 @@
-//! What faults do to programs, and that reliable connections get over those of the network.
+//! Injected faults: reliable connections recover from those of the network, programs see the
+//! others.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 use crate::faults::FaultPlan;
 use gdsync_sys::prm::wqe::AtomicSeg;
 
-/// A pair that allows everything, whose packets are missed soon.
+/// A pair that allows every access, with a short timeout.
 pub(super) fn quick(len: usize) -> Pair {
     let access = everything() | Access::REMOTE_ATOMIC;
-    // 4.096 µs * 2^10: four milliseconds, more than a message takes under a sanitizer.
+    // 4.096 µs * 2^10: four milliseconds. A message takes less, even under a sanitizer.
     let change = QpChange { access: Some(access), timeout: Some(10), ..QpChange::default() };
     let mut pair = Pair::with(&SIZES, len, change);
     pair.target = Region::new(&pair.card, pair.pdn, len, access);
@@ -32,7 +33,7 @@ fn injected(card: &Card) -> Vec<u64> {
     card.fault_counts().iter().map(|count| count.injected).collect()
 }
 
-/// Five operations, one of every kind: two messages of three packets each, a read of three, two atomics.
+/// One operation of every kind: two messages of three packets each, a read of three, two atomics.
 fn one_of_each(pair: &mut Pair, len: usize) {
     pair.source.fill(3);
     pair.right.post_recv(&[pair.target.data(0..len)]);
@@ -106,7 +107,7 @@ fn whichever_packet_is_lost_everything_arrives_once() {
 #[test]
 fn a_lost_refusal_is_made_good() {
     let mut pair = quick(4096);
-    // The first send is lost, the second shows it; the NAK is lost, too.
+    // The first send is lost, and the NAK that the second send causes is lost, too.
     pair.card.set_faults(Some(&plan("drop nth=1 kind=send; drop nth=1 kind=nak")));
     for i in 0..2 {
         pair.right.post_recv(&[pair.target.data(i * 8..i * 8 + 8)]);
@@ -272,7 +273,8 @@ fn a_late_completion_that_finds_its_queue_full_kills_it() {
 
 #[test]
 fn memory_goes_under_the_card() {
-    // Look-ups of a write of inline data: the target's only. Of a write of registered data: the source's, then the target's.
+    // A write of inline data resolves the target's key. A write of registered data resolves the
+    // source's key, then the target's.
     let cases = [("access=local", Syndrome::LocalProtection), ("access=remote", Syndrome::RemoteAccess)];
     for (side, syndrome) in cases {
         let mut pair = quick(64);
@@ -326,7 +328,7 @@ fn held_packets_let_others_pass_but_not_their_own() {
         pair.left.post(Opcode::RdmaWrite, &[word.as_bytes(), &inline(&[value])]);
     }
     {
-        // Step by step: the other pair's write lands first, though it was posted last.
+        // The other pair's write arrives first, although it was posted last.
         third.post(Opcode::RdmaWrite, &[pair.target.remote(1).as_bytes(), &inline(&[7])]);
         let mut engine = pair.card.shared.engine.lock();
         let mut order = Vec::new();
@@ -346,7 +348,7 @@ fn held_packets_let_others_pass_but_not_their_own() {
 }
 
 #[test]
-fn unreliable_messages_are_lost_and_nobody_is_told() {
+fn unreliable_messages_are_lost_without_an_error() {
     let mut pair = super::connections::pair(64);
     pair.right.post_recv(&[pair.target.data(0..8)]);
     pair.card.set_faults(Some(&plan("drop nth=1; rnr; duplicate")));
@@ -358,7 +360,7 @@ fn unreliable_messages_are_lost_and_nobody_is_told() {
     let cqe = pair.right.cq.poll().unwrap();
     assert_eq!((cqe.wqe_counter(), pair.target.bytes()[0]), (0, 2));
     assert!(pair.right.cq.poll().is_none());
-    assert_eq!(injected(&pair.card), [1, 0, 0], "what is for reliable connections leaves others alone");
+    assert_eq!(injected(&pair.card), [1, 0, 0], "rules for reliable connections do not apply");
 }
 
 #[test]
@@ -373,7 +375,7 @@ fn packets_of_a_former_life_are_forgotten() {
         (qp.head, qp.received) = (0, 0);
         bytes(qp.dbrec.cast(), 8).fill(0);
     }
-    assert!(pair.card.shared.engine.lock().held.is_empty());
+    assert!(pair.card.shared.engine.lock().delayed.is_empty());
     pair.left.connect(&pair.card, pair.right.qpn, pair.card.lid(), QpChange::default());
     pair.right.connect(&pair.card, pair.left.qpn, pair.card.lid(), QpChange::default());
     pair.left.post(Opcode::RdmaWrite, &[pair.target.remote(0).as_bytes(), &inline(b"new")]);
@@ -384,5 +386,5 @@ fn packets_of_a_former_life_are_forgotten() {
     run(&pair.card);
     pair.card.set_faults(None);
     run(&pair.card);
-    assert_eq!(&pair.target.bytes()[..3], b"end", "what was held back goes on when faults end");
+    assert_eq!(&pair.target.bytes()[..3], b"end", "delayed packets are released when faults end");
 }

@@ -1,8 +1,7 @@
-//! Programs and peers that write whatever they like: the card may refuse all of it, and must stay as it is.
+//! Programs and peers that write arbitrary bytes: the card may refuse them, and must stay intact.
 
 use super::*;
-use crate::card::deliver::receive;
-use crate::card::packet::Header;
+use crate::packet::PacketKind;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
 use proptest::prelude::*;
 use zerocopy::byteorder::big_endian::U32;
@@ -30,7 +29,7 @@ fn qp_to_itself(card: &Card, pdn: u32, transport: Transport) -> TestQp {
         ..change(QpState::Rtr)
     };
     let rts = QpChange {
-        // For ever: what is not acknowledged stays so, and no test waits.
+        // Without timeout: packets are not sent again, and no test waits.
         timeout: is_rc.then_some(0),
         retry_cnt: is_rc.then_some(7),
         rnr_retry: is_rc.then_some(0),
@@ -46,7 +45,7 @@ fn transports() -> impl Strategy<Value = Transport> {
     prop_oneof![Just(Transport::Rc), Just(Transport::Uc), Just(Transport::Ud)]
 }
 
-/// A control segment that is right, in front of a body that need not be.
+/// A correct control segment with an arbitrary body.
 #[derive(Clone, Debug)]
 struct Entry {
     opcode: Opcode,
@@ -98,7 +97,7 @@ proptest! {
             qp.post(entry.opcode, &segments);
             run(&card);
         }
-        // And then records that make no sense at all.
+        // Arbitrary doorbell records.
         word(qp.dbrec, doorbell::DBR_RECV).store(records.0, Ordering::Release);
         word(qp.dbrec, doorbell::DBR_SEND).store(records.1, Ordering::Release);
         qp.store_doorbell(u64::from(qp.qpn).swap_bytes() | 1);
@@ -130,12 +129,9 @@ proptest! {
                 (header.addr, header.rkey) = (remote.addr().into(), remote.rkey().into());
                 header.length = U32::new(header.length.get() % 300);
             }
-            let (engine, lid) = (&mut card.shared.engine.lock(), card.lid());
-            let parts = [(payload.as_ptr(), len)];
-            let touched = engine.deliver_for_test(|qps, context| {
-                receive(qps, u32::from(lid), header.as_bytes(), &parts, context)
-            });
-            touched.into_iter().for_each(|qpn| engine.schedule(qpn));
+            let engine = &mut card.shared.engine.lock();
+            let touched = inject(engine, &header, &[(payload.as_ptr(), len)]);
+            touched.into_iter().for_each(|qpn| engine.activate(qpn));
         }
         run(&card);
         card.destroy_qp(qp.qpn).unwrap();
@@ -148,34 +144,28 @@ fn reads_that_come_again_are_not_too_many() {
     let mut pair = Pair::new(4096);
     pair.source.fill(3);
     let header = |psn| {
-        let mut header =
-            Header::new(crate::card::packet::Kind::ReadRequest, pair.left.qpn, pair.right.qpn, psn);
+        let mut header = Header::new(PacketKind::Read, pair.left.qpn, pair.right.qpn, psn);
         let remote = pair.source.remote(0);
         (header.addr, header.rkey, header.length) = (remote.addr().into(), remote.rkey().into(), U32::new(8));
         header
     };
     {
         let mut engine = pair.card.shared.engine.lock();
-        let lid = pair.card.lid();
-        // Four are allowed at once. The requester loses its patience with them, and asks again; then the first answers come, and
-        // it has a place for the next.
+        // Four reads are allowed in flight. The requester sends them again; then it gets the first
+        // answers, and may send the next read.
         for psn in [0, 1, 2, 3, 0, 1, 2, 3] {
-            engine.deliver_for_test(|qps, context| {
-                receive(qps, u32::from(lid), header(psn).as_bytes(), &[], context)
-            });
+            inject(&mut engine, &header(psn), &[]);
         }
         let now = Instant::now();
         let answered = engine.with_qp(pair.right.qpn, now, |qp, context| {
             (0..4).for_each(|_| {
-                let header = qp.next_response(context).unwrap();
+                let response = qp.next_packet(context).unwrap();
                 context.payload.clear();
-                qp.response_sent(&header, context);
+                qp.packet_sent(&response, context);
             })
         });
         assert!(answered.is_some());
-        engine.deliver_for_test(|qps, context| {
-            receive(qps, u32::from(lid), header(4).as_bytes(), &[], context)
-        });
+        inject(&mut engine, &header(4), &[]);
     }
     assert_eq!(pair.state(&pair.right), QpState::Rts, "{:?}", pair.card.diagnostics());
     pair.right.post(Opcode::Nop, &[]);

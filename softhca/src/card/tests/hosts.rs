@@ -1,10 +1,10 @@
-//! Cards of different hosts, each at a loopback address of its own: the same semantics, the same faults.
+//! Cards of different hosts, each at its own loopback address: the same semantics, the same faults.
 
 use super::faults::{plan, run_until};
 use super::*;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// A card at 127.83.100.`last`. Tests take addresses apart from each other.
+/// A card at 127.83.100.`last`. Every test uses addresses of its own.
 pub(super) fn card_at(last: u8) -> Card {
     let address = SocketAddrV4::new(Ipv4Addr::new(127, 83, 100, last), 48200);
     let fabric = crate::fabric::Fabric::at(&[address]).unwrap();
@@ -56,7 +56,7 @@ fn a_card_between_hosts_is_ethernet_and_its_gids_name_its_address() {
 
 #[test]
 fn messages_writes_and_reads_of_several_packets_with_and_without_faults() {
-    // Rare enough that eight retries in a row are never lost: with the answers, 2 in a million.
+    // The probability that eight retries in a row are lost is 2 in a million, with the answers.
     for faults in ["", "seed=1; drop p=0.1; delay=200us p=0.2; duplicate p=0.2; hold=2 p=0.1; rnr every=5"] {
         let change = QpChange { timeout: Some(10), ..QpChange::default() };
         let mut pair = Apart::new(2, change);
@@ -94,7 +94,7 @@ fn a_host_that_goes_ends_the_retries_and_so_does_one_that_falls_silent() {
     pair.run_until("the end of the retries", || pair.left.cq.peek().is_some());
     assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RetryExceeded);
 
-    // No time-out at all: the connection's end alone tells.
+    // Without timeout, only the end of the TCP connection shows that the peer has ended.
     let Apart { near, far, mut left, target, .. } =
         Apart::new(6, QpChange { timeout: Some(0), ..QpChange::default() });
     left.post(Opcode::RdmaWrite, &[target.remote(0).as_bytes(), &data]);
@@ -104,7 +104,7 @@ fn a_host_that_goes_ends_the_retries_and_so_does_one_that_falls_silent() {
     });
     success(left.cq.poll());
     drop(far);
-    let node = near.shared.engine.lock().qps[&left.qpn].node(near.port);
+    let node = near.shared.engine.lock().qps[&left.qpn].endpoint.node(near.port);
     run_until(&near, "its end", || !near.shared.engine.lock().fabric.is_alive(node));
     left.post(Opcode::RdmaWrite, &[target.remote(0).as_bytes(), &data]);
     run(&near);

@@ -1,4 +1,5 @@
-//! What fronts rely on: addressing, shared pages, queues of no entries, user indices, attributes.
+//! The interface for fronts: addressing, shared pages, queues without entries, user indices,
+//! attributes.
 
 use super::*;
 use std::os::fd::AsRawFd;
@@ -12,7 +13,10 @@ fn an_ethernet_port_is_addressed_by_gid() {
     let ethernet = card(LinkLayer::Ethernet);
     let by_lid = Address { dlid: ethernet.lid(), gid: None };
     let by_gid = Address { dlid: 0, gid: Some(ethernet.gids()[3].gid) };
-    assert!(matches!(ethernet.check_address(&by_lid), Err(CardError::Invalid { what: "is_global", .. })));
+    assert!(matches!(
+        ethernet.check_address(&by_lid),
+        Err(CardError::Invalid(InvalidValue { what: "is_global", .. }))
+    ));
     assert_eq!(ethernet.diagnostics()[0].field, "is_global");
     assert!(ethernet.check_address(&by_gid).is_ok());
     assert!(card(LinkLayer::InfiniBand).check_address(&by_lid).is_ok());
@@ -65,10 +69,10 @@ fn the_q_key_can_be_asked_for() {
 fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
-    let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].uar;
+    let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].endpoint.config.uar;
     let (memory, offset) = pair.card.uar_memory(uar).unwrap();
     let (file, place) = (memory.as_raw_fd(), offset as libc::off_t);
-    // SAFETY: a new mapping of the page, write only, as libmlx5 maps it.
+    // SAFETY: a new mapping of the page, write-only, as in libmlx5.
     let page =
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_WRITE, libc::MAP_SHARED, file, place) };
     assert_ne!(page, libc::MAP_FAILED);
@@ -100,7 +104,7 @@ fn queues_of_no_entries_do_not_exist() {
     run(&card);
     success(sender.cq.poll());
     assert_eq!(receiver.cq.poll().unwrap().byte_count(), 7);
-    // Records that announce what does not exist.
+    // Records that announce entries of queues without entries.
     sender.received = 5;
     word(sender.dbrec, doorbell::DBR_RECV).store(doorbell::record(5), Ordering::Release);
     let failed = QpChange { state: Some(QpState::Err), ..QpChange::default() };
@@ -166,9 +170,9 @@ fn configurations_that_cannot_be_are_refused() {
         TestQp::with(&card, pdn, &SIZES, |config| kept = Some(*config));
         let mut config = kept.unwrap();
         change(&mut config);
-        // SAFETY: the memory is never freed, and nothing is made of a refused configuration.
+        // SAFETY: the memory is never freed, and a refused configuration makes no queue pair.
         match unsafe { card.create_qp(&config) } {
-            Err(CardError::Invalid { what, .. }) => what,
+            Err(CardError::Invalid(InvalidValue { what, .. })) => what,
             other => panic!("{other:?}"),
         }
     };

@@ -1,13 +1,11 @@
-//! Memory that the CPU cannot dereference: a client's bytes as source, as target, as both.
+//! Peer memory as source, as target, as both.
 
 use super::*;
 use crate::peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
 use fake_gpu::Buffer;
 
-#[path = "../../../tests/fake_gpu/mod.rs"]
-mod fake_gpu;
-
 mod failures;
+mod fake_gpu;
 mod transfers;
 
 /// Registered memory, of the host or of the fake GPU.
@@ -26,8 +24,9 @@ impl Memory {
 
     fn peer(card: &Card, pdn: u32, len: usize, access: Access) -> Self {
         let gpu = fake_gpu::allocate(len);
-        // SAFETY: never freed.
-        let key = unsafe { card.register_memory(pdn, gpu.addr, len as u64, access) }.unwrap();
+        let config = RegionConfig::new(pdn, gpu.addr, len as u64, access);
+        // SAFETY: the memory is never freed.
+        let key = unsafe { card.register_memory(&config) }.unwrap();
         Memory { region: Region { at: gpu.addr as *mut u8, len, key }, gpu: Some(gpu) }
     }
 
@@ -49,7 +48,7 @@ impl Memory {
         self.region.data(range)
     }
 
-    /// The whole of it as a list: empty where it is.
+    /// A list with all of it; empty if `len` is 0.
     fn all(&self, len: usize) -> Vec<DataSeg> {
         if len == 0 { Vec::new() } else { vec![self.data(0..len)] }
     }
@@ -59,7 +58,7 @@ impl Memory {
     }
 }
 
-/// Bytes that are different everywhere, and for every seed.
+/// Bytes without repetitions, different for every seed.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + i / 65_536 + seed) as u8).collect()
 }

@@ -1,7 +1,7 @@
 //! Messages that arrive.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 
 #[test]
 fn a_send_fills_the_receive() {
@@ -227,34 +227,24 @@ fn two_cards_talk_over_the_fabric() {
     for i in 0..2 {
         qps[i].connect(&cards[i], qps[1 - i].qpn, cards[1 - i].lid(), QpChange::default());
     }
-    let wait = |cq: &mut TestCq| {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(cqe) = cq.poll() {
-                return cqe;
-            }
-            assert!(Instant::now() < deadline, "no completion");
-            std::thread::yield_now();
-        }
-    };
     for round in 0..50 {
         let size = [1, 30 * mtu + 3, 0, 4096][round % 4];
         regions[0].fill(round);
         let segments: Vec<DataSeg> = if size == 0 { Vec::new() } else { vec![regions[0].data(0..size)] };
         qps[1].post_recv(&[regions[1].data(0..30 * mtu + 3)]);
         qps[0].post(Opcode::Send, &[segments.as_bytes()]);
-        assert_eq!(wait(&mut qps[1].cq).byte_count() as usize, size);
-        success(Some(wait(&mut qps[0].cq)));
+        assert_eq!(qps[1].cq.wait().byte_count() as usize, size);
+        success(Some(qps[0].cq.wait()));
         assert_eq!(regions[1].bytes()[..size], regions[0].bytes()[..size]);
     }
     let (remote, place) = (regions[0].remote(0), regions[1].data(0..20 * mtu));
     qps[1].post(Opcode::RdmaRead, &[remote.as_bytes(), place.as_bytes()]);
-    success(Some(wait(&mut qps[1].cq)));
+    success(Some(qps[1].cq.wait()));
     assert_eq!(regions[1].bytes()[..20 * mtu], regions[0].bytes()[..20 * mtu]);
-    // One card goes: the other's requests fail soon.
+    // After one card is dropped, requests of the other fail.
     let [first, second] = cards;
     drop(second);
     qps[0].post(Opcode::RdmaWrite, &[regions[1].remote(0).as_bytes(), &inline(b"x")]);
-    assert_eq!(error(Some(wait(&mut qps[0].cq))).1, Syndrome::RetryExceeded);
+    assert_eq!(error(Some(qps[0].cq.wait())).1, Syndrome::RetryExceeded);
     drop(first);
 }

@@ -8,7 +8,7 @@ use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
 use gdsync_sys::prm::command::mkey;
-use softhca::card::Access;
+use softhca::card::{Access, RegionConfig};
 
 /// `CREATE_MKEY`, of a range of user memory. The answer has the key without its low 8 bits, which
 /// the program chooses.
@@ -48,10 +48,11 @@ pub(super) fn create(
     let addr = part.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
     check_pd(objects, pdn)?;
-    let tag = mkey::MKEY_7_0.get8(input);
+    let tag = Some(mkey::MKEY_7_0.get8(input));
+    let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
     // SAFETY: `Part::address` found the range inside registered user memory, which the program
     // keeps mapped while it is registered. The context keeps it registered while the key `uses` it.
-    let key = unsafe { context.card().register_memory_tagged(pdn, addr, part.len, iova, access, tag) }?;
+    let key = unsafe { context.card().register_memory(&config) }?;
     let object = Object::new(object::DEVX_OBJ, Resource::Mkey(key)).using([part.id]);
     Ok((object, created(key >> 8)))
 }

@@ -2,7 +2,7 @@
 
 use crate::errno::Errno;
 use gdsync_sys::prm::command::header;
-use softhca::card::CardError;
+use softhca::card::{CardError, ModifyError};
 
 /// Status of a command (`MLX5_CMD_STAT_*` of `mlx5_ifc.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,12 +84,8 @@ impl From<CardError> for Refusal {
             CardError::NotFound { .. } => Status::BadResource,
             CardError::Busy { .. } => Status::ResourceBusy,
             CardError::TooMany { .. } => Status::LimitExceeded,
-            CardError::Transition { .. } => Status::BadQpState,
-            CardError::Invalid { .. }
-            | CardError::Missing { .. }
-            | CardError::Superfluous { .. }
-            | CardError::PeerMemory { .. }
-            | CardError::Unmapped { .. } => Status::BadParameter,
+            CardError::Modify(ModifyError::Transition { .. }) => Status::BadQpState,
+            CardError::Invalid(_) | CardError::Modify(_) | CardError::Region(_) => Status::BadParameter,
             _ => Status::InternalError,
         };
         Refusal { status, syndrome: Syndrome::Card }
@@ -124,6 +120,7 @@ impl From<CardError> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use softhca::card::RegionError;
 
     #[test]
     fn a_refusal_says_status_and_syndrome_where_programs_look() {
@@ -138,7 +135,8 @@ mod tests {
         assert_eq!(status(CardError::NotFound { what: "thing", number: 1 }), Status::BadResource);
         assert_eq!(status(CardError::Busy { what: "thing", number: 1, users: 1 }), Status::ResourceBusy);
         assert_eq!(status(CardError::TooMany { what: "things", limit: 1 }), Status::LimitExceeded);
-        assert_eq!(status(CardError::Unmapped { addr: 0, len: 1 }), Status::BadParameter);
+        let unmapped = RegionError::Unmapped { addr: 0, len: 1 };
+        assert_eq!(status(unmapped.into()), Status::BadParameter);
         assert_eq!(status(std::io::Error::from_raw_os_error(1).into()), Status::InternalError);
     }
 }

@@ -6,7 +6,7 @@ use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::verbs::{ACCESS_OPTIONAL, RegMr, RegMrResp};
-use softhca::card::Access;
+use softhca::card::{Access, RegionConfig};
 use std::os::fd::RawFd;
 
 /// A memory region.
@@ -82,9 +82,10 @@ fn add(
     let access = access_of(flags)?;
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, pd)?;
+    let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
     // SAFETY: the interface obliges the program to keep registered memory mapped; the region keeps
     // a mapping of this library.
-    let key = unsafe { context.card().register_memory_at(pdn, addr, length, iova, access) }?;
+    let key = unsafe { context.card().register_memory(&config) }?;
     let region = Object::new(object::MR, Resource::Mkey(key));
     Ok((objects.add(region.with(Mr { key, length, iova, _mapping: mapping })), key))
 }

@@ -213,26 +213,14 @@ fn change_of(context: &Context, asked: &ModifyQp) -> Result<QpChange> {
 
 fn state_of(code: u8) -> Result<QpState> {
     match i32::from(code) {
-        ibv::IBV_QPS_RESET => Ok(QpState::Reset),
-        ibv::IBV_QPS_INIT => Ok(QpState::Init),
-        ibv::IBV_QPS_RTR => Ok(QpState::Rtr),
-        ibv::IBV_QPS_RTS => Ok(QpState::Rts),
-        ibv::IBV_QPS_ERR => Ok(QpState::Err),
         ibv::IBV_QPS_SQD => Err(Errno::NOT_SUPPORTED),
-        _ => Err(Errno::INVALID),
+        code => QpState::from_ibv(code).ok_or(Errno::INVALID),
     }
 }
 
 /// `IBV_QPS_*`. DEVX's `MLX5_QP_STATE_*` has the same codes for these states.
 pub(crate) fn code_of(state: QpState) -> u8 {
-    let code = match state {
-        QpState::Reset => ibv::IBV_QPS_RESET,
-        QpState::Init => ibv::IBV_QPS_INIT,
-        QpState::Rtr => ibv::IBV_QPS_RTR,
-        QpState::Rts => ibv::IBV_QPS_RTS,
-        QpState::Err => ibv::IBV_QPS_ERR,
-    };
-    code as u8
+    state.to_ibv() as u8
 }
 
 /// `QUERY_QP`: answers all attributes, whatever the program's mask.

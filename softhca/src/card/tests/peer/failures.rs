@@ -1,7 +1,7 @@
-//! What goes wrong with peer memory: the completions that a bad key would give, and words that name the client.
+//! Failures of peer memory: completions as for a wrong key, and diagnostics that name the client.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
 
@@ -53,7 +53,7 @@ impl Setting {
         (self.pair.state(&self.pair.left), self.pair.state(&self.pair.right))
     }
 
-    /// The one diagnostic: about that queue pair, naming client and reason.
+    /// Checks that the only diagnostic concerns that queue pair and names client and reason.
     fn diagnosed(&self, qp: &TestQp, reason: &str) {
         let all = self.pair.card.diagnostics();
         assert_eq!(all.len(), 1, "{all:?}");
@@ -76,7 +76,7 @@ fn a_source_that_cannot_be_read_fails_locally_at_any_packet() {
             assert_eq!(setting.requester(), (Syndrome::LocalProtection, 0), "{opcode:?} after {good}");
             assert_eq!(setting.requester(), (Syndrome::WrFlush, 1));
             assert_eq!(setting.states(), (QpState::Err, QpState::Rts));
-            assert_eq!(setting.responder(), [], "it has not heard of the end");
+            assert_eq!(setting.responder(), [], "it has not received the last packet");
             assert_eq!(setting.source.gpu().reads.load(SeqCst) as i64, good + 1);
             setting.diagnosed(&setting.pair.left, "the read has failed");
         }
@@ -87,7 +87,7 @@ fn a_source_that_cannot_be_read_fails_locally_at_any_packet() {
 fn it_fails_when_its_turn_comes_and_not_before() {
     let mut setting = Setting::new();
     let place = Memory::new(&setting.pair.card, setting.pair.pdn, 64, true);
-    // A message that is not acknowledged yet is in front of it.
+    // An earlier message is not acknowledged yet.
     let remote = setting.target.region.remote(0);
     for list in [&place.all(64), &setting.source.all(LONG)] {
         let wqe = setting.pair.left.wqe(
@@ -131,7 +131,7 @@ fn a_receive_that_cannot_be_written_fails_on_both_sides() {
 #[test]
 fn a_remote_write_that_cannot_be_done_is_refused_as_an_access() {
     for opcode in [Opcode::RdmaWrite, Opcode::RdmaWriteImm] {
-        // The last packet takes the receive: not if it fails.
+        // The last packet takes the receive, unless it fails.
         for good in [0, 4] {
             let mut setting = Setting::new();
             setting.pair.right.post_recv(&[]);
@@ -153,7 +153,7 @@ fn a_remote_read_that_cannot_be_done_is_refused_as_an_access() {
     for good in [0, 2] {
         let mut setting = Setting::new();
         setting.pair.right.post_recv(&[]);
-        // The one that reads is `left`; what it reads is the target.
+        // `left` reads the target.
         setting.target.gpu().reads_left.store(good, SeqCst);
         setting.post(Opcode::RdmaRead);
         setting.post(Opcode::RdmaRead);
@@ -254,19 +254,21 @@ fn what_a_client_does_not_give_is_not_registered() {
     let card = Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
     let gpu = fake_gpu::allocate(4096);
-    // SAFETY: never freed.
-    let register = |pdn, addr, len| unsafe { card.register_memory(pdn, addr, len, everything()) };
+    let register = |pdn, addr, len| {
+        // SAFETY: the memory is never freed.
+        unsafe { card.register_memory(&RegionConfig::new(pdn, addr, len, everything())) }
+    };
     for (addr, len) in [(gpu.addr, 4097), (gpu.addr - 1, 10), (gpu.addr + 4096, 1), (gpu.addr, u64::MAX)] {
         let refused = register(pdn, addr, len);
         assert!(
-            matches!(&refused, Err(CardError::PeerMemory { client, error, .. })
+            matches!(&refused, Err(CardError::Region(RegionError::Peer { client, error, .. }))
                 if client == fake_gpu::NAME && error.reason.contains("leaves")),
             "{refused:?}"
         );
     }
-    assert!(matches!(register(pdn, gpu.addr, 0), Err(CardError::Invalid { .. })));
+    assert!(matches!(register(pdn, gpu.addr, 0), Err(CardError::Region(RegionError::Invalid(_)))));
     assert!(matches!(register(1, gpu.addr, 1), Err(CardError::NotFound { .. })));
-    assert_eq!(gpu.regions.load(SeqCst), 0, "whatever was acquired is given back");
+    assert_eq!(gpu.regions.load(SeqCst), 0, "acquired regions are dropped");
     // A part of an allocation, twice.
     let keys = [0, 1].map(|_| register(pdn, gpu.addr + 1, 4095).unwrap());
     assert_eq!(gpu.regions.load(SeqCst), 2);

@@ -1,22 +1,23 @@
 //! Messages that arrive.
 
 use super::*;
-use crate::card::context::MTU;
+use crate::card::config::MTU;
 use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
 
 const OPCODES: [Opcode; 5] =
     [Opcode::Send, Opcode::SendImm, Opcode::RdmaWrite, Opcode::RdmaWriteImm, Opcode::RdmaRead];
 
-/// Which sides are peer memory, where at least one is.
+/// Which sides are peer memory: at least one.
 const SIDES: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// Calls that copying so many contiguous bytes takes, packet by packet.
+/// Calls that copy `size` contiguous bytes: one per packet.
 fn packets(size: usize) -> usize {
     size.div_ceil(MTU as usize)
 }
 
-/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets them from `right`.
+/// Moves `size` bytes from `source` to `target` with `left` as the requester: an RDMA read gets
+/// them from `right`.
 fn transfer(
     opcode: Opcode,
     left: &mut TestQp,
@@ -133,7 +134,7 @@ fn a_receiver_that_is_not_ready_gets_it_later() {
     }
 }
 
-/// Two cards that only the fabric connects.
+/// Two cards that communicate through the fabric.
 struct Cards {
     cards: [Card; 2],
     qps: [TestQp; 2],
@@ -172,32 +173,21 @@ fn every_operation_over_the_fabric() {
             source.set(&sent);
             let [left, right] = &mut both.qps;
             transfer(opcode, left, right, &source, &target, size);
-            assert_eq!(success(Some(wait(&mut left.cq))).0, opcode as u8);
+            assert_eq!(success(Some(left.cq.wait())).0, opcode as u8);
             if completes_a_receive(opcode) {
-                assert_eq!(wait(&mut right.cq).byte_count() as usize, size);
+                assert_eq!(right.cq.wait().byte_count() as usize, size);
             }
             assert!(target.get()[..size] == sent[..size], "{opcode:?} of {size} bytes");
             // A write takes no receive: the next message does.
             if opcode == Opcode::RdmaWrite {
                 post(left, Opcode::SendImm, None, &[]);
-                success(Some(wait(&mut left.cq)));
-                wait(&mut right.cq);
+                success(Some(left.cq.wait()));
+                right.cq.wait();
             }
         }
     }
     for card in &both.cards {
         assert!(card.diagnostics().is_empty(), "{:?}", card.diagnostics());
-    }
-}
-
-fn wait(cq: &mut TestCq) -> Cqe64 {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(cqe) = cq.poll() {
-            return cqe;
-        }
-        assert!(Instant::now() < deadline, "no completion");
-        std::thread::yield_now();
     }
 }
 
@@ -240,7 +230,7 @@ fn a_region_is_given_back_when_it_is_deregistered() {
     }
     assert_eq!(error(both.qps[0].cq.poll()).1, Syndrome::LocalProtection);
     assert_eq!(source.gpu().calls(), calls, "it is not touched any more");
-    // A card that goes gives back what is left.
+    // Dropping the cards drops the remaining regions.
     drop(both);
     assert_eq!(target.gpu().regions.load(SeqCst), 0);
 }
@@ -252,7 +242,7 @@ fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
     proptest::collection::vec((prop_oneof![3 => small, 1 => large], any::<bool>()), 1..12)
 }
 
-/// A list of segments of two memories, and a plain picture of what they hold.
+/// A list of segments in two memories, and how it was cut.
 struct List {
     memories: [Memory; 2],
     segments: Vec<DataSeg>,
@@ -279,7 +269,7 @@ impl List {
         self.cuts.iter().map(|cut| cut.0).sum()
     }
 
-    /// What it holds, in the order of the list.
+    /// Its bytes, in the order of the list.
     fn get(&self) -> Vec<u8> {
         let contents = [0, 1].map(|i: usize| self.memories[i].get());
         let mut at = [0; 2];

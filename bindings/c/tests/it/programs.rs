@@ -1,0 +1,134 @@
+//! C programs on the library: compiled as C11 and as C++17, run on the software card with software
+//! streams.
+
+use crate::support::{Language, build, root, works};
+use gdsync_test_support::{on_system, skipped};
+use std::collections::BTreeSet;
+
+fn run(test: &str, source: &str) -> Option<String> {
+    run_in(test, source, &[])
+}
+
+fn run_in(test: &str, source: &str, environment: &[(&str, &str)]) -> Option<String> {
+    let mut said = None;
+    for language in [Language::C, Language::Cpp] {
+        if let Some(compiler) = works(test, language) {
+            said = Some(build(&compiler, source).succeed(environment));
+        }
+    }
+    said
+}
+
+#[test]
+fn streams_answer_each_other() {
+    if let Some(said) = run("streams_answer_each_other", "pingpong.c") {
+        assert_eq!(said, "pingpong ok\n");
+    }
+}
+
+#[test]
+fn descriptors_of_every_kind_are_performed() {
+    if let Some(said) = run("descriptors_of_every_kind_are_performed", "descriptors.c") {
+        assert_eq!(said, "descriptors ok\n");
+    }
+}
+
+#[test]
+fn requests_may_be_copied_and_thrown_away() {
+    if let Some(said) = run("requests_may_be_copied_and_thrown_away", "requests.c") {
+        assert_eq!(said, "requests ok\n");
+    }
+}
+
+#[test]
+fn sends_wait_for_other_streams_and_for_room() {
+    let environment = [("GDSYNC_POST_TIMEOUT_MS", "20")];
+    if let Some(said) = run_in("sends_wait_for_other_streams_and_for_room", "streams.c", &environment) {
+        assert_eq!(said, "streams ok\n");
+    }
+}
+
+#[test]
+fn threads_share_the_library_and_queue_pairs() {
+    if let Some(said) = run("threads_share_the_library_and_queue_pairs", "threads.c") {
+        assert_eq!(said, "threads ok\n");
+    }
+}
+
+#[test]
+fn cuda_streams_take_the_same_descriptors() {
+    let test = "cuda_streams_take_the_same_descriptors";
+    let Some(compiler) = works(test, Language::C) else { return };
+    let program = build(&compiler.libraries(["-ldl"]), "cuda.c");
+    let output = program.run(&[]);
+    let (said, complaint) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    const NO_GPU: i32 = 77;
+    match output.status.code() {
+        Some(NO_GPU) => skipped(test, said.trim()),
+        Some(0) => assert!(said.ends_with("cuda ok\n"), "{said}"),
+        _ => panic!("{}\n{complaint}", output.status),
+    }
+}
+
+#[test]
+fn programs_of_libibverbs_have_gdsyncs_queues_beside_theirs() {
+    let test = "programs_of_libibverbs_have_gdsyncs_queues_beside_theirs";
+    if !on_system() {
+        return skipped(test, "no card for libibverbs is promised here (scripts/test-system)");
+    }
+    for language in [Language::C, Language::Cpp] {
+        if let Some(compiler) = works(test, language) {
+            assert_eq!(build(&compiler.libraries(["-libverbs"]), "verbs.c").succeed(&[]), "verbs ok\n");
+        }
+    }
+}
+
+/// What takes no argument that could be bad.
+const WITHOUT_ARGUMENTS: [&str; 2] = ["gdsync_error_text", "gdsync_soft_stream_create"];
+
+#[test]
+fn bad_arguments_are_refused_by_every_function() {
+    let Some(said) = run("bad_arguments_are_refused_by_every_function", "arguments.c") else { return };
+    let mut tried: BTreeSet<&str> = said.lines().collect();
+    tried.extend(WITHOUT_ARGUMENTS);
+    let declared = declared();
+    let declared: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
+    assert_eq!(tried, declared, "functions of the headers that the program tries, and that there are");
+}
+
+/// The functions that the headers declare.
+fn declared() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for header in
+        ["gdsync/core.h", "gdsync/tools.h", "gdsync/mlx5.h", "gdsync/ext.h", "infiniband/verbs_exp.h"]
+    {
+        let text = std::fs::read_to_string(root().join("include").join(header)).unwrap();
+        for line in text.lines().filter(|line| !line.starts_with([' ', '#', '/'])) {
+            let Some((before, _)) = line.split_once('(') else { continue };
+            let name = before.rsplit([' ', '*']).next().unwrap_or("");
+            if name.starts_with("gds") {
+                names.insert(name.to_owned());
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn errors_are_said_on_stderr() {
+    let Some(compiler) = works("errors_are_said_on_stderr", Language::C) else { return };
+    let program = build(&compiler, "arguments.c");
+    let said = |environment: &[(&str, &str)]| {
+        let output = program.run(environment);
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let lines = said(&[]);
+    assert!(lines.contains("gds_post_send") && lines.contains("the queue pair is a null pointer"), "{lines}");
+    assert!(!lines.contains("within 1 ms"), "{lines}");
+    assert!(said(&[("GDS_ENABLE_DEBUG", "1")]).contains("within 1 ms"));
+    assert_eq!(said(&[("GDSYNC_LOG", "off")]), "");
+    // libgdsync's switch for the operations of streams.
+    assert!(said(&[("GDS_ENABLE_DUMP_MEMOPS", "1")]).contains("Wait32"));
+}

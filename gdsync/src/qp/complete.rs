@@ -1,0 +1,99 @@
+//! What a queue pair checks of its requests, and how its completions are matched with them.
+
+use crate::qp::QueuePairInner;
+use crate::queue::completion::{CompletionState, RawCompletion};
+use crate::queue::outcome::{bytes_of, requester_kind};
+use crate::queue::request::{Limits, Rules};
+use crate::queue::{Completion, DatagramSource, FailureCause, QueueError, RequestError, WorkError, WorkKind};
+use crate::verbs::{AddressHandle, Slice, Transport};
+use gdsync_sys::prm::cqe::CqeOpcode;
+use std::sync::Arc;
+
+impl QueuePairInner {
+    /// Matches an entry of a completion queue (whose state is locked) with its work request.
+    ///
+    /// `None` for the completion of a send that was dropped. An error is the reason why the entry
+    /// makes no sense.
+    pub(crate) fn complete(
+        &self,
+        state: &mut CompletionState,
+        raw: &RawCompletion,
+    ) -> Result<Option<Completion>, String> {
+        let cqe = &raw.cqe;
+        let opcode = cqe.opcode().map_err(|unknown| unknown.to_string())?;
+        let status = match opcode {
+            CqeOpcode::RequesterError | CqeOpcode::ResponderError => {
+                let error = WorkError { syndrome: cqe.raw_syndrome(), vendor: cqe.vendor_syndrome() };
+                self.fail(FailureCause::Work(error));
+                Err(error)
+            }
+            _ => Ok(()),
+        };
+        let counter = cqe.wqe_counter();
+        let unknown =
+            || format!("work request {counter} of queue pair {:#x} is not outstanding", self.number);
+        let is_send = matches!(opcode, CqeOpcode::Requester | CqeOpcode::RequesterError);
+        let (wr_id, kind, claim) = if is_send {
+            let retired = self.send().retire(counter).ok_or_else(unknown)?;
+            (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
+            if retired.cancelled {
+                return Ok(None);
+            }
+            (retired.wr_id, requester_kind(cqe)?, retired.claim)
+        } else {
+            let mut recv = self.recv();
+            let (wr_id, retired) = recv.retire(counter).ok_or_else(unknown)?;
+            let claim = recv.take_claim();
+            (0..retired).for_each(|_| state.unreserve(true));
+            let write = opcode == CqeOpcode::RespWriteImm;
+            (wr_id, if write { WorkKind::ReceiveRdmaWithImmediate } else { WorkKind::Receive }, claim)
+        };
+        let has_immediate = matches!(opcode, CqeOpcode::RespWriteImm | CqeOpcode::RespSendImm);
+        let is_datagram = !is_send && status.is_ok() && self.config.transport == Transport::Ud;
+        let number = u32::from_be_bytes(cqe.imm());
+        let completion = Completion {
+            wr_id,
+            index: Some(raw.index),
+            qp_num: self.number,
+            kind,
+            byte_len: if status.is_ok() { bytes_of(kind, cqe) } else { 0 },
+            immediate: has_immediate.then_some(number),
+            invalidated: (opcode == CqeOpcode::RespSendInval).then_some(number),
+            source: is_datagram.then(|| DatagramSource::new(cqe, self.gid.kind.link())),
+            status,
+        };
+        match claim {
+            Some(claim) => {
+                claim.finish(completion);
+                Ok(None)
+            }
+            None => Ok(Some(completion)),
+        }
+    }
+}
+
+impl Rules for QueuePairInner {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn check(&self, slice: &Slice, card_writes: bool) -> Result<(), QueueError> {
+        let region = slice.region();
+        let lkey = slice.lkey();
+        if !Arc::ptr_eq(&region.pd, &self.domain.pd) {
+            return Err(QueueError::Request(RequestError::WrongDomain { lkey, qpn: self.number }));
+        }
+        if card_writes && !region.is_writable() {
+            return Err(QueueError::Request(RequestError::NotWritable { lkey }));
+        }
+        Ok(())
+    }
+
+    fn check_address(&self, handle: &AddressHandle) -> Result<(), QueueError> {
+        if Arc::ptr_eq(&handle.inner.pd, &self.domain.pd) && handle.inner.port == self.config.port {
+            Ok(())
+        } else {
+            Err(QueueError::Request(RequestError::OtherAddress { qpn: self.number }))
+        }
+    }
+}

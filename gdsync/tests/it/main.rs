@@ -1,0 +1,46 @@
+//! The tests of the library, as one program: linking one takes less time than linking forty.
+//!
+//! A test that needs the process for itself runs in another one (`gdsync_test_support::process`).
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod addressing;
+mod allocations;
+mod borrowed;
+mod datagrams;
+mod device_calls;
+mod device_qp;
+mod device_qp_failures;
+mod devx_queues;
+mod dropping;
+mod exchange;
+mod failure_cause;
+mod failure_checked;
+mod failure_dead_card;
+mod failure_faults;
+mod failure_outcomes;
+mod failure_persistent;
+mod failure_recovery;
+mod failures;
+mod gpu;
+mod gpu_device;
+mod gpu_failure_model;
+mod gpu_failures;
+mod gpu_graph;
+mod gpu_mapped;
+mod gpu_placement;
+mod gpu_registration;
+mod gpu_words;
+mod ibverbs;
+mod leaks;
+mod merging;
+mod model;
+mod placement;
+mod post_one;
+mod proxy;
+mod refusals;
+mod registration;
+mod registration_peer;
+mod shared_queues;
+mod transports;
+mod words;

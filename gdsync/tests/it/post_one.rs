@@ -1,0 +1,308 @@
+//! Single sends, posted by themselves: the short way does what the long one does.
+
+use gdsync::memop::{Condition, MemOp, MemOpCaps, MemOpStream, StreamError};
+use gdsync::memory::{HostAddr, StreamAddr};
+use gdsync::queue::{OrderError, StateError};
+use gdsync::stream::{DoorbellPath, PostError, PostFailure, Posted, StreamOptions};
+use gdsync::{
+    Batch, ConnectOptions, PreparedSend, QueueError, QueuePairConfig, SoftStream, Stream, WorkRequest,
+};
+use gdsync_test_support::pair::{LONG, Pair, poll};
+use proptest::prelude::*;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+const WELL: u8 = 0;
+const REFUSES_ONCE: u8 = 1;
+const FAILS: u8 = 2;
+
+/// A software stream that takes less, and says no when it is told to.
+struct Fickle {
+    inner: SoftStream,
+    mood: AtomicU8,
+    most: usize,
+}
+
+impl MemOpStream for Fickle {
+    fn caps(&self) -> MemOpCaps {
+        MemOpCaps { max_outstanding: self.most, ..self.inner.caps() }
+    }
+
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        self.inner.translate(addr, len)
+    }
+
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        match self.mood.load(Ordering::Relaxed) {
+            REFUSES_ONCE => {
+                self.mood.store(WELL, Ordering::Relaxed);
+                return Err(StreamError::Unsupported { what: "this one" });
+            }
+            FAILS => return Err(StreamError::Failed { reason: "it is broken".to_owned() }),
+            _ => {}
+        }
+        // SAFETY: the caller's.
+        unsafe { self.inner.submit(ops) }
+    }
+
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        self.inner.wait_idle(timeout)
+    }
+}
+
+fn fickle(most: usize, path: DoorbellPath) -> Stream<Fickle> {
+    let backend = Fickle { inner: SoftStream::new().unwrap(), mood: AtomicU8::new(WELL), most };
+    Stream::with_options(backend, StreamOptions::default().doorbells(path)).unwrap()
+}
+
+fn synchronize(stream: &Stream<Fickle>) {
+    assert!(stream.synchronize_timeout(LONG).unwrap(), "the stream is stuck: {stream:?}");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    /// On one of three streams; the last one rings through the proxy.
+    One(usize),
+    /// Prepared and posted in one call.
+    Queued(usize),
+    Batched(usize),
+    Refused(usize),
+    QueuedRefused(usize),
+    /// The second of two first, which is refused.
+    Swapped(usize),
+    Dropped,
+    Synchronize(usize),
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    // Mostly on one stream: a change waits until the other has passed what it had.
+    let stream = || prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(2)];
+    prop_oneof![
+        12 => stream().prop_map(Action::One),
+        6 => stream().prop_map(Action::Queued),
+        2 => stream().prop_map(Action::Batched),
+        2 => stream().prop_map(Action::Refused),
+        1 => stream().prop_map(Action::QueuedRefused),
+        1 => stream().prop_map(Action::Swapped),
+        1 => Just(Action::Dropped),
+        1 => stream().prop_map(Action::Synchronize),
+    ]
+}
+
+/// Sends numbers through one queue pair.
+struct Sender {
+    pair: Pair,
+    streams: [Stream<Fickle>; 3],
+    next: u32,
+    /// Sent, not polled: `next` minus it is the oldest.
+    open: u32,
+}
+
+const DEPTH: u32 = 16;
+
+/// Streams get over it.
+fn in_the_way(failure: &PostFailure) -> bool {
+    matches!(
+        failure,
+        PostFailure::Queue(QueueError::Order(OrderError::OtherStream { .. }))
+            | PostFailure::WouldBlock { .. }
+    )
+}
+
+impl Sender {
+    fn new() -> Self {
+        let config = QueuePairConfig::default().send_depth(DEPTH).recv_depth(DEPTH);
+        let pair = Pair::with(config, ConnectOptions::default());
+        let streams = [(1000, DoorbellPath::Auto), (5, DoorbellPath::Direct), (1000, DoorbellPath::Proxy)];
+        Sender { pair, streams: streams.map(|(most, path)| fickle(most, path)), next: 0, open: 0 }
+    }
+
+    fn prepare(&mut self) -> PreparedSend {
+        self.pair.right.post_recv(&[], 0).unwrap();
+        let number = self.next;
+        (self.next, self.open) = (number + 1, self.open + 1);
+        self.pair.left.prepare(WorkRequest::send(&[]).immediate(number)).unwrap()
+    }
+
+    /// Prepares and posts in one call, again after whatever stood in its way has passed.
+    fn queue(&mut self, at: usize) {
+        self.pair.right.post_recv(&[], 0).unwrap();
+        let request = || WorkRequest::send(&[]).immediate(self.next);
+        while let Err(failure) = self.streams[at].queue_send(&self.pair.left, request()) {
+            assert!(in_the_way(&failure), "{failure}");
+            self.streams.iter().for_each(synchronize);
+        }
+        (self.next, self.open) = (self.next + 1, self.open + 1);
+    }
+
+    /// Everything that was sent arrives, in its order.
+    fn settle(&mut self) {
+        self.streams.iter().for_each(synchronize);
+        for number in self.next - self.open..self.next {
+            assert_eq!(poll(&self.pair.left.send_cq()).status, Ok(()));
+            let received = poll(&self.pair.right.recv_cq());
+            assert_eq!((received.status, received.immediate), (Ok(()), Some(number)));
+        }
+        self.open = 0;
+    }
+
+    /// Posts what was refused, after whatever stood in its way has passed.
+    fn insist(&self, at: usize, mut result: Result<Posted, PostError>) {
+        while let Err(error) = result {
+            assert!(in_the_way(&error.source), "{error}");
+            self.streams.iter().for_each(synchronize);
+            result = self.streams[at].post(error.batch);
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        // An action sends two at most.
+        if self.open + 2 > DEPTH {
+            self.settle();
+        }
+        match action {
+            Action::One(at) => {
+                let send = self.prepare();
+                self.insist(at, self.streams[at].post_send(send));
+            }
+            Action::Queued(at) => self.queue(at),
+            Action::Batched(at) => {
+                let (first, second) = (self.prepare(), self.prepare());
+                self.insist(at, self.streams[at].post(Batch::new().send(first).send(second)));
+            }
+            Action::Refused(at) => {
+                self.settle();
+                let send = self.prepare();
+                self.streams[at].mood.store(REFUSES_ONCE, Ordering::Relaxed);
+                let error = self.streams[at].post_send(send).unwrap_err();
+                assert!(
+                    matches!(error.source, PostFailure::Stream(StreamError::Unsupported { .. })),
+                    "{error}"
+                );
+                assert_eq!((error.posted, error.batch.len()), (0, 1));
+                // As good as before, on any stream.
+                self.insist((at + 1) % 3, self.streams[(at + 1) % 3].post(error.batch));
+            }
+            Action::QueuedRefused(at) => {
+                self.settle();
+                self.streams[at].mood.store(REFUSES_ONCE, Ordering::Relaxed);
+                let failure =
+                    self.streams[at].queue_send(&self.pair.left, WorkRequest::send(&[])).unwrap_err();
+                assert!(matches!(failure, PostFailure::Stream(StreamError::Unsupported { .. })), "{failure}");
+                // Nothing of it is left in the way of the next.
+                self.queue((at + 1) % 3);
+            }
+            Action::Swapped(at) => {
+                // With room for it, so that its order is what is wrong.
+                synchronize(&self.streams[at]);
+                let (first, second) = (self.prepare(), self.prepare());
+                let error = self.streams[at].post_send(second).unwrap_err();
+                assert!(
+                    matches!(
+                        error.source,
+                        PostFailure::Queue(QueueError::Order(OrderError::OutOfOrder { .. }))
+                    ),
+                    "{error}"
+                );
+                self.insist(at, self.streams[at].post_send(first));
+                self.insist(at, self.streams[at].post(error.batch));
+            }
+            Action::Dropped => drop(self.pair.left.prepare(WorkRequest::send(&[]).immediate(!0)).unwrap()),
+            Action::Synchronize(at) => synchronize(&self.streams[at]),
+        }
+    }
+}
+
+#[test]
+fn whatever_else_happens_sends_arrive_once_and_in_order() {
+    let config = ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() };
+    let actions = proptest::collection::vec(action(), 1..150);
+    let result = proptest::test_runner::TestRunner::new(config).run(&actions, |actions| {
+        let mut sender = Sender::new();
+        actions.into_iter().for_each(|action| sender.act(action));
+        sender.settle();
+        sender.streams.iter().for_each(|stream| assert_eq!(stream.outstanding(), 0));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn a_full_stream_says_so_and_loses_nothing() {
+    let mut sender = Sender::new();
+    let stream = fickle(5, DoorbellPath::Auto);
+    let first = sender.prepare();
+    stream.post_send(first).unwrap();
+    sender.streams[0] = stream;
+    sender.settle();
+    let stream = &sender.streams[0];
+    let word = sender.pair.region(8).word32(0).unwrap();
+    stream.post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+    sender.open = 0;
+    let mut refused = None;
+    for posted in 0..5 {
+        let send = sender.prepare();
+        if let Err(error) = sender.streams[0].post_send(send) {
+            assert!(
+                matches!(error.source, PostFailure::WouldBlock { outstanding: 5, limit: 5, .. }),
+                "{error}"
+            );
+            refused = Some((posted, error.batch));
+            break;
+        }
+    }
+    let (posted, batch) = refused.unwrap();
+    assert_eq!(posted, 4, "the wait is one of the five");
+    word.store(1);
+    // The last that was let in tells how far the stream has come.
+    let posted = sender.streams[0].post_timeout(batch, LONG).unwrap();
+    assert!(posted.submissions == 1);
+    sender.settle();
+}
+
+#[test]
+fn a_stream_that_fails_fails_the_queue_pairs_of_what_it_has() {
+    let mut sender = Sender::new();
+    for _ in 0..3 {
+        let send = sender.prepare();
+        sender.streams[0].post_send(send).unwrap();
+    }
+    sender.settle();
+    let word = sender.pair.region(8).word32(0).unwrap();
+    sender.streams[0].post(Batch::new().wait_value32(&word, Condition::Eq, 1)).unwrap();
+    let (accepted, refused) = (sender.prepare(), sender.prepare());
+    sender.streams[0].post_send(accepted).unwrap();
+    sender.streams[0].mood.store(FAILS, Ordering::Relaxed);
+    let error = sender.streams[0].post_send(refused).unwrap_err();
+    assert!(matches!(error.source, PostFailure::Stream(StreamError::Failed { .. })), "{error}");
+    assert!(sender.pair.left.failure().is_some());
+    drop(error);
+    for _ in 0..2 {
+        assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
+    }
+    // Unlike a backend that has truly failed, this one goes on with what it had: not with queues
+    // that are gone.
+    word.store(1);
+    assert!(sender.streams[0].wait_idle(LONG).unwrap());
+}
+
+#[test]
+fn a_queue_pair_that_failed_takes_no_single_send() {
+    let mut sender = Sender::new();
+    for _ in 0..3 {
+        let send = sender.prepare();
+        sender.streams[0].post_send(send).unwrap();
+    }
+    sender.settle();
+    let kept = sender.prepare();
+    sender.pair.left.abort().unwrap();
+    let error = sender.streams[0].post_send(kept).unwrap_err();
+    assert!(
+        matches!(error.source, PostFailure::Queue(QueueError::State(StateError::Failed { .. }))),
+        "{error}"
+    );
+    drop(error);
+    assert!(poll(&sender.pair.left.send_cq()).status.unwrap_err().is_flush());
+}

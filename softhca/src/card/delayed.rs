@@ -1,0 +1,168 @@
+//! Packets and completion entries that faults delay. Packets keep their order within a queue pair
+//! and a direction, completion entries within a queue.
+
+use crate::fabric::Node;
+use crate::faults::Direction;
+use crate::packet::Header;
+use gdsync_sys::prm::cqe::Cqe64;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+/// Most delayed packets of a flow; a queue pair with more waits as for a full fabric. They take 4
+/// MiB at most.
+const FULL: usize = 64;
+/// Most delayed incoming packets; with more, the card takes no packets from the fabric.
+const CONGESTED: usize = 1024;
+
+/// The packets of a queue pair in one direction. They keep their order.
+pub(crate) type Flow = (Direction, u32);
+
+/// A delayed packet.
+#[derive(Clone)]
+pub(crate) struct DelayedPacket {
+    pub(crate) header: Header,
+    /// Its destination, or its source.
+    pub(crate) node: Node,
+    pub(crate) payload: Vec<u8>,
+    /// When it is released.
+    pub(crate) due: Instant,
+    /// It is released earlier when so many packets of other queue pairs have passed.
+    pub(crate) others: Option<u32>,
+}
+
+impl DelayedPacket {
+    fn is_ready(&self, now: Instant) -> bool {
+        self.due <= now || self.others == Some(0)
+    }
+}
+
+/// All delayed packets.
+#[derive(Default)]
+pub(crate) struct DelayedPackets {
+    /// No queue is empty.
+    flows: BTreeMap<Flow, VecDeque<DelayedPacket>>,
+}
+
+impl DelayedPackets {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    pub(crate) fn holds(&self, flow: Flow) -> bool {
+        self.flows.contains_key(&flow)
+    }
+
+    pub(crate) fn is_full(&self, flow: Flow) -> bool {
+        self.flows.get(&flow).is_some_and(|packets| packets.len() >= FULL)
+    }
+
+    /// Whether too many incoming packets wait.
+    pub(crate) fn is_congested(&self) -> bool {
+        let incoming = self.flows.iter().filter(|((direction, _), _)| *direction == Direction::In);
+        incoming.map(|(_, packets)| packets.len()).sum::<usize>() >= CONGESTED
+    }
+
+    pub(crate) fn push(&mut self, flow: Flow, packet: DelayedPacket) {
+        self.flows.entry(flow).or_default().push_back(packet);
+    }
+
+    pub(crate) fn push_front(&mut self, flow: Flow, packet: DelayedPacket) {
+        self.flows.entry(flow).or_default().push_front(packet);
+    }
+
+    /// Counts a packet of that flow, for the packets of other queue pairs that wait for it.
+    pub(crate) fn count_passed(&mut self, flow: Flow) {
+        for ((direction, qpn), packets) in &mut self.flows {
+            if *direction == flow.0
+                && *qpn != flow.1
+                && let Some(DelayedPacket { others: Some(others), .. }) = packets.front_mut()
+            {
+                *others = others.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Flows whose first packet is ready.
+    pub(crate) fn ready(&self, now: Instant) -> Vec<Flow> {
+        let is_ready = |packets: &VecDeque<DelayedPacket>| packets.front().is_some_and(|p| p.is_ready(now));
+        self.flows.iter().filter(|(_, packets)| is_ready(packets)).map(|(flow, _)| *flow).collect()
+    }
+
+    /// Takes the first packet of a flow, if it is ready.
+    pub(crate) fn pop(&mut self, flow: Flow, now: Instant) -> Option<DelayedPacket> {
+        let packets = self.flows.get_mut(&flow)?;
+        let is_ready = packets.front().is_some_and(|packet| packet.is_ready(now));
+        let packet = if is_ready { packets.pop_front() } else { None };
+        if packets.is_empty() {
+            self.flows.remove(&flow);
+        }
+        packet
+    }
+
+    /// When the next packet is due.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.flows.values().filter_map(|packets| packets.front()).map(|packet| packet.due).min()
+    }
+
+    /// Makes all packets due, as faults have ended.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.flows.values_mut().flatten().for_each(|packet| packet.due = packet.due.min(now));
+    }
+
+    /// Drops the packets of a queue pair that is reset: they must not reach its new connection.
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        self.flows.retain(|(_, of), _| *of != qpn);
+    }
+}
+
+/// Delayed completion entries.
+#[derive(Default)]
+pub(crate) struct DelayedCompletions {
+    /// By completion queue; no list is empty.
+    queues: BTreeMap<u32, VecDeque<(Instant, Cqe64)>>,
+}
+
+impl DelayedCompletions {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    /// Whether an entry of that queue waits. Then all later ones wait, too.
+    pub(crate) fn holds(&self, cqn: u32) -> bool {
+        self.queues.contains_key(&cqn)
+    }
+
+    pub(crate) fn push(&mut self, cqn: u32, due: Instant, cqe: Cqe64) {
+        self.queues.entry(cqn).or_default().push_back((due, cqe));
+    }
+
+    /// Takes an entry that is due, or, without a time, any entry.
+    pub(crate) fn pop(&mut self, now: Option<Instant>) -> Option<(u32, Cqe64)> {
+        let is_due = |due: Instant| now.is_none_or(|now| due <= now);
+        let mut queues = self.queues.iter();
+        let cqn = *queues.find(|(_, queue)| queue.front().is_some_and(|(due, _)| is_due(*due)))?.0;
+        let queue = self.queues.get_mut(&cqn)?;
+        let (_, cqe) = queue.pop_front()?;
+        if queue.is_empty() {
+            self.queues.remove(&cqn);
+        }
+        Some((cqn, cqe))
+    }
+
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.queues.values().filter_map(|queue| queue.front()).map(|(due, _)| *due).min()
+    }
+
+    pub(crate) fn forget_queue(&mut self, cqn: u32) {
+        self.queues.remove(&cqn);
+    }
+
+    /// Takes all entries of the queues in which entries of this queue pair wait.
+    pub(crate) fn take_of(&mut self, qpn: u32) -> Vec<(u32, Cqe64)> {
+        let waits = |queue: &VecDeque<(Instant, Cqe64)>| queue.iter().any(|(_, cqe)| cqe.qpn() == qpn);
+        let of: Vec<u32> =
+            self.queues.iter().filter(|(_, queue)| waits(queue)).map(|(cqn, _)| *cqn).collect();
+        let taken = of.into_iter().filter_map(|cqn| self.queues.remove(&cqn).map(|queue| (cqn, queue)));
+        taken.flat_map(|(cqn, queue)| queue.into_iter().map(move |(_, cqe)| (cqn, cqe))).collect()
+    }
+}

@@ -1,0 +1,228 @@
+//! A running card: its port, its objects, and the thread that serves them.
+
+use super::config::{LIMITS, Limits};
+use super::diagnostic::Diagnostic;
+use super::engine::{self, Engine};
+use super::error::CardError;
+use super::event::Event;
+use super::port::{GidEntry, LinkLayer, Port};
+use crate::fabric::{Fabric, Sleeper};
+use crate::faults::{self, FaultPlan, Faults, RuleCount};
+use parking_lot::{Mutex, MutexGuard};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Object numbers start here: small numbers are special to hardware.
+pub(super) const FIRST_NUMBER: u32 = 0x40;
+
+/// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
+/// without holding a lock.
+pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
+
+/// A UAR page of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct UarHandle {
+    /// Its number.
+    pub id: u32,
+    /// Its first byte. The page belongs to the UAR until it is freed.
+    pub page: *mut u8,
+}
+
+/// A software card: one port on the fabric, and a thread that serves it.
+pub struct Card {
+    pub(super) shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    pub(super) next_number: AtomicU32,
+    pub(super) port: Port,
+    gids: Vec<GidEntry>,
+    faults: Faults,
+}
+
+/// The part of a card that its thread uses.
+pub(super) struct Shared {
+    pub(super) engine: Mutex<Engine>,
+    sleeper: Arc<Sleeper>,
+    sink: EventSink,
+    stop: AtomicBool,
+}
+
+impl Card {
+    /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
+    /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
+    /// instead, and its port is Ethernet.
+    ///
+    /// # Errors
+    /// [`CardError::Fabric`] or [`CardError::System`].
+    pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        let mut card = Card::stopped(link, sink)?;
+        let shared = card.shared.clone();
+        let thread =
+            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
+        card.thread = Some(thread);
+        Ok(card)
+    }
+
+    /// A card without a thread. Its engine works only when it is stepped.
+    pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        Ok(Card::on(Fabric::bind()?, link, sink))
+    }
+
+    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink) -> Card {
+        let sleeper = fabric.sleeper();
+        let ipv4 = fabric.ipv4();
+        // The fabric of several hosts has no LIDs.
+        let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
+        let port = Port { link, lid: fabric.lid(), ipv4 };
+        let faults = faults::join();
+        let engine = Mutex::new(Engine::new(fabric, port, faults.clone()));
+        let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
+        let next_number = AtomicU32::new(FIRST_NUMBER);
+        Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
+    }
+
+    /// Its LID, unique on the host while the card lives. A card with an Ethernet port has one, too:
+    /// it ends the GIDs, and fronts report LID 0. On the fabric of several hosts it is 0.
+    pub fn lid(&self) -> u16 {
+        self.port.lid
+    }
+
+    /// Link layer of its port.
+    pub fn link_layer(&self) -> LinkLayer {
+        self.port.link
+    }
+
+    /// Its GUID: an EUI-64 of the locally administered range that ends with the LID.
+    pub fn guid(&self) -> u64 {
+        self.port.guid()
+    }
+
+    /// Its GID table. InfiniBand: the link-local prefix with the GUID. Ethernet: the same GID as
+    /// RoCE v1 and as RoCE v2, then the IPv4-mapped address `::ffff:10.83.x.y` as both, where x.y
+    /// is the LID. On the fabric of several hosts that address is the card's own, and the GUID ends
+    /// with it, too.
+    pub fn gids(&self) -> &[GidEntry] {
+        &self.gids
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &'static Limits {
+        &LIMITS
+    }
+
+    /// The strict checker's findings, oldest first. The last 256 are kept.
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
+        self.shared.engine.lock().resources.diagnostics.all()
+    }
+
+    /// Applies a plan to this card only, in place of the process's plan. `None` ends its faults.
+    /// Counting starts again.
+    pub fn set_faults(&self, plan: Option<&FaultPlan>) {
+        self.faults.set(plan);
+        self.shared.sleeper.wake();
+    }
+
+    /// The rules in force for this card, with their counts.
+    pub fn fault_counts(&self) -> Vec<RuleCount> {
+        self.faults.counts()
+    }
+
+    /// Runs a command, and wakes the engine for the work that it made.
+    pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut engine = self.shared.engine.lock();
+        let result = command(&mut engine);
+        self.shared.deliver_events(engine);
+        self.shared.sleeper.wake();
+        result
+    }
+}
+
+impl fmt::Debug for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Card").field("lid", &self.lid()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.sleeper.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the software card's thread panicked");
+        }
+        self.shared.engine.lock().flush_delayed_packets(Instant::now());
+        faults::leave(&self.faults);
+    }
+}
+
+impl Shared {
+    /// Passes events to the sink, after releasing the lock.
+    pub(super) fn deliver_events(&self, mut engine: MutexGuard<'_, Engine>) {
+        let events = std::mem::take(&mut engine.resources.events);
+        drop(engine);
+        for event in events {
+            (self.sink)(event);
+        }
+    }
+
+    fn run(&self) {
+        use_fine_timers();
+        let spin = spin_time();
+        let mut idle_since: Option<Instant> = None;
+        while !self.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            let mut engine = self.engine.lock();
+            let worked = engine.step(now);
+            let has_events = !engine.resources.events.is_empty();
+            if has_events {
+                self.deliver_events(engine);
+            } else {
+                // A command that waits for the lock gets it first.
+                MutexGuard::unlock_fair(engine);
+            }
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let idle = now.duration_since(*idle_since.get_or_insert(now));
+            if idle < spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.nap(engine::nap(idle), now);
+        }
+    }
+
+    /// Sleeps until the fabric or a command wakes the card, or until the doorbell registers must be
+    /// polled again: a store to memory raises no wake-up.
+    fn nap(&self, longest: Duration, now: Instant) {
+        let mut engine = self.engine.lock();
+        if !engine.prepare_sleep(now) {
+            return;
+        }
+        let timer = engine.next_timer().map_or(longest, |at| at.saturating_duration_since(now));
+        drop(engine);
+        if !self.stop.load(Ordering::Acquire) {
+            self.sleeper.sleep(timer.min(longest));
+        }
+        self.engine.lock().fabric.finish_sleep();
+    }
+}
+
+/// How long the engine spins before it naps. On few cores, a spinning engine occupies a core that
+/// its program needs.
+fn spin_time() -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    Duration::from_micros(if cores <= 2 { 10 } else { 50 })
+}
+
+/// Makes the calling thread's naps end in time: by default Linux extends them by up to 50 µs.
+fn use_fine_timers() {
+    // SAFETY: sets an attribute of the calling thread only; the argument is a number of
+    // nanoseconds.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
+}

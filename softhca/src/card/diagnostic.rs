@@ -1,0 +1,53 @@
+//! Findings of the strict checker.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// A mistake of a program, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Diagnostic {
+    /// The queue pair, if one is concerned.
+    pub qpn: Option<u32>,
+    /// Index of the work-queue entry, if one is concerned.
+    pub index: Option<u16>,
+    /// The field or rule that is violated.
+    pub field: &'static str,
+    /// The value found and the value expected.
+    pub message: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(qpn) = self.qpn {
+            write!(f, "queue pair {qpn:#x}")?;
+        }
+        if let Some(index) = self.index {
+            write!(f, " WQE {index}")?;
+        }
+        write!(f, " {}: {}", self.field, self.message)
+    }
+}
+
+/// Most diagnostics that a card keeps. Older ones are in the log only.
+const KEPT: usize = 256;
+
+/// The last diagnostics of a card.
+#[derive(Debug, Default)]
+pub(crate) struct Diagnostics {
+    kept: VecDeque<Diagnostic>,
+}
+
+impl Diagnostics {
+    pub(crate) fn report(&mut self, diagnostic: Diagnostic) {
+        tracing::warn!(%diagnostic, "a program broke the card's rules");
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(diagnostic);
+    }
+
+    pub(crate) fn all(&self) -> Vec<Diagnostic> {
+        self.kept.iter().cloned().collect()
+    }
+}

@@ -1,0 +1,47 @@
+//! Release of delayed completion entries, and removal of queue pairs, which includes it.
+
+use super::state::Engine;
+use crate::card::transport::qp::Qp;
+use gdsync_sys::prm::cqe::Cqe64;
+use std::time::Instant;
+
+impl Engine {
+    /// Writes the delayed completions of a queue pair that is reset or destroyed. Programs rely on
+    /// seeing them before that.
+    pub(crate) fn flush_delayed_completions(&mut self, qpn: u32, now: Instant) {
+        for (cqn, cqe) in self.resources.delayed.take_of(qpn) {
+            self.write_completion(cqn, cqe, now);
+        }
+    }
+
+    fn write_completion(&mut self, cqn: u32, cqe: Cqe64, now: Instant) {
+        if !self.resources.context(now).write_completion(cqn, cqe) {
+            self.with_qp(cqe.qpn(), now, Qp::completion_lost);
+        }
+    }
+
+    /// Writes the delayed completions that are due. Returns whether there were any.
+    pub(super) fn release_completions(&mut self, now: Instant) -> bool {
+        if self.resources.delayed.is_empty() {
+            return false;
+        }
+        let due = if self.resources.faults.is_on() { Some(now) } else { None };
+        let mut released = false;
+        while let Some((cqn, cqe)) = self.resources.delayed.pop(due) {
+            released = true;
+            self.write_completion(cqn, cqe, now);
+        }
+        released
+    }
+
+    /// Removes a queue pair.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        self.flush_delayed_completions(qpn, Instant::now());
+        let qp = self.qps.remove(&qpn)?;
+        self.schedule.remove(&qp);
+        if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {
+            uar.qps.remove(&qpn);
+        }
+        Some(qp)
+    }
+}

@@ -1,0 +1,156 @@
+//! Departure of packets, and what faults do to them.
+
+use super::arrive::{arrive, crossing, delay};
+use super::state::Engine;
+use crate::card::delayed::{DelayedPacket, Flow};
+use crate::card::transport::deliver::deliver;
+use crate::card::transport::qp::Outgoing;
+use crate::fabric::{Node, Part, SendOutcome};
+use crate::faults::{Direction, Fate};
+use crate::packet::{Header, PacketKind};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Time after which a delayed packet is tried again that found no room in the fabric.
+const TRY_AGAIN: Duration = Duration::from_micros(100);
+/// Most delayed packets of a flow that one step releases.
+const RELEASE_BUDGET: usize = 32;
+
+/// Whether a packet has left, as its queue pair sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    Gone,
+    /// There is no room. The queue pair makes the packet again later.
+    NoRoom,
+}
+
+impl Engine {
+    /// Sends the packet whose payload was gathered.
+    pub(super) fn depart(&mut self, packet: &Outgoing, now: Instant) -> Departure {
+        let parts = self.resources.payload.take();
+        let departure = if self.resources.faults.is_on() || !self.delayed.is_empty() {
+            self.depart_with_faults(packet, &parts, now)
+        } else {
+            self.depart_without_faults(packet, &parts, now)
+        };
+        self.resources.payload.give_back(parts);
+        departure
+    }
+
+    fn depart_without_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+        // Loopback: the sending queue pair moves on before the packet is delivered, as they may be
+        // the same queue pair. Unreliable packets are delivered first: sending them completes the
+        // request, which may own the data.
+        let moves_on_first = packet.to == self.resources.port.node() && packet.header.is_reliable();
+        if moves_on_first {
+            self.sent(packet, now);
+        }
+        let outcome = self.transmit(&packet.header, packet.to, parts, now);
+        if outcome == SendOutcome::Full {
+            return Departure::NoRoom;
+        }
+        if !moves_on_first {
+            self.sent(packet, now);
+        }
+        self.note_unreachable(packet.qpn, &packet.header, outcome, now);
+        Departure::Gone
+    }
+
+    /// Sends a packet while faults are on. They decide about it once.
+    fn depart_with_faults(&mut self, packet: &Outgoing, parts: &[Part], now: Instant) -> Departure {
+        let flow = (Direction::Out, packet.qpn);
+        if self.delayed.is_full(flow) {
+            return Departure::NoRoom;
+        }
+        let fate = self.resources.faults.crosses(&crossing(Direction::Out, packet.qpn, &packet.header));
+        let copies = match fate {
+            Fate::Fails(syndrome) => {
+                self.with_qp(packet.qpn, now, |qp, context| qp.fail_current(syndrome, context));
+                return Departure::Gone;
+            }
+            Fate::Lost => 0,
+            Fate::Passes | Fate::Delayed { .. } => 1,
+            Fate::Duplicated => 2,
+        };
+        // SAFETY: the parts are the packet's payload, readable while it is handled.
+        let copy = unsafe { delay(&packet.header, packet.to, parts, fate, now) };
+        self.sent(packet, now);
+        (0..copies).for_each(|_| self.delayed.push(flow, copy.clone()));
+        // A packet that is not delayed leaves now, unless earlier ones of its queue pair wait.
+        self.release(flow, now);
+        Departure::Gone
+    }
+
+    fn sent(&mut self, packet: &Outgoing, now: Instant) {
+        self.with_qp(packet.qpn, now, |qp, context| qp.packet_sent(packet, context));
+    }
+
+    /// Passes a packet to the fabric, or to the card itself.
+    fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+        if to != self.resources.port.node() {
+            // SAFETY: the parts were resolved just now to registered memory, or to inline bytes
+            // that the request owns, or were read or copied into buffers of the card. None of these
+            // is freed while the engine is locked.
+            return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
+        }
+        let mut context = self.resources.context(now);
+        let touched = arrive(&mut self.delayed, &mut self.qps, to, header.as_bytes(), parts, &mut context);
+        touched.into_iter().for_each(|qpn| self.touched(qpn));
+        SendOutcome::Sent
+    }
+
+    /// Fails a reliable connection whose peer's process has ended or never existed: no retry would
+    /// reach it.
+    fn note_unreachable(&mut self, qpn: u32, header: &Header, outcome: SendOutcome, now: Instant) {
+        let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
+        if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
+            self.with_qp(qpn, now, |qp, context| qp.retry(false, context));
+        }
+    }
+
+    /// Releases the delayed packets that are ready. Returns whether there were any.
+    pub(super) fn release_packets(&mut self, now: Instant) -> bool {
+        if self.delayed.is_empty() {
+            return false;
+        }
+        if !self.resources.faults.is_on() {
+            self.delayed.expire(now);
+        }
+        let mut released = false;
+        for flow in self.delayed.ready(now) {
+            released |= self.release(flow, now);
+        }
+        released
+    }
+
+    fn release(&mut self, flow: Flow, now: Instant) -> bool {
+        for count in 0..RELEASE_BUDGET {
+            let Some(packet) = self.delayed.pop(flow, now) else { return count > 0 };
+            let parts = [(packet.payload.as_ptr(), packet.payload.len())];
+            let outcome = match flow {
+                (Direction::Out, _) => self.transmit(&packet.header, packet.node, &parts, now),
+                (Direction::In, _) => {
+                    let mut context = self.resources.context(now);
+                    let touched = deliver(&mut self.qps, packet.node, &packet.header, &parts, &mut context);
+                    touched.into_iter().for_each(|qpn| self.touched(qpn));
+                    SendOutcome::Sent
+                }
+            };
+            if outcome == SendOutcome::Full {
+                self.delayed.push_front(flow, DelayedPacket { due: now + TRY_AGAIN, ..packet });
+                return count > 0;
+            }
+            self.delayed.count_passed(flow);
+            if flow.0 == Direction::Out {
+                self.note_unreachable(flow.1, &packet.header, outcome, now);
+            }
+        }
+        true
+    }
+
+    /// Sends all delayed packets before the card ends: for programs, they have left already.
+    pub(crate) fn flush_delayed_packets(&mut self, now: Instant) {
+        self.delayed.expire(now);
+        while self.release_packets(now) {}
+    }
+}

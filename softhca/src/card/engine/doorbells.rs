@@ -1,0 +1,76 @@
+//! Doorbells of UAR pages.
+
+use super::state::Engine;
+use crate::card::diagnostic::Diagnostic;
+use crate::card::event::Event;
+use gdsync_sys::prm::doorbell::{self, CqArm, Doorbell};
+use std::time::Instant;
+
+impl Engine {
+    /// Handles every doorbell that has rung. Returns whether there were any.
+    pub(crate) fn take_doorbells(&mut self, now: Instant) -> bool {
+        let mut rung = Vec::new();
+        for (id, uar) in &self.uars {
+            for &offset in uar.registers {
+                if let Some(raw) = uar.page.take(offset) {
+                    rung.push((*id, offset, Doorbell::from_raw(raw)));
+                }
+            }
+        }
+        for (id, offset, bell) in &rung {
+            if *offset == doorbell::UAR_CQ_ARM {
+                self.arm(*bell);
+            } else {
+                self.ring(*id, *bell, now);
+            }
+        }
+        !rung.is_empty()
+    }
+
+    /// Arms a completion queue, and all others whose doorbells this one may have overwritten. They
+    /// may belong to any UAR: libmlx5 rings on the page of the context.
+    fn arm(&mut self, bell: Doorbell) {
+        let (arm, rung) = CqArm::from_doorbell(bell.raw());
+        let mut problem = (!self.resources.cqs.contains_key(&rung))
+            .then(|| format!("arms completion queue {rung:#x}, which does not exist"));
+        for (&cqn, cq) in &mut self.resources.cqs {
+            let fires = if cqn != rung {
+                cq.poll_arm_record()
+            } else if let Some(fires) = cq.rung(arm) {
+                fires
+            } else {
+                problem = Some(format!("arms completion queue {cqn:#x}, but its arm record does not say so"));
+                cq.arm(arm)
+            };
+            if fires.0 {
+                self.resources.events.push(Event::Completion { cqn });
+            }
+        }
+        if let Some(message) = problem {
+            let diagnostic = Diagnostic { qpn: None, index: None, field: "arm doorbell", message };
+            self.resources.diagnostics.report(diagnostic);
+        }
+    }
+
+    /// Handles a doorbell of a page: every queue pair of the page is served up to its record.
+    fn ring(&mut self, uar: u32, bell: Doorbell, now: Instant) {
+        let Some(rung) = self.uars.get(&uar) else { return };
+        let is_known = rung.qps.contains(&bell.qpn());
+        let qps: Vec<u32> = rung.qps.iter().copied().collect();
+        if !is_known {
+            let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
+            let index = Some(bell.index());
+            let diagnostic = Diagnostic { qpn: None, index, field: "doorbell", message };
+            self.resources.diagnostics.report(diagnostic);
+        }
+        for qpn in qps {
+            self.with_qp(qpn, now, |qp, context| {
+                if qpn == bell.qpn() {
+                    qp.check_doorbell(bell, context);
+                }
+                qp.ring(context);
+            });
+            self.activate(qpn);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The engine: what the card does, step by step. It owns all state of the device and no memory of
+//! its users.
+
+mod arrive;
+mod completions;
+mod depart;
+mod doorbells;
+mod schedule;
+mod send;
+mod state;
+mod step;
+
+pub(crate) use state::{Engine, Uar};
+pub(crate) use step::nap;

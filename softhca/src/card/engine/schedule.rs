@@ -1,0 +1,95 @@
+//! Which queue pairs have work, and when.
+
+use crate::card::config::QpState;
+use crate::card::transport::qp::Qp;
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::time::Instant;
+
+/// Lists of queue pairs with work.
+#[derive(Default)]
+pub(super) struct Schedule {
+    /// Queue pairs with something to send.
+    active: VecDeque<u32>,
+    /// Queue pairs that found the fabric full.
+    blocked: Vec<u32>,
+    /// Queue pairs in ERR. Receives that are posted to them are flushed.
+    failed: HashSet<u32>,
+    timers: BTreeSet<(Instant, u32)>,
+}
+
+impl Schedule {
+    /// Adds a queue pair to those with something to send.
+    pub(super) fn activate(&mut self, qp: &mut Qp) {
+        if !std::mem::replace(&mut qp.scheduled, true) {
+            self.active.push_back(qp.endpoint.qpn);
+        }
+    }
+
+    /// Number of queue pairs with something to send.
+    pub(super) fn active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// The next queue pair with something to send.
+    pub(super) fn next_active(&mut self) -> Option<u32> {
+        self.active.pop_front()
+    }
+
+    /// Adds a queue pair to those that found the fabric full.
+    pub(super) fn block(&mut self, qpn: u32) {
+        self.blocked.push(qpn);
+    }
+
+    pub(super) fn take_blocked(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.blocked)
+    }
+
+    /// Queue pairs in ERR.
+    pub(super) fn failed(&self) -> Vec<u32> {
+        self.failed.iter().copied().collect()
+    }
+
+    /// Updates the lists of failed queue pairs and of timers, after a step of a queue pair.
+    pub(super) fn update(&mut self, qp: &mut Qp) {
+        let qpn = qp.endpoint.qpn;
+        if qp.endpoint.state() == QpState::Err {
+            self.failed.insert(qpn);
+        }
+        // A timer that is set too early expires without effect and is set again. This costs less
+        // than moving it with every packet.
+        if let Some(wake) = qp.requester.next_wake()
+            && qp.timer.is_none_or(|timer| wake < timer)
+        {
+            if let Some(old) = qp.timer.replace(wake) {
+                self.timers.remove(&(old, qpn));
+            }
+            self.timers.insert((wake, qpn));
+        }
+    }
+
+    /// The next queue pair whose timer has expired.
+    pub(super) fn next_expired(&mut self, now: Instant) -> Option<u32> {
+        let (_, qpn) = *self.timers.first().filter(|(at, _)| *at <= now)?;
+        self.timers.pop_first();
+        Some(qpn)
+    }
+
+    /// When the next timer expires.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// A queue pair has left ERR.
+    pub(super) fn recovered(&mut self, qpn: u32) {
+        self.failed.remove(&qpn);
+    }
+
+    /// Removes a queue pair that is destroyed.
+    pub(super) fn remove(&mut self, qp: &Qp) {
+        let qpn = qp.endpoint.qpn;
+        self.failed.remove(&qpn);
+        if let Some(timer) = qp.timer {
+            self.timers.remove(&(timer, qpn));
+        }
+    }
+}

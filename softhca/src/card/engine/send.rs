@@ -1,0 +1,66 @@
+//! Sending the packets of a queue pair.
+
+use super::depart::Departure;
+use super::state::Engine;
+use crate::card::transport::qp::Outgoing;
+use crate::packet::Header;
+use std::time::Instant;
+
+/// Packets that one step sends for a queue pair, before it serves others and commands.
+const SEND_BUDGET: usize = 16;
+
+/// How serving a queue pair ended.
+pub(super) enum Served {
+    /// It has nothing more to send now.
+    All,
+    /// It has more to send.
+    Part,
+    /// The fabric is full.
+    Blocked,
+}
+
+/// How reading a payload from peer memory ended.
+enum Fetch {
+    Done,
+    Failed,
+    /// The fabric has no room for it.
+    Full,
+}
+
+impl Engine {
+    /// Sends packets of a queue pair.
+    pub(super) fn serve(&mut self, qpn: u32, now: Instant) -> Served {
+        for _ in 0..SEND_BUDGET {
+            self.resources.payload.clear();
+            let made = self.with_qp(qpn, now, |qp, context| qp.next_packet(context));
+            let Some(Some(packet)) = made else { return Served::All };
+            if self.resources.payload.is_waiting() {
+                match self.fetch_payload(&packet, now) {
+                    Fetch::Done => {}
+                    Fetch::Failed => continue,
+                    Fetch::Full => return Served::Blocked,
+                }
+            }
+            if self.depart(&packet, now) == Departure::NoRoom {
+                return Served::Blocked;
+            }
+        }
+        Served::Part
+    }
+
+    /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request
+    /// or the response is refused.
+    fn fetch_payload(&mut self, packet: &Outgoing, now: Instant) -> Fetch {
+        let payload = &mut self.resources.payload;
+        // Clients are slow: they are not asked repeatedly for a packet that has no room.
+        if packet.to != self.resources.port.node()
+            && self.fabric.is_full(packet.to, size_of::<Header>(), payload.len())
+        {
+            payload.clear();
+            return Fetch::Full;
+        }
+        let Err(failure) = payload.fetch() else { return Fetch::Done };
+        self.with_qp(packet.qpn, now, |qp, context| qp.payload_failed(packet, &failure, context));
+        Fetch::Failed
+    }
+}

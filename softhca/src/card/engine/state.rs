@@ -1,0 +1,92 @@
+//! The state of an engine.
+
+use super::schedule::Schedule;
+use crate::card::context::{Context, Resources};
+use crate::card::delayed::DelayedPackets;
+use crate::card::memory::uar::{UarPage, UarPages};
+use crate::card::port::Port;
+use crate::card::transport::qp::Qp;
+use crate::fabric::Fabric;
+use crate::faults::Faults;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+/// A page of doorbell registers, and the queue pairs that it rings.
+pub(crate) struct Uar {
+    pub(crate) page: UarPage,
+    /// Offsets of the registers that can be rung.
+    pub(crate) registers: &'static [usize],
+    pub(crate) qps: BTreeSet<u32>,
+}
+
+/// All state of a card.
+pub(crate) struct Engine {
+    pub(crate) fabric: Fabric,
+    /// Protection domains, each with the number of objects in it.
+    pub(crate) pds: HashMap<u32, u32>,
+    pub(crate) uars: HashMap<u32, Uar>,
+    /// The memory of the pages in `uars`, declared after them: it is dropped later.
+    pub(crate) uar_pages: UarPages,
+    pub(crate) qps: HashMap<u32, Qp>,
+    pub(crate) resources: Resources,
+    pub(super) schedule: Schedule,
+    /// Packets that faults delay.
+    pub(crate) delayed: DelayedPackets,
+}
+
+impl Engine {
+    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults) -> Self {
+        Engine {
+            fabric,
+            pds: HashMap::new(),
+            uars: HashMap::new(),
+            uar_pages: UarPages::default(),
+            qps: HashMap::new(),
+            resources: Resources::new(port, faults),
+            schedule: Schedule::default(),
+            delayed: DelayedPackets::default(),
+        }
+    }
+
+    /// Runs `work` on a queue pair.
+    pub(crate) fn with_qp<R>(
+        &mut self,
+        qpn: u32,
+        now: Instant,
+        work: impl FnOnce(&mut Qp, &mut Context<'_>) -> R,
+    ) -> Option<R> {
+        let qp = self.qps.get_mut(&qpn)?;
+        let result = work(qp, &mut self.resources.context(now));
+        self.schedule.update(qp);
+        Some(result)
+    }
+
+    /// Adds a queue pair to those with something to send.
+    pub(crate) fn activate(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            self.schedule.activate(qp);
+        }
+    }
+
+    /// Handles a queue pair that a packet has reached.
+    pub(super) fn touched(&mut self, qpn: u32) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            self.schedule.update(qp);
+            self.schedule.activate(qp);
+        }
+    }
+
+    /// A queue pair has left ERR.
+    pub(crate) fn recovered(&mut self, qpn: u32) {
+        self.schedule.recovered(qpn);
+    }
+
+    /// Runs `work` on all queue pairs.
+    #[cfg(test)]
+    pub(crate) fn with_qps<R>(
+        &mut self,
+        work: impl FnOnce(&mut HashMap<u32, Qp>, &mut Context<'_>) -> R,
+    ) -> R {
+        work(&mut self.qps, &mut self.resources.context(Instant::now()))
+    }
+}

@@ -1,0 +1,116 @@
+//! One step of the engine: a bounded amount of work of every kind.
+
+use super::arrive::arrive;
+use super::send::Served;
+use super::state::Engine;
+use crate::card::transport::qp::Qp;
+use std::time::{Duration, Instant};
+
+/// Packets that one step takes from the fabric.
+const RECEIVE_BUDGET: usize = 32;
+/// Queue pairs that one step serves.
+const QP_BUDGET: usize = 16;
+
+impl Engine {
+    /// Does a bounded amount of work. Returns whether there was any.
+    pub(crate) fn step(&mut self, now: Instant) -> bool {
+        let mut worked = self.take_doorbells(now);
+        worked |= self.take_packets(now);
+        worked |= self.flush_failed(now);
+        worked |= self.fire_timers(now);
+        worked |= self.release_packets(now);
+        worked |= self.release_completions(now);
+        for qpn in self.schedule.take_blocked() {
+            self.activate(qpn);
+        }
+        for _ in 0..QP_BUDGET.min(self.schedule.active()) {
+            let Some(qpn) = self.schedule.next_active() else { break };
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.scheduled = false;
+            }
+            match self.serve(qpn, now) {
+                Served::All => worked = true,
+                Served::Part => {
+                    worked = true;
+                    self.activate(qpn);
+                }
+                Served::Blocked => self.schedule.block(qpn),
+            }
+        }
+        worked
+    }
+
+    /// When the engine has work again without a packet or a doorbell.
+    pub(crate) fn next_timer(&self) -> Option<Instant> {
+        let delayed = [self.delayed.next_due(), self.resources.delayed.next_due()];
+        delayed.into_iter().chain([self.schedule.next_timer()]).flatten().min()
+    }
+
+    fn take_packets(&mut self, now: Instant) -> bool {
+        if self.delayed.is_congested() {
+            return false;
+        }
+        // Handling a packet needs all of the engine but the fabric, which hands the packet over.
+        let Engine { fabric, qps, resources, delayed, .. } = self;
+        let mut touched = Vec::new();
+        let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
+            touched.extend(arrive(delayed, qps, source, header, &payload, &mut resources.context(now)));
+        });
+        for qpn in touched {
+            self.touched(qpn);
+        }
+        taken > 0
+    }
+
+    fn flush_failed(&mut self, now: Instant) -> bool {
+        let mut flushed = false;
+        for qpn in self.schedule.failed() {
+            flushed |= self.with_qp(qpn, now, Qp::flush_new_receives).unwrap_or(false);
+        }
+        flushed
+    }
+
+    fn fire_timers(&mut self, now: Instant) -> bool {
+        let mut fired = false;
+        while let Some(qpn) = self.schedule.next_expired(now) {
+            let Some(qp) = self.qps.get_mut(&qpn) else { continue };
+            qp.timer = None;
+            let node = qp.endpoint.node(self.resources.port);
+            let expired = qp.requester.is_expired(now);
+            let ready = qp.requester.take_rnr_over(now);
+            let alive = !expired || node == self.resources.port.node() || self.fabric.is_alive(node);
+            self.with_qp(qpn, now, |qp, context| {
+                if expired {
+                    qp.retry(alive, context);
+                }
+            });
+            if expired || ready {
+                fired = true;
+                self.activate(qpn);
+            }
+        }
+        fired
+    }
+
+    /// Prepares to sleep. False if there is work after all.
+    pub(crate) fn prepare_sleep(&mut self, now: Instant) -> bool {
+        if !self.fabric.prepare_sleep() {
+            return false;
+        }
+        // Work made before the announcement raised no wake-up: look for it once more.
+        if self.step(now) {
+            self.fabric.finish_sleep();
+            return false;
+        }
+        true
+    }
+}
+
+/// How long an engine naps that has found no work for the time `idle`.
+pub(crate) fn nap(idle: Duration) -> Duration {
+    match idle {
+        idle if idle < Duration::from_millis(2) => Duration::from_micros(30),
+        idle if idle < Duration::from_millis(100) => Duration::from_micros(100),
+        _ => Duration::from_millis(1),
+    }
+}

@@ -1,0 +1,37 @@
+//! Asynchronous events.
+
+/// An asynchronous event of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// An armed completion queue got an entry of the kind that it was armed for.
+    Completion {
+        /// Its number.
+        cqn: u32,
+    },
+    /// A completion queue overran and takes no more entries.
+    CqError {
+        /// Its number.
+        cqn: u32,
+    },
+    /// A queue pair failed in a way that no completion reports.
+    QpFatal {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The remote side sent a request that violates the transport's rules.
+    QpRequestError {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The remote side used a wrong key, bound or right.
+    QpAccessError {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The first packet arrived while the queue pair was in RTR.
+    CommunicationEstablished {
+        /// Its number.
+        qpn: u32,
+    },
+}

@@ -1,0 +1,230 @@
+//! Copies between payloads and registered memory, and atomic operations on it.
+
+use crate::fabric::{MAX_PAYLOAD, Part};
+use crate::os::memory::append;
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Location of registered memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
+    /// At an address that the CPU dereferences.
+    Host(*mut u8),
+    /// At an address that only a peer-memory client reaches.
+    Peer(&'a Arc<PeerMapping>, u64),
+}
+
+/// A piece of memory to copy payload to.
+pub(crate) type Target<'a> = (Place<'a>, usize);
+
+/// Parts, from the position up to which they are copied.
+struct Source<'a> {
+    parts: std::slice::Iter<'a, Part>,
+    from: *const u8,
+    left: usize,
+}
+
+impl Source<'_> {
+    /// Copies the next bytes, `room` at most. Returns how many.
+    ///
+    /// # Safety
+    /// The parts are readable, `to..to + room` is writable. They may overlap.
+    unsafe fn copy_to(&mut self, mut to: *mut u8, room: usize) -> usize {
+        let mut copied = 0;
+        while copied < room {
+            if self.left == 0 {
+                let Some(&(from, left)) = self.parts.next() else { break };
+                (self.from, self.left) = (from, left);
+                continue;
+            }
+            let count = self.left.min(room - copied);
+            // SAFETY: the caller's; `count` stays inside both pieces.
+            unsafe { copy_piece(self.from, to, count) };
+            (self.from, self.left) = (self.from.wrapping_add(count), self.left - count);
+            (to, copied) = (to.wrapping_add(count), copied + count);
+        }
+        copied
+    }
+}
+
+/// Copies a piece. A piece that is an aligned word is written at once, and becomes visible after
+/// what was copied earlier: programs poll such words, as cards write to memory in order.
+///
+/// # Safety
+/// `from` is readable, `to` is writable for `count` bytes. They may overlap.
+unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
+    if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
+        // SAFETY: the caller's; aligned. Programs read it concurrently, which an atomic tolerates.
+        unsafe {
+            AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Ordering::Release)
+        }
+    } else if count == size_of::<u64>() && to.cast::<u64>().is_aligned() {
+        // SAFETY: as above.
+        unsafe {
+            AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Ordering::Release)
+        }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { to.copy_from(from, count) }
+    }
+}
+
+/// Copies the concatenated parts to the concatenated targets, until either ends or a client fails.
+/// Bytes for peer memory are collected in `bounce`, which is allocated for the first of them:
+/// programs and other processes may write to the parts at any time, so a client cannot get them as
+/// a slice.
+///
+/// # Safety
+/// All parts and all host targets are mapped, with the right access. They may overlap (a message to
+/// oneself), but none is `bounce`.
+pub(crate) unsafe fn copy(
+    parts: &[Part],
+    targets: &[Target<'_>],
+    bounce: &mut Vec<u8>,
+) -> Result<(), PeerFailure> {
+    let mut source = Source { parts: parts.iter(), from: std::ptr::null(), left: 0 };
+    for &(place, room) in targets {
+        match place {
+            // SAFETY: the caller's.
+            Place::Host(to) => _ = unsafe { source.copy_to(to, room) },
+            // SAFETY: the caller's.
+            Place::Peer(memory, addr) => unsafe { copy_to_peer(&mut source, memory, addr, room, bounce) }?,
+        }
+    }
+    Ok(())
+}
+
+/// Copies the next bytes, `room` at most, to peer memory: the bytes of one packet with one call.
+///
+/// # Safety
+/// The parts are readable, and none is `bounce`.
+unsafe fn copy_to_peer(
+    source: &mut Source<'_>,
+    memory: &PeerMapping,
+    addr: u64,
+    room: usize,
+    bounce: &mut Vec<u8>,
+) -> Result<(), PeerFailure> {
+    bounce.resize(MAX_PAYLOAD, 0);
+    let mut done = 0;
+    while done < room {
+        // SAFETY: the caller's; the buffer has room for that.
+        let count = unsafe { source.copy_to(bounce.as_mut_ptr(), (room - done).min(MAX_PAYLOAD)) };
+        if count == 0 {
+            break;
+        }
+        memory.write(addr.wrapping_add(done as u64), &bounce[..count])?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// An atomic operation on 8 bytes, in host order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtomicOperation {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// Copies the parts to a buffer.
+///
+/// # Safety
+/// The parts are readable.
+pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.1).sum());
+    for &(from, count) in parts {
+        // SAFETY: the caller's; the buffer is new, so no part is in it.
+        unsafe { append(&mut bytes, from, count) };
+    }
+    bytes
+}
+
+/// Performs an atomic operation, which is atomic for all CPUs, too. Returns the original value.
+///
+/// # Safety
+/// `at` is aligned to 8 and 8 bytes there are mapped writable.
+pub(crate) unsafe fn atomic(at: *mut u8, operation: AtomicOperation) -> u64 {
+    // SAFETY: the caller's; programs change it concurrently, which an atomic tolerates.
+    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    match operation {
+        AtomicOperation::CompareSwap { compare, swap } => {
+            let swapped = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+            swapped.unwrap_or_else(|found| found)
+        }
+        AtomicOperation::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn atomics_return_the_original_and_wrap() {
+        use AtomicOperation::{CompareSwap, FetchAdd};
+        let word = AtomicU64::new(5);
+        // SAFETY: an aligned local.
+        let run = |operation| unsafe { atomic(word.as_ptr().cast(), operation) };
+        assert_eq!(run(CompareSwap { compare: 4, swap: 9 }), 5);
+        assert_eq!(run(CompareSwap { compare: 5, swap: 9 }), 5);
+        assert_eq!(run(FetchAdd { add: u64::MAX }), 9);
+        assert_eq!(word.load(Ordering::SeqCst), 8);
+    }
+
+    #[test]
+    fn words_and_what_is_none_arrive_at_every_offset() {
+        for (start, end, count) in (0..9)
+            .flat_map(|start| (0..9).map(move |end| (start, end)))
+            .flat_map(|(start, end)| [0, 1, 3, 4, 5, 7, 8, 9, 12].map(|count| (start, end, count)))
+        {
+            let source: Vec<u8> = (1..=32).collect();
+            let mut target = [0u64; 4];
+            let place: *mut u8 = target.as_mut_ptr().cast();
+            // SAFETY: both have 32 bytes, and no piece ends beyond byte 21.
+            unsafe { copy_piece(source.as_ptr().add(start), place.add(end), count) };
+            let bytes: Vec<u8> = target.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            assert_eq!(
+                bytes[end..end + count],
+                source[start..start + count],
+                "{count} bytes from {start} to {end}"
+            );
+            assert!(bytes[..end].iter().chain(&bytes[end + count..]).all(|byte| *byte == 0));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn copies_do_not_depend_on_how_memory_is_cut(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            from in proptest::collection::vec(0usize..60, 0..8),
+            to in proptest::collection::vec(0usize..60, 0..8),
+        ) {
+            let cut = |sizes: &[usize], len: usize| {
+                let mut at = 0;
+                let mut pieces = Vec::new();
+                for size in sizes {
+                    let size = (*size).min(len - at);
+                    pieces.push((at, size));
+                    at += size;
+                }
+                pieces
+            };
+            let mut target = vec![0u8; 200];
+            let base = target.as_mut_ptr();
+            let sources = cut(&from, bytes.len());
+            let targets = cut(&to, 200);
+            let parts: Vec<Part> = sources.iter().map(|(at, size)| (bytes[*at..].as_ptr(), *size)).collect();
+            let places: Vec<Target<'_>> =
+                targets.iter().map(|(at, size)| (Place::Host(base.wrapping_add(*at)), *size)).collect();
+            // SAFETY: the pieces lie inside the two vectors.
+            unsafe { copy(&parts, &places, &mut Vec::new()) }.unwrap();
+            let sent: usize = from.iter().sum::<usize>().min(bytes.len());
+            let room: usize = to.iter().sum::<usize>().min(200);
+            let count = sent.min(room);
+            prop_assert_eq!(&target[..count], &bytes[..count]);
+            prop_assert!(target[count..].iter().all(|byte| *byte == 0));
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The payload of a packet that is being made.
+
+use super::copy::Place;
+use crate::fabric::{MAX_PAYLOAD, Part};
+use crate::peer_memory::{PeerFailure, PeerMapping};
+use std::sync::Arc;
+
+/// A piece that is not read from peer memory yet.
+#[derive(Debug)]
+struct Waiting {
+    /// Its index among the parts.
+    index: usize,
+    len: usize,
+    memory: Arc<PeerMapping>,
+    addr: u64,
+}
+
+/// Pieces of payload, in order. The pieces in peer memory are read into a buffer of the card when
+/// the packet can be sent, so that the CPU can read all of the payload.
+///
+/// Between packets no piece waits, so it keeps no region alive.
+#[derive(Debug, Default)]
+pub(crate) struct Gather {
+    parts: Vec<Part>,
+    waiting: Vec<Waiting>,
+    /// Bytes read from peer memory; allocated for the first of them, and kept.
+    bounce: Vec<u8>,
+    /// Bytes that the card puts before the program's data.
+    prefix: Vec<u8>,
+}
+
+// SAFETY: its addresses are used only while a packet is made, by the thread that holds the engine's
+// lock.
+unsafe impl Send for Gather {}
+
+impl Gather {
+    pub(crate) fn clear(&mut self) {
+        self.parts.clear();
+        self.waiting.clear();
+    }
+
+    pub(crate) fn push(&mut self, place: Place<'_>, len: usize) {
+        match place {
+            Place::Host(at) => self.parts.push((at.cast_const(), len)),
+            Place::Peer(memory, addr) => {
+                let index = self.parts.len();
+                self.waiting.push(Waiting { index, len, memory: memory.clone(), addr });
+                self.parts.push((std::ptr::null(), len));
+            }
+        }
+    }
+
+    /// Puts bytes of the card before the data, once per packet at most.
+    pub(crate) fn push_prefix(&mut self, bytes: &[u8]) {
+        self.prefix.clear();
+        self.prefix.extend_from_slice(bytes);
+        self.parts.push((self.prefix.as_ptr(), bytes.len()));
+    }
+
+    /// Whether pieces wait to be read from peer memory.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Bytes of all pieces.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.1).sum()
+    }
+
+    /// Reads the pieces in peer memory, each with one call. On failure the payload is cleared.
+    pub(crate) fn fetch(&mut self) -> Result<(), PeerFailure> {
+        let fetched = self.read_waiting();
+        if fetched.is_err() {
+            self.clear();
+        }
+        fetched
+    }
+
+    fn read_waiting(&mut self) -> Result<(), PeerFailure> {
+        let total: usize = self.waiting.iter().map(|piece| piece.len).sum();
+        if self.bounce.len() < total {
+            self.bounce.resize(total.max(MAX_PAYLOAD), 0);
+        }
+        let mut rest = &mut self.bounce[..];
+        for piece in &self.waiting {
+            let (into, behind) = rest.split_at_mut(piece.len);
+            piece.memory.read(piece.addr, into)?;
+            rest = behind;
+        }
+        let mut at = self.bounce.as_ptr();
+        for piece in self.waiting.drain(..) {
+            self.parts[piece.index].0 = at;
+            at = at.wrapping_add(piece.len);
+        }
+        Ok(())
+    }
+
+    /// Takes the list of pieces, so that the rest of the card can be used while it is read. Pieces
+    /// from peer memory are valid until the next call of [`Self::fetch`].
+    pub(crate) fn take(&mut self) -> Vec<Part> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Puts the list back, to reuse its allocation.
+    pub(crate) fn give_back(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
+    }
+}

@@ -1,0 +1,15 @@
+//! Every access of the card to a program's memory: rings, records, payloads. (Doorbell registers
+//! are the card's own memory: `uar.rs`.)
+//!
+//! No other module of the card dereferences an address. The fronts promise that addresses of rings
+//! and records are valid until their object is destroyed; memory regions check that registered
+//! memory is mapped. *Contents* are never trusted. The card never dereferences an address of
+//! registered memory of a peer-memory client: its bytes pass through a buffer of the card and the
+//! client's functions.
+
+pub(crate) mod copy;
+pub(crate) mod gather;
+pub(crate) mod mapped;
+pub(crate) mod region;
+pub(crate) mod ring;
+pub(crate) mod uar;

@@ -1,0 +1,141 @@
+//! Pages of doorbell registers. All pages of a card lie in one file in memory, which grows.
+//!
+//! So a card with thousands of pages has one file descriptor, and a program can map any page a
+//! second time.
+
+use crate::os::memory::{MemoryFile, SharedMemory};
+use gdsync_sys::prm::doorbell::UAR_PAGE;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Pages by which the file grows. Each such piece is one mapping.
+const PIECE: usize = 256;
+
+/// The memory of all pages of a card; allocated with the first page.
+#[derive(Default)]
+pub(crate) struct UarPages {
+    file: Option<MemoryFile>,
+    pieces: Vec<SharedMemory>,
+    /// Pages that are not in use, the longest free one first: a late doorbell of its former owner
+    /// should not ring a new one.
+    free: VecDeque<usize>,
+}
+
+impl UarPages {
+    /// Takes a page; its registers are 0. [`Self::give_back`] frees it.
+    pub(crate) fn take(&mut self) -> io::Result<UarPage> {
+        if self.free.is_empty() {
+            self.grow()?;
+        }
+        let index = self.free.pop_front().ok_or(io::ErrorKind::OutOfMemory)?;
+        let piece = self.pieces.get(index / PIECE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let page = UarPage { base: piece.base().wrapping_add(index % PIECE * UAR_PAGE), index };
+        page.clear();
+        Ok(page)
+    }
+
+    fn grow(&mut self) -> io::Result<()> {
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => MemoryFile::new()?,
+        };
+        let file = self.file.insert(file);
+        let first = self.pieces.len() * PIECE;
+        self.pieces.push(file.extend(first * UAR_PAGE, PIECE * UAR_PAGE)?);
+        self.free.extend(first..first + PIECE);
+        Ok(())
+    }
+
+    /// Frees a page. Its registers are cleared when it is taken again.
+    pub(crate) fn give_back(&mut self, page: UarPage) {
+        self.free.push_back(page.index);
+    }
+
+    /// A descriptor of the file, and the page's offset in it.
+    pub(crate) fn descriptor(&self, page: &UarPage) -> io::Result<(OwnedFd, u64)> {
+        let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        Ok((file.descriptor()?, (page.index * UAR_PAGE) as u64))
+    }
+}
+
+/// A page of doorbell registers. It is mapped as long as the [`UarPages`] that it was taken from.
+pub(crate) struct UarPage {
+    base: *mut u8,
+    index: usize,
+}
+
+// SAFETY: an address; any thread may access the registers, as atomics.
+unsafe impl Send for UarPage {}
+
+impl UarPage {
+    /// Its first byte.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    fn register(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
+        // SAFETY: aligned, and inside the page's mapping, which the engine keeps for as long as it
+        // has pages; programs and streams store to it concurrently, which an atomic tolerates.
+        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    fn clear(&self) {
+        (0..UAR_PAGE).step_by(8).for_each(|offset| self.register(offset).store(0, Ordering::Relaxed));
+    }
+
+    /// Takes the value of a register and clears it, in one exchange, so that no doorbell is lost.
+    ///
+    /// Acquire: the records and entries that the doorbell announces are visible.
+    pub(crate) fn take(&self, offset: usize) -> Option<u64> {
+        let register = self.register(offset);
+        // A load is much cheaper than an exchange, and nearly always finds 0.
+        if register.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let value = register.swap(0, Ordering::Acquire);
+        (value != 0).then_some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_doorbell_is_taken_once() {
+        let mut pages = UarPages::default();
+        let page = pages.take().unwrap();
+        assert_eq!(page.take(0x800), None);
+        page.register(0x800).store(7, Ordering::Release);
+        assert_eq!((page.take(0x800), page.take(0x800), page.take(0x900)), (Some(7), None, None));
+    }
+
+    #[test]
+    fn pages_are_pieces_of_one_file_and_come_back_empty() {
+        let mut pages = UarPages::default();
+        let taken: Vec<UarPage> = (0..PIECE + 2).map(|_| pages.take().unwrap()).collect();
+        let mut bases: Vec<usize> = taken.iter().map(|page| page.base() as usize).collect();
+        bases.sort_unstable();
+        assert!(bases.windows(2).all(|pair| pair[1] - pair[0] >= UAR_PAGE), "no two overlap");
+        for page in [&taken[0], &taken[PIECE + 1]] {
+            let (file, offset) = pages.descriptor(page).unwrap();
+            page.register(0xb00).store(9, Ordering::Release);
+            let mut word = [0u8; 8];
+            // SAFETY: room for 8 bytes.
+            let got = unsafe {
+                libc::pread(file.as_raw_fd(), word.as_mut_ptr().cast(), 8, offset as libc::off_t + 0xb00)
+            };
+            assert_eq!((got, u64::from_ne_bytes(word)), (8, 9));
+        }
+        let last = taken.into_iter().next_back().unwrap();
+        let (base, index) = (last.base(), last.index);
+        pages.give_back(last);
+        let again =
+            std::iter::repeat_with(|| pages.take().unwrap()).find(|page| page.index == index).unwrap();
+        assert_eq!((again.base(), again.take(0xb00)), (base, None));
+    }
+}

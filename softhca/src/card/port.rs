@@ -1,0 +1,153 @@
+//! The port of a card: its link layer, its addresses and its table of GIDs.
+
+use crate::fabric::{Node, node_of_address};
+use std::net::Ipv4Addr;
+
+/// Link layer of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkLayer {
+    /// InfiniBand: packets are addressed by LID or by GID.
+    InfiniBand,
+    /// Ethernet (RoCE): packets are addressed by GID; the reported LID is 0.
+    Ethernet,
+}
+
+/// Kind of a GID (`enum ib_uverbs_gid_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GidKind {
+    /// GID of an InfiniBand port.
+    InfiniBand,
+    /// RoCE v1: InfiniBand's network header in an Ethernet frame.
+    RoceV1,
+    /// RoCE v2: UDP over IPv6, or over IPv4 if the GID is an IPv4-mapped address.
+    RoceV2,
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The GID. It ends with the port's LID, or its IPv4 address.
+    pub gid: [u8; 16],
+    /// Its kind.
+    pub kind: GidKind,
+}
+
+impl GidEntry {
+    /// Whether packets with this source GID have an IPv4 header.
+    pub(crate) fn is_ipv4(&self) -> bool {
+        self.kind == GidKind::RoceV2 && self.gid.starts_with(&IPV4_MAPPED)
+    }
+}
+
+/// First bytes of IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2).
+pub(crate) const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// The prefix of link-local addresses (RFC 4291, 2.5.6).
+const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
+/// First bytes of interface identifiers made of IPv4 addresses.
+const ISATAP: u64 = 0x0200_5efe_0000_0000;
+
+/// A port's addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    pub(crate) link: LinkLayer,
+    /// Address in the fabric of one host, on either link layer; 0 on the fabric of several hosts.
+    pub(crate) lid: u16,
+    /// Address in the fabric of several hosts.
+    pub(crate) ipv4: Option<Ipv4Addr>,
+}
+
+impl Port {
+    /// An EUI-64 of the locally administered range that ends with the LID, or an interface
+    /// identifier of the IPv4 address (RFC 5214, 6.1).
+    pub(crate) fn guid(&self) -> u64 {
+        match self.ipv4 {
+            Some(address) => ISATAP | u64::from(u32::from(address)),
+            None => 0x0200_00ff_fe00_0000 | u64::from(self.lid),
+        }
+    }
+
+    /// The card's own node.
+    pub(crate) fn node(&self) -> Node {
+        self.ipv4.map_or(self.lid.into(), node_of_address)
+    }
+
+    /// The node that a GID ends with. On the fabric of several hosts, 0 for a GID that no card has.
+    pub(crate) fn node_of(&self, gid: &[u8; 16]) -> Node {
+        if self.ipv4.is_none() {
+            return lid_of(gid).into();
+        }
+        let [.., a, b, c, d] = *gid;
+        let is_card = gid.starts_with(&IPV4_MAPPED)
+            || gid.starts_with(&LINK_LOCAL.to_be_bytes()) && gid[8..12] == ISATAP.to_be_bytes()[..4];
+        if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
+    }
+
+    /// The GID table.
+    pub(crate) fn gids(&self) -> Vec<GidEntry> {
+        (0..).map_while(|index| self.gid(index)).collect()
+    }
+
+    /// An entry of the GID table.
+    pub(crate) fn gid(&self, index: u8) -> Option<GidEntry> {
+        let local = (u128::from(LINK_LOCAL) << 64 | u128::from(self.guid())).to_be_bytes();
+        let mut mapped = [0; 16];
+        mapped[..12].copy_from_slice(&IPV4_MAPPED);
+        let [high, low] = self.lid.to_be_bytes();
+        let address = self.ipv4.unwrap_or(Ipv4Addr::new(10, 83, high, low));
+        mapped[12..].copy_from_slice(&address.octets());
+        let (gid, kind) = match (self.link, index) {
+            (LinkLayer::InfiniBand, 0) => (local, GidKind::InfiniBand),
+            (LinkLayer::Ethernet, 0) => (local, GidKind::RoceV1),
+            (LinkLayer::Ethernet, 1) => (local, GidKind::RoceV2),
+            (LinkLayer::Ethernet, 2) => (mapped, GidKind::RoceV1),
+            (LinkLayer::Ethernet, 3) => (mapped, GidKind::RoceV2),
+            _ => return None,
+        };
+        Some(GidEntry { gid, kind })
+    }
+}
+
+/// The LID that a card's GID ends with on the fabric of one host.
+pub(crate) fn lid_of(gid: &[u8; 16]) -> u16 {
+    u16::from_be_bytes([gid[14], gid[15]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gid_ends_with_the_lid() {
+        for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
+            let gids = Port { link, lid: 0x1234, ipv4: None }.gids();
+            assert!(gids.iter().all(|entry| lid_of(&entry.gid) == 0x1234));
+        }
+    }
+
+    #[test]
+    fn a_port_of_several_hosts_is_found_by_each_of_its_gids_and_by_no_other() {
+        let ipv4 = Some(Ipv4Addr::new(192, 0, 2, 7));
+        let port = Port { link: LinkLayer::Ethernet, lid: 0, ipv4 };
+        assert_eq!(port.node(), 0xc000_0207);
+        assert_eq!(port.gids().len(), 4);
+        assert!(port.gids().iter().all(|entry| port.node_of(&entry.gid) == port.node()));
+        assert_eq!(port.gids()[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 7]);
+        let mut other = port.gids()[0].gid;
+        other[8] = 1;
+        assert_eq!((port.node_of(&other), port.node_of(&[7; 16])), (0, 0));
+    }
+
+    #[test]
+    fn an_ethernet_port_has_link_local_and_ipv4_gids_of_both_versions() {
+        let gids = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None }.gids();
+        let kinds: Vec<GidKind> = gids.iter().map(|entry| entry.kind).collect();
+        assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2, GidKind::RoceV1, GidKind::RoceV2]);
+        assert_eq!((gids[0].gid, gids[2].gid), (gids[1].gid, gids[3].gid));
+        assert_eq!(gids[0].gid[..2], [0xfe, 0x80]);
+        assert_eq!(gids[3].gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 83, 0x12, 0x34]);
+        assert_eq!(gids.iter().map(GidEntry::is_ipv4).collect::<Vec<_>>(), [false, false, false, true]);
+        let infiniband = Port { link: LinkLayer::InfiniBand, lid: 7, ipv4: None }.gids();
+        assert_eq!((infiniband.len(), infiniband[0].kind), (1, GidKind::InfiniBand));
+    }
+}

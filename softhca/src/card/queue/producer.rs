@@ -1,0 +1,43 @@
+//! How far a program has filled a work queue.
+
+use crate::card::memory::ring::Record;
+use gdsync_sys::barrier;
+use gdsync_sys::prm::doorbell;
+
+/// The producer index of a work queue: the 16 bits of its doorbell record, extended to 32.
+#[derive(Debug)]
+pub(super) struct Producer {
+    record: Record,
+    index: u32,
+}
+
+impl Producer {
+    pub(super) fn new(record: Record) -> Self {
+        Producer { record, index: 0 }
+    }
+
+    /// The index that the card knows.
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Changes the index that the card knows, without regard to the record.
+    pub(super) fn set(&mut self, index: u32) {
+        self.index = index;
+    }
+
+    /// The doorbell record now.
+    pub(super) fn load(&self) -> u16 {
+        doorbell::record_value(self.record.load())
+    }
+
+    /// Advances the index to a value of the doorbell record.
+    pub(super) fn advance(&mut self, record: u16) {
+        let new = record.wrapping_sub(self.index as u16);
+        self.index = self.index.wrapping_add(new.into());
+        if new != 0 {
+            // Record and ring may lie in a GPU's memory, from which the CPU may load early.
+            barrier::from_device();
+        }
+    }
+}

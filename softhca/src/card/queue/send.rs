@@ -1,0 +1,115 @@
+//! Send queues.
+
+use super::producer::Producer;
+use crate::card::config::QpConfig;
+use crate::card::memory::ring::{ReadRing, Record};
+use gdsync_sys::prm::doorbell::{self, Doorbell};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
+use zerocopy::FromBytes;
+
+/// A send queue. Its indices count basic blocks and are not reduced modulo the ring's size.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    ring: ReadRing,
+    producer: Producer,
+    /// Next block to fetch.
+    fetched: u32,
+    /// First block that is not completed.
+    completed: u32,
+}
+
+/// The first block of a work request.
+pub(crate) struct Entry {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) ctrl: CtrlSeg,
+    /// Index of the block.
+    pub(crate) first: u32,
+    /// Blocks announced from it on.
+    pub(crate) announced: u32,
+}
+
+impl SendQueue {
+    /// # Safety
+    /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
+    pub(crate) unsafe fn new(config: &QpConfig) -> Self {
+        // SAFETY: the caller's.
+        let (ring, record) = unsafe {
+            let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
+            (ring, Record::new(config.dbrec.add(doorbell::DBR_SEND)))
+        };
+        SendQueue { ring, producer: Producer::new(record), fetched: 0, completed: 0 }
+    }
+
+    /// Empties the queue. The front zeroes the doorbell record.
+    pub(crate) fn reset(&mut self) {
+        self.producer.set(0);
+        (self.fetched, self.completed) = (0, 0);
+    }
+
+    /// Blocks of the ring.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.ring.entries()
+    }
+
+    /// The doorbell record now.
+    pub(crate) fn record(&self) -> u16 {
+        self.producer.load()
+    }
+
+    /// Whether the card knows this value of the doorbell record.
+    pub(crate) fn knows(&self, record: u16) -> bool {
+        self.producer.index() as u16 == record
+    }
+
+    /// Advances the producer index to a value of the doorbell record.
+    pub(crate) fn announce(&mut self, record: u16) {
+        self.producer.advance(record);
+    }
+
+    /// Blocks that are announced and not completed. More than the ring has is an overrun.
+    pub(crate) fn backlog(&self) -> u32 {
+        self.producer.index().wrapping_sub(self.completed)
+    }
+
+    /// Drops the announced blocks beyond the ring's size: the record is wrong, they do not exist.
+    pub(crate) fn limit_backlog(&mut self) {
+        let excess = self.backlog().saturating_sub(self.blocks());
+        self.producer.set(self.producer.index().wrapping_sub(excess));
+    }
+
+    /// Checks that the doorbell record is ahead of a doorbell, which is the start of the last WQE's
+    /// control segment. On failure, returns the record.
+    pub(crate) fn check_doorbell(&self, bell: Doorbell) -> Result<(), u16> {
+        let record = self.record();
+        let ahead = record.wrapping_sub(bell.index());
+        if ahead == 0 || u32::from(ahead) > self.blocks() { Err(record) } else { Ok(()) }
+    }
+
+    /// Reads the next announced work request's first block. `None` if there is no request.
+    pub(crate) fn next(&self) -> Option<Entry> {
+        let announced = self.producer.index().wrapping_sub(self.fetched);
+        if announced == 0 {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(BASIC_BLOCK);
+        self.ring.read(self.fetched, &mut bytes);
+        // A block has 64 bytes, a control segment 16: this cannot fail.
+        let ctrl = CtrlSeg::read_from_prefix(&bytes).ok()?.0;
+        Some(Entry { bytes, ctrl, first: self.fetched, announced })
+    }
+
+    /// Appends the other blocks of a work request to its bytes.
+    pub(crate) fn read_rest(&self, entry: &mut Entry, blocks: u32) {
+        (1..blocks).for_each(|block| self.ring.read(entry.first.wrapping_add(block), &mut entry.bytes));
+    }
+
+    /// Moves past a work request that was fetched.
+    pub(crate) fn advance(&mut self, blocks: u32) {
+        self.fetched = self.fetched.wrapping_add(blocks);
+    }
+
+    /// Marks the blocks before `end` as completed.
+    pub(crate) fn complete_until(&mut self, end: u32) {
+        self.completed = end;
+    }
+}

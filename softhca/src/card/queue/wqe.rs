@@ -1,0 +1,334 @@
+//! The strict parser of send work-queue entries.
+
+use crate::card::config::{LIMITS, Transport};
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wqe::{
+    AddressVector, AtomicSeg, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
+};
+use zerocopy::FromBytes;
+
+/// The data of a work request, or the places for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Payload {
+    Inline(Vec<u8>),
+    Segments(Vec<DataSeg>),
+}
+
+/// A parsed work request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) opcode: Opcode,
+    pub(crate) remote: Option<(u64, u32)>,
+    /// Of an atomic operation: the value to swap in or add, and the value to compare.
+    pub(crate) operands: Option<AtomicSeg>,
+    /// Destination of a datagram.
+    pub(crate) to: Option<Box<AddressVector>>,
+    pub(crate) payload: Payload,
+    pub(crate) length: u32,
+}
+
+/// An error in a work request: the syndrome of its completion, and the words of its diagnostic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WqeError {
+    pub(crate) syndrome: Syndrome,
+    pub(crate) field: &'static str,
+    pub(crate) message: String,
+}
+
+fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
+    WqeError { syndrome, field, message }
+}
+
+/// Bytes of an atomic operation.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
+/// Parses the segments after the control segment. `body` has the length that `ds` says.
+pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result<Work, WqeError> {
+    let malformed = |field, message| error(Syndrome::LocalQpOperation, field, message);
+    let opcode = ctrl.opcode().map_err(|unknown| malformed("opcode", unknown.to_string()))?;
+    let mut work = Work {
+        opcode,
+        remote: None,
+        operands: None,
+        to: None,
+        payload: Payload::Segments(Vec::new()),
+        length: 0,
+    };
+    use Transport::{Rc, Uc, Ud};
+    let (has_remote, may_be_inline) = match (opcode, transport) {
+        (Opcode::Nop, _) => return Ok(work),
+        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud) => (false, true),
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc) => (true, true),
+        (Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa, Rc) => (true, false),
+        (other, transport) => {
+            let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
+            return Err(malformed("opcode", message));
+        }
+    };
+    let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
+    let mut rest = body;
+    if transport == Ud {
+        let (vector, behind) =
+            AddressVector::read_from_prefix(rest).map_err(|_| missing("datagram segment of 48 bytes"))?;
+        if !vector.is_extended() {
+            let message = "the address vector lacks the bit that says it has 48 bytes".to_owned();
+            return Err(malformed("dqp_dct", message));
+        }
+        (work.to, rest) = (Some(Box::new(vector)), behind);
+    }
+    if has_remote {
+        let (segment, behind) =
+            RemoteAddrSeg::read_from_prefix(rest).map_err(|_| missing("remote address segment"))?;
+        (work.remote, rest) = (Some((segment.addr(), segment.rkey())), behind);
+    }
+    let is_atomic = matches!(opcode, Opcode::AtomicCs | Opcode::AtomicFa);
+    if is_atomic {
+        if ctrl.opmod() != 0 {
+            let message =
+                format!("{opcode:?} with modifier {}: only 8 bytes, unmasked, are there", ctrl.opmod());
+            return Err(malformed("opmod", message));
+        }
+        let (segment, behind) = AtomicSeg::read_from_prefix(rest).map_err(|_| missing("atomic segment"))?;
+        (work.operands, rest) = (Some(segment), behind);
+    }
+    let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));
+    work.payload = match (is_inline, may_be_inline) {
+        (true, true) => Payload::Inline(parse_inline(rest)?),
+        (true, false) => return Err(malformed("data segment", format!("{opcode:?} cannot be inline"))),
+        (false, _) => Payload::Segments(parse_segments(rest)?),
+    };
+    let length: u64 = match &work.payload {
+        Payload::Inline(bytes) => bytes.len() as u64,
+        Payload::Segments(segments) => segments.iter().map(|segment| u64::from(segment.byte_count())).sum(),
+    };
+    if is_atomic && length != u64::from(ATOMIC_BYTES) {
+        let message =
+            format!("{opcode:?} needs a place of {ATOMIC_BYTES} bytes for its result, not {length}");
+        return Err(error(Syndrome::LocalLength, "byte_count", message));
+    }
+    let limit = if transport == Ud { LIMITS.max_datagram } else { LIMITS.max_message };
+    match u32::try_from(length) {
+        Ok(length) if length <= limit => Ok(Work { length, ..work }),
+        _ => {
+            let message = format!("the message has {length} bytes, the port allows {limit} on {transport}");
+            Err(error(Syndrome::LocalLength, "byte_count", message))
+        }
+    }
+}
+
+/// Inline segments, each padded to 16 bytes.
+fn parse_inline(mut rest: &[u8]) -> Result<Vec<u8>, WqeError> {
+    let malformed = |message| error(Syndrome::LocalQpOperation, "inline segment", message);
+    let mut bytes = Vec::new();
+    while let Some(first) = rest.first_chunk() {
+        if !InlineSeg::is_inline(*first) {
+            return Err(malformed("an inline segment is followed by one that is not".to_owned()));
+        }
+        let count = (u32::from_be_bytes(*first) & !gdsync_sys::prm::wqe::INLINE_FLAG) as usize;
+        let header = size_of::<InlineSeg>();
+        let Some(data) = rest.get(header..).and_then(|data| data.get(..count)) else {
+            return Err(malformed(format!("{count} bytes do not fit the {} that ds leaves", rest.len())));
+        };
+        bytes.extend_from_slice(data);
+        let whole = (header + count).next_multiple_of(SEGMENT);
+        rest = rest.get(whole..).unwrap_or(&[]);
+    }
+    Ok(bytes)
+}
+
+fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
+    let mut segments = Vec::with_capacity(rest.len() / SEGMENT);
+    for bytes in rest.chunks_exact(SEGMENT) {
+        // 16 bytes for a type of 16 bytes without alignment: this cannot fail.
+        let Ok(segment) = DataSeg::read_from_bytes(bytes) else { continue };
+        if segment.byte_count() == 0 {
+            let message =
+                format!("element {} has byte_count 0, which means 2^31: leave it out", segments.len());
+            return Err(error(Syndrome::LocalLength, "byte_count", message));
+        }
+        if segment.byte_count() & gdsync_sys::prm::wqe::INLINE_FLAG != 0 {
+            let message = format!("element {} is inline after one that is not", segments.len());
+            return Err(error(Syndrome::LocalQpOperation, "data segment", message));
+        }
+        segments.push(segment);
+    }
+    Ok(segments)
+}
+
+/// Calls `piece` for each part of the segments that lies in `offset..offset + length` of the
+/// message, with the segment, the address and the number of bytes.
+pub(crate) fn each_piece<E>(
+    segments: &[DataSeg],
+    offset: u32,
+    length: u32,
+    mut piece: impl FnMut(&DataSeg, u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut skip, mut left) = (u64::from(offset), u64::from(length));
+    for segment in segments {
+        if left == 0 {
+            break;
+        }
+        let size = u64::from(segment.byte_count());
+        if skip >= size {
+            skip -= size;
+            continue;
+        }
+        let count = (size - skip).min(left);
+        piece(segment, segment.addr().wrapping_add(skip), count)?;
+        (skip, left) = (0, left - count);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync_sys::prm::wqe::{AddressFields, CtrlFlags};
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+
+    fn ctrl(opcode: Opcode, body: &[u8]) -> CtrlSeg {
+        let ds = (16 + body.len()).div_ceil(16) as u8;
+        CtrlSeg::new(opcode, 0, 1, ds, CtrlFlags::empty(), [0; 4])
+    }
+
+    fn body(segments: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = segments.concat();
+        bytes.resize(bytes.len().next_multiple_of(16), 0);
+        bytes
+    }
+
+    fn refused_on(transport: Transport, opcode: Opcode, segments: &[&[u8]]) -> WqeError {
+        let body = body(segments);
+        parse(&ctrl(opcode, &body), &body, transport).unwrap_err()
+    }
+
+    fn refused(opcode: Opcode, segments: &[&[u8]]) -> WqeError {
+        refused_on(Transport::Rc, opcode, segments)
+    }
+
+    fn vector() -> AddressVector {
+        AddressVector::new(&AddressFields { qkey: 0x11, qpn: 0x22, dlid: 3, ..AddressFields::default() })
+    }
+
+    #[test]
+    fn each_opcode_has_its_segments() {
+        let raddr = RemoteAddrSeg::new(0x1000, 7);
+        let data = [DataSeg::new(5, 1, 0x10), DataSeg::new(6, 2, 0x20)];
+        let bytes = body(&[raddr.as_bytes(), data.as_bytes()]);
+        let work = parse(&ctrl(Opcode::RdmaRead, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!((work.remote, work.length), (Some((0x1000, 7)), 11));
+        assert_eq!(work.payload, Payload::Segments(data.to_vec()));
+        let work = parse(&ctrl(Opcode::Send, &[]), &[], Transport::Rc).unwrap();
+        assert_eq!((work.remote, work.length), (None, 0));
+        let junk = [0xff; 48];
+        assert_eq!(
+            parse(&ctrl(Opcode::Nop, &junk), &junk, Transport::Rc).unwrap().length,
+            0,
+            "a NOP may be of any size"
+        );
+    }
+
+    #[test]
+    fn inline_segments_are_joined() {
+        let (one, two) = (InlineSeg::new(13), InlineSeg::new(3));
+        let first = body(&[one.as_bytes(), b"thirteen byte"]);
+        let bytes = body(&[&first, two.as_bytes(), b"end"]);
+        let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!(work.payload, Payload::Inline(b"thirteen byteend".to_vec()));
+    }
+
+    #[test]
+    fn malformed_entries_are_named() {
+        let data = DataSeg::new(5, 1, 0x10);
+        let raddr = RemoteAddrSeg::new(0, 0);
+        let inline = InlineSeg::new(4);
+        assert_eq!(refused(Opcode::RdmaWrite, &[]).field, "ds");
+        assert_eq!(refused(Opcode::AtomicFa, &[]).field, "ds");
+        assert_eq!(refused(Opcode::Umr, &[]).field, "opcode");
+        assert_eq!(
+            refused(Opcode::RdmaRead, &[raddr.as_bytes(), inline.as_bytes(), b"abcd"]).field,
+            "data segment"
+        );
+        assert_eq!(refused(Opcode::Send, &[InlineSeg::new(13).as_bytes(), b"abcd"]).field, "inline segment");
+        assert_eq!(
+            refused(Opcode::Send, &[&body(&[inline.as_bytes(), b"abcd"]), data.as_bytes()]).field,
+            "inline segment"
+        );
+        assert_eq!(refused(Opcode::Send, &[data.as_bytes(), inline.as_bytes()]).field, "data segment");
+        let empty = refused(Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]);
+        assert_eq!((empty.field, empty.syndrome), ("byte_count", Syndrome::LocalLength));
+        let long = DataSeg::new(1 << 30, 1, 0);
+        let too_long = refused(Opcode::Send, &[long.as_bytes(), data.as_bytes()]);
+        assert_eq!(too_long.syndrome, Syndrome::LocalLength);
+    }
+
+    #[test]
+    fn atomics_have_operands_and_a_place_of_8_bytes() {
+        let (raddr, operands) = (RemoteAddrSeg::new(0x1000, 7), AtomicSeg::new(1, 2));
+        let result = DataSeg::new(8, 1, 0x10);
+        let bytes = body(&[raddr.as_bytes(), operands.as_bytes(), result.as_bytes()]);
+        let work = parse(&ctrl(Opcode::AtomicCs, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!((work.remote, work.operands, work.length), (Some((0x1000, 7)), Some(operands), 8));
+        let with =
+            |result: &[u8]| refused(Opcode::AtomicFa, &[raddr.as_bytes(), operands.as_bytes(), result]);
+        for wrong in [DataSeg::new(7, 1, 0x10), DataSeg::new(16, 1, 0x10)] {
+            assert_eq!(with(wrong.as_bytes()).syndrome, Syndrome::LocalLength);
+        }
+        assert_eq!(with(&[]).syndrome, Syndrome::LocalLength);
+        assert_eq!(with(InlineSeg::new(8).as_bytes()).field, "data segment");
+        assert_eq!(refused(Opcode::AtomicCs, &[raddr.as_bytes()]).field, "ds");
+        let mut first = ctrl(Opcode::AtomicCs, &bytes).as_bytes().to_vec();
+        first[0] = 8;
+        let masked = CtrlSeg::read_from_bytes(&first).unwrap();
+        assert_eq!(parse(&masked, &bytes, Transport::Rc).unwrap_err().field, "opmod");
+    }
+
+    #[test]
+    fn datagrams_have_an_address_and_at_most_the_mtu() {
+        let data = DataSeg::new(4096, 1, 0x10);
+        let bytes = body(&[vector().as_bytes(), data.as_bytes()]);
+        let work = parse(&ctrl(Opcode::SendImm, &bytes), &bytes, Transport::Ud).unwrap();
+        assert_eq!((work.to.as_deref(), work.length), (Some(&vector()), 4096));
+        let refused = |segments: &[&[u8]]| refused_on(Transport::Ud, Opcode::Send, segments);
+        let long = refused(&[vector().as_bytes(), DataSeg::new(4097, 1, 0x10).as_bytes()]);
+        assert_eq!((long.syndrome, long.field), (Syndrome::LocalLength, "byte_count"));
+        assert_eq!(refused(&[&vector().as_bytes()[..32]]).field, "ds");
+        let mut short = vector().as_bytes().to_vec();
+        short[8] = 0;
+        assert_eq!(refused(&[&short, data.as_bytes()]).field, "dqp_dct");
+    }
+
+    #[test]
+    fn every_transport_has_its_opcodes() {
+        use Opcode::{AtomicCs, AtomicFa, Nop, RdmaRead, RdmaWrite, RdmaWriteImm, Send, SendImm};
+        let allowed: [(Transport, &[Opcode]); 3] = [
+            (Transport::Rc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa]),
+            (Transport::Uc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm]),
+            (Transport::Ud, &[Nop, Send, SendImm]),
+        ];
+        for (transport, allowed) in allowed {
+            for &opcode in Opcode::ALL {
+                let parsed = parse(&ctrl(opcode, &[]), &[], transport);
+                let is_refused = parsed.is_err_and(|error| error.field == "opcode");
+                assert_eq!(is_refused, !allowed.contains(&opcode), "{opcode:?} on {transport}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(first: [u8; 16], opcode in proptest::sample::select(Opcode::ALL),
+                                  body in proptest::collection::vec(any::<u8>(), 0..1000)) {
+            let known = CtrlSeg::new(opcode, 0, 1, 1, CtrlFlags::empty(), [0; 4]);
+            for ctrl in [CtrlSeg::read_from_bytes(&first).unwrap(), known] {
+                for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+                    if let Ok(work) = parse(&ctrl, &body, transport) {
+                        prop_assert!(work.length <= LIMITS.max_message);
+                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A peer-memory client for tests: addresses at which nothing is mapped, so that the CPU faults
+//! when it dereferences one, and bytes kept elsewhere. Its regions count, and fail on demand.
+//!
+//! It stands among the card's unit tests, which a packaged crate runs. `gdsync-test-support` offers
+//! the same file to integration tests.
+
+#![allow(dead_code, unreachable_pub, reason = "the unit tests do not use the whole")]
+
+use super::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+/// The client's name.
+pub const NAME: &str = "fake-gpu";
+const RESERVED: usize = 1 << 36;
+/// More calls than any test makes.
+const ALWAYS: i64 = i64::MAX;
+
+/// The one fake GPU of this process, a registered client.
+struct FakeGpu {
+    base: u64,
+    allocations: Mutex<Vec<Arc<Buffer>>>,
+}
+
+/// An allocation; never freed.
+#[derive(Debug)]
+pub struct Buffer {
+    /// Its first address.
+    pub addr: u64,
+    /// Its size in bytes.
+    pub len: usize,
+    bytes: Mutex<Vec<u8>>,
+    /// Its registered regions.
+    pub regions: AtomicUsize,
+    /// Reads by the card, failed ones included.
+    pub reads: AtomicUsize,
+    /// Writes by the card, failed ones included.
+    pub writes: AtomicUsize,
+    /// Reads that still succeed.
+    pub reads_left: AtomicI64,
+    /// Writes that still succeed.
+    pub writes_left: AtomicI64,
+}
+
+fn gpu() -> &'static Arc<FakeGpu> {
+    static GPU: OnceLock<Arc<FakeGpu>> = OnceLock::new();
+    GPU.get_or_init(|| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), RESERVED, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        let gpu = Arc::new(FakeGpu { base: base as u64, allocations: Mutex::default() });
+        register_peer_memory(gpu.clone());
+        gpu
+    })
+}
+
+/// Allocates fake GPU memory, all zero. There is a gap behind it.
+pub fn allocate(len: usize) -> Arc<Buffer> {
+    let gpu = gpu();
+    let mut allocations = gpu.allocations.lock();
+    let end = allocations.last().map_or(gpu.base, |last| last.addr + last.len as u64);
+    let addr = end.next_multiple_of(4096) + 4096;
+    assert!(addr + (len as u64) < gpu.base + RESERVED as u64);
+    let buffer = Arc::new(Buffer {
+        addr,
+        len,
+        bytes: Mutex::new(vec![0; len]),
+        regions: AtomicUsize::new(0),
+        reads: AtomicUsize::new(0),
+        writes: AtomicUsize::new(0),
+        reads_left: AtomicI64::new(ALWAYS),
+        writes_left: AtomicI64::new(ALWAYS),
+    });
+    allocations.push(buffer.clone());
+    buffer
+}
+
+impl Buffer {
+    /// A copy of its bytes.
+    pub fn get(&self) -> Vec<u8> {
+        self.bytes.lock().clone()
+    }
+
+    /// Replaces its bytes.
+    pub fn set(&self, bytes: &[u8]) {
+        self.bytes.lock().copy_from_slice(bytes);
+    }
+
+    /// Calls of either kind.
+    pub fn calls(&self) -> usize {
+        self.reads.load(SeqCst) + self.writes.load(SeqCst)
+    }
+
+    fn at(&self, addr: u64, len: usize) -> std::ops::Range<usize> {
+        assert!(len > 0, "a copy is never empty");
+        let start = addr.checked_sub(self.addr).expect("the card checks bounds") as usize;
+        assert!(start + len <= self.len, "the card checks bounds");
+        start..start + len
+    }
+}
+
+impl PeerMemory for FakeGpu {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn acquire(
+        &self,
+        addr: u64,
+        len: u64,
+        _writable: bool,
+    ) -> Result<Option<Arc<dyn PeerRegion>>, PeerMemoryError> {
+        if !(self.base..self.base + RESERVED as u64).contains(&addr) {
+            return Ok(None);
+        }
+        let allocations = self.allocations.lock();
+        let inside = |buffer: &&Arc<Buffer>| {
+            addr >= buffer.addr
+                && addr.checked_add(len).is_some_and(|end| end <= buffer.addr + buffer.len as u64)
+        };
+        let buffer = allocations.iter().find(inside);
+        let buffer = buffer.ok_or_else(|| PeerMemoryError::new("the range leaves its allocation"))?.clone();
+        buffer.regions.fetch_add(1, SeqCst);
+        Ok(Some(Arc::new(FakeRegion { buffer })))
+    }
+}
+
+#[derive(Debug)]
+struct FakeRegion {
+    buffer: Arc<Buffer>,
+}
+
+impl Drop for FakeRegion {
+    fn drop(&mut self) {
+        self.buffer.regions.fetch_sub(1, SeqCst);
+    }
+}
+
+impl PeerRegion for FakeRegion {
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerMemoryError> {
+        let range = self.buffer.at(addr, into.len());
+        self.buffer.reads.fetch_add(1, SeqCst);
+        if self.buffer.reads_left.fetch_sub(1, SeqCst) <= 0 {
+            return Err(PeerMemoryError::new("the read has failed"));
+        }
+        into.copy_from_slice(&self.buffer.bytes.lock()[range]);
+        Ok(())
+    }
+
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerMemoryError> {
+        let range = self.buffer.at(addr, from.len());
+        self.buffer.writes.fetch_add(1, SeqCst);
+        if self.buffer.writes_left.fetch_sub(1, SeqCst) <= 0 {
+            return Err(PeerMemoryError::new("the write has failed"));
+        }
+        self.buffer.bytes.lock()[range].copy_from_slice(from);
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! The transport protocol: queue pairs, each with a requester and a responder.
+//!
+//! Both halves report to their [`endpoint`]. They never call each other: if one fails, the queue
+//! pair flushes both.
+
+pub(crate) mod deliver;
+pub(crate) mod endpoint;
+pub(crate) mod qp;
+pub(crate) mod requester;
+pub(crate) mod responder;
+pub(crate) mod route;
+pub(crate) mod step;
+pub(crate) mod transition;

@@ -1,0 +1,231 @@
+//! Queue pairs: an endpoint and its two halves.
+
+use super::endpoint::Endpoint;
+use super::requester::Requester;
+use super::responder::Responder;
+use super::step::Step;
+use super::transition;
+use crate::card::config::{QpAttributes, QpChange, QpConfig, QpState, Transport};
+use crate::card::context::{Context, PEER_MEMORY};
+use crate::card::event::Event;
+use crate::fabric::Node;
+use crate::packet::{Header, NakCode, Packet, PacketKind};
+use crate::peer_memory::PeerFailure;
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::doorbell::Doorbell;
+use std::time::Instant;
+
+/// A packet that is about to leave.
+#[derive(Clone, Copy)]
+pub(crate) struct Outgoing {
+    pub(crate) qpn: u32,
+    pub(crate) header: Header,
+    pub(crate) is_response: bool,
+    pub(crate) to: Node,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    /// It is on the list of queue pairs with work.
+    pub(crate) scheduled: bool,
+    /// Its entry in the list of timers.
+    pub(crate) timer: Option<Instant>,
+    /// The first packet has arrived.
+    established: bool,
+}
+
+impl Qp {
+    /// # Safety
+    /// The addresses of `config` stay valid until the queue pair is destroyed; counts are powers of
+    /// two.
+    pub(crate) unsafe fn new(qpn: u32, config: &QpConfig) -> Self {
+        // SAFETY: the caller's.
+        let (requester, responder) = unsafe { (Requester::new(config), Responder::new(config)) };
+        Qp {
+            endpoint: Endpoint::new(qpn, *config),
+            requester,
+            responder,
+            scheduled: false,
+            timer: None,
+            established: false,
+        }
+    }
+
+    /// Returns to RESET. The rings are empty: the front zeroes the doorbell records.
+    pub(crate) fn reset(&mut self) {
+        self.endpoint.reset();
+        self.requester.restart(0, &self.endpoint.attributes);
+        self.responder.restart(0);
+        self.established = false;
+    }
+
+    /// Applies a change that [`transition::check`] has accepted, for every state but RESET and ERR.
+    pub(crate) fn apply(&mut self, change: &QpChange, to: QpState) {
+        let attributes = &mut self.endpoint.attributes;
+        transition::apply(attributes, change);
+        let from = std::mem::replace(&mut attributes.state, to);
+        match (from, to) {
+            (QpState::Init, QpState::Rtr) => self.responder.restart(attributes.rq_psn),
+            (QpState::Rtr, QpState::Rts) => self.requester.restart(attributes.sq_psn, attributes),
+            _ => {}
+        }
+    }
+
+    /// Its attributes now.
+    pub(crate) fn attributes(&self) -> QpAttributes {
+        let (sq_psn, rq_psn) = (self.requester.next_psn(), self.responder.expected_psn());
+        QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
+    }
+
+    /// Checks a doorbell against the doorbell record.
+    pub(crate) fn check_doorbell(&self, bell: Doorbell, context: &mut Context<'_>) {
+        if let Err(record) = self.requester.queue.check_doorbell(bell) {
+            let message = format!("WQE {} is rung, but the record says {record}: it is behind", bell.index());
+            context.report(self.endpoint.qpn, Some(bell.index()), "send doorbell record", message);
+        }
+    }
+
+    /// Handles a doorbell of its UAR: takes the work requests up to the doorbell record.
+    pub(crate) fn ring(&mut self, context: &mut Context<'_>) {
+        let queue = &mut self.requester.queue;
+        let record = queue.record();
+        match self.endpoint.state() {
+            QpState::Rts => {
+                queue.announce(record);
+                let (backlog, blocks) = (queue.backlog(), queue.blocks());
+                if backlog > blocks {
+                    let qpn = self.endpoint.qpn;
+                    let message = format!("{backlog} blocks are outstanding in a ring of {blocks}");
+                    context.report(qpn, None, "send doorbell record", message);
+                    context.emit(Event::QpFatal { qpn });
+                    queue.limit_backlog();
+                    self.fail(context);
+                }
+            }
+            QpState::Err => {
+                queue.announce(record);
+                queue.limit_backlog();
+                self.requester.flush(&mut Step { endpoint: &mut self.endpoint, context });
+            }
+            state => {
+                if !queue.knows(record) {
+                    let message = format!("rung in state {state:?}: nothing is sent before RTS");
+                    context.report(self.endpoint.qpn, None, "doorbell", message);
+                }
+            }
+        }
+    }
+
+    /// The next packet to send. Its payload is in `context.payload`.
+    pub(crate) fn next_packet(&mut self, context: &mut Context<'_>) -> Option<Outgoing> {
+        let (qpn, port) = (self.endpoint.qpn, context.port);
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        if let Some(header) = self.responder.next_response(step) {
+            return Some(Outgoing { qpn, header, is_response: true, to: step.endpoint.node(port) });
+        }
+        let header = self.requester.next_request(step);
+        let made = header.map(|header| {
+            let to = self.requester.node(step.endpoint, port);
+            Outgoing { qpn, header, is_response: false, to }
+        });
+        self.flush_if_failed(context);
+        made
+    }
+
+    /// A packet that [`Self::next_packet`] made has left.
+    pub(crate) fn packet_sent(&mut self, packet: &Outgoing, context: &mut Context<'_>) {
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        if packet.is_response {
+            self.responder.response_sent(&packet.header, step);
+        } else {
+            self.requester.request_sent(step);
+        }
+    }
+
+    /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory.
+    pub(crate) fn payload_failed(
+        &mut self,
+        packet: &Outgoing,
+        failure: &PeerFailure,
+        context: &mut Context<'_>,
+    ) {
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        if packet.is_response {
+            self.responder.refuse_read(packet.header.psn.get(), failure, step);
+        } else {
+            self.requester.refuse_locally(PEER_MEMORY, failure.to_string(), step);
+        }
+        self.flush_if_failed(context);
+    }
+
+    /// Fails the request whose packet [`Self::next_packet`] made, as faults ask.
+    pub(crate) fn fail_current(&mut self, syndrome: Syndrome, context: &mut Context<'_>) {
+        self.requester.fail_current(syndrome, &mut Step { endpoint: &mut self.endpoint, context });
+        self.flush_if_failed(context);
+    }
+
+    /// Handles a packet that it listens to.
+    pub(crate) fn deliver(&mut self, packet: Packet<'_>, context: &mut Context<'_>) {
+        let Packet { kind, header, .. } = packet;
+        let (qpn, psn) = (self.endpoint.qpn, header.psn.get());
+        let (requester, responder) = (&mut self.requester, &mut self.responder);
+        let step = &mut Step { endpoint: &mut self.endpoint, context };
+        let is_request = kind.is_request() && kind != PacketKind::Datagram;
+        let is_first = is_request && step.endpoint.state() == QpState::Rtr;
+        if is_first && !std::mem::replace(&mut self.established, true) {
+            step.context.emit(Event::CommunicationEstablished { qpn });
+        }
+        match kind {
+            PacketKind::Datagram => responder.datagram(packet, step),
+            _ if step.endpoint.config.transport == Transport::Uc => {
+                responder.unreliable_request(packet, step)
+            }
+            _ if is_request => responder.request(packet, step),
+            PacketKind::ReadResponse => requester.read_response(packet, step),
+            PacketKind::AtomicResponse => requester.atomic_response(packet, step),
+            PacketKind::Ack => requester.acknowledge(psn, step),
+            _ => match NakCode::try_from(header.nak) {
+                Ok(code) => requester.refused(psn, code, header.timer_or_level, step),
+                Err(error) => tracing::debug!(packet.source, qpn, %error, "a malformed packet"),
+            },
+        }
+        self.flush_if_failed(context);
+    }
+
+    /// The retransmission timer has expired, or the peer's process has ended.
+    pub(crate) fn retry(&mut self, peer_is_alive: bool, context: &mut Context<'_>) {
+        self.requester.retry(peer_is_alive, &mut Step { endpoint: &mut self.endpoint, context });
+        self.flush_if_failed(context);
+    }
+
+    /// In ERR: flushes receives posted since. Returns whether there were any.
+    pub(crate) fn flush_new_receives(&mut self, context: &mut Context<'_>) -> bool {
+        self.endpoint.state() == QpState::Err
+            && self.responder.flush(&mut Step { endpoint: &mut self.endpoint, context })
+    }
+
+    /// Moves to ERR: completes everything outstanding as flushed.
+    pub(crate) fn fail(&mut self, context: &mut Context<'_>) {
+        self.endpoint.fail();
+        self.flush_if_failed(context);
+    }
+
+    #[inline]
+    fn flush_if_failed(&mut self, context: &mut Context<'_>) {
+        if self.endpoint.take_failure() {
+            let step = &mut Step { endpoint: &mut self.endpoint, context };
+            self.responder.release_completions(step);
+            self.requester.flush(step);
+            self.responder.flush(step);
+        }
+    }
+
+    /// Handles a completion queue that had no room for a delayed entry.
+    pub(crate) fn completion_lost(&mut self, context: &mut Context<'_>) {
+        Step { endpoint: &mut self.endpoint, context }.completion_lost();
+    }
+}

@@ -1,0 +1,135 @@
+//! Answers of the responder: acknowledgements, results, refusals, and their absence.
+
+use super::state::Requester;
+use crate::card::config::{MTU, QpState, ack_timeout, rnr_timer};
+use crate::card::queue::wqe::Payload;
+use crate::card::transport::step::Step;
+use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
+use gdsync_sys::prm::cqe::Syndrome;
+
+/// RNR retry count that means "without limit".
+const UNLIMITED: u8 = 7;
+
+impl Requester {
+    /// Everything up to packet `psn` has arrived.
+    pub(crate) fn acknowledge(&mut self, psn: u32, step: &mut Step<'_, '_>) {
+        let mut advanced = false;
+        for request in &mut self.requests {
+            if request.packets == 0 || request.awaits_result() {
+                continue;
+            }
+            let covered = psn_distance(psn, request.first_psn) + 1;
+            if covered <= 0 {
+                break;
+            }
+            let covered = (covered as u32).min(request.sent);
+            advanced |= covered > request.acked;
+            request.acked = request.acked.max(covered);
+            request.done = request.acked == request.packets;
+        }
+        if advanced {
+            self.progressed(&step.endpoint.attributes, step.context.now);
+        }
+        self.complete_done(step);
+    }
+
+    /// The original value of an atomic operation has arrived.
+    pub(crate) fn atomic_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        // Operands and results are in host order.
+        let original = packet.header.operands[0].get().to_ne_bytes();
+        let payload = [(original.as_ptr(), original.len())];
+        self.read_response(Packet { payload: &payload, ..packet }, step);
+    }
+
+    /// A part of an RDMA read has arrived, or the result of an atomic.
+    pub(crate) fn read_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        let psn = packet.header.psn.get();
+        let Some(position) = self.requests.iter().position(|r| r.awaits_result() && r.contains(psn)) else {
+            return;
+        };
+        let request = &self.requests[position];
+        let part = psn_distance(psn, request.first_psn) as u32;
+        if request.done || part != request.acked {
+            // A duplicate, or an answer to a read that was sent again since.
+            return;
+        }
+        let Ok(work) = &request.work else { return };
+        let offset = part * MTU;
+        let length = (work.length - offset).min(MTU);
+        if packet.payload_len() != length as usize {
+            return self.fail_at(position, Syndrome::BadResponse, step);
+        }
+        let scattered = match &work.payload {
+            Payload::Segments(segments) => {
+                step.context.scatter(step.endpoint.config.pdn, segments, offset, packet.payload)
+            }
+            Payload::Inline(_) => Ok(()),
+        };
+        if let Err(error) = scattered {
+            step.report(Some(request.first as u16), error.field("lkey"), error.to_string());
+            return self.fail_at(position, Syndrome::LocalProtection, step);
+        }
+        let first_psn = request.first_psn;
+        let request = &mut self.requests[position];
+        request.acked += 1;
+        request.done = request.acked == request.packets;
+        self.progressed(&step.endpoint.attributes, step.context.now);
+        // Responses arrive in order, so all requests sent before the read have arrived.
+        self.acknowledge(first_psn.wrapping_sub(1) & PSN_MASK, step);
+    }
+
+    /// The remote side refused packet `psn`; everything before it has arrived.
+    pub(crate) fn refused(&mut self, psn: u32, code: NakCode, timer: u8, step: &mut Step<'_, '_>) {
+        self.acknowledge(psn.wrapping_sub(1) & PSN_MASK, step);
+        let syndrome = match code {
+            NakCode::Sequence => return self.rewind(),
+            NakCode::ReceiverNotReady => return self.receiver_not_ready(timer, step),
+            NakCode::InvalidRequest => Syndrome::RemoteInvalidRequest,
+            NakCode::RemoteAccess => Syndrome::RemoteAccess,
+            NakCode::RemoteOperation => Syndrome::RemoteOperation,
+        };
+        match self.requests.iter().position(|request| request.contains(psn)) {
+            Some(position) => self.fail_at(position, syndrome, step),
+            None => tracing::debug!(qpn = step.endpoint.qpn, psn, "a NAK for no outstanding request"),
+        }
+    }
+
+    fn receiver_not_ready(&mut self, timer: u8, step: &mut Step<'_, '_>) {
+        if self.requests.front().is_none_or(|request| request.sent == 0) {
+            return;
+        }
+        if self.rnr_left == 0 {
+            return self.fail_front(Syndrome::RnrRetryExceeded, step);
+        }
+        if step.endpoint.attributes.rnr_retry != UNLIMITED {
+            self.rnr_left -= 1;
+        }
+        self.rnr_until = Some(step.context.now + rnr_timer(timer));
+        self.deadline = None;
+        self.rewind();
+    }
+
+    /// The retransmission timer has expired, or the peer's process has ended.
+    pub(crate) fn retry(&mut self, peer_is_alive: bool, step: &mut Step<'_, '_>) {
+        self.deadline = None;
+        if step.endpoint.state() != QpState::Rts {
+            return;
+        }
+        if !peer_is_alive || self.retries_left == 0 {
+            let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
+            if let Some(position) = position {
+                self.fail_at(position, Syndrome::RetryExceeded, step);
+            }
+            return;
+        }
+        self.retries_left -= 1;
+        tracing::debug!(
+            qpn = step.endpoint.qpn,
+            left = self.retries_left,
+            "nothing was acknowledged in time"
+        );
+        self.rewind();
+        self.deadline =
+            ack_timeout(step.endpoint.attributes.timeout).map(|timeout| step.context.now + timeout);
+    }
+}

@@ -1,0 +1,87 @@
+//! Fetching work requests from the send queue.
+
+use super::request::Request;
+use super::state::Requester;
+use crate::card::config::packets_of;
+use crate::card::queue::wqe::{self, Work};
+use crate::card::transport::route;
+use crate::card::transport::step::Step;
+use crate::packet::PSN_MASK;
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
+
+impl Requester {
+    /// Makes the request of a work-queue entry, and moves past its blocks.
+    fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
+        let packets = match &work {
+            Ok(work) if work.opcode != Opcode::Nop => packets_of(work.length),
+            _ => 0,
+        };
+        let first_psn = self.next_psn;
+        self.next_psn = first_psn.wrapping_add(packets) & PSN_MASK;
+        self.queue.advance(blocks);
+        Request {
+            first,
+            blocks,
+            opcode_byte: ctrl.raw_opcode(),
+            signaled: self.signal_all || ctrl.completion_mode() >= 2,
+            fenced: ctrl.fence_mode() != 0,
+            solicited: ctrl.flags().contains(CtrlFlags::SOLICITED),
+            imm: ctrl.imm(),
+            work,
+            first_psn,
+            packets,
+            sent: 0,
+            acked: 0,
+            done: false,
+        }
+    }
+
+    /// Reads the next announced work request, and checks it strictly. `None` if there is none.
+    pub(super) fn fetch(&mut self, step: &mut Step<'_, '_>) -> Option<Request> {
+        let mut entry = self.queue.next()?;
+        let (ctrl, announced) = (entry.ctrl, entry.announced);
+        let index = entry.first as u16;
+        let blocks = u32::from(ctrl.ds()).div_ceil(4);
+        let qpn = step.endpoint.qpn;
+        let mut broken = |field, message| {
+            step.report(Some(index), field, message);
+            Err(Syndrome::LocalQpOperation)
+        };
+        let size_is_right = blocks > 0 && blocks <= announced;
+        let work = if !size_is_right {
+            broken(
+                "ds",
+                format!(
+                    "{} segments, but {announced} blocks are announced and a WQE has at least one",
+                    ctrl.ds()
+                ),
+            )
+        } else if ctrl.index() != index {
+            broken(
+                "index",
+                format!("the control segment says {}, its place in the ring is {index}", ctrl.index()),
+            )
+        } else if ctrl.qpn() != qpn {
+            broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
+        } else {
+            self.queue.read_rest(&mut entry, blocks);
+            let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
+            let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
+            parsed.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
+                step.report(Some(index), error.field, error.message);
+                error.syndrome
+            })
+        };
+        // An entry whose size is wrong is skipped block by block.
+        Some(self.take(entry.first, &ctrl, if size_is_right { blocks } else { 1 }, work))
+    }
+
+    /// Takes the next announced work request without checking it, to flush it: only its index and
+    /// its opcode matter.
+    pub(super) fn fetch_to_flush(&mut self) -> Option<Request> {
+        let entry = self.queue.next()?;
+        let blocks = u32::from(entry.ctrl.ds()).div_ceil(4).clamp(1, entry.announced);
+        Some(self.take(entry.first, &entry.ctrl, blocks, Err(Syndrome::WrFlush)))
+    }
+}

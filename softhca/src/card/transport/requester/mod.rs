@@ -1,0 +1,11 @@
+//! The requester half of a queue pair: fetches work requests, sends and retries them, completes
+//! them.
+
+mod answer;
+mod complete;
+mod fetch;
+mod request;
+mod send;
+mod state;
+
+pub(crate) use state::Requester;

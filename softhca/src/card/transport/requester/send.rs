@@ -1,0 +1,202 @@
+//! The packets of requests.
+
+use super::state::Requester;
+use crate::card::config::{Access, MTU, QpState, Transport};
+use crate::card::memory::copy::Place;
+use crate::card::memory::region::Refusal;
+use crate::card::port::Port;
+use crate::card::queue::wqe::{Payload, each_piece};
+use crate::card::transport::endpoint::Endpoint;
+use crate::card::transport::route;
+use crate::card::transport::step::Step;
+use crate::fabric::Node;
+use crate::packet::{FIRST, Header, IMMEDIATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
+use gdsync_sys::prm::wqe::Opcode;
+use zerocopy::byteorder::big_endian::{U32, U64};
+
+/// Most work requests that are fetched and not completed.
+const WINDOW: usize = 64;
+
+impl Requester {
+    /// The next request packet, if one can be sent now. Its payload is in the context.
+    pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
+            return None;
+        }
+        loop {
+            if self.cursor == self.requests.len() {
+                if self.requests.len() >= WINDOW {
+                    return None;
+                }
+                let request = self.fetch(step)?;
+                self.requests.push_back(request);
+            }
+            let cursor = self.cursor;
+            let request = &self.requests[cursor];
+            if request.done {
+                // It has arrived, and is not sent again. It completes after an earlier request.
+                self.cursor += 1;
+                continue;
+            }
+            let reads = || self.requests.iter().take(cursor).filter(|r| r.awaits_result() && !r.done).count();
+            match &request.work {
+                // A request fails when it is the oldest, not before.
+                Err(syndrome) if cursor == 0 => {
+                    let syndrome = *syndrome;
+                    self.fail_front(syndrome, step);
+                    return None;
+                }
+                Err(_) => return None,
+                Ok(_) if request.fenced && request.sent == 0 && reads() > 0 => return None,
+                Ok(work) if work.opcode == Opcode::Nop => {
+                    self.requests[cursor].done = true;
+                    self.cursor += 1;
+                    self.complete_done(step);
+                    if step.endpoint.state() != QpState::Rts {
+                        return None;
+                    }
+                }
+                Ok(_) if request.awaits_result() => {
+                    if reads() >= usize::from(step.endpoint.attributes.max_rd_atomic) {
+                        return None;
+                    }
+                    return self.result_packet(step);
+                }
+                Ok(_) => return self.data_packet(step),
+            }
+        }
+    }
+
+    /// The next packet of the request under the cursor, a send or a write.
+    fn data_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        let request = &self.requests[self.cursor];
+        let work = request.work.as_ref().ok()?;
+        let offset = request.sent * MTU;
+        let length = (work.length - offset).min(MTU);
+        let kind = match (&work.to, work.remote) {
+            (Some(_), _) => PacketKind::Datagram,
+            (None, Some(_)) => PacketKind::Write,
+            (None, None) => PacketKind::Send,
+        };
+        let psn = request.first_psn.wrapping_add(request.sent);
+        let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
+        header.length = U32::new(work.length);
+        if let Some(vector) = &work.to {
+            route::address(vector, &mut header, step.endpoint.attributes.qkey, step.context);
+        }
+        let gathered: Result<(), Refusal> = match &work.payload {
+            Payload::Inline(bytes) => {
+                let at = bytes[offset as usize..].as_ptr();
+                step.context.payload.push(Place::Host(at.cast_mut()), length as usize);
+                Ok(())
+            }
+            Payload::Segments(segments) => {
+                let (gather, regions) = (&mut *step.context.payload, step.context.regions);
+                each_piece(segments, offset, length, |segment, addr, count| {
+                    let place = regions.resolve(
+                        segment.lkey(),
+                        step.endpoint.config.pdn,
+                        addr,
+                        count,
+                        Access::empty(),
+                    )?;
+                    gather.push(place, count as usize);
+                    Ok(())
+                })
+            }
+        };
+        if let Err(refusal) = gathered {
+            self.refuse_locally("lkey", refusal.to_string(), step);
+            return None;
+        }
+        if step.endpoint.config.transport == Transport::Uc {
+            header.flags |= UNRELIABLE;
+        }
+        if let Some((addr, rkey)) = work.remote {
+            header.addr = U64::new(addr.wrapping_add(offset.into()));
+            header.rkey = U32::new(rkey);
+        }
+        if request.sent == 0 {
+            header.flags |= FIRST;
+        }
+        if request.sent + 1 == request.packets {
+            header.flags |= LAST;
+            header.flags |= if request.solicited { SOLICITED } else { 0 };
+            if matches!(work.opcode, Opcode::SendImm | Opcode::RdmaWriteImm) {
+                header.flags |= IMMEDIATE;
+                header.imm = request.imm;
+            }
+        }
+        Some(header)
+    }
+
+    /// Destination of the packet that [`Self::next_request`] made.
+    pub(crate) fn node(&self, endpoint: &Endpoint, port: Port) -> Node {
+        let request = self.requests.get(self.cursor);
+        let work = request.and_then(|request| request.work.as_ref().ok());
+        match work.and_then(|work| work.to.as_deref()) {
+            Some(vector) => route::destination(vector, port),
+            None => endpoint.node(port),
+        }
+    }
+
+    /// The packet of the request under the cursor, a read or an atomic. It asks for what has not
+    /// arrived yet.
+    fn result_packet(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        let request = &self.requests[self.cursor];
+        let work = request.work.as_ref().ok()?;
+        if let Payload::Segments(segments) = &work.payload {
+            // All places must be writable before the remote side executes the request.
+            let checked = each_piece(segments, 0, work.length, |segment, addr, count| {
+                let wanted = Access::LOCAL_WRITE;
+                step.context
+                    .regions
+                    .resolve(segment.lkey(), step.endpoint.config.pdn, addr, count, wanted)
+                    .map(drop)
+            });
+            if let Err(refusal) = checked {
+                self.refuse_locally("lkey", refusal.to_string(), step);
+                return None;
+            }
+        }
+        let (addr, rkey) = work.remote?;
+        let offset = request.acked * MTU;
+        let psn = request.first_psn.wrapping_add(request.acked);
+        let kind = match work.opcode {
+            Opcode::AtomicCs => PacketKind::CompareSwap,
+            Opcode::AtomicFa => PacketKind::FetchAdd,
+            _ => PacketKind::Read,
+        };
+        let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
+        if let Some(operands) = work.operands {
+            header.operands = [operands.swap_add(), operands.compare()].map(U64::new);
+        }
+        header.addr = U64::new(addr.wrapping_add(offset.into()));
+        header.rkey = U32::new(rkey);
+        header.length = U32::new(work.length - offset);
+        Some(header)
+    }
+
+    /// The packet that [`Self::next_request`] made has left.
+    pub(crate) fn request_sent(&mut self, step: &mut Step<'_, '_>) {
+        let Some(request) = self.requests.get_mut(self.cursor) else { return };
+        if request.awaits_result() {
+            request.sent = request.packets;
+        } else {
+            request.sent += 1;
+        }
+        let is_whole = request.sent == request.packets;
+        if is_whole {
+            self.cursor += 1;
+        }
+        if step.endpoint.config.transport != Transport::Rc {
+            // No acknowledgement follows.
+            if is_whole {
+                request.done = true;
+                self.complete_done(step);
+            }
+        } else if self.deadline.is_none() {
+            self.arm(&step.endpoint.attributes, step.context.now);
+        }
+    }
+}

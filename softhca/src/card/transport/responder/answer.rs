@@ -1,0 +1,148 @@
+//! The packets of answers, and the answers to duplicate requests.
+
+use super::response::Response;
+use super::state::Responder;
+use crate::card::config::{Access, MTU, packets_of};
+use crate::card::context::PEER_MEMORY;
+use crate::card::event::Event;
+use crate::card::transport::step::Step;
+use crate::packet::{Header, NakCode, PSN_MASK, PacketKind};
+use crate::peer_memory::PeerFailure;
+use gdsync_sys::prm::cqe::Cqe64;
+use zerocopy::byteorder::big_endian::{U32, U64};
+
+/// Most answers that wait for room in the fabric. Requests that are no duplicates need fewer.
+const MAX_RESPONSES: usize = 256;
+
+impl Responder {
+    /// A request that arrived before: it is acknowledged again; a read or an atomic is answered
+    /// again.
+    pub(super) fn duplicate(&mut self, kind: PacketKind, header: &Header, step: &Step<'_, '_>) {
+        if self.responses.len() >= MAX_RESPONSES {
+            // The peer does not take its answers; it will send the request again.
+            return;
+        }
+        match kind {
+            // The rights may have changed since the first request.
+            PacketKind::Read if step.endpoint.attributes.access.contains(Access::REMOTE_READ) => {
+                self.push_read(header, true)
+            }
+            PacketKind::Read => {}
+            PacketKind::CompareSwap | PacketKind::FetchAdd => {
+                let psn = header.psn.get();
+                match self.results.find(psn) {
+                    Some(original) => {
+                        self.responses.push_back(Response::Atomic { psn, original, again: true })
+                    }
+                    None => tracing::debug!(
+                        qpn = step.endpoint.qpn,
+                        psn,
+                        "a duplicate of an atomic whose result is not kept"
+                    ),
+                }
+            }
+            _ => {
+                let psn = self.expected_psn.wrapping_sub(1) & PSN_MASK;
+                self.responses.push_back(Response::Ack { psn, completion: None });
+            }
+        }
+    }
+
+    pub(super) fn push_read(&mut self, header: &Header, again: bool) {
+        self.responses.push_back(Response::Read {
+            psn: header.psn.get(),
+            addr: header.addr.get(),
+            rkey: header.rkey.get(),
+            length: header.length.get(),
+            sent: 0,
+            again,
+        });
+    }
+
+    /// The payload of packet `psn`, which [`Self::next_response`] made for a read, cannot be read.
+    pub(crate) fn refuse_read(&mut self, psn: u32, failure: &PeerFailure, step: &mut Step<'_, '_>) {
+        step.report(None, PEER_MEMORY, failure.to_string());
+        self.release_completions(step);
+        // The NAK fails the requester, which then ignores all further answers.
+        self.responses.clear();
+        self.responses.push_back(Response::Nak { psn, code: NakCode::RemoteAccess });
+        step.context.emit(Event::QpAccessError { qpn: step.endpoint.qpn });
+        step.endpoint.fail();
+    }
+
+    /// The next response packet, if there is one. Its payload is in the context.
+    pub(crate) fn next_response(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        let (qpn, dest) = (step.endpoint.qpn, step.endpoint.attributes.dest_qpn);
+        match self.responses.front()? {
+            Response::Ack { psn, .. } => Some(Header::new(PacketKind::Ack, qpn, dest, *psn)),
+            Response::Nak { psn, code } => {
+                let mut header = Header::new(PacketKind::Nak, qpn, dest, *psn);
+                header.nak = *code as u8;
+                header.timer_or_level = step.endpoint.attributes.min_rnr_timer;
+                Some(header)
+            }
+            Response::Atomic { psn, original, .. } => {
+                let mut header = Header::new(PacketKind::AtomicResponse, qpn, dest, *psn);
+                header.operands[0] = U64::new(*original);
+                Some(header)
+            }
+            Response::Read { psn, addr, rkey, length, sent, .. } => {
+                let offset = sent * MTU;
+                let count = (length - offset).min(MTU);
+                let psn = psn.wrapping_add(*sent);
+                if count > 0 {
+                    let (addr, count) = (addr.wrapping_add(offset.into()), u64::from(count));
+                    match step.context.regions.resolve(
+                        *rkey,
+                        step.endpoint.config.pdn,
+                        addr,
+                        count,
+                        Access::REMOTE_READ,
+                    ) {
+                        Ok(place) => step.context.payload.push(place, count as usize),
+                        // The region was deregistered during the read.
+                        Err(refusal) => {
+                            step.report(None, "rkey", refusal.to_string());
+                            let mut header = Header::new(PacketKind::Nak, qpn, dest, psn);
+                            header.nak = NakCode::RemoteAccess as u8;
+                            return Some(header);
+                        }
+                    }
+                }
+                let mut header = Header::new(PacketKind::ReadResponse, qpn, dest, psn);
+                header.length = U32::new(*length);
+                Some(header)
+            }
+        }
+    }
+
+    /// The packet that [`Self::next_response`] made has left (or its destination has ended).
+    pub(crate) fn response_sent(&mut self, header: &Header, step: &mut Step<'_, '_>) {
+        let refused = header.kind == PacketKind::Nak as u8;
+        match self.responses.front_mut() {
+            Some(Response::Read { length, sent, .. }) if !refused && *sent + 1 < packets_of(*length) => {
+                *sent += 1
+            }
+            Some(Response::Ack { completion, .. }) => {
+                let completion = completion.take();
+                self.responses.pop_front();
+                if let Some(cqe) = completion {
+                    step.complete_receive(cqe);
+                }
+            }
+            _ => drop(self.responses.pop_front()),
+        }
+    }
+
+    /// Writes the completions that wait until their acknowledgement has left.
+    pub(crate) fn release_completions(&mut self, step: &mut Step<'_, '_>) {
+        let waiting = self.responses.iter_mut().filter_map(|response| match response {
+            Response::Ack { completion, .. } => completion.take(),
+            _ => None,
+        });
+        let waiting: Vec<Cqe64> = waiting.collect();
+        for cqe in waiting {
+            step.complete_receive(cqe);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The responder half of a queue pair: executes requests, fills receives, answers.
+
+mod answer;
+mod atomic;
+mod datagram;
+mod receive;
+mod reliable;
+mod remote;
+mod response;
+mod state;
+mod unreliable;
+
+pub(crate) use state::Responder;

@@ -1,0 +1,132 @@
+//! Messages that fill receives.
+
+use super::response::Response;
+use super::state::{Failure, Responder, Stop};
+use crate::card::config::Transport;
+use crate::card::queue::receive::Receive;
+use crate::card::transport::step::Step;
+use crate::fabric::Part;
+use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, Packet, SOLICITED};
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+
+/// Packets after which one is acknowledged although its message continues.
+const ACK_EVERY: u32 = 16;
+
+/// A receive names memory that cannot be written. A diagnostic says which.
+pub(super) struct NoAccess;
+
+/// Copies the next part of a message into a receive.
+pub(super) fn scatter(
+    receive: &mut Receive,
+    payload: &[Part],
+    step: &mut Step<'_, '_>,
+) -> Result<(), NoAccess> {
+    if let Err(error) =
+        step.context.scatter(step.endpoint.config.pdn, &receive.segments, receive.offset, payload)
+    {
+        let field = error.field("receive lkey");
+        step.report(Some(receive.index), field, error.to_string());
+        return Err(NoAccess);
+    }
+    let length: usize = payload.iter().map(|part| part.1).sum();
+    receive.offset = receive.offset.saturating_add(length as u32);
+    Ok(())
+}
+
+/// The opcode of the completion of a send or a datagram.
+pub(super) fn send_opcode(header: &Header) -> CqeOpcode {
+    if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend }
+}
+
+/// The completion of receive `index`, of `length` bytes from queue pair `remote`.
+pub(super) fn completion(
+    opcode: CqeOpcode,
+    index: u16,
+    remote: u32,
+    length: u32,
+    header: &Header,
+    step: &Step<'_, '_>,
+) -> Cqe64 {
+    Cqe64::responder(opcode, step.endpoint.qpn, remote, index, length, header.imm, header.has(SOLICITED))
+}
+
+impl Responder {
+    /// Takes a packet of a send. Returns the packet numbers that it covers.
+    pub(super) fn take_send(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
+        let header = packet.header;
+        if header.has(FIRST) {
+            let receive = self.queue.take().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            let room = receive.room();
+            if u64::from(header.length.get()) > room {
+                let message = format!("{} bytes come into a receive of {room}", header.length.get());
+                step.report(Some(receive.index), "receive length", message);
+                let failure = Failure::Completion(receive.index, Syndrome::LocalLength);
+                return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
+            }
+            self.queue.current = Some(receive);
+        }
+        let Some(mut receive) = self.queue.current.take() else {
+            let message = "the message has no first packet".to_owned();
+            step.report(None, "packet", message);
+            return Err(Stop::invalid_request(step));
+        };
+        let index = receive.index;
+        if scatter(&mut receive, packet.payload, step).is_err() {
+            let failure = Failure::Completion(index, Syndrome::LocalProtection);
+            return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
+        }
+        if header.has(LAST) {
+            self.complete_receive(send_opcode(header), index, header, step);
+        } else {
+            self.queue.current = Some(receive);
+            self.taken(header, None, step);
+        }
+        Ok(1)
+    }
+
+    /// The last packet of a message was taken, which completes a receive.
+    pub(super) fn complete_receive(
+        &mut self,
+        opcode: CqeOpcode,
+        index: u16,
+        header: &Header,
+        step: &mut Step<'_, '_>,
+    ) {
+        let remote = step.endpoint.attributes.dest_qpn;
+        let cqe = completion(opcode, index, remote, header.length.get(), header, step);
+        self.taken(header, Some(cqe), step);
+    }
+
+    /// A packet was taken. On a reliable connection it is acknowledged, and its completion becomes
+    /// visible after that.
+    pub(super) fn taken(&mut self, header: &Header, completion: Option<Cqe64>, step: &mut Step<'_, '_>) {
+        if step.endpoint.config.transport == Transport::Rc {
+            self.acknowledge_later(header, completion);
+        } else if let Some(cqe) = completion {
+            step.complete_receive(cqe);
+        }
+    }
+
+    fn acknowledge_later(&mut self, header: &Header, completion: Option<Cqe64>) {
+        self.unacknowledged += 1;
+        if header.has(LAST) || self.unacknowledged >= ACK_EVERY {
+            self.unacknowledged = 0;
+            let psn = header.psn.get();
+            match self.responses.back_mut() {
+                // One acknowledgement covers all packets before it.
+                Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
+                _ => self.responses.push_back(Response::Ack { psn, completion }),
+            }
+        }
+    }
+
+    /// In ERR: completes every posted receive as flushed. Returns whether there was one.
+    pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let mut flushed = false;
+        for index in self.queue.take_all() {
+            step.receive_error(index, Syndrome::WrFlush);
+            flushed = true;
+        }
+        flushed
+    }
+}

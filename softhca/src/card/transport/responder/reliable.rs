@@ -1,0 +1,73 @@
+//! Requests of reliable connections: in order, acknowledged, refused with a NAK.
+
+use super::response::Response;
+use super::state::{Failure, Responder, Stop};
+use crate::card::event::Event;
+use crate::card::transport::step::Step;
+use crate::faults::Refused;
+use crate::packet::{NakCode, PSN_MASK, Packet, PacketKind, psn_distance};
+use gdsync_sys::prm::cqe::Syndrome;
+
+/// A refusal that faults inject.
+fn injected(refused: Refused, step: &Step<'_, '_>) -> Stop {
+    match refused {
+        Refused::NotReady => Stop::Nak(NakCode::ReceiverNotReady),
+        Refused::With(Syndrome::RemoteAccess) => Stop::no_access(step),
+        Refused::With(Syndrome::RemoteInvalidRequest) => Stop::invalid_request(step),
+        Refused::With(_) => {
+            let event = Event::QpFatal { qpn: step.endpoint.qpn };
+            Stop::Fatal(NakCode::RemoteOperation, Failure::Event(event))
+        }
+    }
+}
+
+impl Responder {
+    /// Handles a request.
+    pub(crate) fn request(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
+        let Packet { kind, header, .. } = packet;
+        let psn = header.psn.get();
+        let ahead = psn_distance(psn, self.expected_psn);
+        if ahead > 0 {
+            if !self.nak_sent {
+                self.nak_sent = true;
+                let psn = self.expected_psn;
+                self.responses.push_back(Response::Nak { psn, code: NakCode::Sequence });
+            }
+            return;
+        }
+        if ahead < 0 {
+            return self.duplicate(kind, header, step);
+        }
+        self.nak_sent = false;
+        let result = match (step.context.faults.refuses(step.endpoint.qpn, kind), kind) {
+            (Some(refused), _) => Err(injected(refused, step)),
+            (None, PacketKind::Send) => self.take_send(packet, step),
+            (None, PacketKind::Write) => self.take_write(packet, step),
+            (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => self.take_atomic(kind, header, step),
+            (None, _) => self.take_read(header, step),
+        };
+        match result {
+            Ok(packets) => {
+                self.expected_psn = psn.wrapping_add(packets) & PSN_MASK;
+            }
+            Err(Stop::Nak(code)) => {
+                // Later packets are dropped without an answer until this one arrives again.
+                self.nak_sent = true;
+                self.responses.push_back(Response::Nak { psn, code });
+            }
+            Err(Stop::Fatal(code, failure)) => {
+                self.release_completions(step);
+                self.responses.push_back(Response::Nak { psn, code });
+                match failure {
+                    Failure::Event(event) => step.context.emit(event),
+                    Failure::Completion(index, syndrome) => {
+                        step.receive_error(index, syndrome);
+                    }
+                }
+                // The flush includes a receive that a message has begun to fill, unless it is the
+                // one that failed.
+                step.endpoint.fail();
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Routes of datagrams: their destination, and the network header that precedes their payload.
+
+use crate::card::context::Context;
+use crate::card::port::{GidEntry, GidKind, LinkLayer, Port};
+use crate::card::queue::wqe::{Work, WqeError};
+use crate::fabric::Node;
+use crate::packet::{GLOBAL, Header};
+use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};
+use gdsync_sys::prm::wqe::{AddressVector, GrhFields};
+use zerocopy::byteorder::big_endian::U32;
+
+/// Bytes of a receive that precede the datagram and hold the network header.
+pub(super) const GRH_BYTES: u32 = 40;
+/// Top bit of a Q_Key in a work request: the queue pair's own Q_Key is used (IB specification,
+/// 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+/// Bytes of an IPv4 header: the last 20 of the 40.
+const IPV4_BYTES: usize = 20;
+/// Next header of a GRH: InfiniBand's transport (IB specification, 8.3.5).
+const NEXT_TRANSPORT: u8 = 0x1b;
+/// Protocol number of UDP.
+const NEXT_UDP: u8 = 17;
+/// Bytes around a datagram's data: base and datagram transport headers, and the invariant checksum.
+const TRANSPORT_BYTES: u16 = 12 + 8 + 4;
+/// Bytes of a UDP header.
+const UDP_BYTES: u16 = 8;
+
+/// The destination of a datagram: on InfiniBand the LID of its address vector, on Ethernet the node
+/// that the GID ends with.
+pub(super) fn destination(vector: &AddressVector, port: Port) -> Node {
+    match port.link {
+        LinkLayer::InfiniBand => vector.fields().dlid.into(),
+        LinkLayer::Ethernet => port.node_of(&vector.route().gid),
+    }
+}
+
+/// The global route of a datagram and its source. On InfiniBand it is optional, on Ethernet every
+/// datagram has one.
+///
+/// # Errors
+/// The source is not in the port's GID table.
+fn route(vector: &AddressVector, port: Port) -> Result<Option<(GrhFields, GidEntry)>, String> {
+    if port.link == LinkLayer::InfiniBand && vector.fields().grh.is_none() {
+        return Ok(None);
+    }
+    let route = vector.route();
+    match port.gid(route.gid_index) {
+        Some(source) => Ok(Some((route, source))),
+        None => Err(format!("the port's table has no GID {}", route.gid_index)),
+    }
+}
+
+/// Checks that the port has the source GID of a datagram.
+pub(super) fn check(work: Work, port: Port) -> Result<Work, WqeError> {
+    let routed = work.to.as_ref().map_or(Ok(None), |vector| route(vector, port));
+    let unroutable =
+        |message| WqeError { syndrome: Syndrome::LocalQpOperation, field: "grh_gid_fl", message };
+    routed.map_err(unroutable)?;
+    Ok(work)
+}
+
+/// The network header as the receiver gets it: 40 bytes; an IPv4 header takes the last 20 of them.
+fn network_header(route: &GrhFields, source: &GidEntry, length: u32) -> [u8; GRH_BYTES as usize] {
+    let mut header = [0; GRH_BYTES as usize];
+    // A datagram has at most 4096 bytes.
+    let inside = length.next_multiple_of(4) as u16 + TRANSPORT_BYTES;
+    if source.is_ipv4() {
+        ipv4_header(route, source, inside + UDP_BYTES, &mut header);
+        return header;
+    }
+    let (inside, next) = match source.kind {
+        GidKind::RoceV2 => (inside + UDP_BYTES, NEXT_UDP),
+        GidKind::InfiniBand | GidKind::RoceV1 => (inside, NEXT_TRANSPORT),
+    };
+    let first = 6 << 28 | u32::from(route.traffic_class) << 20 | route.flow_label & 0xf_ffff;
+    header[..4].copy_from_slice(&first.to_be_bytes());
+    header[4..6].copy_from_slice(&inside.to_be_bytes());
+    header[6] = next;
+    header[7] = route.hop_limit;
+    header[8..24].copy_from_slice(&source.gid);
+    header[24..].copy_from_slice(&route.gid);
+    header
+}
+
+fn ipv4_header(route: &GrhFields, source: &GidEntry, inside: u16, header: &mut [u8; GRH_BYTES as usize]) {
+    let ip = &mut header[GRH_BYTES as usize - IPV4_BYTES..];
+    let total = inside + IPV4_BYTES as u16;
+    ip[0] = 4 << 4 | (IPV4_BYTES / 4) as u8;
+    ip[1] = route.traffic_class;
+    ip[2..4].copy_from_slice(&total.to_be_bytes());
+    // Do not fragment.
+    ip[6] = 0x40;
+    ip[8] = route.hop_limit;
+    ip[9] = NEXT_UDP;
+    ip[12..16].copy_from_slice(&source.gid[12..]);
+    ip[16..20].copy_from_slice(&route.gid[12..]);
+    let words = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// A field of the completion entry: the type of the network header on Ethernet, the service level
+/// on InfiniBand.
+fn level_or_l3_type(vector: &AddressVector, source: Option<&GidEntry>) -> u8 {
+    match source {
+        Some(source) if source.is_ipv4() => L3_IPV4,
+        Some(GidEntry { kind: GidKind::RoceV2, .. }) => L3_IPV6,
+        Some(GidEntry { kind: GidKind::RoceV1, .. }) => L3_GRH,
+        Some(GidEntry { kind: GidKind::InfiniBand, .. }) | None => vector.fields().service_level,
+    }
+}
+
+/// Addresses a datagram: fills in the header, and puts the network header before its payload.
+pub(super) fn address(vector: &AddressVector, header: &mut Header, own_qkey: u32, context: &mut Context<'_>) {
+    let fields = vector.fields();
+    header.dest_qpn = U32::new(fields.qpn);
+    let qkey = if fields.qkey & OWN_QKEY != 0 { own_qkey } else { fields.qkey };
+    header.rkey = U32::new(qkey);
+    // A source that the port does not have was refused when the request was fetched.
+    let route = route(vector, context.port).ok().flatten();
+    header.timer_or_level = level_or_l3_type(vector, route.as_ref().map(|(_, source)| source));
+    if let Some((route, source)) = route {
+        header.flags |= GLOBAL;
+        context.payload.push_prefix(&network_header(&route, &source, header.length.get()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync_sys::prm::wqe::AddressFields;
+
+    fn vector(gid_index: u8, has_bit: bool) -> AddressVector {
+        let grh = GrhFields { traffic_class: 3, hop_limit: 64, gid_index, flow_label: 0x12345, gid: [9; 16] };
+        let fields = AddressFields { dlid: 0x77, grh: Some(grh), ..AddressFields::default() };
+        let mut bytes: [u8; 48] = zerocopy::transmute!(AddressVector::new(&fields));
+        bytes[28] &= if has_bit { 0xff } else { 0xbf };
+        zerocopy::transmute!(bytes)
+    }
+
+    #[test]
+    fn the_route_follows_the_bit_on_infiniband_and_is_always_there_on_ethernet() {
+        let port = |link| Port { link, lid: 0x1234, ipv4: None };
+        let (infiniband, ethernet) = (port(LinkLayer::InfiniBand), port(LinkLayer::Ethernet));
+        assert_eq!(route(&vector(0, false), infiniband), Ok(None));
+        assert!(route(&vector(0, true), infiniband).is_ok_and(|route| route.is_some()));
+        assert!(route(&vector(3, false), ethernet).is_ok_and(|route| route.is_some()));
+        assert!(route(&vector(1, true), infiniband).is_err());
+        assert!(route(&vector(4, false), ethernet).is_err());
+        assert_eq!(destination(&vector(0, false), infiniband), 0x77);
+        assert_eq!(destination(&vector(0, false), ethernet), 0x0909);
+    }
+
+    #[test]
+    fn network_headers_of_every_kind() {
+        let port = Port { link: LinkLayer::Ethernet, lid: 0x1234, ipv4: None };
+        let header = |index| {
+            let (route, source) = route(&vector(index, false), port).unwrap().unwrap();
+            (network_header(&route, &source, 5), source)
+        };
+        // IB specification, 8.3: version, class, flow; length behind this header; next header;
+        // hops; source; destination.
+        let (grh, source) = header(0);
+        assert_eq!(grh[..8], [0x60, 0x31, 0x23, 0x45, 0, 32, 0x1b, 64]);
+        assert_eq!((&grh[8..24], &grh[24..]), (&source.gid[..], &[9; 16][..]));
+        // RoCE v2: UDP inside.
+        assert_eq!(header(1).0[4..8], [0, 40, 17, 64]);
+        let (ipv4, source) = header(3);
+        assert_eq!(ipv4[..20], [0; 20]);
+        assert_eq!(ipv4[20..30], [0x45, 3, 0, 60, 0, 0, 0x40, 0, 64, 17]);
+        assert_eq!((&ipv4[32..36], &ipv4[36..]), (&source.gid[12..], &[9; 4][..]));
+        let words = ipv4[20..].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+        let sum = words.sum::<u32>();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum of RFC 791");
+    }
+}

@@ -1,0 +1,59 @@
+//! One step of a half of a queue pair.
+
+use super::endpoint::Endpoint;
+use crate::card::config::QpState;
+use crate::card::context::Context;
+use crate::card::event::Event;
+use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
+
+/// The vendor syndrome of every error entry: a software card has no further cause to report.
+const VENDOR_SYNDROME: u8 = 0;
+
+/// What a half uses for one step: the endpoint of its queue pair, and the resources of the card.
+pub(crate) struct Step<'a, 'c> {
+    pub(crate) endpoint: &'a mut Endpoint,
+    pub(crate) context: &'a mut Context<'c>,
+}
+
+impl Step<'_, '_> {
+    pub(crate) fn report(&mut self, index: Option<u16>, field: &'static str, message: String) {
+        self.context.report(self.endpoint.qpn, index, field, message);
+    }
+
+    /// Writes an entry to the completion queue of sends.
+    pub(crate) fn complete_send(&mut self, cqe: Cqe64) {
+        self.complete(self.endpoint.config.send_cq, cqe);
+    }
+
+    /// Writes an entry to the completion queue of receives.
+    pub(crate) fn complete_receive(&mut self, cqe: Cqe64) {
+        self.complete(self.endpoint.config.recv_cq, cqe);
+    }
+
+    fn complete(&mut self, cqn: u32, cqe: Cqe64) {
+        if !self.context.complete(cqn, cqe.with_user_index(self.endpoint.config.user_index.unwrap_or(0))) {
+            self.completion_lost();
+        }
+    }
+
+    /// Completes a send with an error.
+    pub(crate) fn send_error(&mut self, index: u16, opcode: u8, syndrome: Syndrome) {
+        let (error, qpn) = (CqeOpcode::RequesterError, self.endpoint.qpn);
+        self.complete_send(Cqe64::error(error, opcode, qpn, index, syndrome, VENDOR_SYNDROME));
+    }
+
+    /// Completes a receive with an error.
+    pub(crate) fn receive_error(&mut self, index: u16, syndrome: Syndrome) {
+        let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
+        self.complete_receive(Cqe64::error(error, 0, qpn, index, syndrome, VENDOR_SYNDROME));
+    }
+
+    /// Handles a completion queue that had no room for an entry.
+    pub(crate) fn completion_lost(&mut self) {
+        if !std::mem::replace(&mut self.endpoint.overrun, true) {
+            self.context.emit(Event::QpFatal { qpn: self.endpoint.qpn });
+            // Flushing would find no room either: what is outstanding is dropped.
+            self.endpoint.attributes.state = QpState::Err;
+        }
+    }
+}

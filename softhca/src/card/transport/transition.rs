@@ -1,0 +1,354 @@
+//! The state machine of queue pairs: its transitions, and the attributes that each one needs.
+//!
+//! Source: the kernel's `ib_modify_qp_is_ok` table (`drivers/infiniband/core/verbs.c`), and the
+//! value ranges of the InfiniBand specification.
+
+use crate::card::config::{InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpState, Transport};
+use crate::packet::PSN_MASK;
+
+/// Why a queue pair cannot be changed as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// The transport has no such transition.
+    #[error("a queue pair cannot go from {from:?} to {to:?}")]
+    Transition {
+        /// Current state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+    },
+    /// The transition lacks an attribute.
+    #[error("the transition from {from:?} to {to:?} needs {attribute}")]
+    Missing {
+        /// Current state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// The attribute, by its name in `ibv_modify_qp`'s mask.
+        attribute: &'static str,
+    },
+    /// The transition does not allow an attribute.
+    #[error("the transition from {from:?} to {to:?} does not allow {attribute}")]
+    Superfluous {
+        /// Current state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// The attribute, by its name in `ibv_modify_qp`'s mask.
+        attribute: &'static str,
+    },
+    /// A value is out of range.
+    #[error(transparent)]
+    Invalid(#[from] InvalidValue),
+}
+
+/// The attributes that a change sets, by their names in `ibv_modify_qp`'s mask.
+fn given(change: &QpChange) -> Vec<&'static str> {
+    let all = [
+        (change.current.is_some(), "IBV_QP_CUR_STATE"),
+        (change.pkey_index.is_some(), "IBV_QP_PKEY_INDEX"),
+        (change.port.is_some(), "IBV_QP_PORT"),
+        (change.access.is_some(), "IBV_QP_ACCESS_FLAGS"),
+        (change.address.is_some(), "IBV_QP_AV"),
+        (change.path_mtu.is_some(), "IBV_QP_PATH_MTU"),
+        (change.dest_qpn.is_some(), "IBV_QP_DEST_QPN"),
+        (change.rq_psn.is_some(), "IBV_QP_RQ_PSN"),
+        (change.sq_psn.is_some(), "IBV_QP_SQ_PSN"),
+        (change.max_rd_atomic.is_some(), "IBV_QP_MAX_QP_RD_ATOMIC"),
+        (change.max_dest_rd_atomic.is_some(), "IBV_QP_MAX_DEST_RD_ATOMIC"),
+        (change.min_rnr_timer.is_some(), "IBV_QP_MIN_RNR_TIMER"),
+        (change.timeout.is_some(), "IBV_QP_TIMEOUT"),
+        (change.retry_cnt.is_some(), "IBV_QP_RETRY_CNT"),
+        (change.rnr_retry.is_some(), "IBV_QP_RNR_RETRY"),
+        (change.qkey.is_some(), "IBV_QP_QKEY"),
+        (change.path_migration, "IBV_QP_PATH_MIG_STATE"),
+        (change.alternate_path, "IBV_QP_ALT_PATH"),
+    ];
+    all.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
+}
+
+/// Names of attributes.
+type Names = &'static [&'static str];
+
+/// Attributes that a transition needs, and those that it allows besides. `None` if there is no such
+/// transition.
+fn rules(transport: Transport, from: QpState, to: QpState) -> Option<(Names, Names)> {
+    use QpState::{Err, Init, Reset, Rtr, Rts};
+    let basic: Names = match transport {
+        Transport::Rc | Transport::Uc => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_ACCESS_FLAGS"],
+        Transport::Ud => &["IBV_QP_PKEY_INDEX", "IBV_QP_PORT", "IBV_QP_QKEY"],
+    };
+    Some(match (from, to) {
+        (_, Reset | Err) => (&[], &["IBV_QP_CUR_STATE"]),
+        (Reset, Init) => (basic, &[]),
+        (Init, Init) => (&[], basic),
+        (Init, Rtr) => to_rtr(transport),
+        (Rtr, Rts) => (to_rts(transport), running(transport)),
+        (Rts, Rts) => (&[], running(transport)),
+        _ => return None,
+    })
+}
+
+fn to_rtr(transport: Transport) -> (Names, Names) {
+    match transport {
+        Transport::Rc => (
+            &[
+                "IBV_QP_AV",
+                "IBV_QP_PATH_MTU",
+                "IBV_QP_DEST_QPN",
+                "IBV_QP_RQ_PSN",
+                "IBV_QP_MAX_DEST_RD_ATOMIC",
+                "IBV_QP_MIN_RNR_TIMER",
+            ],
+            &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
+        ),
+        Transport::Uc => (
+            &["IBV_QP_AV", "IBV_QP_PATH_MTU", "IBV_QP_DEST_QPN", "IBV_QP_RQ_PSN"],
+            &["IBV_QP_ACCESS_FLAGS", "IBV_QP_PKEY_INDEX"],
+        ),
+        Transport::Ud => (&[], &["IBV_QP_PKEY_INDEX", "IBV_QP_QKEY"]),
+    }
+}
+
+fn to_rts(transport: Transport) -> Names {
+    match transport {
+        Transport::Rc => &[
+            "IBV_QP_TIMEOUT",
+            "IBV_QP_RETRY_CNT",
+            "IBV_QP_RNR_RETRY",
+            "IBV_QP_SQ_PSN",
+            "IBV_QP_MAX_QP_RD_ATOMIC",
+        ],
+        Transport::Uc | Transport::Ud => &["IBV_QP_SQ_PSN"],
+    }
+}
+
+/// Attributes that may change on the way to RTS and in RTS.
+fn running(transport: Transport) -> Names {
+    match transport {
+        Transport::Rc => {
+            &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_MIN_RNR_TIMER", "IBV_QP_PATH_MIG_STATE"]
+        }
+        Transport::Uc => &["IBV_QP_CUR_STATE", "IBV_QP_ACCESS_FLAGS", "IBV_QP_PATH_MIG_STATE"],
+        Transport::Ud => &["IBV_QP_CUR_STATE", "IBV_QP_QKEY"],
+    }
+}
+
+fn check_values(change: &QpChange) -> Result<(), InvalidValue> {
+    let in_range = |what, value: Option<u32>, max: u32, limit| match value {
+        Some(value) if value > max => Err(InvalidValue { what, value: value.into(), limit }),
+        _ => Ok(()),
+    };
+    in_range("pkey_index", change.pkey_index.map(u32::from), 0, "the port has one partition key, index 0")?;
+    if let Some(port) = change.port.filter(|port| *port != 1) {
+        return Err(InvalidValue {
+            what: "port_num",
+            value: port.into(),
+            limit: "the card has one port, number 1",
+        });
+    }
+    if let Some(mtu) = change.path_mtu.filter(|mtu| !(1..=5).contains(mtu)) {
+        return Err(InvalidValue {
+            what: "path_mtu",
+            value: mtu as u64,
+            limit: "IBV_MTU_256 to IBV_MTU_4096",
+        });
+    }
+    in_range("dest_qp_num", change.dest_qpn, NUMBERS, "at most 24 bits")?;
+    in_range("rq_psn", change.rq_psn, PSN_MASK, "at most 24 bits")?;
+    in_range("sq_psn", change.sq_psn, PSN_MASK, "at most 24 bits")?;
+    let reads = u32::from(LIMITS.max_rd_atomic);
+    in_range("max_rd_atomic", change.max_rd_atomic.map(u32::from), reads, "at most 16")?;
+    in_range("max_dest_rd_atomic", change.max_dest_rd_atomic.map(u32::from), reads, "at most 16")?;
+    in_range("min_rnr_timer", change.min_rnr_timer.map(u32::from), 31, "at most 5 bits")?;
+    in_range("timeout", change.timeout.map(u32::from), 31, "at most 5 bits")?;
+    in_range("retry_cnt", change.retry_cnt.map(u32::from), 7, "at most 3 bits")?;
+    in_range("rnr_retry", change.rnr_retry.map(u32::from), 7, "at most 3 bits")
+}
+
+/// Checks a change of a queue pair in state `from`. Returns the state after it.
+pub(crate) fn check(transport: Transport, from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
+    let to = change.state.unwrap_or(from);
+    if let Some(current) = change.current.filter(|current| *current != from) {
+        return Err(ModifyError::Transition { from: current, to });
+    }
+    let (required, optional) = rules(transport, from, to).ok_or(ModifyError::Transition { from, to })?;
+    let given = given(change);
+    if let Some(attribute) = required.iter().find(|attribute| !given.contains(attribute)) {
+        return Err(ModifyError::Missing { from, to, attribute });
+    }
+    let allowed = |attribute: &&str| required.contains(attribute) || optional.contains(attribute);
+    if let Some(attribute) = given.into_iter().find(|attribute| !allowed(attribute)) {
+        return Err(ModifyError::Superfluous { from, to, attribute });
+    }
+    check_values(change)?;
+    Ok(to)
+}
+
+/// Copies the attributes of a change.
+pub(super) fn apply(attributes: &mut QpAttributes, change: &QpChange) {
+    fn set<T: Copy>(place: &mut T, value: Option<T>) {
+        if let Some(value) = value {
+            *place = value;
+        }
+    }
+    set(&mut attributes.pkey_index, change.pkey_index);
+    set(&mut attributes.port, change.port);
+    set(&mut attributes.qkey, change.qkey);
+    set(&mut attributes.access, change.access);
+    set(&mut attributes.address, change.address);
+    set(&mut attributes.path_mtu, change.path_mtu);
+    set(&mut attributes.dest_qpn, change.dest_qpn);
+    set(&mut attributes.rq_psn, change.rq_psn);
+    set(&mut attributes.sq_psn, change.sq_psn);
+    set(&mut attributes.max_rd_atomic, change.max_rd_atomic);
+    set(&mut attributes.max_dest_rd_atomic, change.max_dest_rd_atomic);
+    set(&mut attributes.min_rnr_timer, change.min_rnr_timer);
+    set(&mut attributes.timeout, change.timeout);
+    set(&mut attributes.retry_cnt, change.retry_cnt);
+    set(&mut attributes.rnr_retry, change.rnr_retry);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::card::config::{Access, Address};
+
+    fn check(from: QpState, change: &QpChange) -> Result<QpState, ModifyError> {
+        super::check(Transport::Rc, from, change)
+    }
+
+    fn to_init() -> QpChange {
+        QpChange {
+            state: Some(QpState::Init),
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(Access::empty()),
+            ..QpChange::default()
+        }
+    }
+
+    fn to_rtr() -> QpChange {
+        QpChange {
+            state: Some(QpState::Rtr),
+            address: Some(Address::default()),
+            path_mtu: Some(5),
+            dest_qpn: Some(1),
+            rq_psn: Some(0),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(1),
+            ..QpChange::default()
+        }
+    }
+
+    fn to_rts() -> QpChange {
+        QpChange {
+            state: Some(QpState::Rts),
+            timeout: Some(1),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            sq_psn: Some(0),
+            max_rd_atomic: Some(1),
+            ..QpChange::default()
+        }
+    }
+
+    #[test]
+    fn the_way_up_is_open_and_shortcuts_are_not() {
+        use QpState::{Err as Failed, Init, Reset, Rtr, Rts};
+        assert!(matches!(check(Reset, &to_init()), Ok(Init)));
+        assert!(matches!(check(Init, &to_rtr()), Ok(Rtr)));
+        assert!(matches!(check(Rtr, &to_rts()), Ok(Rts)));
+        assert!(matches!(check(Reset, &to_rtr()), Err(ModifyError::Transition { from: Reset, to: Rtr })));
+        assert!(matches!(check(Init, &to_rts()), Err(ModifyError::Transition { .. })));
+        assert!(matches!(check(Failed, &to_init()), Err(ModifyError::Transition { .. })));
+        for from in [Reset, Init, Rtr, Rts, Failed] {
+            for to in [Reset, Failed] {
+                let change = QpChange { state: Some(to), ..QpChange::default() };
+                assert!(check(from, &change).is_ok_and(|state| state == to));
+            }
+        }
+    }
+
+    #[test]
+    fn missing_and_superfluous_attributes_are_named() {
+        let change = QpChange { path_mtu: None, ..to_rtr() };
+        assert!(matches!(
+            check(QpState::Init, &change),
+            Err(ModifyError::Missing { attribute: "IBV_QP_PATH_MTU", .. })
+        ));
+        let change = QpChange { timeout: Some(1), ..to_rtr() };
+        assert!(matches!(
+            check(QpState::Init, &change),
+            Err(ModifyError::Superfluous { attribute: "IBV_QP_TIMEOUT", .. })
+        ));
+        let change = QpChange { alternate_path: true, ..to_rtr() };
+        assert!(matches!(check(QpState::Init, &change), Err(ModifyError::Superfluous { .. })));
+        let change = QpChange { current: Some(QpState::Init), ..to_rts() };
+        assert!(matches!(check(QpState::Rtr, &change), Err(ModifyError::Transition { .. })));
+    }
+
+    #[test]
+    fn unreliable_transports_have_attributes_of_their_own() {
+        use QpState::{Init, Reset, Rtr, Rts};
+        let missing = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+            Err(ModifyError::Missing { attribute, .. }) => attribute,
+            other => panic!("{other:?}"),
+        };
+        let superfluous = |transport, from, change: QpChange| match super::check(transport, from, &change) {
+            Err(ModifyError::Superfluous { attribute, .. }) => attribute,
+            other => panic!("{other:?}"),
+        };
+        let uc_rtr = QpChange { max_dest_rd_atomic: None, min_rnr_timer: None, ..to_rtr() };
+        let ud_init = QpChange { access: None, qkey: Some(0x11), ..to_init() };
+        let to = |state| QpChange { state: Some(state), ..QpChange::default() };
+        let rts = QpChange { sq_psn: Some(0), ..to(Rts) };
+        let good = [
+            (Transport::Uc, Reset, to_init(), Init),
+            (Transport::Uc, Init, uc_rtr, Rtr),
+            (Transport::Uc, Rtr, rts, Rts),
+            (Transport::Uc, Rts, QpChange { access: Some(Access::empty()), ..to(Rts) }, Rts),
+            (Transport::Ud, Reset, ud_init, Init),
+            (Transport::Ud, Init, QpChange { qkey: Some(1), ..to(Rtr) }, Rtr),
+            (Transport::Ud, Rtr, rts, Rts),
+            (Transport::Ud, Rts, QpChange { qkey: Some(1), ..to(Rts) }, Rts),
+        ];
+        for (transport, from, change, expected) in good {
+            let state = super::check(transport, from, &change);
+            assert!(matches!(state, Ok(state) if state == expected), "{transport} {from:?}: {state:?}");
+        }
+        assert_eq!(missing(Transport::Uc, Init, QpChange { rq_psn: None, ..uc_rtr }), "IBV_QP_RQ_PSN");
+        assert_eq!(superfluous(Transport::Uc, Init, to_rtr()), "IBV_QP_MAX_DEST_RD_ATOMIC");
+        assert_eq!(superfluous(Transport::Uc, Rtr, QpChange { timeout: Some(1), ..rts }), "IBV_QP_TIMEOUT");
+        assert_eq!(missing(Transport::Uc, Rtr, to(Rts)), "IBV_QP_SQ_PSN");
+        assert_eq!(missing(Transport::Ud, Reset, QpChange { qkey: None, ..ud_init }), "IBV_QP_QKEY");
+        assert_eq!(
+            superfluous(Transport::Ud, Reset, QpChange { access: Some(Access::empty()), ..ud_init }),
+            "IBV_QP_ACCESS_FLAGS"
+        );
+        assert_eq!(superfluous(Transport::Ud, Init, uc_rtr), "IBV_QP_AV");
+        assert_eq!(missing(Transport::Ud, Rtr, to(Rts)), "IBV_QP_SQ_PSN");
+        assert_eq!(superfluous(Transport::Rc, Rts, QpChange { qkey: Some(1), ..to(Rts) }), "IBV_QP_QKEY");
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let bad = |change: QpChange, from, name: &str| match check(from, &change) {
+            Err(ModifyError::Invalid(InvalidValue { what, .. })) => assert_eq!(what, name),
+            other => panic!("{name}: {other:?}"),
+        };
+        bad(QpChange { pkey_index: Some(1), ..to_init() }, QpState::Reset, "pkey_index");
+        bad(QpChange { port: Some(0), ..to_init() }, QpState::Reset, "port_num");
+        bad(QpChange { path_mtu: Some(6), ..to_rtr() }, QpState::Init, "path_mtu");
+        bad(QpChange { dest_qpn: Some(1 << 24), ..to_rtr() }, QpState::Init, "dest_qp_num");
+        bad(QpChange { rq_psn: Some(1 << 24), ..to_rtr() }, QpState::Init, "rq_psn");
+        bad(QpChange { max_dest_rd_atomic: Some(17), ..to_rtr() }, QpState::Init, "max_dest_rd_atomic");
+        bad(QpChange { min_rnr_timer: Some(32), ..to_rtr() }, QpState::Init, "min_rnr_timer");
+        bad(QpChange { timeout: Some(32), ..to_rts() }, QpState::Rtr, "timeout");
+        bad(QpChange { retry_cnt: Some(8), ..to_rts() }, QpState::Rtr, "retry_cnt");
+        bad(QpChange { rnr_retry: Some(8), ..to_rts() }, QpState::Rtr, "rnr_retry");
+        bad(QpChange { sq_psn: Some(1 << 24), ..to_rts() }, QpState::Rtr, "sq_psn");
+        bad(QpChange { max_rd_atomic: Some(17), ..to_rts() }, QpState::Rtr, "max_rd_atomic");
+    }
+}

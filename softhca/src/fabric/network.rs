@@ -1,0 +1,139 @@
+//! A card's access to the fabric, whichever fabric it is on.
+
+use super::error::FabricError;
+use super::listen::{self, LISTEN_VARIABLE};
+use super::node::Node;
+use super::packet::{Part, SendOutcome};
+use super::shared::Shared;
+use super::sleeper::Sleeper;
+use super::tcp::Tcp;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+
+/// A card's access to the fabric. Used by one thread at a time.
+pub struct Fabric {
+    network: Network,
+}
+
+enum Network {
+    Shared(Shared),
+    Tcp(Box<Tcp>),
+}
+
+impl Fabric {
+    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some.
+    ///
+    /// # Errors
+    /// [`FabricError`].
+    pub fn bind() -> Result<Fabric, FabricError> {
+        let variable = LISTEN_VARIABLE;
+        let addresses =
+            listen::from_environment().map_err(|problem| FabricError::Addresses { variable, problem })?;
+        if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
+    }
+
+    /// Joins the fabric of this host.
+    pub(crate) fn on_host() -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Shared(Shared::bind()?) })
+    }
+
+    /// Joins the fabric of several hosts, at the first of these addresses that is free.
+    pub(crate) fn at(addresses: &[SocketAddrV4]) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses)?)) })
+    }
+
+    /// The LID; 0 on the fabric of several hosts.
+    pub fn lid(&self) -> u16 {
+        match &self.network {
+            Network::Shared(shared) => shared.lid(),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// The IPv4 address; `None` on the fabric of one host.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        match &self.network {
+            Network::Shared(_) => None,
+            Network::Tcp(tcp) => Some(tcp.address()),
+        }
+    }
+
+    /// The object that the engine's thread sleeps on. Other threads wake it.
+    pub fn sleeper(&self) -> Arc<Sleeper> {
+        match &self.network {
+            Network::Shared(shared) => shared.sleeper(),
+            Network::Tcp(tcp) => tcp.sleeper(),
+        }
+    }
+
+    /// Sends a packet, without ever blocking.
+    ///
+    /// # Safety
+    /// Each payload part is readable memory. The header is at most
+    /// [`MAX_HEADER`](super::MAX_HEADER) bytes, the payload [`MAX_PAYLOAD`](super::MAX_PAYLOAD).
+    pub unsafe fn try_send(&mut self, node: Node, header: &[u8], payload: &[Part]) -> SendOutcome {
+        match &mut self.network {
+            Network::Shared(shared) => {
+                let Ok(lid) = u16::try_from(node) else { return SendOutcome::Unreachable };
+                // SAFETY: the caller's.
+                unsafe { shared.try_send(lid, header, payload) }
+            }
+            // SAFETY: the caller's.
+            Network::Tcp(tcp) => unsafe { tcp.try_send(node, header, payload) },
+        }
+    }
+
+    /// Whether [`Self::try_send`] would find no room for a packet of that size. A caller asks
+    /// before it fetches a payload that is expensive to fetch. If the answer is true, the fabric
+    /// wakes its sleeper when there is room.
+    pub fn is_full(&self, node: Node, header: usize, payload: usize) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).is_ok_and(|lid| shared.is_full(lid, header, payload))
+            }
+            Network::Tcp(tcp) => tcp.is_full(node),
+        }
+    }
+
+    /// False if the process of that node is known to have ended.
+    pub fn is_alive(&mut self, node: Node) -> bool {
+        match &mut self.network {
+            Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
+            Network::Tcp(tcp) => tcp.is_alive(node),
+        }
+    }
+
+    /// Passes at most `budget` packets to `take`: source, header, payload in two parts. Returns how
+    /// many.
+    ///
+    /// The peer can still write to the payload parts: read each byte once, and check the copy.
+    pub fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
+        match &mut self.network {
+            Network::Shared(shared) => {
+                shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
+            }
+            Network::Tcp(tcp) => tcp.poll(budget, take),
+        }
+    }
+
+    /// Announces that the card will sleep: from now on peers wake the sleeper. False if packets are
+    /// waiting already.
+    pub fn prepare_sleep(&mut self) -> bool {
+        match &mut self.network {
+            Network::Shared(shared) => shared.prepare_sleep(),
+            Network::Tcp(tcp) => tcp.prepare_sleep(),
+        }
+    }
+
+    /// Ends the announcement of [`Self::prepare_sleep`], after sleeping or instead of it.
+    pub fn finish_sleep(&mut self) {
+        match &mut self.network {
+            Network::Shared(shared) => shared.finish_sleep(),
+            Network::Tcp(tcp) => tcp.finish_sleep(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tcp_tests.rs"]
+mod tests;

@@ -1,0 +1,58 @@
+//! Bookkeeping of links that both fabrics share.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// Time during which a destination that did not answer is not tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// Keys of epoll events. Incoming links have keys from 0 on, outgoing links have this bit set.
+pub(super) const OUTGOING: u64 = 1 << 32;
+/// Key of the listening socket.
+pub(super) const LISTENER: u64 = u64::MAX;
+
+/// Outgoing links by destination, and the destinations that recently did not answer.
+pub(super) struct Peers<A, L> {
+    pub(super) links: HashMap<A, L>,
+    dead: HashMap<A, Instant>,
+}
+
+impl<A: Copy + Eq + Hash, L> Peers<A, L> {
+    pub(super) fn new() -> Self {
+        Peers { links: HashMap::new(), dead: HashMap::new() }
+    }
+
+    /// Drops the link to a destination, which is not tried again for a while.
+    pub(super) fn mark_dead(&mut self, to: A) {
+        self.links.remove(&to);
+        self.dead.insert(to, Instant::now());
+    }
+
+    pub(super) fn is_dead(&mut self, to: A) -> bool {
+        if self.dead.get(&to).is_some_and(|since| since.elapsed() > RETRY_AFTER) {
+            self.dead.remove(&to);
+        }
+        self.dead.contains_key(&to)
+    }
+
+    /// False if the process at a destination is known to have ended.
+    pub(super) fn is_alive(&mut self, to: A, is_closed: impl FnOnce(&L) -> bool) -> bool {
+        match self.links.get(&to) {
+            Some(link) if is_closed(link) => {
+                self.mark_dead(to);
+                false
+            }
+            Some(_) => true,
+            None => !self.is_dead(to),
+        }
+    }
+}
+
+/// Index of an empty slot; adds one if all are taken.
+pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
+    slots.iter().position(Option::is_none).unwrap_or_else(|| {
+        slots.push(None);
+        slots.len() - 1
+    })
+}

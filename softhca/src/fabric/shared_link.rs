@@ -1,0 +1,155 @@
+//! One-way links between two cards of a host.
+
+use super::packet::Part;
+use super::ring::{Consumer, Corrupt, Producer, PushError, RING_BYTES};
+use crate::os::memory::SharedMemory;
+use crate::os::{socket, wait};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+/// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor
+/// is attached.
+const GREETING: [u8; 6] = *b"gdsft2";
+/// Greeting and source LID, big endian.
+const GREETING_BYTES: usize = GREETING.len() + 2;
+
+/// The sending end.
+pub(super) struct Outgoing {
+    ring: Producer,
+    socket: UnixStream,
+    closed: bool,
+}
+
+impl Outgoing {
+    pub(super) fn connect(name: &[u8], own_lid: u16) -> io::Result<Self> {
+        let socket = socket::connect_unix(name)?;
+        let (memory, fd) = SharedMemory::create(RING_BYTES)?;
+        let ring = Producer::new(memory);
+        let mut greeting = [0; GREETING_BYTES];
+        greeting[..GREETING.len()].copy_from_slice(&GREETING);
+        greeting[GREETING.len()..].copy_from_slice(&own_lid.to_be_bytes());
+        // A fresh socket has room for a few bytes: it takes all of them or fails.
+        if socket::send_with_fd(&socket, &greeting, fd.as_fd())? != GREETING_BYTES {
+            return Err(io::Error::other("the greeting was cut short"));
+        }
+        Ok(Outgoing { ring, socket, closed: false })
+    }
+
+    /// # Safety
+    /// As [`Producer::push`].
+    pub(super) unsafe fn push(&mut self, header: &[u8], payload: &[Part]) -> Result<(), PushError> {
+        // SAFETY: the caller's.
+        let wake = unsafe { self.ring.push(header, payload) }?;
+        if wake.0 {
+            socket::poke(&self.socket);
+        }
+        Ok(())
+    }
+
+    /// Whether the ring has no room. A closed link is not full: no consumer will make room.
+    pub(super) fn is_full(&self, header: usize, payload: usize) -> bool {
+        !self.closed && self.ring.reserve(header, payload) == Err(PushError::Full)
+    }
+
+    /// Takes wake-up bytes. False if the receiving process has ended.
+    pub(super) fn drain(&mut self) -> bool {
+        self.closed |= !wait::drain(self.socket.as_fd());
+        !self.closed
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The receiving end.
+pub(super) struct Incoming {
+    socket: UnixStream,
+    /// Source LID and ring, after the greeting.
+    greeted: Option<(u16, Consumer)>,
+    closed: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
+        let user = socket::peer_user(&socket)?;
+        if user != socket::own_user() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("a process of user {user} connected"),
+            ));
+        }
+        socket.set_nonblocking(true)?;
+        Ok(Incoming { socket, greeted: None, closed: false })
+    }
+
+    /// The source LID; 0 before the greeting.
+    pub(super) fn source(&self) -> u16 {
+        self.greeted.as_ref().map_or(0, |(lid, _)| *lid)
+    }
+
+    /// Handles what is on the socket: the greeting, wake-up bytes, or the end of the connection.
+    pub(super) fn handle_socket(&mut self) -> io::Result<()> {
+        if self.greeted.is_none() {
+            let mut greeting = [0; GREETING_BYTES];
+            let (got, fd) = match socket::receive_with_fd(&self.socket, &mut greeting) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                result => result?,
+            };
+            let Some(fd) = fd.filter(|_| got == GREETING_BYTES && greeting.starts_with(&GREETING)) else {
+                return Err(io::Error::other("a stranger connected"));
+            };
+            let memory = SharedMemory::receive(fd.as_fd(), RING_BYTES)?;
+            let ring = Consumer::new(memory).map_err(|Corrupt(reason)| io::Error::other(reason))?;
+            let [.., high, low] = greeting;
+            self.greeted = Some((u16::from_be_bytes([high, low]), ring));
+        }
+        self.closed |= !wait::drain(self.socket.as_fd());
+        Ok(())
+    }
+
+    /// Whether the sending process has ended and all its packets are taken.
+    pub(super) fn is_finished(&self) -> bool {
+        self.closed && self.greeted.as_ref().is_none_or(|(_, ring)| ring.is_empty())
+    }
+
+    pub(super) fn poll(
+        &mut self,
+        budget: usize,
+        take: &mut impl FnMut(u16, &[u8], [Part; 2]),
+    ) -> Result<usize, Corrupt> {
+        let Some((lid, ring)) = &mut self.greeted else { return Ok(0) };
+        let mut taken = 0;
+        while taken < budget {
+            match ring.pop(|packet| take(*lid, packet.header, packet.payload))? {
+                None => break,
+                Some(wake) => {
+                    taken += 1;
+                    if wake.0 {
+                        socket::poke(&self.socket);
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    pub(super) fn announce_sleep(&self) -> bool {
+        self.greeted.as_ref().is_none_or(|(_, ring)| ring.announce_sleep())
+    }
+
+    pub(super) fn awake(&self) {
+        if let Some((_, ring)) = &self.greeted {
+            ring.awake();
+        }
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

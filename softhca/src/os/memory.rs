@@ -1,0 +1,123 @@
+//! Memory that several processes map.
+
+use super::call::{check, owned};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+/// A new file in memory, without a name in any file system.
+fn memory_file() -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a zero-terminated string, and the descriptor is new.
+    unsafe { owned(libc::memfd_create(c"gdsync-softhca".as_ptr(), flags)) }
+}
+
+/// Memory shared between processes, mapped for as long as the value lives.
+pub(crate) struct SharedMemory {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: an address and a length; all uses of the memory are atomics and raw copies.
+unsafe impl Send for SharedMemory {}
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+impl SharedMemory {
+    /// Fresh zeroed memory, with the descriptor by which another process maps it. The file is
+    /// sealed: neither process can shrink it while the other has it mapped (an access beyond the
+    /// end of the file raises a signal).
+    pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memory_file()?;
+        let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: plain system calls on our own descriptor.
+        unsafe {
+            check(libc::ftruncate(fd.as_raw_fd(), size))?;
+            check(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS))?;
+        }
+        Ok((Self::map(fd.as_fd(), 0, len)?, fd))
+    }
+
+    /// Maps what another process sent. Memory of another size, or that can still shrink, is
+    /// refused.
+    pub(crate) fn receive(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // SAFETY: plain system calls on a descriptor that is open; all-zero bytes are a valid
+        // `stat`.
+        let (seals, size) = unsafe {
+            let seals = check(libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS))?;
+            let mut stat: libc::stat = std::mem::zeroed();
+            check(libc::fstat(fd.as_raw_fd(), &mut stat))?;
+            (seals, stat.st_size)
+        };
+        if seals & libc::F_SEAL_SHRINK == 0 || usize::try_from(size) != Ok(len) {
+            return Err(io::Error::other(format!("shared memory of {size} bytes with seals {seals:#x}")));
+        }
+        Self::map(fd, 0, len)
+    }
+
+    fn map(fd: BorrowedFd<'_>, offset: libc::off_t, len: usize) -> io::Result<Self> {
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, fd.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(SharedMemory { base: base.cast(), len })
+    }
+
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this length; the borrow checker keeps users of the mapping from
+        // outliving it.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A file in memory that grows and never shrinks, so that its mappings stay valid.
+pub(crate) struct MemoryFile(OwnedFd);
+
+impl MemoryFile {
+    /// An empty file.
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = memory_file()?;
+        // SAFETY: a plain system call on our own descriptor.
+        check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) })?;
+        Ok(MemoryFile(fd))
+    }
+
+    /// Appends `len` zero bytes to a file of `offset` bytes, and maps them. Both are multiples of a
+    /// page.
+    pub(crate) fn extend(&self, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        let position = |at: Option<usize>| at.and_then(|at| libc::off_t::try_from(at).ok());
+        let (Some(start), Some(end)) = (position(Some(offset)), position(offset.checked_add(len))) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        // SAFETY: a plain system call on our own descriptor.
+        check(unsafe { libc::ftruncate(self.0.as_raw_fd(), end) })?;
+        SharedMemory::map(self.0.as_fd(), start, len)
+    }
+
+    /// Another descriptor of the file.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+}
+
+/// Appends bytes that other threads and processes may write to meanwhile.
+///
+/// # Safety
+/// The bytes are readable, and not of the buffer.
+pub(crate) unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, count: usize) {
+    buffer.reserve(count);
+    // SAFETY: `reserve` made room for `count` bytes, which are written before the length covers
+    // them; the source is the caller's.
+    unsafe {
+        buffer.as_mut_ptr().add(buffer.len()).copy_from_nonoverlapping(from, count);
+        buffer.set_len(buffer.len() + count);
+    }
+}

@@ -1,0 +1,6 @@
+//! System calls that the standard library lacks.
+
+pub(crate) mod call;
+pub(crate) mod memory;
+pub(crate) mod socket;
+pub(crate) mod wait;

@@ -1,0 +1,207 @@
+//! Sockets: connections that never block, bytes from several places, descriptors in messages.
+
+use super::call::{check, owned};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// The socket address of an abstract name, and its length.
+fn abstract_address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: all-zero bytes are a valid socket address.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let place = address.sun_path.get_mut(1..=name.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    for (to, from) in place.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    Ok((address, length as libc::socklen_t))
+}
+
+/// Connects to an abstract name without ever blocking (the standard library's connect waits while
+/// the backlog is full).
+pub(crate) fn connect_unix(name: &[u8]) -> io::Result<UnixStream> {
+    let (address, length) = abstract_address(name)?;
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain system call, whose descriptor is new.
+    let socket = unsafe { owned(libc::socket(libc::AF_UNIX, kind, 0)) }?;
+    // SAFETY: the address is valid for its length.
+    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    Ok(socket.into())
+}
+
+fn internet_address(address: SocketAddrV4) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Starts to connect to a peer from an address of this host, without ever blocking.
+pub(crate) fn connect_tcp(from: Ipv4Addr, to: SocketAddrV4) -> io::Result<TcpStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain system call, whose descriptor is new.
+    let socket = unsafe { owned(libc::socket(libc::AF_INET, kind, 0)) }?;
+    // The kernel chooses the port when the socket connects, so that one port serves many
+    // connections.
+    set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    let (own, peer) = (internet_address(SocketAddrV4::new(from, 0)), internet_address(to));
+    // SAFETY: the addresses are valid for their length.
+    let rc = unsafe {
+        check(libc::bind(socket.as_raw_fd(), (&raw const own).cast(), length))?;
+        check(libc::connect(socket.as_raw_fd(), (&raw const peer).cast(), length))
+    };
+    match rc {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value is readable for its length.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), length) };
+    check(rc).map(drop)
+}
+
+/// Ends a connection whose peer has not answered keep-alive probes for this long.
+pub(crate) fn limit_silence(socket: &TcpStream, limit: Duration) -> io::Result<()> {
+    const PROBES: libc::c_int = 5;
+    let socket = socket.as_fd();
+    let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
+    let each = (millis / 1000 / (PROBES + 1)).max(1);
+    set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, each)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, each)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, PROBES)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, millis)
+}
+
+/// Sends bytes from several places, without blocking. Returns how many were sent.
+///
+/// # Safety
+/// Each part is readable memory.
+pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usize)]) -> io::Result<usize> {
+    let part =
+        |part: &(*const u8, usize)| libc::iovec { iov_base: part.0.cast_mut().cast(), iov_len: part.1 };
+    let mut list: Vec<libc::iovec> = parts.iter().map(part).collect();
+    loop {
+        // SAFETY: all-zero bytes are a valid message header; the list outlives the call and names
+        // readable memory (the caller's promise), which `sendmsg` only reads.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = list.as_mut_ptr();
+            message.msg_iovlen = list.len();
+            libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => return Ok(sent),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// The user that the peer of a socket ran as when it connected.
+pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let place = (&raw mut credentials).cast();
+    // SAFETY: `place` has room for `length` bytes.
+    check(unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length)
+    })?;
+    Ok(credentials.uid)
+}
+
+/// The user that this process runs as.
+pub(crate) fn own_user() -> libc::uid_t {
+    // SAFETY: no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// A control message buffer for one descriptor, aligned as `cmsghdr` asks.
+#[repr(C)]
+union ControlBuffer {
+    _header: libc::cmsghdr,
+    bytes: [u8; 64],
+}
+
+/// Sends bytes with a descriptor.
+pub(crate) fn send_with_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = ControlBuffer { bytes: [0; 64] };
+    let fd_len = size_of::<libc::c_int>() as libc::c_uint;
+    // SAFETY: all-zero bytes are a valid message header; the control buffer holds one descriptor
+    // (24 of 64 bytes), so `CMSG_FIRSTHDR` is not null and its data has room for it; all pointers
+    // outlive the call.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = libc::CMSG_SPACE(fd_len) as usize;
+        let header = libc::CMSG_FIRSTHDR(&message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(fd_len) as usize;
+        libc::CMSG_DATA(header).cast::<libc::c_int>().write_unaligned(fd.as_raw_fd());
+        let sent = libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL);
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// Receives bytes, and the descriptor sent with them.
+pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = ControlBuffer { bytes: [0; 64] };
+    // SAFETY: all-zero bytes are a valid message header; buffers outlive the call; the kernel
+    // writes at most 64 bytes of control data and says how many; a descriptor that it passes is
+    // new.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = size_of::<ControlBuffer>();
+        let got = libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC);
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        let mut fd = None;
+        let mut header = libc::CMSG_FIRSTHDR(&message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<libc::c_int>();
+                for i in 0..count {
+                    let raw = libc::CMSG_DATA(header).cast::<libc::c_int>().add(i).read_unaligned();
+                    // Of several descriptors the last one is kept; the assignment closes the
+                    // others.
+                    fd = Some(OwnedFd::from_raw_fd(raw));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&message, header);
+        }
+        Ok((got, fd))
+    }
+}
+
+/// Sends one byte, to wake the thread that sleeps on the socket. A full socket is readable, so it
+/// needs no further byte.
+pub(crate) fn poke(socket: &UnixStream) {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: one readable byte.
+    unsafe { libc::send(socket.as_raw_fd(), [1u8].as_ptr().cast(), 1, flags) };
+}

@@ -1,0 +1,93 @@
+//! Waiting for several descriptors, and waking a thread that waits.
+
+use super::call::{check, owned};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+/// A new eventfd with these flags besides `EFD_CLOEXEC`.
+pub(crate) fn event(flags: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call, whose descriptor is new.
+    unsafe { owned(libc::eventfd(0, libc::EFD_CLOEXEC | flags)) }
+}
+
+/// Makes an eventfd readable.
+pub(crate) fn raise(event: BorrowedFd<'_>) {
+    let one = 1u64;
+    // SAFETY: 8 readable bytes. A failure means that the counter is full: then it is readable
+    // anyway.
+    unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Reads everything from a non-blocking descriptor. False if the other side has closed it, or if it
+/// failed.
+pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
+    let mut bytes = [0u8; 256];
+    loop {
+        // SAFETY: room for as many bytes as are asked for.
+        let got = unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) };
+        match got {
+            0 => return false,
+            n if n > 0 => {}
+            _ => match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock => return true,
+                io::ErrorKind::Interrupted => {}
+                _ => return false,
+            },
+        }
+    }
+}
+
+/// Sleeps until one of the descriptors is readable or closed, or the timeout expires.
+pub(crate) fn sleep(fds: &[BorrowedFd<'_>; 2], timeout: Duration) {
+    let entry = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polled = [entry(&fds[0]), entry(&fds[1])];
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: two valid entries, a valid time, no signal mask. An interrupted sleep is a short one.
+    unsafe { libc::ppoll(polled.as_mut_ptr(), 2, &time, ptr::null()) };
+}
+
+/// An epoll instance: the sockets of all links, behind one descriptor to sleep on.
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: a plain system call, whose descriptor is new.
+        unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }.map(Epoll)
+    }
+
+    /// Watches a descriptor until it is closed. [`Self::ready`] reports its events by `key`.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP, key)
+    }
+
+    /// Watches a descriptor for changes only: it becomes readable, is closed, or becomes writable.
+    pub(crate) fn watch_changes(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, events: libc::c_int, key: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: key };
+        // SAFETY: both descriptors are open, the event is valid.
+        let rc =
+            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
+        check(rc).map(drop)
+    }
+
+    /// Keys of the descriptors that are readable or closed now, at most 64.
+    pub(crate) fn ready(&self) -> Vec<u64> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: room for as many events as are asked for.
+        let count =
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0) };
+        events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64).collect()
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,209 @@
+//! The header of the fabric's packets: what an InfiniBand base transport header and its extensions
+//! carry, in one fixed form.
+
+use crate::fabric::{Node, Part};
+use gdsync_sys::prm::UnknownCode;
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Kind of a packet. The numbers are those of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum PacketKind {
+    /// Part of a send.
+    Send = 1,
+    /// Part of an RDMA write.
+    Write = 2,
+    /// RDMA read request.
+    Read = 3,
+    /// Part of the data that answers an RDMA read.
+    ReadResponse = 4,
+    /// Acknowledgement.
+    Ack = 5,
+    /// Refusal.
+    Nak = 6,
+    /// Compare-and-swap request.
+    CompareSwap = 7,
+    /// Fetch-and-add request.
+    FetchAdd = 8,
+    /// Original value that an atomic operation returns.
+    AtomicResponse = 9,
+    /// Datagram.
+    Datagram = 10,
+}
+
+impl PacketKind {
+    /// All kinds, with their words in the text form of fault plans.
+    pub(crate) const ALL: [(PacketKind, &'static str); 10] = [
+        (PacketKind::Send, "send"),
+        (PacketKind::Write, "write"),
+        (PacketKind::Read, "read"),
+        (PacketKind::CompareSwap, "compare-swap"),
+        (PacketKind::FetchAdd, "fetch-add"),
+        (PacketKind::Datagram, "datagram"),
+        (PacketKind::ReadResponse, "read-response"),
+        (PacketKind::AtomicResponse, "atomic-response"),
+        (PacketKind::Ack, "ack"),
+        (PacketKind::Nak, "nak"),
+    ];
+
+    /// Whether the requester sends it.
+    pub(crate) fn is_request(self) -> bool {
+        use PacketKind::*;
+        matches!(self, Send | Write | Read | CompareSwap | FetchAdd | Datagram)
+    }
+}
+
+/// The value among `all` with that code.
+fn find<T: Copy, const N: usize>(
+    all: [T; N],
+    of: impl Fn(T) -> u8,
+    what: &'static str,
+    code: u8,
+) -> Result<T, UnknownCode> {
+    all.into_iter().find(|value| of(*value) == code).ok_or(UnknownCode { what, code })
+}
+
+impl TryFrom<u8> for PacketKind {
+    type Error = UnknownCode;
+
+    fn try_from(code: u8) -> Result<Self, UnknownCode> {
+        find(PacketKind::ALL.map(|(kind, _)| kind), |kind| kind as u8, "packet kind", code)
+    }
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum NakCode {
+    Sequence = 0,
+    InvalidRequest = 1,
+    RemoteAccess = 2,
+    RemoteOperation = 3,
+    ReceiverNotReady = 4,
+}
+
+impl TryFrom<u8> for NakCode {
+    type Error = UnknownCode;
+
+    fn try_from(code: u8) -> Result<Self, UnknownCode> {
+        use NakCode::*;
+        let all = [Sequence, InvalidRequest, RemoteAccess, RemoteOperation, ReceiverNotReady];
+        find(all, |nak| nak as u8, "NAK code", code)
+    }
+}
+
+/// First packet of a message.
+pub(crate) const FIRST: u8 = 1;
+/// Last packet of a message.
+pub(crate) const LAST: u8 = 2;
+/// Immediate data is valid.
+pub(crate) const IMMEDIATE: u8 = 4;
+/// The requester asks for a solicited event.
+pub(crate) const SOLICITED: u8 = 8;
+/// The packet belongs to an unreliable connection.
+pub(crate) const UNRELIABLE: u8 = 16;
+/// The payload begins with the network header, as a datagram's receive gets it.
+pub(crate) const GLOBAL: u8 = 32;
+
+/// A packet's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) nak: u8,
+    /// RNR timer of a NAK, service level of a datagram.
+    pub(crate) timer_or_level: u8,
+    pub(crate) source_qpn: U32,
+    pub(crate) dest_qpn: U32,
+    pub(crate) psn: U32,
+    /// Remote address of this packet's payload.
+    pub(crate) addr: U64,
+    /// Remote key, or a datagram's Q_Key.
+    pub(crate) rkey: U32,
+    /// Bytes of the whole message.
+    pub(crate) length: U32,
+    pub(crate) imm: [u8; 4],
+    /// Of an atomic request: the value to swap in or add, and the value to compare. Of its
+    /// response: the original value.
+    pub(crate) operands: [U64; 2],
+}
+
+impl Header {
+    pub(crate) fn new(kind: PacketKind, source_qpn: u32, dest_qpn: u32, psn: u32) -> Self {
+        Header {
+            kind: kind as u8,
+            flags: 0,
+            nak: 0,
+            timer_or_level: 0,
+            source_qpn: U32::new(source_qpn),
+            dest_qpn: U32::new(dest_qpn),
+            psn: U32::new(psn & PSN_MASK),
+            addr: U64::ZERO,
+            rkey: U32::ZERO,
+            length: U32::ZERO,
+            imm: [0; 4],
+            operands: [U64::ZERO; 2],
+        }
+    }
+
+    /// Whether it belongs to a reliable connection.
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.kind != PacketKind::Datagram as u8 && !self.has(UNRELIABLE)
+    }
+
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A packet that has arrived.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet<'a> {
+    pub(crate) source: Node,
+    pub(crate) kind: PacketKind,
+    pub(crate) header: &'a Header,
+    pub(crate) payload: &'a [Part],
+}
+
+impl Packet<'_> {
+    /// Bytes of the payload.
+    pub(crate) fn payload_len(&self) -> usize {
+        self.payload.iter().map(|part| part.1).sum()
+    }
+}
+
+/// Packet sequence numbers have 24 bits.
+pub(crate) const PSN_MASK: u32 = 0xff_ffff;
+
+/// The signed distance from `b` to `a`, cyclic in 24 bits.
+pub(crate) fn psn_distance(a: u32, b: u32) -> i32 {
+    ((a.wrapping_sub(b) << 8) as i32) >> 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn codes_round_trip_and_unknown_ones_are_named() {
+        for code in 0..=255u8 {
+            match PacketKind::try_from(code) {
+                Ok(kind) => assert_eq!(kind as u8, code),
+                Err(error) => assert_eq!(error.code, code),
+            }
+            assert!(NakCode::try_from(code).map_or(code > 4, |nak| nak as u8 == code));
+        }
+        assert!(size_of::<Header>() <= crate::fabric::MAX_HEADER);
+    }
+
+    proptest! {
+        #[test]
+        fn distances_are_cyclic(a in 0u32..1 << 24, step in -(1i32 << 23)..1 << 23) {
+            prop_assert_eq!(psn_distance(a.wrapping_add(step as u32) & PSN_MASK, a), step);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The table of entry points.
+
+use super::{ah, context, cq, device, domain, events, init_obj, modify, mr, qp};
+use gdsync_sys::VerbsApi;
+use gdsync_sys::api::Provider;
+
+static API: VerbsApi = VerbsApi {
+    provider: Provider::Software,
+    get_device_list: device::get_device_list,
+    free_device_list: device::free_device_list,
+    get_device_name: device::get_device_name,
+    get_device_guid: device::get_device_guid,
+    open_device: context::open_device,
+    close_device: context::close_device,
+    query_device: context::query_device,
+    query_port: context::query_port,
+    query_gid: context::query_gid,
+    query_gid_table: Some(context::query_gid_table),
+    alloc_pd: domain::alloc_pd,
+    dealloc_pd: domain::dealloc_pd,
+    alloc_td: domain::alloc_td,
+    dealloc_td: domain::dealloc_td,
+    alloc_parent_domain: domain::alloc_parent_domain,
+    reg_mr: mr::reg_mr,
+    dereg_mr: mr::dereg_mr,
+    // GPU memory is registered through peer-memory clients.
+    reg_dmabuf_mr: None,
+    mlx5dv_create_cq: cq::mlx5dv_create_cq,
+    destroy_cq: cq::destroy_cq,
+    mlx5dv_create_qp: qp::mlx5dv_create_qp,
+    // Programs write to the rings themselves.
+    qp_to_qp_ex: None,
+    modify_qp: modify::modify_qp,
+    query_qp: modify::query_qp,
+    destroy_qp: qp::destroy_qp,
+    create_ah: ah::create_ah,
+    destroy_ah: ah::destroy_ah,
+    get_async_event: events::get_async_event,
+    ack_async_event: events::ack_async_event,
+    mlx5dv_is_supported: device::mlx5dv_is_supported,
+    mlx5dv_init_obj: init_obj::mlx5dv_init_obj,
+    // Programs that issue DEVX commands use libmlx5 on `softhca-uverbs`.
+    devx: None,
+};
+
+/// The software card's entry points.
+pub fn verbs_api() -> &'static VerbsApi {
+    &API
+}

@@ -1,0 +1,205 @@
+//! Queues of asynchronous events. The card names objects by number; the context's caller knows them
+//! by pointer.
+//!
+//! The rules are those of the kernel and libibverbs. An event is queued at the context that made
+//! the object. Events that are not fetched when the object is destroyed are dropped. Destroying an
+//! object waits until all its fetched events are acknowledged.
+
+use super::errno::{Errno, Result};
+use crate::card::Event;
+use crate::os::wait;
+use gdsync_sys::verbs::{self, ibv_cq, ibv_qp};
+use libc::c_int;
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+/// An object of the card that can have events, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ObjectNumber {
+    Cq(u32),
+    Qp(u32),
+}
+
+/// The same object, by its caller's pointer. Never dereferenced here.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ObjectPointer {
+    Cq(*mut ibv_cq),
+    Qp(*mut ibv_qp),
+}
+
+// SAFETY: passed on only, not dereferenced.
+unsafe impl Send for ObjectPointer {}
+
+/// An object's side of its events.
+#[derive(Debug, Default)]
+pub(super) struct EventSource {
+    /// Events fetched and not acknowledged.
+    unacknowledged: Mutex<u32>,
+    acknowledged: Condvar,
+}
+
+impl EventSource {
+    pub(super) fn acknowledge(&self) {
+        let mut count = self.unacknowledged.lock();
+        *count = count.saturating_sub(1);
+        self.acknowledged.notify_all();
+    }
+
+    fn wait_until_acknowledged(&self) {
+        let mut count = self.unacknowledged.lock();
+        while *count > 0 {
+            self.acknowledged.wait(&mut count);
+        }
+    }
+}
+
+/// An event that waits to be fetched.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) event_type: c_int,
+    pub(super) object: ObjectPointer,
+    source: Arc<EventSource>,
+}
+
+/// The events of a context that wait to be fetched.
+#[derive(Debug)]
+pub(super) struct EventQueue {
+    /// A semaphore eventfd: its count is the length of `pending` whenever that lock is free.
+    counter: File,
+    pending: Mutex<VecDeque<Pending>>,
+}
+
+impl EventQueue {
+    pub(super) fn new() -> Result<Self> {
+        let counter = wait::event(libc::EFD_SEMAPHORE).map_err(|_| Errno::last())?;
+        Ok(EventQueue { counter: File::from(counter), pending: Mutex::default() })
+    }
+
+    /// Readable while there are events.
+    pub(super) fn fd(&self) -> RawFd {
+        self.counter.as_raw_fd()
+    }
+
+    fn push(&self, event: Pending) {
+        let mut pending = self.pending.lock();
+        // Fails only if the counter would exceed 2^64 - 2.
+        if (&self.counter).write_all(&1u64.to_ne_bytes()).is_ok() {
+            pending.push_back(event);
+        }
+    }
+
+    /// Decrements the counter, for an event taken under the lock. Polls first: it must not block if
+    /// the caller has read from the descriptor itself.
+    fn count_down(&self) {
+        if self.is_readable(0) == Ok(true) {
+            let mut one = [0; 8];
+            if let Err(error) = (&self.counter).read_exact(&mut one) {
+                tracing::warn!(%error, "the event counter cannot be read");
+            }
+        }
+    }
+
+    fn is_readable(&self, timeout_ms: c_int) -> Result<bool> {
+        let mut poll = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        match unsafe { libc::poll(&mut poll, 1, timeout_ms) } {
+            n if n < 0 => Err(Errno::last()),
+            n => Ok(n > 0),
+        }
+    }
+
+    fn take(&self) -> Option<Pending> {
+        let mut pending = self.pending.lock();
+        let event = pending.pop_front()?;
+        self.count_down();
+        *event.source.unacknowledged.lock() += 1;
+        Some(event)
+    }
+
+    fn forget(&self, source: &Arc<EventSource>) {
+        let mut pending = self.pending.lock();
+        let before = pending.len();
+        pending.retain(|event| !Arc::ptr_eq(&event.source, source));
+        (pending.len()..before).for_each(|_| self.count_down());
+    }
+
+    fn is_nonblocking(&self) -> bool {
+        // SAFETY: the call accesses no memory; the descriptor is ours.
+        unsafe { libc::fcntl(self.fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+    }
+
+    pub(super) fn next(&self) -> Result<Pending> {
+        loop {
+            if let Some(event) = self.take() {
+                return Ok(event);
+            }
+            if self.is_nonblocking() {
+                return Err(Errno::AGAIN);
+            }
+            self.is_readable(-1)?;
+        }
+    }
+}
+
+struct Route {
+    queue: Arc<EventQueue>,
+    object: ObjectPointer,
+    source: Arc<EventSource>,
+}
+
+/// The event queues of a card's objects.
+#[derive(Default)]
+pub(super) struct Routes {
+    by_number: Mutex<HashMap<ObjectNumber, Route>>,
+}
+
+impl Routes {
+    pub(super) fn add(
+        &self,
+        number: ObjectNumber,
+        queue: &Arc<EventQueue>,
+        object: ObjectPointer,
+        source: &Arc<EventSource>,
+    ) {
+        let route = Route { queue: queue.clone(), object, source: source.clone() };
+        self.by_number.lock().insert(number, route);
+    }
+
+    /// Runs `destroy`. If it succeeds, drops the object's events that are not fetched, and waits
+    /// until the fetched ones are acknowledged.
+    pub(super) fn remove(&self, number: ObjectNumber, destroy: impl FnOnce() -> Result<()>) -> Result<()> {
+        // The route is removed before the object, whose number can be reused at once.
+        let route = self.by_number.lock().remove(&number);
+        // The lock is free here, as destroying may deliver events.
+        let Some(route) = route else { return destroy() };
+        if let Err(errno) = destroy() {
+            self.by_number.lock().insert(number, route);
+            return Err(errno);
+        }
+        route.queue.forget(&route.source);
+        route.source.wait_until_acknowledged();
+        Ok(())
+    }
+
+    /// Queues an event of the card, if its object still exists.
+    pub(super) fn deliver(&self, event: Event) {
+        let (number, event_type) = match event {
+            Event::CqError { cqn } => (ObjectNumber::Cq(cqn), verbs::IBV_EVENT_CQ_ERR),
+            Event::QpFatal { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_FATAL),
+            Event::QpRequestError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_REQ_ERR),
+            Event::QpAccessError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_ACCESS_ERR),
+            Event::CommunicationEstablished { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_COMM_EST),
+            // No queue is armed through this front: it has no completion channels.
+            Event::Completion { .. } => return,
+        };
+        let by_number = self.by_number.lock();
+        if let Some(route) = by_number.get(&number) {
+            // Under the lock: a later removal of the route finds the event in the queue.
+            route.queue.push(Pending { event_type, object: route.object, source: route.source.clone() });
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Cards of different hosts: processes in network namespaces of their own, and at loopback
+//! addresses of their own.
+
+use crate::verbs_bed::*;
+use gdsync_sys::prm::cqe::CqeOpcode;
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
+use gdsync_sys::verbs::*;
+use gdsync_test_support::process::{ROLE, arguments, role};
+use gdsync_test_support::skipped;
+use std::fmt::Arguments;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use zerocopy::IntoBytes;
+
+/// What `host_process` is, in a process of its own.
+const HOST: &str = "host";
+const LENGTH: usize = 64;
+
+/// Run by the tests in processes of their own: a host. It does what lines on its input say.
+#[test]
+fn host_process() {
+    if role().is_none_or(|role| role != HOST) {
+        return;
+    }
+    // The test harness prints, too: the mark says which lines are meant.
+    let say = |words: Arguments<'_>| println!("\nCHILD {words}");
+    let bed = Bed::new();
+    let (mut port, mut gid) = (ibv_port_attr::default(), ibv_gid::default());
+    // SAFETY: the context is open.
+    unsafe {
+        assert_eq!((api().query_port)(bed.context, 1, &mut port), 0);
+        assert_eq!((api().query_gid)(bed.context, 1, 3, &mut gid), 0);
+    }
+    assert_eq!((port.link_layer, port.lid), (IBV_LINK_LAYER_ETHERNET, 0), "addressed by GID");
+    let cq = bed.cq(63);
+    let qp = bed.qp(cq);
+    let mut memory = vec![0u8; LENGTH].into_boxed_slice();
+    let mr = bed.register(&mut memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    // SAFETY: registered.
+    let (key, addr) = unsafe { ((*mr).lkey, (*mr).addr as u64) };
+    let (rings, entries) = (describe_qp(qp), describe_cq(cq));
+    let (mut sent, mut received, mut completed) = (0u32, 0u32, 0u32);
+    let hex: String = gid.raw.iter().map(|byte| format!("{byte:02x}")).collect();
+    say(format_args!("{hex} {} {addr} {key}", qpn(qp)));
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let data = DataSeg::new(LENGTH as u32, key, addr);
+        let ctrl = |opcode, ds| CtrlSeg::new(opcode, sent as u16, qpn(qp), ds, CtrlFlags::CQ_UPDATE, [0; 4]);
+        let mut answer = String::from("done");
+        match words[..] {
+            ["connect", gid, peer] => connect_by_gid(qp, gid, peer.parse().unwrap()),
+            ["fill", byte] => {
+                let byte: u8 = byte.parse().unwrap();
+                // SAFETY: our own memory, which the card reads only.
+                (0..LENGTH).for_each(|i| unsafe { (addr as *mut u8).add(i).write_volatile(byte) });
+            }
+            ["holds", byte] => {
+                let byte: u8 = byte.parse().unwrap();
+                // SAFETY: our own memory; what was completed is not written any more.
+                assert!((0..LENGTH).all(|i| unsafe { (addr as *const u8).add(i).read_volatile() } == byte));
+            }
+            ["receive"] => {
+                receive(&rings, received, [data, DataSeg::terminator()].as_bytes());
+                received += 1;
+            }
+            ["send"] => {
+                send(&rings, sent, ctrl(Opcode::Send, 2), data.as_bytes());
+                sent += 1;
+            }
+            ["write", addr, key] => {
+                let remote = RemoteAddrSeg::new(addr.parse().unwrap(), key.parse().unwrap());
+                let segments = [remote.as_bytes(), data.as_bytes()].concat();
+                send(&rings, sent, ctrl(Opcode::RdmaWrite, 3), &segments);
+                sent += 1;
+            }
+            ["wait"] => {
+                let cqe = completion(&entries, completed);
+                completed += 1;
+                // SAFETY: the queue's record, which lives as long as it.
+                unsafe {
+                    std::sync::atomic::AtomicU32::from_ptr(entries.dbrec).store(
+                        gdsync_sys::prm::doorbell::ci_record(completed),
+                        std::sync::atomic::Ordering::Release,
+                    );
+                }
+                answer = match cqe.opcode() {
+                    Ok(CqeOpcode::Requester) => "sent".to_owned(),
+                    Ok(CqeOpcode::RespSend) => "received".to_owned(),
+                    _ => format!("{:?}", cqe.syndrome().unwrap()),
+                };
+            }
+            ["injected"] => {
+                answer = softhca::fault_counts().iter().map(|count| count.injected).sum::<u64>().to_string();
+            }
+            _ => panic!("{line}"),
+        }
+        say(format_args!("{answer}"));
+    }
+}
+
+fn connect_by_gid(qp: *mut ibv_qp, gid: &str, peer: u32) {
+    for (state, mask) in [(IBV_QPS_INIT, INIT_MASK), (IBV_QPS_RTR, RTR_MASK), (IBV_QPS_RTS, RTS_MASK)] {
+        let mut attr = attributes(state, peer, 0);
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.grh.sgid_index = 3;
+        let digit = |i: usize| u8::from_str_radix(&gid[2 * i..2 * i + 2], 16).unwrap();
+        attr.ah_attr.grh.dgid.raw = std::array::from_fn(digit);
+        assert_eq!(modify(qp, &attr, mask), 0, "to state {state}");
+    }
+}
+
+/// A process that stands for a host.
+struct Host {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    gid: String,
+    qpn: String,
+    /// Address and key of its memory.
+    memory: String,
+}
+
+impl Host {
+    /// `around` is what runs it: a program and its arguments.
+    fn start(around: &[&str], address: &str, faults: &str) -> Self {
+        let own = std::env::current_exe().unwrap();
+        let mut command = match around {
+            [] => Command::new(&own),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(&own);
+                command
+            }
+        };
+        let mut child = command
+            .args(arguments(module_path!(), "host_process"))
+            .env(ROLE, HOST)
+            .env(softhca::fabric::LISTEN_VARIABLE, address)
+            .env(softhca::faults::FAULTS_VARIABLE, faults)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let [gid, qpn, memory] = [(); 3].map(|()| String::new());
+        let mut host = Host { child, input, lines, gid, qpn, memory };
+        let words = host.hear();
+        let parts: Vec<&str> = words.splitn(3, ' ').collect();
+        let [gid, qpn, memory] = parts[..] else { panic!("{words}") };
+        (host.gid, host.qpn, host.memory) = (gid.to_owned(), qpn.to_owned(), memory.to_owned());
+        host
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let line = self.lines.next().expect("the process lives").unwrap();
+            if let Some(words) = line.strip_prefix("CHILD ") {
+                return words.to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, words: &str) -> String {
+        writeln!(self.input, "{words}").unwrap();
+        self.hear()
+    }
+
+    fn tell(&mut self, words: &str) {
+        assert_eq!(self.ask(words), "done", "{words}");
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn connected(mut hosts: [Host; 2]) -> [Host; 2] {
+    let names = hosts.each_ref().map(|host| format!("connect {} {}", host.gid, host.qpn));
+    hosts[0].tell(&names[1]);
+    hosts[1].tell(&names[0]);
+    hosts
+}
+
+/// Messages and writes both ways.
+fn talk([left, right]: &mut [Host; 2]) {
+    for round in 1..=20u8 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let pair = [&mut *left, &mut *right];
+            let byte = round * 2 + from as u8;
+            pair[to].tell("receive");
+            pair[from].tell(&format!("fill {byte}"));
+            pair[from].tell("send");
+            assert_eq!(pair[from].ask("wait"), "sent");
+            assert_eq!(pair[to].ask("wait"), "received");
+            pair[to].tell(&format!("holds {byte}"));
+            let (byte, place) = (byte + 100, pair[to].memory.clone());
+            pair[from].tell(&format!("fill {byte}"));
+            pair[from].tell(&format!("write {place}"));
+            assert_eq!(pair[from].ask("wait"), "sent");
+            pair[to].tell(&format!("holds {byte}"));
+        }
+    }
+}
+
+/// A write to a host that cannot be reached any more.
+fn is_missed(left: &mut Host, memory: &str) {
+    left.tell(&format!("write {memory}"));
+    assert_eq!(left.ask("wait"), "RetryExceeded");
+}
+
+#[test]
+fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
+    // One list for both: each takes an address that is free.
+    let list = "127.83.200.1:48100,127.83.200.2:48100";
+    let mut hosts = connected([Host::start(&[], list, ""), Host::start(&[], list, "")]);
+    assert_ne!(hosts[0].gid, hosts[1].gid);
+    assert!(hosts.iter().all(|host| host.gid.starts_with("00000000000000000000ffff7f53c80")));
+    talk(&mut hosts);
+    let [mut left, right] = hosts;
+    let memory = right.memory.clone();
+    drop(right);
+    is_missed(&mut left, &memory);
+}
+
+#[test]
+fn faults_of_the_environment_are_made_good_between_hosts() {
+    let faults = "seed=5; drop p=0.05; duplicate p=0.1; delay=300us p=0.05; rnr every=9";
+    let (first, second) = ("127.83.201.1:48100", "127.83.201.2:48100");
+    let mut hosts = connected([Host::start(&[], first, faults), Host::start(&[], second, faults)]);
+    talk(&mut hosts);
+    for host in &mut hosts {
+        assert!(host.ask("injected").parse::<u64>().unwrap() > 0);
+    }
+}
+
+/// Two network namespaces with a cable between them; both go when it is dropped.
+struct Namespaces {
+    names: [String; 2],
+}
+
+impl Namespaces {
+    fn new() -> Result<Self, String> {
+        let names = ["a", "b"].map(|side| format!("gdsync-{side}-{}", std::process::id()));
+        let made = Namespaces { names };
+        let [a, b] = &made.names;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&["link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b])?;
+        for (name, address) in [(a, "10.83.77.1/24"), (b, "10.83.77.2/24")] {
+            ip(&["-n", name, "addr", "add", address, "dev", "cable"])?;
+            ip(&["-n", name, "link", "set", "cable", "up"])?;
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments).output().map_err(|error| format!("ip: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+#[test]
+fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
+    let namespaces = match Namespaces::new() {
+        Ok(namespaces) => namespaces,
+        Err(why) => {
+            let test = "hosts_with_a_network_between_them_speak_until_it_is_cut";
+            return skipped(test, &format!("{why} (needs root)"));
+        }
+    };
+    let [a, b] = &namespaces.names;
+    let inside = |name, address| Host::start(&["ip", "netns", "exec", name], address, "");
+    let mut hosts = connected([inside(a, "10.83.77.1"), inside(b, "10.83.77.2")]);
+    assert!(hosts[0].gid.ends_with("ffff0a534d01"), "{}", hosts[0].gid);
+    talk(&mut hosts);
+    ip(&["-n", b, "link", "set", "cable", "down"]).unwrap();
+    let [left, right] = &mut hosts;
+    is_missed(left, &right.memory);
+}

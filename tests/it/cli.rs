@@ -1,0 +1,443 @@
+//! The command as a user runs it.
+
+use crate::command::{gdsync, json, run, succeeds, text};
+use gdsync_test_support::{on_system, skipped};
+use serde_json::Value;
+use std::io::Read;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+#[test]
+fn every_way_to_play_pingpong_is_verified() {
+    for op in ["send", "write", "write-imm"] {
+        for trigger in ["stream", "cpu"] {
+            for procs in ["1", "2"] {
+                let arguments = ["pingpong", "--op", op, "--trigger", trigger, "--procs", procs];
+                let more = ["--iters", "150", "--warmup", "20", "--size", "1000", "--json"];
+                let report = json(&[&arguments[..], &more[..]].concat());
+                assert_eq!(report["verified"], true, "{report}");
+                assert_eq!((&report["op"], &report["trigger"]), (&op.into(), &trigger.into()), "{report}");
+                assert_eq!((&report["iterations"], &report["size"]), (&150.into(), &1000.into()), "{report}");
+                let time = |name: &str| report[name].as_f64().unwrap();
+                assert!(0.0 < time("min_us") && time("min_us") <= time("max_us"), "{report}");
+                assert!(time("messages_per_s") > 0.0 && time("bytes_per_s") > 0.0, "{report}");
+                // A doorbell takes two, and what tells of the other side's message another.
+                assert!(time("memory_operations_per_iteration") >= 3.0, "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_are_explained() {
+    let report = json(&["explain", "--example", "alltoall", "--json"]);
+    assert_eq!(report["merged"]["operations"].as_array().unwrap().len(), 193, "{report}");
+    assert_eq!(report["descriptors"].as_array().unwrap().len(), 128, "{report}");
+    let plain = json(&["explain", "--example", "halo", "--plain", "--json"]);
+    assert!(plain.get("merged").is_none() && plain["plain"]["gpu_us"].as_f64().unwrap() > 18.0, "{plain}");
+    let text = succeeds(&["explain", "--example", "pingpong"]);
+    assert!(text.ends_with("merged: 5 memory operations, 1 submissions, 3.89 µs of a GPU\n"), "{text}");
+}
+
+#[test]
+fn a_batch_that_makes_no_sense_is_refused_with_its_place() {
+    let file = std::env::temp_dir().join(format!("gdsync-explain-{}", std::process::id()));
+    std::fs::write(&file, "send left\nwait32 flag ?? 3\n").unwrap();
+    let output = run(&["explain", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("line 2, column 13: ?? is no condition"), "{said}");
+    assert_eq!(run(&["explain", "/nowhere/at/all"]).status.code(), Some(1));
+}
+
+#[test]
+fn sizes_from_nothing_to_more_than_a_packet() {
+    for size in ["0", "1", "7", "4KiB", "3MiB"] {
+        for op in ["send", "write", "write-imm"] {
+            let report =
+                json(&["pingpong", "--op", op, "--iters", "20", "--warmup", "0", "--size", size, "--json"]);
+            assert_eq!(report["verified"], true, "{report}");
+        }
+    }
+}
+
+#[test]
+fn batches_larger_and_smaller_than_the_number_of_exchanges() {
+    for batch in ["1", "3", "1024"] {
+        let report = json(&["pingpong", "--iters", "50", "--batch", batch, "--json"]);
+        assert_eq!(report["verified"], true, "{report}");
+    }
+    let report = json(&["pingpong", "--iters", "50", "--check=false", "--json"]);
+    assert_eq!(report["verified"], false, "{report}");
+}
+
+#[test]
+fn doorbells_go_the_way_that_is_asked_for() {
+    for (choice, reported) in [("auto", "direct"), ("direct", "direct"), ("proxy", "proxy (asked for)")] {
+        for (op, procs) in [("send", "1"), ("send", "2"), ("write", "2")] {
+            let arguments = ["pingpong", "--doorbells", choice, "--op", op, "--procs", procs];
+            let report = json(&[&arguments[..], &["--iters", "200", "--size", "100", "--json"]].concat());
+            assert_eq!(report["verified"], true, "{report}");
+            assert_eq!(report["doorbells"], reported, "{report}");
+            assert_eq!(report.get("gpu"), Some(&Value::Null), "{report}");
+        }
+    }
+    let table = succeeds(&["pingpong", "--doorbells", "proxy", "--iters", "50"]);
+    assert!(table.lines().next().unwrap().contains("doorbells proxy (asked for)"), "{table}");
+}
+
+/// `scripts/test-system` runs this on libmlx5; the software card of the process has no such
+/// commands, and says so.
+#[test]
+fn queues_are_made_by_verbs_or_by_commands() {
+    assert_eq!(json(&["pingpong", "--queues", "verbs", "--iters", "20", "--json"])["queues"], "verbs");
+    if !on_system() {
+        let output = run(&["pingpong", "--queues", "devx", "--procs", "1"]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains("takes no commands from programs"), "{said}");
+        return;
+    }
+    for op in ["send", "write", "write-imm"] {
+        for procs in ["1", "2"] {
+            let arguments = ["pingpong", "--queues", "devx", "--op", op, "--procs", procs, "--iters", "300"];
+            let table = succeeds(&arguments);
+            let heading = table.lines().next().unwrap();
+            let expected =
+                heading.contains("queues made by commands") && heading.contains("every byte verified");
+            assert!(expected, "{table}");
+        }
+    }
+    for transport in ["uc", "ud"] {
+        let arguments =
+            ["pingpong", "--queues", "devx", "--transport", transport, "--iters", "300", "--json"];
+        assert_eq!(json(&arguments)["queues"], "devx");
+    }
+}
+
+#[test]
+fn queues_lie_where_they_are_asked_to() {
+    for part in ["--cq", "--dbrec", "--wq"] {
+        let report = json(&["pingpong", part, "stand-in", "--iters", "100", "--json"]);
+        assert_eq!(
+            (&report["verified"], &report[&part[2..]]),
+            (&true.into(), &"stand-in".into()),
+            "{report}"
+        );
+    }
+    let table = succeeds(&["pingpong", "--cq", "stand-in", "--iters", "50"]);
+    assert!(table.contains(", cq in a stand-in for a GPU's memory"), "{table}");
+}
+
+#[test]
+fn cpu_time_is_told_beside_the_elapsed_time() {
+    for (trigger, warmup) in [("stream", "0"), ("stream", "5"), ("cpu", "0")] {
+        let arguments = ["pingpong", "--trigger", trigger, "--warmup", warmup, "--iters", "500", "--json"];
+        let report = json(&arguments);
+        assert!(report["wall_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(report["cpu_s"].as_f64().unwrap() > 0.0, "two threads at least are at work: {report}");
+    }
+}
+
+#[test]
+fn the_table_names_its_columns() {
+    let table = succeeds(&["pingpong", "--iters", "50", "--size", "64"]);
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].contains("every byte verified") && lines[0].contains("two processes"), "{table}");
+    assert!(
+        lines[1].starts_with("SIZE") && lines[1].contains("P99 µs") && lines[2].starts_with("64 B"),
+        "{table}"
+    );
+}
+
+#[test]
+fn mistakes_are_told_in_one_line_with_status_2() {
+    for (arguments, said) in [
+        (&["pingpong", "--size", "-1"][..], "-1 is not a size"),
+        (&["pingpong", "--size", "2TiB"], "more than the 1 GiB"),
+        (&["pingpong", "--iters", "0"], "0 is not a whole number of 1 or more"),
+        (&["pingpong", "--op", "fetch"], "possible values: send, write, write-imm"),
+        (&["pingpong", "--gpu", "0", "--trigger", "cpu"], "--gpu is for streams"),
+        (&["pingpong", "--gpu", "0", "--batch", "1024"], "more than the 120"),
+        (&["pingpong", "--gpu", "first"], "first is not the number of a GPU"),
+        (&["pingpong", "--nonsense"], "--nonsense"),
+        (
+            &["bench", "flood"],
+            "possible values: card, checked, cq, post, memops, plan, batch, device, turnaround, graph, overlap",
+        ),
+        (&["soak", "--minutes", "0"], "0 is no number of minutes"),
+        (&["soak", "--procs", "5"], "5 is not in 2..=4"),
+        (&["soak", "--faults", "drop nth=0"], "nth=0"),
+        (&["soak", "--faults", "die nth=9"], "leave `die` out"),
+        (&["flood"], "flood"),
+        (&[], "subcommand"),
+    ] {
+        let output = run(arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        assert!(
+            message.contains(said) && message.trim_end().lines().count() == 1,
+            "{arguments:?}: {message}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+/// Says why where a GPU cannot be used: a driver without GPUs, or none.
+fn no_gpu() -> Option<String> {
+    gdsync::cuda::context(0).err().map(|error| error.to_string())
+}
+
+#[test]
+fn a_missing_gpu_is_told_in_one_line() {
+    // A number that no machine has, and the first, which this one may lack.
+    let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
+    for ordinal in missing {
+        for procs in ["1", "2"] {
+            let output = run(&["pingpong", "--gpu", ordinal, "--procs", procs, "--json"]);
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{message}");
+            assert_eq!(message.trim_end().lines().count(), 1, "{message}");
+            assert!(message.contains("no CUDA driver") || message.contains("no GPU"), "{message}");
+            assert!(output.stdout.is_empty());
+        }
+    }
+}
+
+#[test]
+fn messages_in_gpu_memory_are_verified() {
+    if let Some(reason) = no_gpu() {
+        return skipped("messages_in_gpu_memory_are_verified", &reason);
+    }
+    let play = |more: &[&str]| {
+        let arguments = ["pingpong", "--gpu", "0", "--iters", "100", "--warmup", "10", "--json"];
+        let report = json(&[&arguments[..], more].concat());
+        assert!(report["gpu"].is_string() && report["min_us"].as_f64().unwrap() > 0.0, "{report}");
+        report
+    };
+    for op in ["send", "write", "write-imm"] {
+        for (procs, size) in [("1", "8"), ("1", "1MiB"), ("2", "0"), ("2", "1003")] {
+            let report = play(&["--op", op, "--procs", procs, "--size", size]);
+            assert_eq!(report["verified"], true, "{report}");
+        }
+        let report = play(&["--op", op, "--doorbells", "proxy"]);
+        assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"proxy (asked for)".into()));
+    }
+    let report = play(&["--check=false", "--batch", "120"]);
+    assert_eq!(report["verified"], false, "{report}");
+    for part in ["--cq", "--dbrec", "--wq"] {
+        for procs in ["1", "2"] {
+            let report = play(&[part, "gpu", "--procs", procs]);
+            assert_eq!((&report["verified"], &report[&part[2..]]), (&true.into(), &"gpu".into()), "{report}");
+        }
+    }
+}
+
+#[test]
+fn help_is_a_result() {
+    assert!(succeeds(&["--help"]).contains("pingpong"));
+    assert!(succeeds(&["pingpong", "--help"]).contains("--trigger"));
+    assert!(succeeds(&["--version"]).starts_with("gdsync "));
+}
+
+#[test]
+fn devices_lists_the_software_card_and_says_what_is_missing() {
+    let table = succeeds(&["devices"]);
+    let card = table.lines().find(|line| line.starts_with("softhca0")).expect("the software card is listed");
+    assert!(card.contains("software") && card.contains("ACTIVE") && table.contains("fe80::"), "{table}");
+    let listing = json(&["devices", "--json"]);
+    let devices = listing["devices"].as_array().unwrap();
+    assert_eq!(devices[0]["provider"], "software");
+    let system = devices.iter().any(|device| device["provider"] == "system");
+    let note =
+        listing["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().starts_with("system:"));
+    assert!(system || note, "what the system lacks is said: {listing}");
+}
+
+#[test]
+fn several_software_cards_are_listed() {
+    let output = gdsync(&["devices"]).env("SOFTHCA_DEVICES", "3").output().unwrap();
+    let table = text(&output.stdout);
+    assert!(output.status.success() && table.contains("softhca2"), "{table}");
+}
+
+/// The report of a pingpong on software cards of those link layers.
+fn pingpong_on(devices: &str, more: &[&str]) -> Output {
+    let arguments = [&["pingpong", "--iters", "50", "--json"], more].concat();
+    let sized = more.contains(&"--size");
+    let arguments = if sized { arguments } else { [&arguments[..], &["--size", "9000"]].concat() };
+    gdsync(&arguments).env("SOFTHCA_DEVICES", devices).output().unwrap()
+}
+
+#[test]
+fn cards_of_both_link_layers_play_pingpong() {
+    for (more, card) in [
+        (&["--hca", "softhca0"][..], "softhca0"),
+        (&["--hca", "softhca1"], "softhca1"),
+        (&["--hca", "softhca1:1", "--op", "write", "--mtu", "256"], "softhca1"),
+        (&["--hca", "softhca1", "--gid-index", "0"], "softhca1"),
+        (&["--hca", "softhca1", "--gid-index", "1", "--procs", "1"], "softhca1"),
+    ] {
+        let output = pingpong_on("ib,roce", more);
+        assert!(output.status.success(), "{more:?}: {}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["verified"], &report["card"]), (&true.into(), &card.into()), "{report}");
+    }
+}
+
+#[test]
+fn every_transport_plays_pingpong() {
+    for device in ["softhca0", "softhca1"] {
+        for (transport, more) in [
+            ("rc", &[][..]),
+            ("uc", &[]),
+            ("uc", &["--op", "write"]),
+            ("uc", &["--op", "write-imm", "--procs", "1"]),
+            ("ud", &["--size", "4096"]),
+            ("ud", &["--size", "0", "--procs", "1", "--trigger", "cpu"]),
+        ] {
+            let arguments = [&["--hca", device, "--transport", transport], more].concat();
+            let output = pingpong_on("ib,roce", &arguments);
+            assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(
+                (&report["verified"], &report["transport"]),
+                (&true.into(), &transport.into()),
+                "{report}"
+            );
+        }
+    }
+    let output = pingpong_on("ib", &["--transport", "ud", "--size", "4097", "--procs", "1"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("4097 bytes, the port allows 4096"));
+    let output = pingpong_on("ib", &["--transport", "ud", "--op", "write"]);
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("--op write is not for --transport ud")
+    );
+}
+
+#[test]
+fn cards_ports_and_gids_that_are_not_there_are_named() {
+    for (more, said) in [
+        (
+            &["--hca", "softhca7"][..],
+            "no device named softhca7: the software provider has softhca0, softhca1",
+        ),
+        (&["--hca", "softhca0:2"], "port 2"),
+        (&["--hca", "softhca1", "--gid-index", "4"], "port 1 of softhca1 has no GID at index 4"),
+    ] {
+        let output = pingpong_on("ib,roce", &[more, &["--procs", "1"]].concat());
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{more:?}: {message}");
+        assert!(message.contains(said), "{more:?}: {message}");
+    }
+}
+
+#[test]
+fn gids_are_listed_with_the_one_that_connections_use() {
+    let output = gdsync(&["devices", "--json"]).env("SOFTHCA_DEVICES", "ib,roce").output().unwrap();
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let gids = |device: usize| {
+        let row = &listing["devices"][device];
+        (row["link"].as_str().unwrap().to_owned(), row["gids"].as_array().unwrap().clone())
+    };
+    let (link, entries) = gids(0);
+    assert!(link == "InfiniBand" && entries.len() == 1, "{listing}");
+    let (link, entries) = gids(1);
+    assert!(link == "Ethernet" && entries.len() == 4, "{listing}");
+    let chosen: Vec<_> = entries.iter().filter(|gid| gid["chosen"] == true).collect();
+    assert_eq!((chosen.len(), chosen[0]["kind"].as_str()), (1, Some("RoCE v2")), "{listing}");
+    assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing}");
+}
+
+/// The process that a pingpong started.
+fn peer_of(parent: u32) -> u32 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The second field, in parentheses, is the name; the fourth is the parent.
+            let after_name = status.rsplit(')').next().unwrap_or_default();
+            if after_name.split_whitespace().nth(1) == Some(&parent.to_string()) {
+                return pid;
+            }
+        }
+        assert!(Instant::now() < deadline, "no other process was started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn kill(pid: u32) {
+    // SAFETY: only a signal is sent, to a process that the command under test has started.
+    let sent = unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn is_running(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !matches!(
+        status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()),
+        None | Some("Z" | "X")
+    )
+}
+
+/// Kills the other process of a pingpong after a while; the first then has to end with an error
+/// soon.
+fn kill_peer(options: &[&str], after: Duration) {
+    let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
+    let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let peer = peer_of(parent.id());
+    std::thread::sleep(after);
+    kill(peer);
+    let killed = Instant::now();
+    let status = loop {
+        if let Some(status) = parent.try_wait().unwrap() {
+            break status;
+        }
+        if killed.elapsed() > Duration::from_secs(5) {
+            parent.kill().unwrap();
+            panic!("{options:?} hangs when its peer is killed");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut message = String::new();
+    parent.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!(status.code(), Some(1), "{message}");
+    assert!(message.contains("the other side is gone") || message.contains("retries exceeded"), "{message}");
+}
+
+#[test]
+fn a_killed_peer_is_an_error_soon_and_not_a_hang() {
+    for op in ["send", "write"] {
+        for trigger in ["stream", "cpu"] {
+            kill_peer(&["--op", op, "--trigger", trigger], Duration::from_millis(300));
+        }
+    }
+}
+
+#[test]
+fn a_killed_peer_leaves_no_gpu_waiting() {
+    if let Some(reason) = no_gpu() {
+        return skipped("a_killed_peer_leaves_no_gpu_waiting", &reason);
+    }
+    for op in ["send", "write"] {
+        // Enough for both to have set up their contexts and to be at it.
+        kill_peer(&["--op", op, "--gpu", "0"], Duration::from_secs(4));
+    }
+}
+
+#[test]
+fn a_peer_whose_parent_is_killed_ends_too() {
+    let mut parent = gdsync(&["pingpong", "--iters", "100000000"]).stderr(Stdio::null()).spawn().unwrap();
+    let peer = peer_of(parent.id());
+    std::thread::sleep(Duration::from_millis(300));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while is_running(peer) {
+        assert!(Instant::now() < deadline, "the orphan goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

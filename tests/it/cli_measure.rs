@@ -1,0 +1,129 @@
+//! What the command measures and checks of the machine: soaks, benches, copies.
+
+use crate::command::{json, run, succeeds, text};
+
+/// The counts of a soak that must have lost nothing.
+fn soak(arguments: &[&str]) -> serde_json::Value {
+    let fixed = ["soak", "--links", "8", "--seed", "7", "--json"];
+    let counts = json(&[&fixed, arguments].concat());
+    for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
+        assert_eq!(counts[name], 0, "{name}: {counts}");
+    }
+    for name in ["bytes", "received", "reads", "atomics", "loose_received", "checked"] {
+        assert!(counts[name].as_u64().unwrap() > 0, "{name}: {counts}");
+    }
+    let count = |name: &str| counts[name].as_u64().unwrap();
+    assert_eq!(count("posted"), count("operations") + count("flushed") + count("silent"), "{counts}");
+    assert!(count("sent") >= count("received"), "{counts}");
+    counts
+}
+
+#[test]
+fn a_soak_without_faults_fails_at_nothing() {
+    let counts = soak(&["--minutes", "0.02", "--procs", "2", "--faults", "none"]);
+    for name in ["injected", "failures", "aborted", "reset", "replaced", "events"] {
+        assert_eq!(counts[name], 0, "{name}: {counts}");
+    }
+    assert_eq!((&counts["faults"], &counts["sent"]), (&"none".into(), &counts["received"]));
+}
+
+#[test]
+fn a_soak_accounts_for_everything_through_faults_and_recoveries() {
+    let plan = "seed=3; drop every=1500; duplicate every=400; hold=3 every=300; rnr every=500; late=1ms every=400; \
+                gone nth=2500 access=local; fail=remote-access every=1200; fail=remote-operation every=1500 dir=in";
+    let counts = soak(&["--minutes", "0.05", "--procs", "3", "--faults", plan]);
+    assert_eq!(counts["faults"], plan, "what was injected can be injected again");
+    let rules = counts["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 8);
+    let injected: u64 = rules.iter().map(|rule| rule["injected"].as_u64().unwrap()).sum();
+    assert!(injected > 0 && counts["injected"] == injected, "{counts}");
+    assert!(counts["reset"].as_u64().unwrap() + counts["replaced"].as_u64().unwrap() > 0, "{counts}");
+    assert!(counts["errors"]["RemoteAccess"].as_u64().unwrap() > 0, "{counts}");
+}
+
+#[test]
+fn a_soak_tells_its_faults_before_it_begins() {
+    let text = succeeds(&["soak", "--minutes", "0.005", "--links", "1", "--procs", "2", "--seed", "3"]);
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("seed 3, 2 queue pairs, 2 processes, 0.005 min"));
+    assert!(lines.next().unwrap().starts_with("faults: seed=3; drop p=0."), "{text}");
+    assert_eq!(lines.last(), Some("lost 0, duplicated 0, wrong 0, unaccounted 0, hung 0"));
+}
+
+#[test]
+fn the_bench_relates_the_card_to_memcpy() {
+    let results = json(&["bench", "--json"]);
+    for name in ["write_8b_us", "write_1mib_bytes_per_s", "memcpy_1mib_bytes_per_s", "ratio"] {
+        assert!(results[name].as_f64().unwrap() > 0.0, "{results}");
+    }
+}
+
+#[test]
+fn a_checked_wait_is_measured_beside_a_plain_one() {
+    let results = json(&["bench", "checked", "--json"]);
+    let software = &results[0];
+    assert_eq!(software["what"], "a software stream");
+    assert!(
+        ["gdsync_us", "reference_us", "ratio"]
+            .iter()
+            .all(|field| software[field].as_f64().is_some_and(|us| us > 0.0))
+    );
+}
+
+#[test]
+fn copies_are_measured_on_a_stand_in_and_say_so() {
+    for (command, sizes) in [("copylat", [4, 64]), ("copybw", [64, 128])] {
+        let largest = sizes[1].to_string();
+        let report = json(&[command, "--stand-in", "--json", "--max-size", &largest]);
+        assert!(report["on"].as_str().unwrap().contains("no GPU"), "{report}");
+        let rows = report["mappings"][0]["rows"].as_array().unwrap();
+        for (direction, kernel) in
+            [("write", "volatile"), ("write", "memcpy"), ("read", "volatile"), ("read", "memcpy")]
+        {
+            let row =
+                rows.iter().find(|row| row["direction"] == direction && row["kernel"] == kernel).unwrap();
+            let cells = row["cells"].as_array().unwrap();
+            assert_eq!(
+                (&cells[0]["size"], &cells[cells.len() - 1]["size"]),
+                (&sizes[0].into(), &sizes[1].into())
+            );
+            assert!(cells.iter().all(|cell| cell["us"].as_f64().unwrap() > 0.0), "{row}");
+            assert!(row["over_memcpy"].as_f64().unwrap() > 0.0 && row["over_cuda"].is_null(), "{row}");
+        }
+        let table = succeeds(&[command, "--stand-in", "--max-size", &largest]);
+        assert!(table.contains("no GPU") && table.contains("volatile"), "{table}");
+    }
+}
+
+#[test]
+fn sanity_checks_a_stand_in_and_names_what_it_cannot() {
+    let report = json(&["sanity", "--stand-in", "--json"]);
+    let lines = report["lines"].as_array().unwrap();
+    let count = |result: &str| lines.iter().filter(|line| line["result"] == result).count();
+    assert_eq!((count("PASS"), count("SKIP"), count("FAIL")), (7, 3, 0), "{report}");
+    assert!(lines.iter().all(|line| (line["result"] == "SKIP") == line["reason"].is_string()), "{report}");
+    assert!(succeeds(&["sanity", "--stand-in"]).contains("PASS  stand-in  unaligned copies"));
+}
+
+#[test]
+fn without_the_gpu_that_is_asked_for_nothing_is_mapped() {
+    for command in ["sanity", "copybw", "copylat"] {
+        let output = run(&[command, "--gpu", "4000000000"]);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("--stand-in") && said.lines().count() == 1 && output.stdout.is_empty(),
+            "{said}"
+        );
+    }
+    for arguments in [
+        ["copybw", "--max-size", "63"],
+        ["copylat", "--max-size", "257MiB"],
+        ["sanity", "--backend", "mmap"],
+        ["sanity", "--gpu", "-1"],
+    ] {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{arguments:?}");
+    }
+}

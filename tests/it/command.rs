@@ -1,0 +1,37 @@
+//! The command, run as a user runs it.
+
+use gdsync_test_support::on_system;
+use serde_json::Value;
+use std::process::{Command, Output};
+
+/// The command, with these arguments. If the tests run on the system's card, pingpongs do, too.
+pub(crate) fn gdsync(arguments: &[&str]) -> Command {
+    // A machine with a GPU may have the binaries somewhere else than where they were built.
+    let built = std::env::var_os("GDSYNC_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_gdsync").into());
+    let mut command = Command::new(built);
+    command.args(arguments);
+    if arguments.first() == Some(&"pingpong") && !arguments.contains(&"--hca") && on_system() {
+        command.args(["--hca", "mlx5_0"]);
+    }
+    command.env_remove("GDSYNC_LOG").env_remove("SOFTHCA_DEVICES");
+    command
+}
+
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    gdsync(arguments).output().unwrap()
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub(crate) fn succeeds(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "nothing but results");
+    text(&output.stdout)
+}
+
+pub(crate) fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&succeeds(arguments)).unwrap()
+}

@@ -1,0 +1,69 @@
+//! DEVX commands of C programs on the unmodified libmlx5: `gdsync soft -- PROGRAM`.
+
+use crate::uverbs::support::{lacks, run, soft};
+use gdsync_test_support::compiler::{Compiler, Program};
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::root;
+
+/// The header that the programs need.
+const HEADER: &str = "/usr/include/infiniband/mlx5dv.h";
+
+/// Builds `tests/devx/NAME.c`. `None` without a compiler or the headers: the test is skipped.
+fn build(test: &str, name: &str) -> Option<Program> {
+    let Ok(header) = std::fs::read_to_string(HEADER) else {
+        lacks(test, &format!("{HEADER} is not there (package libibverbs-dev)"));
+        return None;
+    };
+    let mut compiler = Compiler::c("gnu11").options(["-Wno-unused-function"]);
+    // rdma-core 50 has this type.
+    if header.contains("MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED") {
+        compiler = compiler.options(["-DNC_DEDICATED"]);
+    }
+    if let Err(why) = compiler.probe("") {
+        lacks(test, &format!("{why} (package gcc)"));
+        return None;
+    }
+    let source = root().join("tests/devx").join(name).with_extension("c");
+    Some(compiler.libraries(["-lmlx5", "-libverbs"]).build(&source))
+}
+
+/// Runs a program on a device of each link layer, which destroys what it makes, or leaves that to
+/// the device's end.
+fn succeeds(test: &str, name: &str, destroys: bool) {
+    let Some(program) = build(test, name) else { return };
+    for devices in ["ib", "roce"] {
+        let temporary = Folder::new(&format!("devx-{name}-{devices}"));
+        let mut command = soft(devices, &program.path(), temporary.path());
+        command.env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
+        let ended = run(command);
+        assert_eq!(ended.code, Some(0), "{name} on {devices}: {}", ended.text);
+        assert!(!ended.text.contains("left in the card"), "{name} on {devices}: {}", ended.text);
+        assert_eq!(!ended.text.contains("not destroyed by the program"), destroys, "{name}: {}", ended.text);
+        assert_eq!(temporary.content(), 0, "{name} has left something behind");
+    }
+}
+
+#[test]
+fn capabilities_are_those_that_verbs_tell() {
+    succeeds("capabilities_are_those_that_verbs_tell", "caps", true);
+}
+
+#[test]
+fn queues_made_by_commands_carry_a_thousand_writes() {
+    succeeds("queues_made_by_commands_carry_a_thousand_writes", "traffic", true);
+}
+
+#[test]
+fn objects_of_verbs_are_moved_and_asked_by_commands() {
+    succeeds("objects_of_verbs_are_moved_and_asked_by_commands", "verbs", true);
+}
+
+#[test]
+fn what_is_wrong_is_refused_with_status_and_syndrome() {
+    succeeds("what_is_wrong_is_refused_with_status_and_syndrome", "errors", true);
+}
+
+#[test]
+fn a_closed_device_takes_everything_along() {
+    succeeds("a_closed_device_takes_everything_along", "leftover", false);
+}

@@ -1,0 +1,12 @@
+//! The tests of the command, of the preload library under it, and of the workspace, as one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+mod cli;
+mod cli_measure;
+mod command;
+mod devx;
+mod doctor;
+mod kernels;
+mod layers;
+mod uverbs;

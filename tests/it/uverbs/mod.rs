@@ -1,0 +1,11 @@
+//! Unmodified programs on the unmodified libibverbs and libmlx5, on the software card: `gdsync soft
+//! -- PROGRAM`.
+
+mod exhaustion;
+mod failures;
+mod listing;
+mod network;
+mod perftest;
+mod pingpong;
+mod soft;
+pub(crate) mod support;

@@ -1,0 +1,63 @@
+//! perftest, over all sizes. Few iterations: the tool itself takes a quarter of a second for each
+//! size.
+
+use crate::uverbs::support::succeeds;
+
+/// Sends, writes and reads of 2 bytes to 8 MiB on one connection.
+fn all_sizes(test: &str, tool: &str) {
+    succeeds(test, tool, "ib", &["-a", "-n", "40"]);
+    succeeds(test, tool, "roce", &["-s", "5000", "-n", "200"]);
+}
+
+#[test]
+fn send_latency() {
+    all_sizes("send_latency", "ib_send_lat");
+    succeeds("send_latency", "ib_send_lat", "ib", &["-e", "-n", "200"]);
+}
+
+#[test]
+fn send_bandwidth() {
+    all_sizes("send_bandwidth", "ib_send_bw");
+    succeeds("send_bandwidth", "ib_send_bw", "ib", &["-b", "-e", "-n", "500"]);
+}
+
+#[test]
+fn write_latency() {
+    all_sizes("write_latency", "ib_write_lat");
+}
+
+#[test]
+fn write_bandwidth() {
+    all_sizes("write_bandwidth", "ib_write_bw");
+    succeeds("write_bandwidth", "ib_write_bw", "ib", &["-q", "8", "-n", "200"]);
+}
+
+#[test]
+fn read_latency() {
+    all_sizes("read_latency", "ib_read_lat");
+}
+
+#[test]
+fn read_bandwidth() {
+    all_sizes("read_bandwidth", "ib_read_bw");
+}
+
+#[test]
+fn atomics() {
+    for kind in ["FETCH_AND_ADD", "CMP_AND_SWAP"] {
+        succeeds("atomics", "ib_atomic_bw", "ib", &["-A", kind, "-n", "500"]);
+        succeeds("atomics", "ib_atomic_lat", "roce", &["-A", kind, "-n", "200"]);
+    }
+}
+
+#[test]
+fn unreliable_connections() {
+    succeeds("unreliable_connections", "ib_send_lat", "ib", &["-c", "UC", "-n", "200"]);
+    succeeds("unreliable_connections", "ib_write_bw", "roce", &["-c", "UC", "-n", "200"]);
+}
+
+#[test]
+fn datagrams() {
+    succeeds("datagrams", "ib_send_lat", "ib", &["-c", "UD", "-n", "200"]);
+    succeeds("datagrams", "ib_send_lat", "roce", &["-c", "UD", "-n", "200"]);
+}

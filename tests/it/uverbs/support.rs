@@ -1,0 +1,200 @@
+//! Programs under `gdsync soft`, with an end to every wait.
+
+use gdsync_test_support::folder::Folder;
+use gdsync_test_support::skipped_unless_required;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that one program may take: much longer than any does, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Skips a test that lacks a package; with `GDSYNC_REQUIRE_RDMA=1` that is a failure.
+pub(crate) fn lacks(test: &str, why: &str) {
+    skipped_unless_required("GDSYNC_REQUIRE_RDMA", test, why);
+}
+
+/// The tool's path. `None` if it is not installed: the test is skipped.
+pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
+    let package = if name.starts_with("ibv_") { "ibverbs-utils" } else { "perftest" };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
+    if found.is_none() {
+        lacks(test, &format!("{name} is not there (package {package})"));
+    }
+    found
+}
+
+/// `gdsync soft --devices DEVICES -- PROGRAM`, in a process group of its own and with a temporary
+/// folder of its own.
+pub(crate) fn soft(devices: &str, program: &Path, temporary: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync"));
+    command.args(["soft", "--devices", devices, "--"]).arg(program).process_group(0);
+    for name in ["GDSYNC_LOG", "SOFTHCA_LOG", "SOFTHCA_DEVICES", "LD_PRELOAD", "SYSFS_PATH"] {
+        command.env_remove(name);
+    }
+    command.env("TMPDIR", temporary);
+    command
+}
+
+/// How a program ended, and what it said.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) text: String,
+}
+
+impl Ended {
+    pub(crate) fn succeeded(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{}", self.text);
+        &self.text
+    }
+}
+
+/// A program that runs. Its group is killed when this is dropped.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    reader: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let child = command.spawn().unwrap();
+        // The write ends are the child's alone.
+        drop(command);
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = reader.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Running { child, reader: Some(reader) }
+    }
+
+    fn signal_group(&self, signal: i32) {
+        // SAFETY: no memory is involved; the group is the child's, which has not been waited for.
+        unsafe { libc::kill(-(self.child.id() as libc::pid_t), signal) };
+    }
+
+    /// Kills the program and whatever it has started.
+    pub(crate) fn kill(&self) {
+        self.signal_group(libc::SIGKILL);
+    }
+
+    /// Waits for the end; fails if it does not come.
+    pub(crate) fn end(mut self) -> Ended {
+        let end = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > end {
+                self.kill();
+                let text = self.reader.take().unwrap().join().unwrap();
+                panic!("it did not end: {text}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let code = status.code().or(status.signal().map(|signal| 128 + signal));
+        Ended { code, text: self.reader.take().unwrap().join().unwrap() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+pub(crate) fn run(command: Command) -> Ended {
+    Running::start(command).end()
+}
+
+/// A TCP port that was free just now.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Waits until somebody listens on a TCP port, or nobody does any more. Nothing connects to it for
+/// that: the tools take the first who connects for their client. A server that has ended changes
+/// nothing any more, so that is an end, too.
+pub(crate) fn wait_for_listener(port: u16, server: &mut Running, wanted: bool) {
+    let (place, end) = (format!(":{port:04X}"), Instant::now() + LIMIT);
+    let listens = |table: &str| {
+        std::fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().is_some_and(|local| local.ends_with(&place));
+            // 0A is TCP_LISTEN.
+            local && words.nth(1) == Some("0A")
+        })
+    };
+    while (listens("/proc/net/tcp") || listens("/proc/net/tcp6")) != wanted {
+        assert!(Instant::now() < end, "port {port}: somebody listens is not {wanted}");
+        if server.child.try_wait().unwrap().is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Server and client of a tool that runs as two processes.
+pub(crate) struct Pair {
+    pub(crate) server: Running,
+    pub(crate) client: Running,
+    port: u16,
+}
+
+impl Pair {
+    pub(crate) fn start(tool: &Path, devices: &str, arguments: &[&str], temporary: &Path) -> Self {
+        Pair::start_after(&[tool], devices, arguments, temporary, || {})
+    }
+
+    /// The tool may stand behind a command that starts it. Does something between the server's
+    /// start and the client's.
+    pub(crate) fn start_after(
+        program: &[&Path],
+        devices: &str,
+        arguments: &[&str],
+        temporary: &Path,
+        between: impl FnOnce(),
+    ) -> Self {
+        let port = free_port();
+        let command = || {
+            let mut command = soft(devices, program[0], temporary);
+            command.args(&program[1..]).args(["-p", &port.to_string()]).args(arguments);
+            command
+        };
+        let mut server = Running::start(command());
+        wait_for_listener(port, &mut server, true);
+        between();
+        let mut client = command();
+        client.arg("localhost");
+        Pair { server, client: Running::start(client), port }
+    }
+
+    /// Waits until the client is there: the tools close their port then.
+    pub(crate) fn has_met(&mut self) {
+        wait_for_listener(self.port, &mut self.server, false);
+    }
+
+    pub(crate) fn end(self) -> [Ended; 2] {
+        [self.client.end(), self.server.end()]
+    }
+}
+
+/// Runs a tool as server and client; both must succeed, and leave nothing behind.
+pub(crate) fn succeeds(test: &str, name: &str, devices: &str, arguments: &[&str]) {
+    let Some(tool) = tool(test, name) else { return };
+    let temporary = Folder::new(&format!("{test}-{}", arguments.join("")));
+    for ended in Pair::start(&tool, devices, arguments, temporary.path()).end() {
+        assert_eq!(ended.code, Some(0), "{name} {arguments:?} on {devices}: {}", ended.text);
+    }
+    assert_eq!(temporary.content(), 0, "{name} has left something behind");
+}

@@ -1,0 +1,63 @@
+//! The device header as C++ for the CPU, where there is a C++ compiler.
+
+use crate::compiler::Compiler;
+use crate::{root, skipped};
+use libloading::Library;
+use std::process::Command;
+
+/// `gdsync::status` of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// `ok`.
+    Ok,
+    /// `no_room`.
+    NoRoom,
+    /// `timed_out`.
+    TimedOut,
+    /// `failed`.
+    Failed,
+    /// `invalid`.
+    Invalid,
+}
+
+impl Ended {
+    /// The status of a code.
+    pub fn new(code: i32) -> Self {
+        *[Ended::Ok, Ended::NoRoom, Ended::TimedOut, Ended::Failed, Ended::Invalid]
+            .get(code as usize)
+            .expect("a status that the header does not have")
+    }
+}
+
+/// The C++ compiler with the device header's folder.
+fn compiler(options: &[&str]) -> Compiler {
+    Compiler::cpp("c++17").include(root().join("gdsync/include")).options(["-pthread"]).options(options)
+}
+
+/// Compiles a source, named from the workspace's folder, into a library and loads it. `Err` says
+/// why that cannot be done here.
+pub fn load(source: &str) -> Result<Library, String> {
+    let compiler = compiler(&["-shared", "-fPIC"]);
+    compiler.probe("#include <thread>")?;
+    let built = compiler.build(&root().join(source));
+    // SAFETY: the library is ours, and does nothing when it is loaded.
+    Ok(unsafe { Library::new(built.path()) }.unwrap())
+}
+
+/// Compiles a program, named from the workspace's folder, and runs it under ThreadSanitizer. Skips
+/// the test if that is not possible.
+pub fn run_sanitized(test: &str, source: &str, arguments: &[&str]) {
+    let compiler = compiler(&["-fsanitize=thread"]);
+    if let Err(why) = compiler.probe("#include <thread>") {
+        return skipped(test, &why);
+    }
+    let program = compiler.build(&root().join(source));
+    let mut command = Command::new(program.path());
+    let output = command.args(arguments).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap();
+    let (printed, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if errors.contains("unexpected memory mapping") {
+        return skipped(test, "ThreadSanitizer does not run on this kernel");
+    }
+    assert!(output.status.success() && printed == "ok\n", "{:?} {printed} {errors}", output.status);
+}

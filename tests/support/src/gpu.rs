@@ -1,0 +1,148 @@
+//! A GPU, if there is one, with a pair of queue pairs on the software card and a few kernels.
+
+use crate::pair::{LONG, Pair};
+use crate::skipped;
+use gdsync::cuda::{self, GpuMemory};
+use gdsync::cudarc::driver::{self, CudaContext, CudaFunction, LaunchConfig, PushKernelArg};
+use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::stream::{DoorbellPath, StreamOptions};
+use gdsync::verbs::GpuMemoryRegion;
+use gdsync::{Access, CudaStream, Stream};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Kernels on 32-bit words: `fill(address, count, value)`, `add(address, count, value)`, and
+/// `crash()`.
+const PTX: &str = r"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fill(.param .u64 at, .param .u32 count, .param .u32 value) {
+    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [at]; ld.param.u32 %r1, [count]; ld.param.u32 %r2, [value];
+    mov.u32 %r3, %tid.x;
+    setp.ge.u32 %p1, %r3, %r1; @%p1 ret;
+    mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; add.u32 %r4, %r2, %r3; st.global.u32 [%rd3], %r4;
+    ret;
+}
+.visible .entry add(.param .u64 at, .param .u32 count, .param .u32 value) {
+    .reg .pred %p<2>; .reg .b32 %r<6>; .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [at]; ld.param.u32 %r1, [count]; ld.param.u32 %r2, [value];
+    mov.u32 %r3, %tid.x;
+    setp.ge.u32 %p1, %r3, %r1; @%p1 ret;
+    mul.wide.u32 %rd2, %r3, 4; add.s64 %rd3, %rd1, %rd2; ld.global.u32 %r4, [%rd3]; add.u32 %r5, %r4, %r2; st.global.u32 [%rd3], %r5;
+    ret;
+}
+.visible .entry crash() { trap; }
+";
+
+/// Whether a slow tool watches: `scripts/gpu/tests sanitize` says how many messages are enough
+/// then.
+pub fn is_sanitized() -> bool {
+    std::env::var_os("GDSYNC_DEVICE_MESSAGES").is_some()
+}
+
+/// One test at a time: a stream that is blocked on purpose makes calls of others wait (see
+/// `gdsync::cuda`).
+static ONE: Mutex<()> = Mutex::new(());
+
+/// The first GPU, two queue pairs and the kernels.
+#[derive(Debug)]
+pub struct Rig {
+    /// Queue pairs on the software card.
+    pub pair: Pair,
+    /// The GPU's primary context.
+    pub context: Arc<CudaContext>,
+    /// Sets word `i` to `value + i`.
+    pub fill: CudaFunction,
+    /// Adds `value` to each word.
+    pub add: CudaFunction,
+    /// Traps, which loses the context.
+    pub crash: CudaFunction,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Rig {
+    /// `None` without a GPU: the test is skipped.
+    pub fn new(test: &str) -> Option<Rig> {
+        let alone = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let context = match cuda::context(0) {
+            Ok(context) => context,
+            Err(error) => {
+                skipped(test, &error.to_string());
+                return None;
+            }
+        };
+        // SAFETY: kernels get raw addresses here, so cudarc has nothing to track.
+        unsafe { context.disable_event_tracking() };
+        let module = context.load_module(Ptx::from_src(PTX)).unwrap();
+        let function = |name| module.load_function(name).unwrap();
+        let rig = Rig {
+            pair: Pair::new(),
+            fill: function("fill"),
+            add: function("add"),
+            crash: function("crash"),
+            context,
+            _alone: alone,
+        };
+        // Kernels are loaded at their first launch, which must not have to wait for a blocked
+        // stream.
+        let (scratch, stream) = (rig.memory(64), rig.stream());
+        rig.launch(&stream, &rig.fill, &scratch, 1);
+        rig.launch(&stream, &rig.add, &scratch, 1);
+        synchronize(&stream);
+        Some(rig)
+    }
+
+    /// A stream of the driver.
+    pub fn raw_stream(&self) -> Arc<driver::CudaStream> {
+        self.context.new_stream().unwrap()
+    }
+
+    /// A stream whose doorbells the GPU rings.
+    pub fn stream(&self) -> Stream<CudaStream> {
+        Stream::new(CudaStream::new(self.raw_stream()).unwrap()).unwrap()
+    }
+
+    /// A stream whose doorbells the proxy rings.
+    pub fn proxied(&self) -> Stream<CudaStream> {
+        let options = StreamOptions::default().doorbells(DoorbellPath::Proxy);
+        Stream::with_options(CudaStream::new(self.raw_stream()).unwrap(), options).unwrap()
+    }
+
+    /// GPU memory.
+    pub fn memory(&self, len: usize) -> GpuMemory {
+        GpuMemory::allocate(&self.context, len).unwrap()
+    }
+
+    /// Registered GPU memory.
+    pub fn region(&self, len: usize) -> GpuMemoryRegion {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        GpuMemoryRegion::register(&self.pair.pd, self.memory(len), access).unwrap()
+    }
+
+    /// Launches a kernel over the first 16 words at most.
+    pub fn launch(&self, stream: &CudaStream, kernel: &CudaFunction, memory: &GpuMemory, value: u32) {
+        let (address, count) = (memory.address(), (memory.len() / 4).min(16) as u32);
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
+        let mut launch = stream.cudarc().unwrap().launch_builder(kernel);
+        launch.arg(&address).arg(&count).arg(&value);
+        // SAFETY: the arguments are the kernel's; the memory holds so many words.
+        unsafe { launch.launch(config) }.unwrap();
+    }
+}
+
+/// Waits for a stream.
+pub fn synchronize(stream: &Stream<CudaStream>) {
+    assert!(
+        stream.synchronize_timeout(LONG).unwrap(),
+        "the stream is stuck: {stream:?}, {:?}",
+        stream.oldest_wait()
+    );
+}
+
+/// The 32-bit words of GPU memory.
+pub fn words(memory: &GpuMemory) -> Vec<u32> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
+}

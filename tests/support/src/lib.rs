@@ -1,0 +1,54 @@
+//! What the tests of this workspace share: processes of their own, compilers, folders, cards and
+//! GPUs.
+//!
+//! Each crate's tests ask for one level by a feature: none, `softhca` or `gdsync`. Unit tests use
+//! none of it, as a packaged crate runs them without this crate.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
+
+pub mod compiler;
+#[cfg(feature = "gdsync")]
+pub mod device;
+#[cfg(feature = "softhca")]
+#[path = "../../../softhca/src/card/tests/peer/fake_gpu.rs"]
+pub mod fake_gpu;
+pub mod folder;
+#[cfg(feature = "gdsync")]
+pub mod gpu;
+#[cfg(feature = "gdsync")]
+pub mod pair;
+pub mod process;
+
+#[cfg(feature = "softhca")]
+use softhca::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_memory};
+use std::io::Write;
+use std::path::Path;
+
+/// The workspace's folder.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Whether the tests run on the card of the system's libraries (`scripts/test-system`), not on the
+/// software card of their own process.
+pub fn on_system() -> bool {
+    match std::env::var("GDSYNC_TEST_PROVIDER").as_deref() {
+        Err(_) | Ok("software") => false,
+        Ok("system") => true,
+        other => panic!("GDSYNC_TEST_PROVIDER is {other:?}, neither software nor system"),
+    }
+}
+
+/// Writes to stderr that a test does not run. libtest captures macros' output only, so the line is
+/// seen, and `.ci/run` counts it.
+pub fn skipped(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
+}
+
+/// Skips a test that lacks a package, or fails it if the variable's value is 1: the packages are
+/// installed then.
+pub fn skipped_unless_required(variable: &str, test: &str, why: &str) {
+    let required = std::env::var_os(variable).is_some_and(|value| value == "1");
+    assert!(!required, "{test}: {why}, and {variable}=1");
+    skipped(test, why);
+}
