@@ -1,4 +1,4 @@
-//! What ties a kernel's PTX to the texts that it was made of. `build.rs` and `tests/kernels.rs`
+//! What ties a kernel's PTX to the texts that it was made of. `build.rs` and `tests/it/kernels.rs`
 //! share it.
 
 /// The first line of the PTX of these texts: their hash (FNV-1a), as `scripts/gpu/ptx` writes it.

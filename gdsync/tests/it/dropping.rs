@@ -42,7 +42,7 @@ fn the_last_word_of_a_dropped_stream_is_not_written_to_somebody_elses_lane() {
     stream.post(Batch::new().write_value32(&word, 1000)).unwrap();
     second.send(()).unwrap();
     for _ in 0..50 {
-        assert_eq!(stream.outstanding(), 1, "a ticket of the dropped stream was taken for one of this");
+        assert_eq!(stream.outstanding(), 1, "a point of the dropped stream was taken for one of this");
         std::thread::sleep(Duration::from_millis(1));
     }
     third.send(()).unwrap();

@@ -145,7 +145,7 @@ fn fails(rig: &Rig, request: WorkRequest<'_>, expected: Syndrome, remote: Remote
     assert_eq!(error.kind(), Some(expected));
     assert_eq!(left.failure(), Some(FailureCause::Work(error)));
     synchronize(&ours);
-    assert_eq!((stream.outstanding(), ours.outstanding()), (0, 0), "every ticket is past");
+    assert_eq!((stream.outstanding(), ours.outstanding()), (0, 0), "every point is past");
     let refused = left.prepare(WorkRequest::send(&[])).unwrap_err();
     assert!(
         matches!(refused, QueueError::State(StateError::Failed { cause: FailureCause::Work(told), .. }) if told == error)

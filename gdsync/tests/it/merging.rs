@@ -229,7 +229,7 @@ fn an_idle_stream_lets_go_of_what_it_was_not_told_to_say_it_has_passed() {
     let (stream, (word, _)) = (soft(), words());
     for value in 1..=3 {
         let posted = stream.post(Batch::new().write_value32(&word, value)).unwrap();
-        assert_eq!(posted.operations, 1, "no ticket is written for it");
+        assert_eq!(posted.operations, 1, "no point is written for it");
     }
     await_word(&word, 3);
     let start = Instant::now();
@@ -292,7 +292,7 @@ fn checked_waits_of_a_run_keep_their_own_words() {
             batch.wait_checked(checked)
         };
     }
-    // A doorbell, a wait for the third completion, two for words, and a ticket.
+    // A doorbell, a wait for the third completion, two for words, and a timeline point.
     assert_eq!(stream.post(batch).unwrap().operations, 2 + 1 + 2 + 1);
     synchronize(&stream);
     assert!(statuses.iter().all(|status| status.get() == Some(Ok(()))));
