@@ -84,7 +84,8 @@ impl Batch {
     /// waits a write of the timeline's word. True at first. Otherwise each descriptor has
     /// operations of its own, as batches in graphs always do.
     ///
-    /// `docs/merging.md` argues for each merge, and says what a merged run of waits holds longer.
+    /// [docs/merging.md](https://github.com/gdsync/gdsync/blob/main/docs/merging.md) argues for
+    /// each merge, and says what a merged run of waits holds longer.
     pub fn merged(mut self, merged: bool) -> Self {
         self.unmerged = !merged;
         self

@@ -1,8 +1,8 @@
 //! Fault injection: a reproducible plan of what networks and hosts do to programs when they fail.
 //!
 //! A [`FaultPlan`] is a seed and a list of [`Rule`]s, each an [`Action`] and its conditions. Its
-//! text form (`docs/faults.md`) is read by [`str::parse`] and written by `Display`, so that a
-//! failed run can be repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card
+//! text form ([docs/faults.md](https://github.com/gdsync/gdsync/blob/main/docs/faults.md)) is read by
+//! [`str::parse`] and written by `Display`, so that a failed run can be repeated. [`FAULTS_VARIABLE`] in the environment applies a plan to every card
 //! of the process, as [`set_faults`] does.
 //!
 //! Each card counts for itself, and draws its random numbers from the seed and its index among the
