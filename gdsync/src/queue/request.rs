@@ -375,6 +375,14 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
+    /// The check of a slice of another region than the first slice's. Out of line: the loop over the slices keeps its
+    /// registers.
+    #[cold]
+    #[inline(never)]
+    fn check_other_region(&self, slice: &Slice, rules: &impl Rules) -> Result<(), QueueError> {
+        rules.check(slice, self.card_writes())
+    }
+
     /// The data segments. Slices in a row are mostly of one region: what concerns that is looked at
     /// once.
     #[inline(always)]
@@ -390,7 +398,7 @@ impl<'a> WorkRequest<'a> {
         let (mut length, mut all, mut several) = (0u64, 0, false);
         for slice in slices {
             if !Arc::ptr_eq(region, slice.region()) {
-                rules.check(slice, self.card_writes())?;
+                self.check_other_region(slice, rules)?;
                 region = slice.region();
                 several = true;
             }
