@@ -187,8 +187,8 @@ pub trait MemOpStream: Send + Sync {
     ///
     /// # Safety
     /// Every address comes from [`Self::translate`] of this backend, is aligned to its operation,
-    /// and stays valid until the operation has been performed or the backend has failed. Nobody
-    /// else submits to this backend meanwhile.
+    /// and stays valid until the operation has been performed or the backend has failed. No other
+    /// thread submits to this backend during the call.
     unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError>;
 
     /// Whether the stream reaches memory of a GPU, by the address that

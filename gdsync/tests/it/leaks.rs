@@ -80,8 +80,8 @@ fn threads() -> usize {
     names.filter(|name| name.trim() != "gdsync-checked").count()
 }
 
-/// Waits until everything that was dropped in flight is through: no stream and no card lives then,
-/// whoever held them.
+/// Waits until the library's threads have ended everything that was dropped in flight. No stream and
+/// no card lives after that.
 fn settle(own_threads: usize) {
     let deadline = Instant::now() + LONG;
     loop {
@@ -219,8 +219,8 @@ fn cycle(device: &Device, random: &mut Random, tally: &mut Tally) {
             tally.persistent += 1;
         }
         _ => {
-            // Everything goes with this under way: work prepared, posted, and waited for, and
-            // nobody polls.
+            // Everything is dropped with this under way: work prepared, posted, and waited for. The
+            // test polls none of its completions.
             left_over.push(Box::new(exchange(&two, &stream, &slices, &target)));
             let request = two.request(WorkRequest::send(&slices));
             left_over.push(Box::new(two.left.prepare(request).unwrap()));

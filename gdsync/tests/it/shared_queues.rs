@@ -168,8 +168,8 @@ fn a_wait_keeps_what_it_counts_on_and_wakes_though_the_program_has_dropped_it() 
 fn queue_pairs_come_and_go_and_the_queue_stays_usable() {
     let crowd = Crowd::new(1, 64);
     let target = crowd.region(8);
-    // Each leaves completions behind that nobody polls, and work that is outstanding. Numbers may
-    // come again.
+    // Each round leaves completions that the test does not poll, and outstanding work. The card may
+    // give a queue pair's number out again.
     for round in 0..300u64 {
         let (left, right) = crowd.pair();
         right.post_recv(&[], 1000).unwrap();
