@@ -37,6 +37,8 @@ pub(crate) mod prepared;
 mod reset;
 #[cfg(test)]
 mod spoilt_tests;
+#[cfg(test)]
+mod testing;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;

@@ -1,15 +1,12 @@
 //! Failures that the library does not let a program cause: work requests are spoilt in the rings
 //! here.
 
+use super::testing::{LONG, poll};
 use crate::queue::{FailureCause, Syndrome};
 use crate::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
-use std::time::{Duration, Instant};
-
-/// Nothing here takes longer, however busy the machine is.
-const LONG: Duration = Duration::from_secs(30);
 
 struct Rig {
     left: QueuePair,
@@ -27,17 +24,6 @@ fn rig() -> Rig {
     right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
     let region = MemoryRegion::allocate(&pd, 64, Access::LOCAL_WRITE).unwrap();
     Rig { left, right, region, stream: Stream::new(SoftStream::new().unwrap()).unwrap() }
-}
-
-fn poll(queue: &CompletionQueue) -> Completion {
-    let deadline = Instant::now() + LONG;
-    loop {
-        if let Some(completion) = queue.poll().unwrap() {
-            return completion;
-        }
-        assert!(Instant::now() < deadline, "no completion came");
-        std::thread::yield_now();
-    }
 }
 
 fn kind(queue: &CompletionQueue) -> Option<Syndrome> {

@@ -8,6 +8,7 @@ use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::qp::testing::{LONG, poll};
 use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
 use crate::verbs::{LinkLayer, QueueApi, provider};
@@ -20,10 +21,6 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// Nothing here takes longer, however busy the machine is.
-const LONG: Duration = Duration::from_secs(30);
 
 /// The system's first device; none, with a message, where the software card of this process is
 /// under test.
@@ -141,17 +138,6 @@ fn descriptors_of(name: &CStr) -> usize {
     let targets =
         std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     targets.filter(|target| target.to_str().is_some_and(|target| target.starts_with(&name))).count()
-}
-
-fn poll(queue: &CompletionQueue) -> Completion {
-    let deadline = Instant::now() + LONG;
-    loop {
-        if let Some(completion) = queue.poll().unwrap() {
-            return completion;
-        }
-        assert!(Instant::now() < deadline, "no completion came");
-        std::thread::yield_now();
-    }
 }
 
 #[test]
