@@ -75,7 +75,6 @@ mod device;
 mod error;
 mod layout;
 mod options;
-mod pause;
 mod peer;
 mod queue;
 mod segment;

@@ -1,9 +1,9 @@
 //! One queue pair of a team, and which of its requests have completed.
 
 use crate::error::NotifyError;
-use crate::pause::Pause;
 use gdsync::queue::{OrderError, StateError};
 use gdsync::{PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
+use gdsync_sys::pause::Pause;
 use parking_lot::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ impl Peer {
     /// Returns when every request given before has completed, so that its data have arrived at the
     /// other side.
     pub(crate) fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
-        let pause = Pause::new();
+        let mut pause = Pause::new();
         let until = self.progress.lock().given;
         loop {
             let mut progress = self.progress.lock();
@@ -127,7 +127,7 @@ impl Posting<'_> {
         act: impl Fn(&QueuePair, WorkRequest<'a>) -> Result<T, QueueError>,
     ) -> Result<T, NotifyError> {
         let Posting { peer, timeout, .. } = *self;
-        let pause = Pause::new();
+        let mut pause = Pause::new();
         let number = self.progress.given + 1;
         let request = request.wr_id(number);
         loop {

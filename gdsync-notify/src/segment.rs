@@ -2,13 +2,13 @@
 
 use crate::error::NotifyError;
 use crate::layout::{RemoteSegment, WORD, total, words_at};
-use crate::pause::Pause;
 use crate::word::{NotificationWord, Taker};
 use gdsync::cuda::{self, Consistency, GpuCapabilities, GpuMemory};
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::memop::{GpuWord32, Word32};
 use gdsync::verbs::{GpuMemoryRegion, Provider};
 use gdsync::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, Slice};
+use gdsync_sys::pause::Pause;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -267,7 +267,7 @@ impl Segment {
         if ids.end > count {
             return Err(NotifyError::Notification { rank, id: ids.end - 1, count });
         }
-        let pause = Pause::new();
+        let mut pause = Pause::new();
         loop {
             let found = self.first_of(ids.clone())?;
             if found.is_some() || ids.is_empty() || pause.elapsed() >= timeout {

@@ -17,6 +17,7 @@ pub mod gdrdrv;
 pub mod host;
 pub mod mlx5dv;
 pub mod nvrm;
+pub mod pause;
 pub mod prm;
 pub mod system;
 pub mod verbs;

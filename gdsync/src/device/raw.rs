@@ -9,8 +9,8 @@ use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError}
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
 use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull};
-use crate::util::pause::Pause;
 use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
+use gdsync_sys::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

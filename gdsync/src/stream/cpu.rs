@@ -3,7 +3,7 @@
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::util::pause::Pause;
+use gdsync_sys::pause::Pause;
 use std::sync::Mutex;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
 //! not delay another.
 
-use crate::util::pause::{Pause, use_fine_timers};
+use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -8,7 +8,7 @@ use crate::memop::{Condition, MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged,
 use crate::memory::arena::Block;
 use crate::memory::peer_map::MapError;
 use crate::memory::{HostAddr, StreamAddr};
-use crate::util::pause::Pause;
+use gdsync_sys::pause::Pause;
 
 use cudarc::driver::sys;
 use gdsync_gdr::driver;

@@ -9,7 +9,22 @@ use std::time::{Duration, Instant};
 /// The awaited writer usually is another thread of this machine: a software card, a kernel, a peer
 /// process. On a machine with few cores, a spinning thread occupies the core that the writer needs,
 /// so it spins only briefly.
-pub(crate) struct Pause {
+///
+/// ```
+/// use gdsync_sys::pause::Pause;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// let done = AtomicBool::new(false);
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| done.store(true, Ordering::Release));
+///     let mut pause = Pause::new();
+///     while !done.load(Ordering::Acquire) {
+///         pause.pause();
+///     }
+/// });
+/// ```
+#[derive(Debug)]
+pub struct Pause {
     started: Instant,
     spins: u32,
     nap: Duration,
@@ -19,17 +34,19 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 
 impl Pause {
-    pub(crate) fn new() -> Self {
+    /// Begins the wait.
+    #[expect(clippy::new_without_default, reason = "it reads the clock")]
+    pub fn new() -> Self {
         Pause { started: Instant::now(), spins: 0, nap: SHORTEST_NAP }
     }
 
     /// Time since the wait began.
-    pub(crate) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Called between two looks at the memory.
-    pub(crate) fn pause(&mut self) {
+    pub fn pause(&mut self) {
         self.spins = self.spins.wrapping_add(1);
         // Reading the clock costs more than a look at the memory, so not every pause reads it.
         if !self.spins.is_multiple_of(32) {
@@ -56,7 +73,7 @@ fn spin_time() -> Duration {
 }
 
 /// Makes the calling thread's naps end on time: by default Linux may prolong them by 50 µs.
-pub(crate) fn use_fine_timers() {
+pub fn use_fine_timers() {
     #[cfg(target_os = "linux")]
     // SAFETY: sets an attribute of the calling thread only; the argument is a number of
     // nanoseconds.
