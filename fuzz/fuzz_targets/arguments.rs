@@ -13,8 +13,6 @@ mod hca;
 #[path = "../../src/placement.rs"]
 mod placement;
 
-use failure::Failure;
-
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     use std::os::unix::ffi::OsStrExt;
     let words = bytes.split(|byte| *byte == b'\n').map(std::ffi::OsStr::from_bytes);
