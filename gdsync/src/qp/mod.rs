@@ -38,7 +38,7 @@ mod reset;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;

@@ -33,7 +33,7 @@ impl State {
         self.issued = end;
         self.unwritten += 1;
         self.weight += 1;
-        self.in_flight.push_back(InFlight { end, weight: 1, held: Held::Send(queue_pair) });
+        self.in_flight.push_back(InFlight { end, held: Held::Send(queue_pair) });
     }
 }
 
@@ -147,7 +147,7 @@ impl<B: MemOpStream> Stream<B> {
             self.submit_lowered(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
         match lowered {
             Ok((points, operations)) => {
-                state.accept(points, Held::Send(send.into_queue_pair()), 1, &self.caps);
+                state.accept(points, Held::Send(send.into_queue_pair()), &self.caps);
                 drop(state);
                 drop(past);
                 Ok(Posted { operations, submissions: 1 })

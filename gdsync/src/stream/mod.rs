@@ -14,6 +14,8 @@ mod fast_path;
 pub(crate) mod in_flight;
 mod lower;
 pub mod persistent;
+#[cfg(test)]
+mod points_tests;
 mod post;
 mod post_error;
 mod proxy;

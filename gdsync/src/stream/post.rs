@@ -191,7 +191,7 @@ impl<B: MemOpStream> Stream<B> {
             state.planner = planner;
             match result {
                 Ok((points, operations)) => {
-                    state.accept(points, Held::Many(chunk), 1, &self.caps);
+                    state.accept(points, Held::Many(chunk), &self.caps);
                     posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -326,11 +326,11 @@ impl State {
     }
 
     /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, points: Points, held: Held, weight: usize, caps: &MemOpCaps) {
+    pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
         self.issued = points.end;
         self.unwritten = if points.open { self.unwritten + 1 } else { 0 };
-        self.weight += weight;
-        self.in_flight.push_back(InFlight { end: points.end, weight: weight as u32, held });
+        self.weight += held.weight();
+        self.in_flight.push_back(InFlight { end: points.end, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
         let left = left.min(self.progress_every.saturating_sub(self.unwritten + 1));

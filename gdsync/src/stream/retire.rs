@@ -132,7 +132,7 @@ impl<B: MemOpStream> Stream<B> {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
-                state.weight -= passed.weight as usize;
+                state.weight -= passed.held.weight();
                 if past.is_unused() {
                     past = Past::new(&state.spare);
                 }
@@ -171,7 +171,7 @@ impl<B: MemOpStream> Stream<B> {
         // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
         // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
+        state.accept(points, Held::Many(Vec::new()), &self.caps);
         Ok(())
     }
 }

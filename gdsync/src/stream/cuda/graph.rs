@@ -191,7 +191,8 @@ impl Stream<CudaStream> {
         points.open = false;
         match result {
             Ok(operations) => {
-                state.accept(points, Held::Many(std::mem::take(descriptors)), graph.nodes.len(), &self.caps);
+                let held = Held::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
+                state.accept(points, held, &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {
