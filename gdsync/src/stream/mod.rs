@@ -13,6 +13,7 @@ mod execute;
 mod fast_path;
 pub(crate) mod in_flight;
 mod lower;
+mod perform;
 pub mod persistent;
 #[cfg(test)]
 mod points_tests;

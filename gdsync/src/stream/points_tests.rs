@@ -54,7 +54,7 @@ impl Rig {
 }
 
 #[test]
-fn a_completion_that_is_polled_half_a_lap_later_frees_its_place() {
+fn a_completion_that_is_polled_after_half_a_lap_frees_its_place() {
     let rig = Rig::new();
     rig.stream.post(rig.exchange()).unwrap();
     rig.synchronize();
@@ -68,7 +68,7 @@ fn a_completion_that_is_polled_half_a_lap_later_frees_its_place() {
 }
 
 #[test]
-fn a_send_that_a_stream_passed_half_a_lap_ago_is_in_no_other_s_way() {
+fn a_send_that_was_passed_half_a_lap_ago_keeps_nothing_out() {
     let rig = Rig::new();
     rig.stream.post_send(rig.left.prepare(rig.write().unsignaled()).unwrap()).unwrap();
     rig.synchronize();

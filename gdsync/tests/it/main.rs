@@ -7,6 +7,7 @@
 mod addressing;
 mod allocations;
 mod borrowed;
+mod cpu_waits;
 mod datagrams;
 mod device_calls;
 mod device_qp;

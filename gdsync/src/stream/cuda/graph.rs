@@ -185,7 +185,7 @@ impl Stream<CudaStream> {
         let mut points = Points::planned(state.issued, &plan);
         let result =
             self.fill_in(graph, &state, descriptors, counts, points).and_then(|(operations, rings)| {
-                Self::with_proxy(&state, rings, || self.launch_exec(graph)).map(|()| operations)
+                Self::with_proxy(&state.proxied, rings, || self.launch_exec(graph)).map(|()| operations)
             });
         // Every node that ends with no wait writes its point.
         points.open = false;
