@@ -36,6 +36,7 @@ mod ibverbs;
 mod leaks;
 mod merging;
 mod model;
+mod own_waits;
 mod placement;
 mod post_one;
 mod proxy;
