@@ -1,7 +1,7 @@
 use super::*;
-use crate::util::contain::tests::Bomb;
 use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
+use crate::util::contain::tests::Bomb;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const SOON: Duration = Duration::from_secs(20);

@@ -40,7 +40,9 @@ fn waiting() -> Waiting {
     let stream = Arc::new(Stream::new(Cpu::new()).unwrap());
     let batch = Batch::new().wait_value32(&gate, Condition::Eq, 7).write_value32(&word, 1);
     let other = stream.clone();
-    let poster = thread::spawn(move || drop(other.post(batch).unwrap()));
+    let poster = thread::spawn(move || {
+        other.post(batch).unwrap();
+    });
     let other = stream.clone();
     within("oldest_wait()", move || {
         eventually("the wait has a name", || other.oldest_wait().is_some());
@@ -69,7 +71,9 @@ fn questions_are_answered_while_a_post_waits() {
 fn posts_take_turns() {
     let Waiting { stream, gate, word, poster } = waiting();
     let (second, last) = (stream.clone(), word.clone());
-    let next = thread::spawn(move || drop(second.post(Batch::new().write_value32(&last, 2)).unwrap()));
+    let next = thread::spawn(move || {
+        second.post(Batch::new().write_value32(&last, 2)).unwrap();
+    });
     thread::sleep(SHORT);
     assert!(!next.is_finished(), "the first post is not over");
     assert_eq!(word.load(), 0);
@@ -98,7 +102,9 @@ fn an_abort_ends_a_post_that_waits_for_a_completion() {
     let stream = Arc::new(Stream::new(Cpu::new()).unwrap());
     let batch = Batch::new().wait(pair.right.recv_cq().prepare_wait().unwrap());
     let other = stream.clone();
-    let poster = thread::spawn(move || drop(other.post(batch).unwrap()));
+    let poster = thread::spawn(move || {
+        other.post(batch).unwrap();
+    });
     let asked = stream.clone();
     within("oldest_wait()", move || {
         eventually("the wait has a name", || asked.oldest_wait().is_some());

@@ -215,7 +215,9 @@ fn an_abort_ends_waits_for_what_another_stream_has_still_to_ring_for() {
     for round in 0..20 {
         // Some that the card was rung for go before it.
         let stream = soft();
-        (0..round % 3).for_each(|_| drop(stream.post(writer.exchange()).unwrap()));
+        for _ in 0..round % 3 {
+            stream.post(writer.exchange()).unwrap();
+        }
         synchronize(&stream);
         let send = writer.send();
         let wait = writer.wait();
