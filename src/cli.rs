@@ -219,8 +219,8 @@ pub(crate) struct SoakOptions {
     /// What everything random is made of
     #[arg(long, default_value = "1", allow_hyphen_values = true)]
     pub(crate) seed: u64,
-    /// Processes, 2 to 4
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=4), allow_hyphen_values = true)]
+    /// Processes, 2 to 64
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=64), allow_hyphen_values = true)]
     pub(crate) procs: u32,
     /// Pairs of connected queue pairs
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]

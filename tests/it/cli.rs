@@ -166,7 +166,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
             "possible values: card, checked, cq, post, memops, plan, batch, device, turnaround, graph, overlap",
         ),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
-        (&["soak", "--procs", "5"], "5 is not in 2..=4"),
+        (&["soak", "--procs", "65"], "65 is not in 2..=64"),
         (&["soak", "--faults", "drop nth=0"], "nth=0"),
         (&["soak", "--faults", "die nth=9"], "leave `die` out"),
         (&["flood"], "flood"),
