@@ -6,11 +6,11 @@
 use crate::card::config::InvalidValue;
 use crate::os::memory::{MemoryFile, SharedMemory};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
-
+use gdsync_sys::shared::SharedU64;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Pages by which the file grows. Each such piece is one mapping.
 const PIECE: usize = 256;
@@ -90,7 +90,7 @@ pub(crate) struct UarPage {
     index: usize,
 }
 
-// SAFETY: an address; any thread may access the registers, as atomics.
+// SAFETY: an address; any thread may access the registers, as shared words.
 unsafe impl Send for UarPage {}
 
 impl UarPage {
@@ -99,10 +99,10 @@ impl UarPage {
         self.base
     }
 
-    fn register(&self, register: Register) -> &AtomicU64 {
+    fn register(&self, register: Register) -> &SharedU64 {
         // SAFETY: aligned, and inside the page (`Register`), which is mapped for as long as the engine
-        // has pages; programs and streams store to it concurrently, which an atomic tolerates.
-        unsafe { AtomicU64::from_ptr(self.base.add(register.offset()).cast()) }
+        // has pages; programs and streams store to it concurrently, which a shared word tolerates.
+        unsafe { SharedU64::from_ptr(self.base.add(register.offset()).cast()) }
     }
 
     fn clear(&self) {
