@@ -1,7 +1,7 @@
 //! A card's access to the fabric, whichever fabric it is on.
 
 use super::error::FabricError;
-use super::listen::{self, LISTEN_VARIABLE};
+use super::listen;
 use super::node::Node;
 use super::packet::{Part, SendOutcome};
 use super::shared::Shared;
@@ -21,14 +21,12 @@ enum Network {
 }
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some.
+    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some.
     ///
     /// # Errors
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
-        let variable = LISTEN_VARIABLE;
-        let addresses =
-            listen::from_environment().map_err(|problem| FabricError::Addresses { variable, problem })?;
+        let addresses = listen::from_environment()?;
         if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
     }
 
