@@ -101,6 +101,27 @@ impl Fabric {
         }
     }
 
+    /// Where the last packet that [`Self::try_send`] took ends on the way to its node: a number for
+    /// [`Self::has_taken`].
+    pub fn position(&self) -> u64 {
+        match &self.network {
+            Network::Shared(shared) => shared.position(),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// False if a packet to that node, which ends at `position`, waits for the process there to
+    /// take it: the process is busy or stopped. As long as [`Self::is_alive`] is true, it may still
+    /// take the packet. On the fabric of several hosts true: the fabric does not see that.
+    pub fn has_taken(&self, node: Node, position: u64) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).map_or(true, |lid| shared.has_taken(lid, position))
+            }
+            Network::Tcp(_) => true,
+        }
+    }
+
     /// Passes at most `budget` packets to `take`: source, header, payload in two parts. Returns how
     /// many.
     ///
