@@ -4,12 +4,16 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
+mod gpu;
+mod kernels;
 mod ledger;
 mod loose;
 mod mesh;
 mod numbers;
 mod plan;
+mod poster;
 mod queues;
+mod region;
 mod reliable;
 mod tally;
 mod traffic;
@@ -41,6 +45,9 @@ struct Report<'a> {
     minutes: f64,
     procs: u32,
     queue_pairs: u32,
+    /// The GPU that drives links, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
     faults: &'a str,
     /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
@@ -50,6 +57,9 @@ struct Report<'a> {
 
 /// Runs workers, and prints what they counted.
 pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
+    if let Some(ordinal) = options.gpu {
+        gpu::check(ordinal, options.links, options.procs)?;
+    }
     let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
     if !options.json {
         // Before the run, so that one that never ends can be run again.
@@ -72,9 +82,9 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         errors.extend(error);
     }
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
-    let SoakOptions { seed, minutes, procs, links, .. } = *options;
+    let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let report =
-        Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
+        Report { seed, minutes, procs, queue_pairs: 2 * links, gpu, faults: &plan, injected, tally: &all };
     text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
@@ -96,12 +106,18 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
     let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
     let rules: String = tally.rules.iter().map(rule).collect();
+    let by_gpu = match (tally.by_cuda, tally.by_kernels) {
+        (0, 0) => String::new(),
+        (streams, kernels) => {
+            format!("posted by streams: {streams}, by kernels or in their place: {kernels}\n")
+        }
+    };
     let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
     format!(
         "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
 {reads} reads, {atomics} atomic operations, {checked} checked waits
 unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
-faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
+{by_gpu}faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
 {rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events
 {flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed
 {errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
@@ -120,6 +136,7 @@ impl Worker {
             // Failures are what this is about.
             command.env(LOG_VARIABLE, "error");
         }
+        gpu::prepare(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;

@@ -55,12 +55,7 @@ pub(crate) fn bad(what: &'static str, value: impl Into<i64>, limit: &'static str
 
 /// A handle, or a number, of which the library has nothing.
 #[cold]
-pub(crate) fn stale(
-    what: &'static str,
-    value: usize,
-    why: &'static str,
-    remedy: &'static str,
-) -> CallError {
+pub(crate) fn stale(what: &'static str, value: usize, why: &'static str, remedy: &'static str) -> CallError {
     CallError::Stale { what, value: value as u64, why, remedy }
 }
 
