@@ -43,6 +43,7 @@ mod proxy;
 mod refusals;
 mod registration;
 mod registration_peer;
+mod shared_memory;
 mod shared_queues;
 mod transports;
 mod words;

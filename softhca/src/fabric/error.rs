@@ -1,6 +1,7 @@
 //! Why there is no fabric.
 
 use super::node::LIDS;
+use crate::setting::SettingError;
 use std::io;
 
 /// Why there is no fabric.
@@ -26,13 +27,8 @@ pub enum FabricError {
         last: io::Error,
     },
     /// The list of addresses is malformed.
-    #[error("{variable} is malformed: {problem}")]
-    Addresses {
-        /// The environment variable with the addresses.
-        variable: &'static str,
-        /// What is wrong with them.
-        problem: String,
-    },
+    #[error(transparent)]
+    Addresses(#[from] SettingError),
     /// A system call failed.
     #[error("the fabric cannot be set up: {0}")]
     System(#[from] io::Error),

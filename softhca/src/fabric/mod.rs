@@ -21,6 +21,7 @@ mod tcp;
 mod tcp_link;
 
 pub use error::FabricError;
+pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use network::Fabric;
 pub use node::Node;

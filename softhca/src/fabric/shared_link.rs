@@ -5,7 +5,7 @@ use super::ring::{Consumer, Corrupt, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor
@@ -18,12 +18,15 @@ const GREETING_BYTES: usize = GREETING.len() + 2;
 pub(super) struct Outgoing {
     ring: Producer,
     socket: UnixStream,
+    /// The receiving process, where the kernel lets it be watched.
+    process: Option<OwnedFd>,
     closed: bool,
 }
 
 impl Outgoing {
     pub(super) fn connect(name: &[u8], own_lid: u16) -> io::Result<Self> {
         let socket = socket::connect_unix(name)?;
+        let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
         let ring = Producer::new(memory);
         let mut greeting = [0; GREETING_BYTES];
@@ -33,7 +36,7 @@ impl Outgoing {
         if socket::send_with_fd(&socket, &greeting, fd.as_fd())? != GREETING_BYTES {
             return Err(io::Error::other("the greeting was cut short"));
         }
-        Ok(Outgoing { ring, socket, closed: false })
+        Ok(Outgoing { ring, socket, process, closed: false })
     }
 
     /// # Safety
@@ -60,6 +63,21 @@ impl Outgoing {
 
     pub(super) fn is_closed(&self) -> bool {
         self.closed
+    }
+
+    /// Whether the receiving process has ended. A forked child of it may keep the socket open.
+    pub(super) fn has_ended(&self) -> bool {
+        self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
+    }
+
+    /// As [`Producer::position`].
+    pub(super) fn position(&self) -> u64 {
+        self.ring.position()
+    }
+
+    /// As [`Producer::has_taken`].
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        self.ring.has_taken(position)
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
