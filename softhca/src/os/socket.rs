@@ -128,12 +128,6 @@ pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
     Ok(credentials.uid)
 }
 
-/// The user that this process runs as.
-pub(crate) fn own_user() -> libc::uid_t {
-    // SAFETY: no preconditions.
-    unsafe { libc::geteuid() }
-}
-
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.
 #[repr(C)]
 union ControlBuffer {
