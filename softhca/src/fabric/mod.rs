@@ -25,6 +25,8 @@ mod tcp_link;
 
 pub use error::FabricError;
 pub use key::KEY_VARIABLES;
+pub(crate) use key::check_key;
+pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use network::Fabric;
 pub use node::Node;

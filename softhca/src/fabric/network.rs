@@ -2,7 +2,7 @@
 
 use super::error::FabricError;
 use super::key;
-use super::listen::{self, LISTEN_VARIABLE};
+use super::listen;
 use super::node::Node;
 use super::packet::{Part, SendOutcome};
 use super::shared::Shared;
@@ -23,14 +23,12 @@ enum Network {
 }
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some.
+    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some.
     ///
     /// # Errors
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
-        let variable = LISTEN_VARIABLE;
-        let addresses =
-            listen::from_environment().map_err(|problem| FabricError::Addresses { variable, problem })?;
+        let addresses = listen::from_environment()?;
         if addresses.is_empty() {
             Self::on_host()
         } else {
@@ -107,6 +105,27 @@ impl Fabric {
         match &mut self.network {
             Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
             Network::Tcp(tcp) => tcp.is_alive(node),
+        }
+    }
+
+    /// Where the last packet that [`Self::try_send`] took ends on the way to its node: a number for
+    /// [`Self::has_taken`].
+    pub fn position(&self) -> u64 {
+        match &self.network {
+            Network::Shared(shared) => shared.position(),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// False if a packet to that node, which ends at `position`, waits for the process there to
+    /// take it: the process is busy or stopped. As long as [`Self::is_alive`] is true, it may still
+    /// take the packet. On the fabric of several hosts true: the fabric does not see that.
+    pub fn has_taken(&self, node: Node, position: u64) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).map_or(true, |lid| shared.has_taken(lid, position))
+            }
+            Network::Tcp(_) => true,
         }
     }
 

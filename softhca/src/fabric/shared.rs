@@ -20,10 +20,11 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
+use crate::os::wait;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,6 +45,15 @@ pub(super) struct Shared {
     incoming: Vec<Option<Incoming>>,
     sleeper: Arc<Sleeper>,
     polled: Instant,
+    /// Where the last packet ends on its link.
+    position: u64,
+    /// Closed to have a descriptor for refusing a link when there is no other.
+    spare: Option<OwnedFd>,
+}
+
+/// Whether the process, or the system, has no file descriptor left.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl Shared {
@@ -68,6 +78,8 @@ impl Shared {
             incoming: Vec::new(),
             sleeper,
             polled: Instant::now(),
+            position: 0,
+            spare: Some(wait::event(0)?),
         })
     }
 
@@ -91,7 +103,10 @@ impl Shared {
         let Some(link) = self.outgoing.links.get_mut(&lid) else { return SendOutcome::Unreachable };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
-            Ok(()) => SendOutcome::Sent,
+            Ok(()) => {
+                self.position = link.position();
+                SendOutcome::Sent
+            }
             Err(ring::PushError::Full) if link.is_closed() => {
                 self.outgoing.mark_dead(lid);
                 SendOutcome::Unreachable
@@ -110,7 +125,17 @@ impl Shared {
     }
 
     pub(super) fn is_alive(&mut self, lid: u16) -> bool {
-        self.outgoing.is_alive(lid, Outgoing::is_closed)
+        self.outgoing.is_alive(lid, Outgoing::has_ended)
+    }
+
+    /// As [`super::Fabric::position`].
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// As [`super::Fabric::has_taken`].
+    pub(super) fn has_taken(&self, lid: u16, position: u64) -> bool {
+        self.outgoing.links.get(&lid).is_none_or(|link| link.has_taken(position))
     }
 
     fn connect(&mut self, lid: u16) -> SendOutcome {
@@ -134,7 +159,11 @@ impl Shared {
                 SendOutcome::Full
             }
             Err(error) => {
-                tracing::debug!(lid, %error, "no card answers");
+                if is_exhausted(&error) {
+                    tracing::warn!(lid, %error, "no link can be made: raise the limit of open files (ulimit -n)");
+                } else {
+                    tracing::debug!(lid, %error, "no card answers");
+                }
                 self.outgoing.mark_dead(lid);
                 SendOutcome::Unreachable
             }
@@ -216,6 +245,18 @@ impl Shared {
         }
     }
 
+    /// Refuses the next link, for which there is no file descriptor: its peer would wait for as long
+    /// as this process lives. False if there is none to spare for that either.
+    fn refuse_one(&mut self) -> bool {
+        let Some(spare) = self.spare.take() else { return false };
+        drop(spare);
+        let refused = self.listener.accept();
+        let is_refused = refused.is_ok();
+        drop(refused);
+        self.spare = wait::event(0).ok();
+        is_refused
+    }
+
     fn accept(&mut self) {
         // Bounded, as other users can connect all the time.
         for _ in 0..ACCEPT_BUDGET {
@@ -240,8 +281,13 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the fabric cannot accept links");
-                    return;
+                    tracing::warn!(
+                        %error,
+                        "a link is refused: if files are exhausted, raise the limit of open files (ulimit -n)"
+                    );
+                    if !is_exhausted(&error) || !self.refuse_one() {
+                        return;
+                    }
                 }
             }
         }

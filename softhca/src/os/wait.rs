@@ -39,6 +39,13 @@ pub(crate) fn drain(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether a descriptor is readable or closed now.
+pub(crate) fn is_ready(fd: BorrowedFd<'_>) -> bool {
+    let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry. An interrupted call answers no, and the caller asks again.
+    unsafe { libc::poll(&mut polled, 1, 0) == 1 }
+}
+
 /// Sleeps until one of the descriptors is readable or closed, or the timeout expires.
 pub(crate) fn sleep(fds: &[BorrowedFd<'_>; 2], timeout: Duration) {
     let entry = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
