@@ -26,6 +26,10 @@ unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
         (**self).idle_probe(probe)
     }
 
+    fn is_synchronous(&self) -> bool {
+        (**self).is_synchronous()
+    }
+
     fn device(&self) -> u64 {
         (**self).device()
     }

@@ -7,6 +7,7 @@
 mod addressing;
 mod allocations;
 mod borrowed;
+mod cpu_waits;
 mod datagrams;
 mod device_calls;
 mod device_qp;
@@ -35,6 +36,7 @@ mod ibverbs;
 mod leaks;
 mod merging;
 mod model;
+mod own_waits;
 mod placement;
 mod post_one;
 mod proxy;

@@ -114,6 +114,18 @@ impl Producer {
         Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
     }
 
+    /// The end of the last packet, in bytes since the ring was made.
+    pub(super) fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer has taken everything before a position. True of a position that is not
+    /// this ring's, and where the consumer's index is impossible.
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        let left = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
+        left > CAPACITY as u64 || self.tail.wrapping_sub(position) >= left
+    }
+
     /// Checks that a packet has room, and returns how many bytes it takes. With
     /// [`PushError::Full`], the producer is announced as waiting for room.
     pub(super) fn reserve(&self, header: usize, payload: usize) -> Result<usize, PushError> {

@@ -158,6 +158,27 @@ fn a_queue_pair_without_a_receive_queue_is_never_ready() {
 }
 
 #[test]
+fn a_queue_pair_without_queues_needs_no_record() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let without = |config: &mut QpConfig| {
+        (config.sq, config.sq_blocks) = (std::ptr::null_mut(), 0);
+        (config.rq, config.rq_entries) = (std::ptr::null_mut(), 0);
+        config.dbrec = std::ptr::null_mut();
+    };
+    let mut qp = TestQp::with(&card, pdn, &SIZES, without);
+    qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
+    // A doorbell of no queue pair, upon which the card looks at all of the page.
+    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it
+    // atomically, too.
+    unsafe { AtomicU64::from_ptr(qp.page.add(0x800).cast()) }.store(1, Ordering::Release);
+    run(&card);
+    assert_eq!(card.diagnostics()[0].field, "doorbell");
+    card.modify_qp(qp.qpn, &QpChange { state: Some(QpState::Err), ..QpChange::default() }).unwrap();
+    assert_eq!(qp.cq.poll(), None);
+}
+
+#[test]
 fn every_entry_carries_the_user_index() {
     let card = card(LinkLayer::InfiniBand);
     let pdn = card.alloc_pd().unwrap();
