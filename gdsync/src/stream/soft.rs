@@ -3,7 +3,8 @@
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::util::contain::{contain, drop_contained, log};
+use crate::util::contain::{drop_contained, log};
+use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
