@@ -135,6 +135,14 @@ impl Fabric {
         }
     }
 
+    /// Leaves the fabric: every link ends, as if the process had ended, and none is accepted.
+    pub(crate) fn close(&mut self) {
+        match &mut self.network {
+            Network::Shared(shared) => shared.close(),
+            Network::Tcp(tcp) => tcp.close(),
+        }
+    }
+
     /// Announces that the card will sleep: from now on peers wake the sleeper. False if packets are
     /// waiting already.
     pub fn prepare_sleep(&mut self) -> bool {

@@ -194,6 +194,13 @@ impl Shared {
         taken
     }
 
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.incoming.clear();
+    }
+
     pub(super) fn prepare_sleep(&mut self) -> bool {
         self.sleeper.announce();
         let empty = self.incoming.iter().flatten().all(Incoming::announce_sleep);

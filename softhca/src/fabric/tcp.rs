@@ -15,6 +15,7 @@ use super::packet::{Part, SendOutcome};
 use super::peers::{LISTENER, OUTGOING, Peers, free_slot};
 use super::sleeper::Sleeper;
 use super::tcp_link::{Incoming, Outgoing, PushError};
+use crate::os::socket;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::AsFd;
@@ -140,6 +141,13 @@ impl Tcp {
             }
         }
         taken
+    }
+
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.incoming.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
