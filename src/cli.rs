@@ -245,6 +245,13 @@ pub(crate) struct SoakOptions {
     /// made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
     pub(crate) faults: Option<String>,
+    /// Let streams of GPU N drive half of the links, and its kernels some others, with their messages
+    /// in the memory of the GPU
+    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: Option<u32>,
+    /// No GPU: software streams, threads and host memory in its place
+    #[arg(long, conflicts_with = "gpu")]
+    pub(crate) stand_in: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

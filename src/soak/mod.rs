@@ -4,12 +4,16 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
+mod gpu;
+mod kernels;
 mod ledger;
 mod loose;
 mod mesh;
 mod numbers;
 mod plan;
+mod poster;
 mod queues;
+mod region;
 mod reliable;
 mod tally;
 mod traffic;
@@ -46,6 +50,9 @@ struct Report<'a> {
     minutes: f64,
     procs: u32,
     queue_pairs: u32,
+    /// The GPU that drives links, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
     faults: &'a str,
     /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
@@ -58,6 +65,9 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     if hca::is_software(options.hca.as_ref()) {
         // Each worker would say it.
         softhca::environment::check()?;
+    }
+    if let Some(ordinal) = options.gpu {
+        gpu::check(ordinal, options.links, options.procs)?;
     }
     let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
     if !options.json {
@@ -75,9 +85,9 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     }
     let (all, errors) = finish(workers)?;
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
-    let SoakOptions { seed, minutes, procs, links, .. } = *options;
+    let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let report =
-        Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
+        Report { seed, minutes, procs, queue_pairs: 2 * links, gpu, faults: &plan, injected, tally: &all };
     text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
@@ -99,12 +109,18 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
     let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
     let rules: String = tally.rules.iter().map(rule).collect();
+    let by_gpu = match (tally.by_cuda, tally.by_kernels) {
+        (0, 0) => String::new(),
+        (streams, kernels) => {
+            format!("posted by streams: {streams}, by kernels or in their place: {kernels}\n")
+        }
+    };
     let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
     format!(
         "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
 {reads} reads, {atomics} atomic operations, {checked} checked waits
 unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
-faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
+{by_gpu}faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
 {rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events
 {flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed
 {errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
@@ -152,6 +168,7 @@ impl Worker {
             // Failures are what this is about.
             command.env(log::VARIABLE, "error");
         }
+        gpu::prepare(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
         child::dies_with_this_process(&mut command);
         let mut child = command.spawn()?;

@@ -170,6 +170,7 @@ fn mistakes_are_told_in_one_line_with_status_2() {
         (&["soak", "--procs", "65"], "65 is not in 2..=64"),
         (&["soak", "--faults", "drop nth=0"], "nth=0"),
         (&["soak", "--faults", "die nth=9"], "leave `die` out"),
+        (&["soak", "--gpu", "0", "--stand-in"], "--stand-in"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
@@ -194,8 +195,8 @@ fn a_missing_gpu_is_told_in_one_line() {
     // A number that no machine has, and the first, which this one may lack.
     let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
     for ordinal in missing {
-        for procs in ["1", "2"] {
-            let output = run(&["pingpong", "--gpu", ordinal, "--procs", procs, "--json"]);
+        for command in [&["pingpong", "--procs", "1"][..], &["pingpong", "--procs", "2"], &["soak"]] {
+            let output = run(&[command, &["--gpu", ordinal, "--json"]].concat());
             let message = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{message}");
             assert_eq!(message.trim_end().lines().count(), 1, "{message}");
@@ -203,6 +204,26 @@ fn a_missing_gpu_is_told_in_one_line() {
             assert!(output.stdout.is_empty());
         }
     }
+}
+
+#[test]
+fn a_soak_on_a_gpu_takes_no_more_links_than_its_streams_have_channels() {
+    let output = run(&["soak", "--gpu", "0", "--links", "33", "--procs", "2"]);
+    let message = text(&output.stderr);
+    assert_eq!((output.status.code(), message.trim_end().lines().count()), (Some(1), 1), "{message}");
+    assert!(message.contains("--links 33") && message.contains("take 32 at most"), "{message}");
+}
+
+#[test]
+fn a_soak_on_a_gpu_accounts_for_everything() {
+    if let Some(reason) = no_gpu() {
+        return skipped("a_soak_on_a_gpu_accounts_for_everything", &reason);
+    }
+    let counts = json(&["soak", "--gpu", "0", "--links", "16", "--procs", "2", "--minutes", "0.1", "--json"]);
+    for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
+        assert_eq!(counts[name], 0, "{name}: {counts}");
+    }
+    assert!(["by_cuda", "by_kernels"].iter().all(|name| counts[name].as_u64().unwrap() > 0), "{counts}");
 }
 
 #[test]

@@ -134,6 +134,21 @@ impl Device {
 
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
+    /// A provider is a table of entry points that its maker vouches for, such as those of
+    /// [`provider`](crate::verbs::provider). A plain table is none:
+    ///
+    /// ```compile_fail,E0308
+    /// use gdsync::{Device, verbs::provider};
+    /// use gdsync_sys::verbs::{ibv_context, ibv_device};
+    ///
+    /// unsafe extern "C" fn made_up(_: *mut ibv_device) -> *mut ibv_context {
+    ///     16 as *mut ibv_context
+    /// }
+    /// let mut table = **provider::software();
+    /// table.open_device = made_up;
+    /// let device = Device::open(Box::leak(Box::new(table)), None);
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
     /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5),
