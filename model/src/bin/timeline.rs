@@ -121,7 +121,9 @@ fn main() {
             stream.timeline.declare_passed(start.next().next());
         });
         // This one looks, and takes nothing back.
-        let looker = thread::spawn(move || drop(other.timeline.progress()));
+        let looker = thread::spawn(move || {
+            other.timeline.progress();
+        });
         world.reap([start.next(), start.next().next()]);
         stream.join().unwrap();
         looker.join().unwrap();

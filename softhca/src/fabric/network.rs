@@ -1,12 +1,14 @@
 //! A card's access to the fabric, whichever fabric it is on.
 
 use super::error::FabricError;
+use super::key;
 use super::listen;
 use super::node::Node;
 use super::packet::{Part, SendOutcome};
 use super::shared::Shared;
 use super::sleeper::Sleeper;
 use super::tcp::Tcp;
+use gdsync_auth::{Key, Limits};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
@@ -27,7 +29,11 @@ impl Fabric {
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
         let addresses = listen::from_environment()?;
-        if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
+        if addresses.is_empty() {
+            Self::on_host()
+        } else {
+            Self::at(&addresses, key::for_addresses(&addresses)?)
+        }
     }
 
     /// Joins the fabric of this host.
@@ -35,9 +41,10 @@ impl Fabric {
         Ok(Fabric { network: Network::Shared(Shared::bind()?) })
     }
 
-    /// Joins the fabric of several hosts, at the first of these addresses that is free.
-    pub(crate) fn at(addresses: &[SocketAddrV4]) -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses)?)) })
+    /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
+    /// have the same key reach each other.
+    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses, key, Limits::default())?)) })
     }
 
     /// The LID; 0 on the fabric of several hosts.

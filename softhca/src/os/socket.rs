@@ -160,12 +160,6 @@ fn peer_credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
     Ok(credentials)
 }
 
-/// The user that this process runs as.
-pub(crate) fn own_user() -> libc::uid_t {
-    // SAFETY: no preconditions.
-    unsafe { libc::geteuid() }
-}
-
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.
 #[repr(C)]
 union ControlBuffer {
