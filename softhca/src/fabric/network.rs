@@ -18,7 +18,7 @@ pub struct Fabric {
 }
 
 enum Network {
-    Shared(Shared),
+    Shared(Box<Shared>),
     Tcp(Box<Tcp>),
 }
 
@@ -38,7 +38,7 @@ impl Fabric {
 
     /// Joins the fabric of this host.
     pub(crate) fn on_host() -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Shared(Shared::bind()?) })
+        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?)) })
     }
 
     /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that

@@ -20,7 +20,7 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use crate::os::wait;
+use crate::os::{socket, wait};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
