@@ -20,13 +20,18 @@ mod traffic;
 mod wire;
 mod worker;
 
-use crate::cli::{LOG_VARIABLE, SoakOptions};
+use crate::cli::SoakOptions;
 use crate::failure::Failure;
-use crate::{fault_plan, text};
+use crate::{child, fault_plan, hca, log, text};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 use tally::{RuleTally, Tally};
+
+/// How long workers may take to end after one of them has failed: they notice it at once.
+const LAST: Duration = Duration::from_secs(10);
 
 /// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
@@ -57,6 +62,10 @@ struct Report<'a> {
 
 /// Runs workers, and prints what they counted.
 pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
+    if hca::is_software(options.hca.as_ref()) {
+        // Each worker would say it.
+        softhca::environment::check()?;
+    }
     if let Some(ordinal) = options.gpu {
         gpu::check(ordinal, options.links, options.procs)?;
     }
@@ -74,13 +83,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
         workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
     }
-    let mut all = Tally::default();
-    let mut errors = Vec::new();
-    for worker in &mut workers {
-        let (tally, error) = worker.finish()?;
-        all.add(&tally);
-        errors.extend(error);
-    }
+    let (all, errors) = finish(workers)?;
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
     let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let report =
@@ -125,6 +128,35 @@ unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dro
     )
 }
 
+/// The counts of all workers, and how some failed, in the order in which they ended. Once one has
+/// failed, the others have [`LAST`] to end: one that is stopped would not.
+fn finish(mut workers: Vec<Worker>) -> Result<(Tally, Vec<String>), Failure> {
+    let (sender, ended) = channel();
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        worker.listen(rank, sender.clone())?;
+    }
+    let mut all = Tally::default();
+    let mut errors = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    for left in (1..=workers.len()).rev() {
+        let next = match deadline {
+            None => ended.recv().ok(),
+            Some(at) => ended.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
+        };
+        let Some((rank, line)) = next else {
+            errors.push(format!("{left} workers did not end within {LAST:?} of the first that failed"));
+            break;
+        };
+        let (tally, error) = workers[rank].finish(&line)?;
+        all.add(&tally);
+        if error.is_some() {
+            deadline.get_or_insert(Instant::now() + LAST);
+        }
+        errors.extend(error.map(|error| format!("worker {rank} {error}")));
+    }
+    Ok((all, errors))
+}
+
 /// A worker process; killed if it is still there at the end.
 struct Worker(Child);
 
@@ -132,28 +164,40 @@ impl Worker {
     fn start(assignment: &Assignment) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
-        if std::env::var_os(LOG_VARIABLE).is_none() {
+        if std::env::var_os(log::VARIABLE).is_none() {
             // Failures are what this is about.
-            command.env(LOG_VARIABLE, "error");
+            command.env(log::VARIABLE, "error");
         }
         gpu::prepare(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        child::dies_with_this_process(&mut command);
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
         writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
         Ok(Worker(child))
     }
 
-    /// What it has counted, as far as it came, and how it failed.
-    fn finish(&mut self) -> Result<(Tally, Option<String>), Failure> {
+    /// A thread passes on the line that the worker writes last; an empty one where it ends without.
+    fn listen(&mut self, rank: usize, ended: Sender<(usize, String)>) -> Result<(), Failure> {
         let stdout = self.0.stdout.take().ok_or("a worker has no stdout")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
+        std::thread::Builder::new().name("soak-worker".to_owned()).spawn(move || {
+            let mut line = String::new();
+            // What cannot be read is missing from the line, which then does not parse.
+            let _ = BufReader::new(stdout).read_line(&mut line);
+            let _ = ended.send((rank, line));
+        })?;
+        Ok(())
+    }
+
+    /// What it has counted, as far as it came, and how it failed. It has written its last line.
+    fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
         let status = self.0.wait()?;
-        Ok(match serde_json::from_str(&line) {
+        Ok(match serde_json::from_str(line) {
             Ok(tally) if status.success() => (tally, None),
-            Ok(tally) => (tally, Some(format!("a worker ended with {status}"))),
-            Err(_) => (Tally::default(), Some(format!("a worker ended with {status}: {}", line.trim()))),
+            Ok(tally) => (tally, Some(format!("ended with {status}"))),
+            Err(_) => {
+                (Tally::default(), Some(format!("ended with {status}, and counted nothing: {}", line.trim())))
+            }
         })
     }
 }

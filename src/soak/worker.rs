@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_link_has_two_ends_in_two_processes() {
-        for procs in 2..=4 {
+        for procs in [2, 3, 4, 16] {
             for link in 0..40 {
                 let roles: Vec<(usize, Role)> =
                     (0..procs).filter_map(|rank| Some((rank, role(link, rank, procs, 1)?))).collect();

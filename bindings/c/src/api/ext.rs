@@ -29,6 +29,8 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
+        // Says in words what is wrong with a setting in the environment.
+        let present = gdsync::Device::names(api)?;
         // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it
         // is freed.
         let context = unsafe {
@@ -49,7 +51,7 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
             None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
                 provider: "software",
-                present: gdsync::Device::names(api)?,
+                present,
             })
             .into()),
         }

@@ -66,6 +66,27 @@ fn the_q_key_can_be_asked_for() {
 }
 
 #[test]
+fn a_register_outside_its_page_is_refused() {
+    let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    for offset in [1 << 44, 4096, 4092, 0x801, usize::MAX] {
+        let error = card.alloc_uar(&[0x800, offset]).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        assert!(matches!(&error, CardError::Invalid(InvalidValue { value, .. }) if *value == offset as u64));
+        assert!(
+            error.to_string().contains(&format!("is {offset:#x}: a multiple of 8, at most 4088")),
+            "{error}"
+        );
+    }
+    // The card's thread lives, and polls the registers of the pages that there are.
+    let uar = card.alloc_uar(&[0, 4088]).unwrap();
+    // SAFETY: the last register of the page, which the card reads and clears as an atomic.
+    let last = unsafe { AtomicU64::from_ptr(uar.page.add(4088).cast()) };
+    last.store(7, Ordering::Release);
+    until("the card takes the doorbell", || (last.load(Ordering::Acquire) == 0).then_some(()));
+    card.free_uar(uar.id).unwrap();
+}
+
+#[test]
 fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
