@@ -70,15 +70,26 @@
 //! ([`NotifyError::Consistency`]).
 
 pub mod bootstrap;
+mod config;
+mod connect;
 mod connections;
+mod control;
 mod device;
 mod error;
 mod layout;
+mod life;
+mod monitor;
 mod options;
+mod part;
+mod parts;
 mod peer;
 mod queue;
+mod rank_set;
+mod release;
+mod replace;
 mod segment;
 mod team;
+mod together;
 mod word;
 
 #[doc = include_str!("../guide.md")]
@@ -88,10 +99,12 @@ pub mod guide {}
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use config::TeamConfig;
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
-pub use error::NotifyError;
+pub use error::{DeathCause, NotifyError};
 pub use layout::RemoteSegment;
+pub use part::{PartPlan, SegmentMemory};
 pub use queue::Queue;
-pub use segment::{Segment, SegmentMemory};
-pub use team::{Team, TeamConfig};
+pub use segment::Segment;
+pub use team::Team;
 pub use word::{NotificationWord, WaitNotification};
