@@ -99,11 +99,16 @@ impl Connections {
             Outcome::Drop(dead) => dead,
             Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
         };
-        // The others hear of the decision even if this process ends now.
-        self.wait_for_all(|control| {
+        // The others hear of the decision even if this process ends now. What is decided stays: a
+        // rank that stands still hears of it later.
+        let told = self.wait_for_all(|control| {
             control.poll(&self.life);
-            Ok(if control.is_flushed(&self.life) { Ok(()) } else { Err(Vec::new()) })
-        })?;
+            let missing = control.unflushed(&self.life);
+            Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
+        });
+        if let Err(error) = told {
+            tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
+        }
         // Another rank may have found some of them dead; then they are known here, too.
         self.settle();
         let dropped = self.life.drop_ranks(&dead);

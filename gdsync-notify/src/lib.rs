@@ -7,7 +7,9 @@
 //! included, made over a [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
 //! every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means
 //! "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a stream; attached to
-//! a device ([`Queue::attach_device`]), from inside kernels. The [`guide`] compares the calls with
+//! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
+//! it, with its number ([`NotifyError::PeerDead`]); the others go on without it ([`Team::shrink`]),
+//! or with a new process in its place ([`Team::replace`]). The [`guide`] compares the calls with
 //! GASPI's and lists what a program has to know.
 //!
 //! ```

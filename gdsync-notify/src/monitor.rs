@@ -28,7 +28,7 @@ fn run(watched: &Weak<Connections>) {
         let Some(connections) = watched.upgrade() else { return };
         let mut control = connections.control.lock();
         control.poll(&life);
-        period = (control.period() / 4).min(LOOK);
+        period = control.look_period().min(LOOK);
         drop(control);
         if life.lost() != Default::default() && connections.settle() {
             period = period.min(HOLD);

@@ -166,26 +166,31 @@ pub(crate) struct Posting<'a> {
 impl Posting<'_> {
     /// Posts a request whose completion says that those before it have completed, too.
     pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request, QueuePair::post_send)?;
+        self.give(request, QueuePair::post_send, |_| Ok(()))?;
         self.progress.certain = self.progress.given;
         Ok(())
     }
 
     /// Posts a request that a later one completes.
     pub(crate) fn post_unsignaled(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request.unsignaled(), QueuePair::post_send)
+        self.give(request.unsignaled(), QueuePair::post_send, |_| Ok(()))
     }
 
-    /// Prepares a request for a stream.
+    /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
+    /// does not see that its waits are released, and would write what it has not received.
     pub(crate) fn prepare(&mut self, request: WorkRequest<'_>) -> Result<PreparedSend, NotifyError> {
-        self.give(request, QueuePair::prepare)
+        self.peer.life.check(self.peer.rank)?;
+        self.peer.life.check_all()?;
+        self.give(request, QueuePair::prepare, Life::check_all)
     }
 
-    /// Gives the next request to the queue pair, and waits for room while the queue is full.
+    /// Gives the next request to the queue pair, and waits for room while the queue is full, as long
+    /// as `may_wait` says so.
     fn give<'a, T>(
         &mut self,
         request: WorkRequest<'a>,
         act: impl Fn(&QueuePair, WorkRequest<'a>) -> Result<T, QueueError>,
+        may_wait: impl Fn(&Life) -> Result<(), NotifyError>,
     ) -> Result<T, NotifyError> {
         let Posting { peer, timeout, .. } = *self;
         let mut pause = Pause::new();
@@ -198,6 +203,7 @@ impl Posting<'_> {
                     return Ok(done);
                 }
                 Err(QueueError::Full(_)) if pause.elapsed() < timeout => {
+                    may_wait(&peer.life)?;
                     let before = self.progress.completed;
                     peer.poll(&mut self.progress)?;
                     if self.progress.completed == before {

@@ -93,7 +93,9 @@ impl Queue {
     /// [`Self::write`], for a batch of a stream.
     ///
     /// # Errors
-    /// As there.
+    /// As there; [`NotifyError::PeerDead`] while any rank is dead and not dropped
+    /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
+    /// it gets nothing new to do; so for all calls that prepare.
     pub fn prepare_write(
         &self,
         from: &Slice,

@@ -43,12 +43,12 @@ impl Watch {
         }
         // One attempt less than the team's connections: a death is met by the probe after it.
         if retries >= 3 && attempt(timeout) * u32::from(retries) >= SHORTEST {
-            return Watch { connect: team.retry_count(retries - 1), period: attempt(timeout) * 7 / 8 };
+            return Watch { connect: team.retry_count(retries - 1), period: attempt(timeout) * 3 / 4 };
         }
         let limit = attempt(timeout) * (u32::from(retries) + 1);
         let shortest = (1..31).find(|code| attempt(*code) * 8 >= SHORTEST).unwrap_or(31);
         let code = (shortest..31).take_while(|code| attempt(*code) * 9 <= limit).last().unwrap_or(shortest);
-        Watch { connect: team.timeout(code).retry_count(7), period: attempt(code) * 7 / 8 }
+        Watch { connect: team.timeout(code).retry_count(7), period: attempt(code) * 3 / 4 }
     }
 }
 
@@ -130,8 +130,9 @@ impl Control {
         (self.number, self.is_broken) = (0, false);
     }
 
-    pub(crate) fn period(&self) -> Duration {
-        self.watch.period
+    /// Time between two looks that is short beside that between two probes.
+    pub(crate) fn look_period(&self) -> Duration {
+        self.watch.period / 4
     }
 
     /// Takes what has arrived, sends what waits, probes, and finds the dead. Ranks that `life` says
@@ -272,8 +273,33 @@ impl Control {
         Ok(outcome)
     }
 
-    /// Everything that was sent to living ranks has arrived there.
-    pub(crate) fn is_flushed(&self, life: &Life) -> bool {
-        self.links.iter().flatten().all(|link| !life.is_alive(link.rank) || link.is_flushed())
+    /// The living ranks at which not everything has arrived that was sent there.
+    pub(crate) fn unflushed(&self, life: &Life) -> Vec<u32> {
+        let links = self.links.iter().flatten();
+        links.filter(|link| life.is_alive(link.rank) && !link.is_flushed()).map(|link| link.rank).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_death_is_found_within_the_time_out_of_the_team() {
+        let whole = |options: ConnectOptions| {
+            TIMEOUT_UNIT * (1 << options.timeout) * (u32::from(options.retry_count) + 1)
+        };
+        for (timeout, retries) in (1..24).flat_map(|timeout| (0..8).map(move |retries| (timeout, retries))) {
+            let team = ConnectOptions::default().timeout(timeout).retry_count(retries).rnr_retry(0);
+            let watch = Watch::of(team);
+            // A probe may be late by the time between two looks.
+            let latest = whole(watch.connect) + watch.period * 5 / 4;
+            let limit = whole(team).max(Duration::from_millis(1300));
+            assert!(latest <= limit, "{timeout} {retries}: {latest:?} {watch:?}");
+            // One lost packet, or one late answer, is no death.
+            assert!(watch.connect.retry_count >= 2 && whole(watch.connect) >= SHORTEST, "{watch:?}");
+            assert_eq!(watch.connect.rnr_retry, 7);
+        }
+        assert_eq!(Watch::of(ConnectOptions::default().timeout(0)).connect.timeout, 0);
     }
 }

@@ -5,7 +5,7 @@ use crate::notify_rig::Rank;
 use crate::ranks::{LONG, Ranks, domain};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
-use gdsync::{Batch, PinnedMemory, SoftStream, Stream};
+use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
 use gdsync_notify::bootstrap::{Bootstrap, Job};
 use gdsync_notify::{NotifyError, Segment, Team, TeamConfig, WaitNotification};
 use gdsync_test_support::device::Ended;
@@ -230,6 +230,51 @@ fn a_stream_is_released_with_a_status_that_is_read_behind_the_wait() {
     assert_eq!(any.load(), 0);
     segment.check_notification(0).unwrap();
     team.queue(0).unwrap().flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+#[test]
+fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
+    let Some(role) = role() else {
+        return three("a_ring_of_streams_ends_with_the_death_of_a_rank");
+    };
+    // A short queue: ranks soon wait for room.
+    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
+    let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(8));
+    let team = Team::new(&domain(), bootstrap, config).unwrap();
+    // A rank may be three rounds behind the one before it.
+    let segment = team.allocate(64, 4).unwrap();
+    let (queue, next) = (team.queue(0).unwrap(), (team.rank() + 1) % 3);
+    let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
+    team.barrier().unwrap();
+    let mut last = Instant::now();
+    let error = (0..)
+        .find_map(|round| {
+            if role == "die" && round == 100 {
+                assert!(stream.synchronize_timeout(LONG).unwrap());
+                be_killed();
+            }
+            last = Instant::now();
+            let send = match queue.prepare_notify(next, &segment, round % 4, round + 1) {
+                Ok(send) => send,
+                Err(error) => return Some(error),
+            };
+            let arrival = segment.notification(round % 4).unwrap();
+            match stream.post_timeout(Batch::new().send(send).wait_notification(&arrival), LONG) {
+                Ok(_) => None,
+                // Prepared before its queue pair was ended.
+                Err(error) if !team.dead().is_empty() => {
+                    Some(queue.flush(LONG).expect_err(&error.to_string()))
+                }
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .unwrap();
+    is_dead::<()>(Err(error));
+    assert!(last.elapsed() < WITHIN, "{:?}", last.elapsed());
+    assert!(stream.synchronize_timeout(WITHIN).unwrap(), "{:?}", stream.oldest_wait());
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    queue.flush(LONG).unwrap();
     team.barrier().unwrap();
 }
 
