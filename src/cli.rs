@@ -14,11 +14,11 @@ use softhca::card::LinkLayer;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Environment variable with the filter of the log.
-pub(crate) const LOG_VARIABLE: &str = "GDSYNC_LOG";
-
 /// Longest message in bytes: 1 GiB, the largest that a card's port allows.
 pub(crate) const MAX_SIZE: u64 = 1 << 30;
+/// Most exchanges of a run, and posts of a benchmark: far more than any machine performs, and few
+/// enough that sums and products of them fit 64 bits.
+pub(crate) const MAX_EXCHANGES: u64 = 1 << 48;
 /// Most exchanges that may be enqueued at a time; their work requests have to fit a queue.
 pub(crate) const MAX_BATCH: u64 = 1024;
 
@@ -148,8 +148,20 @@ impl Cli {
 }
 
 impl PingpongOptions {
+    /// All exchanges: the warm-up, and those that are measured. `None` where a 64-bit number does
+    /// not hold them, which the parser refuses.
+    pub(crate) fn exchanges(&self) -> Option<u64> {
+        self.warmup.checked_add(self.iters)
+    }
+
     /// What does not go together.
     fn conflict(&self) -> Option<String> {
+        if self.exchanges().is_none_or(|all| all > MAX_EXCHANGES) {
+            return Some(format!(
+                "--warmup {} and --iters {} are together more than the {MAX_EXCHANGES} exchanges that are counted: give fewer",
+                self.warmup, self.iters
+            ));
+        }
         if self.gpu.is_some() && self.trigger == Trigger::Cpu {
             return Some("--gpu is for streams: with --trigger cpu, no GPU has a part in it".to_owned());
         }
@@ -219,8 +231,8 @@ pub(crate) struct SoakOptions {
     /// What everything random is made of
     #[arg(long, default_value = "1", allow_hyphen_values = true)]
     pub(crate) seed: u64,
-    /// Processes, 2 to 4
-    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=4), allow_hyphen_values = true)]
+    /// Processes, 2 to 64
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(2..=64), allow_hyphen_values = true)]
     pub(crate) procs: u32,
     /// Pairs of connected queue pairs
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=1024), allow_hyphen_values = true)]
@@ -233,6 +245,13 @@ pub(crate) struct SoakOptions {
     /// made of the seed]
     #[arg(long, value_name = "PLAN", value_parser = fault_plan::parse)]
     pub(crate) faults: Option<String>,
+    /// Let streams of GPU N drive half of the links, and its kernels some others, with their messages
+    /// in the memory of the GPU
+    #[arg(long, value_name = "N", value_parser = values::ordinal, allow_hyphen_values = true)]
+    pub(crate) gpu: Option<u32>,
+    /// No GPU: software streams, threads and host memory in its place
+    #[arg(long, conflicts_with = "gpu")]
+    pub(crate) stand_in: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -299,7 +318,7 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
     /// Posts of each kind
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = values::positive, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
     pub(crate) posts: u64,
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]

@@ -60,6 +60,12 @@ fn options_that_do_not_go_together_are_refused() {
         (&["--cq", "gpu"], "--cq gpu needs --gpu N"),
         (&["--wq", "host", "--dbrec", "gpu"], "--dbrec gpu needs --gpu N"),
         (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),
+        (&["--iters", "18446744073709551615"], "--iters 18446744073709551615 are together more than the"),
+        (
+            &["--warmup", "281474976710656"],
+            "--warmup 281474976710656 and --iters 1000 are together more than",
+        ),
+        (&["--warmup", "18446744073709551615", "--iters", "18446744073709551615"], "give fewer"),
     ] {
         let message = parse(arguments).unwrap_err();
         assert!(message.contains(said) && !message.contains('\n'), "{arguments:?}: {message}");
@@ -71,6 +77,20 @@ fn options_that_do_not_go_together_are_refused() {
     let placement = options.layout.placement(options.gpu);
     let (gpu, stand_in) = (gdsync::cuda::Placement::Gpu(2), gdsync::cuda::Placement::StandIn);
     assert_eq!(placement, gdsync::cuda::QueuePlacement::HOST.completions(gpu).work(stand_in));
+}
+
+#[test]
+fn posts_have_a_limit() {
+    let posts = |text: &str| match Cli::parse_words(["gdsync", "bench", "post", "--posts", text]) {
+        Ok(Cli { command: Command::Bench(options) }) => Ok(options.posts),
+        Ok(other) => Err(format!("{other:?}")),
+        Err(error) => Err(one_line(&error.to_string())),
+    };
+    assert_eq!(posts("281474976710656"), Ok(MAX_EXCHANGES));
+    for text in ["281474976710657", "18446744073709551615"] {
+        let message = posts(text).unwrap_err();
+        assert!(message.contains(&format!("{text} is more than the 281474976710656 posts")), "{message}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Values on the command line: what text means, and what it must be instead.
 
-use super::{MAX_BATCH, MAX_SIZE, SoftDevices};
+use super::{MAX_BATCH, MAX_EXCHANGES, MAX_SIZE, SoftDevices};
 use gdsync::verbs::Mtu;
 use softhca::devices::MAX_DEVICES;
 
@@ -19,6 +19,15 @@ pub(super) fn positive(text: &str) -> Result<u64, String> {
     match count(text) {
         Ok(0) | Err(_) => Err(format!("{text} is not a whole number of 1 or more")),
         Ok(value) => Ok(value),
+    }
+}
+
+pub(super) fn posts(text: &str) -> Result<u64, String> {
+    match positive(text)? {
+        posts if posts > MAX_EXCHANGES => {
+            Err(format!("{posts} is more than the {MAX_EXCHANGES} posts that are counted: give fewer"))
+        }
+        posts => Ok(posts),
     }
 }
 

@@ -4,6 +4,7 @@
 //! arguments; `gdsync soft` answers with that of its command.
 
 mod bench;
+mod child;
 mod cli;
 mod devices;
 mod doctor;
@@ -11,6 +12,7 @@ mod explain;
 mod failure;
 mod fault_plan;
 mod hca;
+mod log;
 mod mapped;
 mod pattern;
 mod pingpong;
@@ -19,7 +21,7 @@ mod soak;
 mod soft;
 mod text;
 
-use cli::{Cli, Command, LOG_VARIABLE};
+use cli::{Cli, Command};
 use failure::Failure;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -29,12 +31,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(io::stderr)
-        .init();
+    match log::own_filter() {
+        Ok(filter) => tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init(),
+        Err(error) => {
+            // If stderr itself fails, there is no place to report it.
+            let _ = writeln!(io::stderr(), "gdsync: {error}");
+            return ExitCode::from(2);
+        }
+    }
     let done = |result: Result<(), Failure>| result.map(|()| ExitCode::SUCCESS);
     let result = match cli.command {
         Command::Pingpong(options) => done(pingpong::run(&options)),

@@ -105,7 +105,8 @@ mod tests {
             prop_assert_eq!(pattern.check(&memory, 0, 0, len), Ok(()));
             if len > 0 {
                 let at = at.index(len);
-                memory.bytes()[at].fetch_xor(flip, Ordering::Relaxed);
+                let byte = &memory.bytes()[at];
+                byte.store(byte.load(Ordering::Relaxed) ^ flip, Ordering::Relaxed);
                 let found = pattern.check(&memory, 0, 0, len).unwrap_err();
                 prop_assert!(found <= at && at < found + 8);
             }

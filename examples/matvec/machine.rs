@@ -10,9 +10,10 @@ use gdsync::mapped::MappedMemory;
 use gdsync::memop::MemOpStream;
 use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{Access, CudaStream, MemoryRegion, PinnedMemory, ProtectionDomain, SoftStream, Stream};
+use gdsync_sys::shared::SharedU32;
 use libloading::Library;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 const MATVEC: Source = Source {
     name: "matvec.cu",
@@ -86,7 +87,7 @@ impl Threads {
     }
 }
 
-fn words(memory: &Memory) -> &[AtomicU32] {
+fn words(memory: &Memory) -> &[SharedU32] {
     match memory {
         Memory::Host(region) => region.words32(),
         // Never given out by `Threads`.
@@ -117,7 +118,7 @@ impl Machine for Threads {
         let Operands { matrix, inputs, results, vectors } = *operands;
         let (matrix, inputs, results) = (matrix.clone(), inputs.clone(), results.clone());
         let kernel = move || {
-            let get = |word: &AtomicU32| f32::from_bits(word.load(Ordering::Relaxed));
+            let get = |word: &SharedU32| f32::from_bits(word.load(Ordering::Relaxed));
             let matrix: Vec<f32> = words(&matrix).iter().map(get).collect();
             let (inputs, results) = (words(&inputs).chunks(SIDE), words(&results).chunks(SIDE));
             for (input, result) in inputs.zip(results).take(vectors) {

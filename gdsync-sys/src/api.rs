@@ -1,4 +1,8 @@
 //! The table of verbs entry points: the one seam between gdsync and what drives the card.
+//!
+//! Safe code calls through a [`VerbsApi`] only, which says that its maker has vouched for the table.
+//! The table itself, [`VerbsTable`], is plain data: the code that fills one vouches for it by an
+//! `unsafe` call.
 
 use crate::mlx5dv::{
     mlx5dv_cq_init_attr, mlx5dv_devx_obj, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in, mlx5dv_obj,
@@ -10,6 +14,7 @@ use crate::verbs::{
     ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr,
 };
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
+use std::ops::Deref;
 
 /// What fills the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +26,59 @@ pub enum Provider {
     System,
 }
 
-/// Entry points of libibverbs and libmlx5, as C function pointers.
+/// A table of entry points that behaves as [`VerbsApi::new`] demands, so that safe code may use it.
+/// Its entries are reached as those of the [`VerbsTable`] are, and cannot be changed.
+///
+/// [`crate::system::load`] makes one, and so does the software card of the `softhca` crate. Any
+/// other is made from a table, which is an `unsafe` call:
+///
+/// ```compile_fail,E0133
+/// use gdsync_sys::{VerbsApi, api::VerbsTable};
+/// fn vouch(table: VerbsTable) -> VerbsApi {
+///     VerbsApi::new(table)
+/// }
+/// ```
+/// ```compile_fail,E0451
+/// use gdsync_sys::{VerbsApi, api::VerbsTable};
+/// fn make(table: VerbsTable) -> VerbsApi {
+///     VerbsApi { table }
+/// }
+/// ```
+/// ```compile_fail,E0594
+/// use gdsync_sys::{VerbsApi, api::VerbsTable};
+/// fn change(api: &mut VerbsApi, other: &VerbsTable) {
+///     api.open_device = other.open_device;
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct VerbsApi {
+    table: VerbsTable,
+}
+
+impl VerbsApi {
+    /// Vouches for a table.
+    ///
+    /// # Safety
+    /// For the rest of the process, each entry does what the conventions of [`VerbsTable`] and the
+    /// manual page of its C function say, whenever it is called as that page allows, from any
+    /// thread: what it returns is null or valid for as long as the page says; what it reports
+    /// (counts, sizes, addresses of queues, names that end with a zero) is true; and it keeps no
+    /// memory of its caller beyond what the page says. No entry unwinds.
+    pub const unsafe fn new(table: VerbsTable) -> Self {
+        VerbsApi { table }
+    }
+}
+
+impl Deref for VerbsApi {
+    type Target = VerbsTable;
+
+    fn deref(&self) -> &VerbsTable {
+        &self.table
+    }
+}
+
+/// Entry points of libibverbs and libmlx5, as C function pointers. Plain data: [`VerbsApi`] is what
+/// safe code takes.
 ///
 /// Conventions are those of the C libraries: a function that returns a pointer returns null and
 /// sets `errno` on failure; one that returns an `int` returns 0, or a positive errno (or -1 with
@@ -32,7 +89,7 @@ pub enum Provider {
 /// private symbol behind a macro, the provider supplies a function with the documented behaviour.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each field is the C function of the same name, documented there")]
-pub struct VerbsApi {
+pub struct VerbsTable {
     /// What filled the table.
     pub provider: Provider,
     pub get_device_list: unsafe extern "C" fn(num: *mut c_int) -> *mut *mut ibv_device,

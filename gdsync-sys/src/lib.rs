@@ -19,6 +19,7 @@ pub mod mlx5dv;
 pub mod nvrm;
 pub mod pause;
 pub mod prm;
+pub mod shared;
 pub mod system;
 pub mod verbs;
 

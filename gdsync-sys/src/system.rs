@@ -3,7 +3,7 @@
 mod inline;
 
 use crate::VerbsApi;
-use crate::api::{DevxApi, Provider};
+use crate::api::{DevxApi, Provider, VerbsTable};
 use libloading::Library;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
@@ -60,8 +60,10 @@ pub fn load() -> Result<&'static VerbsApi, LoadError> {
     if let Some(api) = API.get() {
         return Ok(api);
     }
-    let api = fill(LIBIBVERBS, LIBMLX5)?;
-    Ok(API.get_or_init(|| api))
+    let table = fill(LIBIBVERBS, LIBMLX5)?;
+    // SAFETY: the entries are rdma-core's own functions, in libraries that stay loaded, and the three of
+    // `inline`, which call them: they do what their manual pages say.
+    Ok(API.get_or_init(|| unsafe { VerbsApi::new(table) }))
 }
 
 /// A loaded library that is never unloaded.
@@ -107,7 +109,7 @@ macro_rules! table {
     };
 }
 
-fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, LoadError> {
+fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, LoadError> {
     let verbs = Loaded::open(libibverbs, PACKAGE)?;
     let mlx5 = Loaded::open(libmlx5, PACKAGE)?;
     // SAFETY: each field has the type that the header of that library declares for the function of
@@ -115,7 +117,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsApi, Loa
     // Debian symbol files; of a symbol with several versions, `dlsym` finds the newest.
     Ok(unsafe {
         table! {
-            VerbsApi {
+            VerbsTable {
                 provider: Provider::System,
                 alloc_td: inline::alloc_td,
                 dealloc_td: inline::dealloc_td,

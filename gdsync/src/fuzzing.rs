@@ -4,7 +4,8 @@ use crate::batch::proof::Case;
 use crate::qp::cq::CompletionQueue;
 use crate::queue::doorbell::PeerOp;
 use gdsync_sys::prm::cqe::{CQE_SIZE, LAST_DWORD};
-use std::sync::atomic::{AtomicU8, Ordering};
+use gdsync_sys::shared::SharedU8;
+use std::sync::atomic::Ordering;
 
 /// Writes a completion entry as the card does: the owner bit last.
 pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) {
@@ -16,7 +17,7 @@ pub fn write_entry(queue: &CompletionQueue, index: u32, entry: &[u8; CQE_SIZE]) 
     for (at, byte) in (first..).zip(entry) {
         // SAFETY: the entry belongs to the queue's ring, which lives as long as the queue; a card
         // may write there at any time.
-        unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(*byte, Ordering::Release);
+        unsafe { SharedU8::from_ptr(at as *mut u8) }.store(*byte, Ordering::Release);
     }
 }
 

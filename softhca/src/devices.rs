@@ -2,6 +2,7 @@
 
 use crate::card::LinkLayer;
 use crate::fabric::is_tcp;
+use crate::setting::{self, SettingError};
 
 /// Environment variable with the software devices of this process: a number from 1 to 8 of
 /// InfiniBand devices, or a list of link layers such as `ib,roce,ib`. Without it there is one
@@ -10,11 +11,12 @@ pub const DEVICES_VARIABLE: &str = "SOFTHCA_DEVICES";
 /// Most devices of one process.
 pub const MAX_DEVICES: usize = 8;
 
-/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set,
-/// or malformed, which is logged.
-pub fn devices_from_environment() -> Vec<LinkLayer> {
-    let value = std::env::var_os(DEVICES_VARIABLE).map(|value| value.to_string_lossy().into_owned());
-    on_fabric(devices(value.as_deref()))
+/// The link layer of each device in [`DEVICES_VARIABLE`]. One InfiniBand device if it is not set.
+///
+/// # Errors
+/// The variable is malformed.
+pub fn devices_from_environment() -> Result<Vec<LinkLayer>, SettingError> {
+    devices(setting::value(DEVICES_VARIABLE).as_deref()).map(on_fabric)
 }
 
 /// The link layers of devices on the fabric that the environment selects. On the fabric of several
@@ -23,16 +25,13 @@ pub fn on_fabric(devices: Vec<LinkLayer>) -> Vec<LinkLayer> {
     if is_tcp() { vec![LinkLayer::Ethernet; devices.len()] } else { devices }
 }
 
-fn devices(value: Option<&str>) -> Vec<LinkLayer> {
-    let one = vec![LinkLayer::InfiniBand];
-    let Some(value) = value else { return one };
-    parse(value).unwrap_or_else(|| {
-        tracing::warn!(
-            value,
-            "{DEVICES_VARIABLE} is neither a number from 1 to {MAX_DEVICES} nor a list of as many `ib` and `roce`: \
-             one InfiniBand device is used"
+fn devices(value: Option<&str>) -> Result<Vec<LinkLayer>, SettingError> {
+    let Some(value) = value else { return Ok(vec![LinkLayer::InfiniBand]) };
+    parse(value).ok_or_else(|| {
+        let allowed = format!(
+            "it is neither a number from 1 to {MAX_DEVICES} nor a list of as many `ib` and `roce`, such as ib,roce"
         );
-        one
+        SettingError::malformed(DEVICES_VARIABLE, value, allowed)
     })
 }
 
@@ -61,6 +60,7 @@ mod tests {
 
     #[test]
     fn numbers_and_lists_of_link_layers() {
+        let devices = |value| devices(value).unwrap();
         assert_eq!(devices(None), [InfiniBand]);
         assert_eq!(devices(Some("3")), [InfiniBand; 3]);
         assert_eq!(devices(Some("ib,roce, ib")), [InfiniBand, Ethernet, InfiniBand]);
@@ -69,11 +69,12 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_means_one() {
+    fn what_makes_no_sense_is_an_error() {
         let long = ["ib"; 9].join(",");
         for bad in ["", "0", "9", "-1", "two", "1.5", "ib,", "ib,iwarp", "IB", &long, "99999999999999999999"]
         {
-            assert_eq!(devices(Some(bad)), [InfiniBand], "{bad:?}");
+            let error = devices(Some(bad)).unwrap_err().to_string();
+            assert!(error.contains(bad) && error.contains("a number from 1 to 8"), "{error}");
         }
     }
 }

@@ -11,11 +11,13 @@
 
 pub mod card;
 pub mod devices;
+pub mod environment;
 pub mod fabric;
 pub mod faults;
 mod os;
 mod packet;
 mod peer_memory;
+pub mod setting;
 pub mod sysfs;
 #[cfg(test)]
 mod testing;

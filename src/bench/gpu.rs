@@ -5,8 +5,9 @@ use gdsync::cudarc::driver::{CudaContext, sys};
 use gdsync::memop::{MemOpStream, Word32, Word64};
 use gdsync::memory::StreamAddr;
 use gdsync::{CudaStream, PinnedMemory, Stream, cuda};
+use gdsync_sys::shared::SharedU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The shared word that the stream waits for, and the one that it writes last.
@@ -32,7 +33,7 @@ impl Gpu {
     }
 
     /// One word to a cache line.
-    pub(super) fn word(&self, line: usize) -> &AtomicU32 {
+    pub(super) fn word(&self, line: usize) -> &SharedU32 {
         &self.words.words32()[line * 16]
     }
 

@@ -31,7 +31,7 @@ fn software(machine: &Machine<'_>) -> Check {
         Answer::Says(ports) => question.pass(format!("{}: works here", describe(ports))),
         Answer::NotAsked => question.skip("not recorded with this tree"),
         Answer::Absent(reason) | Answer::Broken(reason) => {
-            question.fail(reason.clone(), "unset SOFTHCA_DEVICES and SOFTHCA_LISTEN, or see docs/hosts.md")
+            question.fail(reason.clone(), "correct or unset SOFTHCA_DEVICES, SOFTHCA_FAULTS and SOFTHCA_LISTEN: see docs/hosts.md and docs/faults.md")
         }
     }
 }

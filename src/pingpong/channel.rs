@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A message from one side to the other.
@@ -15,52 +15,62 @@ pub(super) enum Message {
     Hello { endpoint: String, data: String, flag: String },
     /// Its receives are posted.
     Ready,
-    /// It has finished.
-    Done { error: Option<String> },
+    /// It has finished. An error that is no cause is a consequence of a failure that this side may
+    /// know better.
+    Done { error: Option<String>, is_cause: bool },
 }
-
-type Hook = Box<dyn FnOnce() + Send>;
 
 /// What is said where nothing better is known.
 pub(super) const GONE: &str = "the other side is gone";
+/// What is said before an error of the other side.
+pub(super) const OTHER_SIDE: &str = "the other side: ";
 
-/// What to do when the other side has ended.
+/// Why the other side will do nothing more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has failed, and said how; perhaps it knows only consequences of the failure.
+    Failed { error: String, is_cause: bool },
+    /// It has ended, or was killed.
+    Gone,
+}
+
+type Hook = Box<dyn FnMut(&End) + Send>;
+
+/// What to do when the other side fails or ends.
 #[derive(Clone, Default)]
-pub(super) struct OnLoss {
-    state: Arc<Mutex<Loss>>,
+pub(super) struct OnEnd {
+    state: Arc<Mutex<Ends>>,
 }
 
 #[derive(Default)]
-struct Loss {
-    gone: bool,
+struct Ends {
+    seen: Vec<End>,
     hook: Option<Hook>,
 }
 
-impl OnLoss {
-    /// Sets what to do; done at once where the other side has ended already.
-    pub(super) fn set(&self, hook: impl FnOnce() + Send + 'static) {
-        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if state.gone {
-            drop(state);
-            hook();
-        } else {
-            state.hook = Some(Box::new(hook));
-        }
+impl OnEnd {
+    fn lock(&self) -> MutexGuard<'_, Ends> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what to do; done at once for what has happened already.
+    pub(super) fn set(&self, mut hook: impl FnMut(&End) + Send + 'static) {
+        let mut state = self.lock();
+        state.seen.iter().for_each(&mut hook);
+        state.hook = Some(Box::new(hook));
     }
 
     /// From now on the other side may go.
     pub(super) fn clear(&self) {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).hook = None;
+        self.lock().hook = None;
     }
 
-    fn gone(&self) {
-        let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        state.gone = true;
-        let hook = state.hook.take();
-        drop(state);
-        if let Some(hook) = hook {
-            hook();
+    fn happens(&self, end: End) {
+        let mut state = self.lock();
+        if let Some(hook) = &mut state.hook {
+            hook(&end);
         }
+        state.seen.push(end);
     }
 }
 
@@ -68,29 +78,31 @@ impl OnLoss {
 pub(super) struct Channel {
     lines: Receiver<String>,
     writer: Box<dyn Write + Send>,
-    on_loss: OnLoss,
+    on_end: OnEnd,
 }
 
 impl Channel {
     /// A thread of its own reads, so that the end of the other side is noticed at any time.
     pub(super) fn new(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
         let (sender, lines) = channel();
-        let on_loss = OnLoss::default();
-        let told = on_loss.clone();
+        let on_end = OnEnd::default();
+        let told = on_end.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(reader).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
+                if let Ok(Message::Done { error: Some(error), is_cause }) = serde_json::from_str(&line) {
+                    told.happens(End::Failed { error, is_cause });
                 }
+                // A side that receives no more still has to know of the end.
+                let _ = sender.send(line);
             }
             drop(sender);
-            told.gone();
+            told.happens(End::Gone);
         });
-        Channel { lines, writer: Box::new(writer), on_loss }
+        Channel { lines, writer: Box::new(writer), on_end }
     }
 
-    pub(super) fn on_loss(&self) -> &OnLoss {
-        &self.on_loss
+    pub(super) fn on_end(&self) -> &OnEnd {
+        &self.on_end
     }
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
@@ -102,13 +114,19 @@ impl Channel {
 
     /// The next message; waits for ever where there is no time-out, but not for a side that has
     /// ended.
+    ///
+    /// # Errors
+    /// Among others, the error that the other side has failed with.
     pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Message, Failure> {
         let line = match timeout {
             Some(timeout) => self.lines.recv_timeout(timeout),
             None => self.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match line {
-            Ok(line) => Ok(serde_json::from_str(&line)?),
+            Ok(line) => match serde_json::from_str(&line)? {
+                Message::Done { error: Some(error), .. } => Err(format!("{OTHER_SIDE}{error}").into()),
+                message => Ok(message),
+            },
             Err(RecvTimeoutError::Timeout) => Err("the other side does not answer".into()),
             Err(RecvTimeoutError::Disconnected) => Err(GONE.into()),
         }
@@ -125,24 +143,23 @@ mod tests {
             (std::io::pipe().unwrap(), std::io::pipe().unwrap());
         let channel = Channel::new(reader, writer);
         let mut other = Channel::new(std::io::empty(), other_writer);
-        other.send(&Message::Done { error: Some("no".to_owned()) }).unwrap();
-        assert!(
-            matches!(channel.receive(None).unwrap(), Message::Done { error: Some(error) } if error == "no")
-        );
-        assert!(
-            channel
-                .receive(Some(Duration::from_millis(1)))
-                .unwrap_err()
-                .to_string()
-                .contains("does not answer")
-        );
+        let error = Some("no".to_owned());
+        other.send(&Message::Done { error: error.clone(), is_cause: true }).unwrap();
+        let said = channel.receive(None).unwrap_err().to_string();
+        assert_eq!(said, "the other side: no");
+        other.send(&Message::Done { error: None, is_cause: true }).unwrap();
+        assert!(matches!(channel.receive(None).unwrap(), Message::Done { error: None, .. }));
+        let late = channel.receive(Some(Duration::from_millis(1))).unwrap_err().to_string();
+        assert!(late.contains("does not answer"), "{late}");
         let (told, hears) = std::sync::mpsc::channel();
-        channel.on_loss().set(move || told.send(()).unwrap());
+        channel.on_end().set(move |end| told.send(end.clone()).unwrap());
+        let failed = End::Failed { error: "no".to_owned(), is_cause: true };
+        assert_eq!(hears.recv_timeout(Duration::from_secs(10)).unwrap(), failed);
         drop(other);
-        hears.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(hears.recv_timeout(Duration::from_secs(10)).unwrap(), End::Gone);
         assert!(channel.receive(None).unwrap_err().to_string().contains("gone"));
         let (told, hears) = std::sync::mpsc::channel();
-        channel.on_loss().set(move || told.send(()).unwrap());
-        hears.recv().unwrap();
+        channel.on_end().set(move |end| told.send(end.clone()).unwrap());
+        assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [failed, End::Gone]);
     }
 }

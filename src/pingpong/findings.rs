@@ -11,6 +11,9 @@ pub(super) struct FirstError(Arc<Mutex<Errors>>);
 #[derive(Default)]
 struct Errors {
     cause: Option<String>,
+    /// What a failure of unknown cause has led to: flushed work, or a failure of the other side
+    /// that is no cause either.
+    consequence: Option<String>,
     /// A wrong message. It may itself be a consequence: a work request that fails wakes the stream,
     /// too, which then finds no message where it looks.
     wrong: Option<String>,
@@ -25,12 +28,20 @@ impl FirstError {
         self.lock().cause.get_or_insert_with(error);
     }
 
+    /// Something that follows a failure, and tells nothing of its cause.
+    pub(super) fn consequence(&self, error: impl FnOnce() -> String) {
+        self.lock().consequence.get_or_insert_with(error);
+    }
+
+    /// Whether the cause of the failure is known.
+    pub(super) fn has_cause(&self) -> bool {
+        self.lock().cause.is_some()
+    }
+
     pub(super) fn check(&self) -> Result<(), Failure> {
         let errors = self.lock();
-        match errors.cause.as_ref().or(errors.wrong.as_ref()) {
-            Some(error) => Err(error.clone().into()),
-            None => Ok(()),
-        }
+        let first = errors.cause.as_ref().or(errors.consequence.as_ref()).or(errors.wrong.as_ref());
+        first.map_or(Ok(()), |error| Err(error.clone().into()))
     }
 
     /// The first error; `failure`, which may be its consequence, if there is none.
@@ -67,13 +78,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_error_is_told_and_a_cause_before_a_wrong_message() {
+    fn the_first_error_is_told_and_a_cause_before_its_consequences() {
         let findings = Findings::new(0);
         assert!(findings.error.check().is_ok());
         findings.wrong(3, 1);
         findings.wrong(4, 2);
         let told = || findings.error.check().unwrap_err().to_string();
         assert_eq!(told(), "message 3 is wrong at byte 1");
+        findings.error.consequence(|| "flushed".to_owned());
+        assert_eq!((told().as_str(), findings.error.has_cause()), ("flushed", false));
         findings.error.set(|| "a work request failed".to_owned());
         findings.error.set(|| "another failed".to_owned());
         assert_eq!(told(), "a work request failed");

@@ -2,6 +2,7 @@
 //! them.
 
 mod channel;
+mod connection;
 mod driver;
 mod findings;
 mod gpu;
@@ -10,15 +11,19 @@ mod progress;
 mod report;
 mod side;
 mod timing;
+mod watch;
 
 use crate::cli::PingpongOptions;
 use crate::failure::Failure;
-use crate::text;
+use crate::{child, text};
 use channel::Channel;
 use report::Report;
-use side::Side;
 use std::io::{self, BufRead, Write};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the other process may take to end once this side has failed.
+const LAST: Duration = Duration::from_secs(5);
 
 /// Runs both sides, and prints what was measured.
 pub(crate) fn run(options: &PingpongOptions) -> Result<(), Failure> {
@@ -37,7 +42,7 @@ pub(crate) fn run_peer() -> Result<(), Failure> {
     io::BufReader::with_capacity(1, io::stdin()).read_line(&mut first)?;
     let options: PingpongOptions = serde_json::from_str(&first)?;
     let channel = Channel::new(io::stdin(), io::stdout());
-    Side::new(&options, 1, channel)?.run().map(drop)
+    side::play(&options, 1, channel).map(drop)
 }
 
 /// The other process; killed if it is still there when this side is done with it.
@@ -51,21 +56,40 @@ impl Drop for Peer {
     }
 }
 
+impl Peer {
+    /// Waits until it ends, for [`LAST`] at most: it may be stopped.
+    fn wait_a_while(&mut self) {
+        let deadline = Instant::now() + LAST;
+        while let Ok(None) = self.0.try_wait()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Whether an error says no more than that the other side has failed or ended.
+fn is_of_other_side(error: &Failure) -> bool {
+    let text = error.to_string();
+    text.starts_with(channel::GONE) || text.starts_with(channel::OTHER_SIDE)
+}
+
 fn with_process(options: &PingpongOptions) -> Result<Report, Failure> {
-    let program = std::env::current_exe()?;
-    let mut child = Command::new(program)
-        .arg("pingpong-peer")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("cannot start the other process: {error}"))?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("pingpong-peer").stdin(Stdio::piped()).stdout(Stdio::piped());
+    child::dies_with_this_process(&mut command);
+    let mut child = command.spawn().map_err(|error| format!("cannot start the other process: {error}"))?;
     let pipes = child.stdin.take().zip(child.stdout.take());
     let mut peer = Peer(child);
     let (mut input, output) = pipes.ok_or("the other process has no pipes")?;
     writeln!(input, "{}", serde_json::to_string(options)?)?;
-    let report = Side::new(options, 0, Channel::new(output, input))?.run()?;
-    peer.0.wait()?;
-    Ok(report)
+    let report = side::play(options, 0, Channel::new(output, input));
+    // A side that has failed says why: the other has the time to say it, too.
+    match report {
+        Ok(_) => drop(peer.0.wait()?),
+        Err(_) => peer.wait_a_while(),
+    }
+    report
 }
 
 fn with_thread(options: &PingpongOptions) -> Result<Report, Failure> {
@@ -73,13 +97,13 @@ fn with_thread(options: &PingpongOptions) -> Result<Report, Failure> {
     let other = options.clone();
     let thread = std::thread::Builder::new()
         .name("pingpong-peer".to_owned())
-        .spawn(move || Side::new(&other, 1, Channel::new(second_in, second_out))?.run().map(drop))?;
-    let report = Side::new(options, 0, Channel::new(first_in, first_out)).and_then(Side::run);
+        .spawn(move || side::play(&other, 1, Channel::new(second_in, second_out)).map(drop))?;
+    let report = side::play(options, 0, Channel::new(first_in, first_out));
     match (report, thread.join()) {
         (_, Err(_)) => Err("the other side panicked".into()),
         (Ok(_), Ok(Err(error))) => Err(error),
         // The other side failed first, and this side only lost it.
-        (Err(error), Ok(Err(cause))) if error.to_string().starts_with(channel::GONE) => Err(cause),
+        (Err(error), Ok(Err(cause))) if is_of_other_side(&error) => Err(cause),
         (report, Ok(_)) => report,
     }
 }

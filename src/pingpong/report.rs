@@ -88,7 +88,7 @@ impl Report {
             wall_s: measured.usage.0.as_secs_f64(),
             cpu_s: measured.usage.1.as_secs_f64(),
             memory_operations_per_iteration: measured.operations as f64
-                / (options.iters + options.warmup) as f64,
+                / (options.iters as f64 + options.warmup as f64),
             verified: options.check,
         }
     }

@@ -3,15 +3,17 @@
 //! The CPU prepares exchanges ahead of the stream, a *chunk* at a time, and looks at completions
 //! only when the stream has passed a whole chunk: between prepare and collect no message needs it.
 
-use super::channel::{Channel, GONE, Message};
+use super::channel::{Channel, End, GONE, Message, OTHER_SIDE};
+use super::connection::Connection;
 use super::driver::{CHUNKS, Driver};
-use super::findings::{Findings, FirstError};
+use super::findings::Findings;
 use super::gpu::GpuDriver;
 use super::host::HostDriver;
 use super::progress::Progress;
 use super::report::{Measured, Report};
 use super::timing::Usage;
-use crate::cli::{Operation, PingpongOptions, Trigger};
+use super::watch::Watch;
+use crate::cli::{Operation, PingpongOptions, Service, Trigger};
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::memop::Condition;
@@ -19,36 +21,40 @@ use gdsync::queue::{GRH_BYTES, QueueFull};
 use gdsync::stream::Cpu;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
-    Access, Batch, CompletionQueue, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, WorkRequest,
+    Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueueError,
+    QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the other side may take to get ready.
 const SETUP: Duration = Duration::from_secs(30);
-/// How long the last acknowledgements may take.
-const SETTLE: Duration = Duration::from_secs(10);
 
-pub(super) struct Side {
+/// Plays one side. The other side hears how it fails, from the first step on.
+pub(super) fn play(options: &PingpongOptions, rank: u64, mut channel: Channel) -> Result<Report, Failure> {
+    match Side::new(options, rank, &mut channel) {
+        Ok(side) => side.run(channel),
+        Err(failure) => {
+            let error = Some(failure.to_string());
+            // Where the other side is gone, there is nothing to say to it.
+            let _ = channel.send(&Message::Done { error, is_cause: true });
+            Err(failure)
+        }
+    }
+}
+
+struct Side {
     options: PingpongOptions,
     rank: u64,
-    /// Before the driver, so that it is dropped first: its end wakes the other side's stream, for
-    /// which a GPU that both sides use might wait while it releases what the driver holds.
-    channel: Channel,
     card: String,
-    queue_pair: Arc<QueuePair>,
+    connection: Arc<Connection>,
     datagrams: Option<Datagrams>,
-    /// The word that the other side writes after its data, where they come by RDMA write.
-    flag: MemoryRegion,
     remote_data: RemoteMemory,
     remote_flag: RemoteMemory,
     driver: Box<dyn Driver>,
     findings: Findings,
     operations: u64,
-    /// Sends that have completed.
-    sent: u64,
     /// From when the CPU prepares the first exchange that is measured, until it has seen the last.
     usage: Option<(Usage, Usage)>,
 }
@@ -71,7 +77,7 @@ impl Datagrams {
 
 impl Side {
     /// Makes the side's objects, connects them with the other side's, and posts the first receives.
-    pub(super) fn new(options: &PingpongOptions, rank: u64, mut channel: Channel) -> Result<Self, Failure> {
+    fn new(options: &PingpongOptions, rank: u64, channel: &mut Channel) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let card = device.name().to_owned();
         let pd = ProtectionDomain::new(&device)?;
@@ -82,7 +88,7 @@ impl Side {
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let config = config.placement(options.layout.placement(options.gpu));
         let config = config.queues(options.queues.into());
-        let queue_pair = Arc::new(QueuePair::new(&pd, config)?);
+        let queue_pair = QueuePair::new(&pd, config)?;
         let findings = Findings::new(options.warmup);
         let driver = driver(options, rank, &pd, &findings)?;
         let flag = MemoryRegion::allocate(&pd, 4, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -101,20 +107,18 @@ impl Side {
             Transport::Ud => datagrams = Some(Datagrams::new(&queue_pair, &pd, &endpoint)?),
             _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu))?,
         }
+        let connection = Connection::new(device, queue_pair, flag, findings.error.clone());
         let side = Side {
             options: options.clone(),
             rank,
-            channel,
             card,
-            queue_pair,
+            connection: Arc::new(connection),
             datagrams,
-            flag,
             remote_data: data.parse()?,
             remote_flag: remote_flag.parse()?,
             driver,
             findings,
             operations: 0,
-            sent: 0,
             usage: None,
         };
         if side.options.op != Operation::Write {
@@ -126,36 +130,58 @@ impl Side {
     }
 
     /// Runs all exchanges.
-    pub(super) fn run(mut self) -> Result<Report, Failure> {
-        let (error, queue_pair, flag) =
-            (self.findings.error.clone(), self.queue_pair.clone(), self.flag.clone());
-        self.channel.on_loss().set(move || {
-            error.set(|| GONE.to_owned());
-            if let Err(failure) = release(&queue_pair, &flag) {
-                error.set(|| failure.to_string());
-            }
+    ///
+    /// The channel is dropped before `self`: its end wakes the other side's stream, for which a GPU
+    /// that both sides use might wait while it releases what the driver holds.
+    fn run(mut self, mut channel: Channel) -> Result<Report, Failure> {
+        let error = self.findings.error.clone();
+        // The watcher ends what waits.
+        channel.on_end().set(move |end| match end {
+            End::Failed { error: text, is_cause: true } => error.set(|| format!("{OTHER_SIDE}{text}")),
+            End::Failed { error: text, .. } => error.consequence(|| format!("{OTHER_SIDE}{text}")),
+            End::Gone if error.check().is_ok() => error.set(|| GONE.to_owned()),
+            End::Gone => {}
         });
-        let result = self.exchange_all();
-        if self.findings.error.check().is_err() {
-            self.look_for_failed_work();
+        let result = self.exchange_all(&mut channel).and_then(|()| self.findings.error.check());
+        match result {
+            Ok(()) => self.finish(channel),
+            Err(failure) => Err(self.fail(failure, channel)),
         }
-        if let Err(failure) = &result {
-            let text = failure.to_string();
-            self.findings.error.set(|| text);
-            // The other side's waits end when it hears of the failure.
-            release(&self.queue_pair, &self.flag)?;
-            let _ = self.driver.synchronize();
-        }
-        self.finish(result)
     }
 
-    fn exchange_all(&mut self) -> Result<(), Failure> {
-        self.channel.send(&Message::Ready)?;
-        match self.channel.receive(Some(SETUP))? {
+    /// Finds out why an exchange has failed, tells the other side, and ends what waits.
+    fn fail(&mut self, failure: Failure, mut channel: Channel) -> Failure {
+        let error = self.findings.error.clone();
+        self.connection.look_for_failures();
+        if error.check().is_ok() {
+            error.set(|| failure.to_string());
+        }
+        let mut tell = |failure: &Failure, is_cause| {
+            // Where the other side is gone, there is nothing to say to it.
+            let _ = channel.send(&Message::Done { error: Some(failure.to_string()), is_cause });
+        };
+        if !error.has_cause() {
+            // The other side may have the cause.
+            tell(&error.or(failure), false);
+            self.connection.find_cause();
+        }
+        let failure = error.or("the cause of the failure is unknown".into());
+        tell(&failure, true);
+        // What these say is a consequence of the failure.
+        let _ = self.connection.release().and_then(|()| self.driver.synchronize());
+        channel.on_end().clear();
+        failure
+    }
+
+    fn exchange_all(&mut self, channel: &mut Channel) -> Result<(), Failure> {
+        channel.send(&Message::Ready)?;
+        match channel.receive(Some(SETUP))? {
             Message::Ready => {}
             other => return Err(format!("the other side is not ready: {other:?}").into()),
         }
-        let total = self.options.warmup + self.options.iters;
+        let lossy = (self.options.transport != Service::Rc).then_some(self.options.size);
+        let _watch = Watch::start(Arc::clone(&self.connection), lossy)?;
+        let total = self.options.exchanges().ok_or("the exchanges are more than 64 bits hold")?;
         let mut chunks: VecDeque<u64> = VecDeque::new();
         let mut progress = Progress::new(total);
         self.driver.begin()?;
@@ -250,12 +276,12 @@ impl Side {
             if let Some((handle, qpn)) = &to {
                 request = request.to(handle, *qpn, qkey);
             }
-            match self.queue_pair.prepare(request) {
+            match self.connection.queue_pair.prepare(request) {
                 Ok(send) => return Ok(send),
                 Err(QueueError::Full(
                     QueueFull::SendQueue { .. } | QueueFull::CompletionQueue { .. } | QueueFull::Stream(_),
                 )) => {
-                    self.collect_sends()?;
+                    self.connection.collect_sends()?;
                     std::thread::sleep(Duration::from_micros(50));
                 }
                 Err(error) => return Err(self.findings.error.or(error.into())),
@@ -266,9 +292,9 @@ impl Side {
     fn add_wait(&self, batch: Batch, sequence: u64) -> Result<Batch, Failure> {
         Ok(match self.options.op {
             Operation::Write => {
-                batch.wait_value32(&self.flag.word32(0)?, Condition::Geq, flag_value(sequence))
+                batch.wait_value32(&self.connection.flag.word32(0)?, Condition::Geq, flag_value(sequence))
             }
-            _ => batch.wait(self.queue_pair.recv_cq().prepare_wait()?),
+            _ => batch.wait(self.connection.queue_pair.recv_cq().prepare_wait()?),
         })
     }
 
@@ -280,7 +306,7 @@ impl Side {
         if self.options.op == Operation::Send {
             slices.push(self.driver.messages().target.clone());
         }
-        Ok(self.queue_pair.post_recv(&slices, 0)?)
+        Ok(self.connection.queue_pair.post_recv(&slices, 0)?)
     }
 
     /// Takes the completions of exchanges that the stream has passed, and posts receives for later
@@ -290,67 +316,41 @@ impl Side {
         if self.options.op != Operation::Write {
             for _ in 0..count {
                 // The stream has waited for it, so it is there.
-                if poll(&self.queue_pair.recv_cq(), &self.findings.error)?.is_none() {
+                if !self.connection.take_receive()? {
                     return Err("the stream has passed a completion that is not there".into());
                 }
                 self.post_recv()?;
             }
         }
-        self.collect_sends()
-    }
-
-    /// Whatever a stream found, a work request that failed explains it.
-    fn look_for_failed_work(&self) {
-        for queue in [self.queue_pair.recv_cq(), self.queue_pair.send_cq()] {
-            while let Ok(Some(())) = poll(&queue, &self.findings.error) {}
-        }
-    }
-
-    fn collect_sends(&mut self) -> Result<(), Failure> {
-        while poll(&self.queue_pair.send_cq(), &self.findings.error)?.is_some() {
-            self.sent += 1;
-        }
-        self.findings.error.check()
+        self.connection.collect_sends()
     }
 
     /// Waits for the last acknowledgements: a side that leaves before would leave the other
-    /// hanging.
+    /// hanging. Each comes, or its send fails.
     fn settle(&mut self, total: u64) -> Result<(), Failure> {
-        let deadline = Instant::now() + SETTLE;
         loop {
-            self.collect_sends()?;
-            if self.sent == total {
+            self.connection.collect_sends()?;
+            if self.connection.sent() == total {
                 return Ok(());
-            }
-            if Instant::now() > deadline {
-                return Err(format!("only {} of {total} sends have completed", self.sent).into());
             }
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
     /// Exchanges results with the other side.
-    fn finish(mut self, result: Result<(), Failure>) -> Result<Report, Failure> {
-        let own = result.and_then(|()| self.findings.error.check());
-        let own = own.map_err(|failure| self.findings.error.or(failure));
-        let told = self.channel.send(&Message::Done { error: own.as_ref().err().map(ToString::to_string) });
-        if own.is_err() {
-            self.channel.on_loss().clear();
-        }
-        own?;
-        told?;
-        let answer = self.channel.receive(None);
-        self.channel.on_loss().clear();
+    fn finish(self, mut channel: Channel) -> Result<Report, Failure> {
+        channel.send(&Message::Done { error: None, is_cause: true })?;
+        let answer = channel.receive(None);
+        channel.on_end().clear();
         match answer? {
-            Message::Done { error: None } => {}
-            Message::Done { error: Some(error) } => return Err(format!("the other side: {error}").into()),
+            Message::Done { .. } => {}
             other => return Err(format!("the other side goes on: {other:?}").into()),
         }
         let (before, after) = self.usage.ok_or("nothing was measured")?;
         let measured = Measured {
             card: &self.card,
             gpu: self.driver.gpu(),
-            doorbells: self.driver.doorbells(&self.queue_pair)?.to_string(),
+            doorbells: self.driver.doorbells(&self.connection.queue_pair)?.to_string(),
             timing: &self.findings.timing(),
             usage: after.since(&before),
             operations: self.operations,
@@ -376,27 +376,8 @@ fn driver(
     })
 }
 
-/// Ends the waits of a stream for completions by failing the queue pair, and those for the flag by
-/// moving the flag far ahead. In this order: a failed queue pair takes no late write of the flag.
-fn release(queue_pair: &QueuePair, flag: &MemoryRegion) -> Result<(), Failure> {
-    queue_pair.abort()?;
-    let word = flag.word32(0)?;
-    word.store(word.load().wrapping_add(1 << 30));
-    Ok(())
-}
-
 /// The flag's value when message `sequence` has arrived. Never 0, its first value; compared
 /// cyclically.
 fn flag_value(sequence: u64) -> u32 {
     (sequence + 1) as u32
-}
-
-/// The next completion. A failed one is this side's error.
-fn poll(queue: &CompletionQueue, error: &FirstError) -> Result<Option<()>, Failure> {
-    let Some(completion) = queue.poll()? else { return Ok(None) };
-    if let Err(status) = completion.status {
-        error.set(|| format!("{:?} failed: {status}", completion.kind));
-        error.check()?;
-    }
-    Ok(Some(()))
 }

@@ -4,14 +4,17 @@
 //! tell each other where they stand, and go on: with the same queue pair, brought back to its
 //! beginning, or with a new one.
 
+use super::gpu::Gpu;
 use super::loose::Loose;
 use super::mesh::Message;
 use super::plan::Random;
+use super::poster::By;
 use super::queues::SharedHub;
+use super::region::Place;
 use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
-use super::wire::{Queues, Wire};
+use super::wire::{Queues, Taken, Wire};
 use crate::failure::Failure;
 use gdsync::verbs::Transport;
 use gdsync::{Device, Endpoint, ProtectionDomain};
@@ -59,9 +62,14 @@ impl Role {
         }
     }
 
-    /// A stream posts, instead of the CPU.
-    fn is_by_stream(&self) -> bool {
-        self.link % 2 == 1
+    /// What posts: half of the links have streams. Where there are kernels, these are reliable links
+    /// with queues of their own.
+    fn by(&self, gpu: &Gpu) -> By {
+        match self.link % 16 {
+            6 | 8 if gpu.has_kernels() => By::Kernels,
+            link if link % 2 == 1 => By::Stream,
+            _ => By::Cpu,
+        }
     }
 
     pub(super) fn shares_queues(&self) -> bool {
@@ -100,15 +108,18 @@ impl End {
         role: Role,
         (device, pd, port): (&Device, &ProtectionDomain, u8),
         shared: Option<&(SharedHub, SharedHub)>,
+        gpu: &Gpu,
     ) -> Result<Self, Failure> {
         let random = |salt: u64| Random::new(role.seed ^ role.own << 32 ^ salt << 56);
         let ends = (role.own, role.other);
+        let by = role.by(gpu);
+        let place = if by == By::Cpu { Place::Host } else { gpu.place() };
         let traffic: Box<dyn Traffic> = match role.transport() {
-            Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1))?),
-            _ => Box::new(Loose::new(pd, role.seed, ends)?),
+            Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
+            _ => Box::new(Loose::new(pd, role.seed, ends, &place)?),
         };
         let queues = role.queues(shared);
-        let wire = Wire::new((device, pd, port), role.transport(), queues, role.is_by_stream(), random(2))?;
+        let wire = Wire::new((device, pd, port), role.transport(), queues, (gpu, by), random(2))?;
         let now = Instant::now();
         Ok(End {
             role,
@@ -311,15 +322,17 @@ impl End {
         let mut failed = self.wire.queue_pair.failure().is_some();
         while let Some(completion) = self.wire.take_receive(tally).map_err(|error| self.named(error))? {
             match completion.status {
-                Ok(()) => self.traffic.receive(&self.wire, &completion, tally),
+                Ok(()) => self.traffic.receive(&self.wire, &completion, tally)?,
                 Err(_) => failed = true,
             }
         }
-        while let Some((completion, ended)) = self.wire.take_send(tally).map_err(|error| self.named(error))? {
+        while let Some(taken) = self.wire.take_send(tally).map_err(|error| self.named(error))? {
+            let Taken { completion, has_failed, ended } = taken;
             for ended in ended {
-                self.traffic.end(&ended, ended.is_own.then_some(&completion), tally);
+                let own = completion.as_ref().filter(|_| ended.is_own);
+                self.traffic.end(&ended, own, tally)?;
             }
-            failed |= completion.status.is_err();
+            failed |= has_failed;
         }
         self.wire.compare(tally);
         Ok(failed)

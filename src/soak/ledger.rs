@@ -46,6 +46,11 @@ impl Ledger {
         self.serial += 1;
     }
 
+    /// The number of the oldest one.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.outstanding.front().map(|posted| posted.serial)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.outstanding.len()
     }

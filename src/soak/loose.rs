@@ -8,6 +8,7 @@
 use super::ledger::{Ended, Work};
 use super::numbers::Window;
 use super::plan::{How, LONGEST, Planned};
+use super::region::{Place, Region};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{RECEIVES, Wire};
@@ -15,11 +16,10 @@ use crate::failure::Failure;
 use gdsync::queue::WorkKind;
 use gdsync::verbs::{AddressHandle, Transport};
 use gdsync::{
-    Access, Completion, ConnectOptions, Endpoint, MemoryRegion, ProtectionDomain, QueuePairConfig,
-    RemoteMemory, WorkRequest,
+    Access, Completion, ConnectOptions, Endpoint, ProtectionDomain, QueuePairConfig, RemoteMemory,
+    WorkRequest,
 };
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Places of messages on their way.
@@ -39,8 +39,8 @@ pub(super) struct Loose {
     seed: u64,
     own: u64,
     other: u64,
-    source: MemoryRegion,
-    window: MemoryRegion,
+    source: Region,
+    window: Region,
     remote: Option<RemoteMemory>,
     /// Of datagrams.
     there: Option<(AddressHandle, u32)>,
@@ -54,8 +54,13 @@ pub(super) struct Loose {
 }
 
 impl Loose {
-    pub(super) fn new(pd: &ProtectionDomain, seed: u64, (own, other): (u64, u64)) -> Result<Self, Failure> {
-        let region = |access| MemoryRegion::allocate(pd, PLACES as usize * PLACE, access);
+    pub(super) fn new(
+        pd: &ProtectionDomain,
+        seed: u64,
+        (own, other): (u64, u64),
+        place: &Place,
+    ) -> Result<Self, Failure> {
+        let region = |access| Region::new(place, pd, (PLACES as usize * PLACE, PLACE), access);
         Ok(Loose {
             seed,
             own,
@@ -84,33 +89,32 @@ impl Loose {
 
     /// Whether a receive holds a message that the other end can have sent, and the first of its
     /// number.
-    fn check(&mut self, wire: &Wire, completion: &Completion) -> Result<(), String> {
+    fn check(&mut self, wire: &Wire, completion: &Completion) -> Result<Result<(), String>, Failure> {
         let written = completion.kind == WorkKind::ReceiveRdmaWithImmediate;
-        let (memory, at) = match completion.immediate {
+        let (region, at) = match completion.immediate {
             Some(immediate) if written => {
                 let place = u64::from(Planned::number(immediate)) % PLACES;
-                (self.window.memory(), place as usize * PLACE)
+                (&self.window, place as usize * PLACE)
             }
             _ => wire.received(completion),
         };
         let length = wire.data_len(completion);
         if length < HEADER || (written && wire.transport() == Transport::Ud) {
-            return Err(format!("{completion:?}"));
+            return Ok(Err(format!("{completion:?}")));
         }
-        let words = &memory.words64()[at / 8..];
-        let [number, seen] = [0, 1].map(|index| words[index].load(Ordering::Acquire));
+        let [number, seen] = region.load(at)?;
         let planned = self.planned(wire, self.other, number);
         if completion.immediate.is_some_and(|immediate| immediate != Planned::immediate(number)) {
-            return Err(format!("message {number} with another's immediate"));
+            return Ok(Err(format!("message {number} with another's immediate")));
         }
-        if length != HEADER + planned.length || !planned.is_in(memory, at + HEADER) {
-            return Err(format!("message {number} is not as planned: {length} bytes, {planned:?}"));
+        if length != HEADER + planned.length || !planned.is_in(region, at + HEADER)? {
+            return Ok(Err(format!("message {number} is not as planned: {length} bytes, {planned:?}")));
         }
         if seen > self.next {
-            return Err(format!("message {number} has seen {seen} of {}", self.next));
+            return Ok(Err(format!("message {number} has seen {seen} of {}", self.next)));
         }
         self.seen = self.seen.max(seen);
-        if self.came.take(number) { Ok(()) } else { Err(String::new()) }
+        Ok(if self.came.take(number) { Ok(()) } else { Err(String::new()) })
     }
 }
 
@@ -125,6 +129,7 @@ impl Traffic for Loose {
             expected: self.came.end(),
             window: self.window.remote().to_string(),
             fixed: String::new(),
+            control: String::new(),
             words: Default::default(),
         }
     }
@@ -139,20 +144,23 @@ impl Traffic for Loose {
         Ok(())
     }
 
-    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) {
+    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) -> Result<(), Failure> {
         self.heard_at = Instant::now();
         tally.bytes += u64::from(completion.byte_len);
         tally.loose_received += 1;
-        match self.check(wire, completion) {
+        match self.check(wire, completion)? {
             Ok(()) => {}
             Err(text) if text.is_empty() => tally.duplicated += 1,
             Err(text) => {
                 tally.wrong(|| format!("{self}: {text}"));
             }
         }
+        Ok(())
     }
 
-    fn end(&mut self, _: &Ended, _: Option<&Completion>, _: &mut Tally) {}
+    fn end(&mut self, _: &Ended, _: Option<&Completion>, _: &mut Tally) -> Result<(), Failure> {
+        Ok(())
+    }
 
     fn post(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure> {
         let (number, now) = (self.next, Instant::now());
@@ -162,11 +170,8 @@ impl Traffic for Loose {
         }
         let planned = self.planned(wire, self.own, number);
         let at = (number % PLACES) as usize * PLACE;
-        let memory = self.source.memory();
-        for (index, value) in [number, self.came.end()].into_iter().enumerate() {
-            memory.words64()[at / 8 + index].store(value, Ordering::Relaxed);
-        }
-        planned.fill(memory, at + HEADER);
+        self.source.store(at, [number, self.came.end()])?;
+        planned.fill(&self.source, at + HEADER)?;
         let slices = [self.source.slice(at..at + HEADER + planned.length)?];
         let immediate = Planned::immediate(number);
         let request = match (planned.how, self.remote, &self.there) {

@@ -3,7 +3,7 @@
 use super::traffic::Offer;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -50,6 +50,23 @@ fn address(name: &str, rank: usize) -> Result<SocketAddr, Failure> {
     Ok(SocketAddr::from_abstract_name(format!("{name}-{rank}"))?)
 }
 
+/// The next connection. A process that has failed before it connected never does.
+fn accept(listener: &UnixListener, deadline: Instant) -> Result<UnixStream, Failure> {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
+            Err(_) if Instant::now() > deadline => {
+                return Err(format!("another process of the soak has not connected within {GATHER:?}").into());
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 /// Passes on a peer's messages, and its end.
 fn listen(rank: usize, stream: UnixStream, inbox: Sender<(usize, Option<Message>)>) {
     std::thread::spawn(move || {
@@ -68,6 +85,7 @@ impl Mesh {
     pub(super) fn join(name: &str, rank: usize, procs: usize) -> Result<Self, Failure> {
         let (sender, inbox) = channel();
         let listener = UnixListener::bind_addr(&address(name, rank)?)?;
+        listener.set_nonblocking(true)?;
         let deadline = Instant::now() + GATHER;
         let mut peers: Vec<Option<UnixStream>> = (0..procs).map(|_| None).collect();
         for (lower, place) in peers.iter_mut().enumerate().take(rank) {
@@ -84,10 +102,12 @@ impl Mesh {
             *place = Some(stream);
         }
         for _ in rank + 1..procs {
-            let (stream, _) = listener.accept()?;
+            let stream = accept(&listener, deadline)?;
             // One byte at a time, so that nothing of the next lines is taken.
             let mut line = String::new();
+            stream.set_read_timeout(Some(GATHER))?;
             BufReader::with_capacity(1, stream.try_clone()?).read_line(&mut line)?;
+            stream.set_read_timeout(None)?;
             let higher: usize = line.trim().parse()?;
             listen(higher, stream.try_clone()?, sender.clone());
             *peers.get_mut(higher).ok_or("a stranger has connected")? = Some(stream);

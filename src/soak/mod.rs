@@ -4,25 +4,34 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
+mod gpu;
+mod kernels;
 mod ledger;
 mod loose;
 mod mesh;
 mod numbers;
 mod plan;
+mod poster;
 mod queues;
+mod region;
 mod reliable;
 mod tally;
 mod traffic;
 mod wire;
 mod worker;
 
-use crate::cli::{LOG_VARIABLE, SoakOptions};
+use crate::cli::SoakOptions;
 use crate::failure::Failure;
-use crate::{fault_plan, text};
+use crate::{child, fault_plan, hca, log, text};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 use tally::{RuleTally, Tally};
+
+/// How long workers may take to end after one of them has failed: they notice it at once.
+const LAST: Duration = Duration::from_secs(10);
 
 /// The configuration of a worker process.
 #[derive(Serialize, Deserialize)]
@@ -41,6 +50,9 @@ struct Report<'a> {
     minutes: f64,
     procs: u32,
     queue_pairs: u32,
+    /// The GPU that drives links, where one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<u32>,
     faults: &'a str,
     /// None where the cards do not report it, such as the system's.
     injected: Option<u64>,
@@ -50,6 +62,13 @@ struct Report<'a> {
 
 /// Runs workers, and prints what they counted.
 pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
+    if hca::is_software(options.hca.as_ref()) {
+        // Each worker would say it.
+        softhca::environment::check()?;
+    }
+    if let Some(ordinal) = options.gpu {
+        gpu::check(ordinal, options.links, options.procs)?;
+    }
     let plan = options.faults.clone().unwrap_or_else(|| faults::of_seed(options.seed));
     if !options.json {
         // Before the run, so that one that never ends can be run again.
@@ -64,17 +83,11 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
         let (options, plan, name) = (options.clone(), plan.clone(), name.clone());
         workers.push(Worker::start(&Assignment { options, plan, name, rank })?);
     }
-    let mut all = Tally::default();
-    let mut errors = Vec::new();
-    for worker in &mut workers {
-        let (tally, error) = worker.finish()?;
-        all.add(&tally);
-        errors.extend(error);
-    }
+    let (all, errors) = finish(workers)?;
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
-    let SoakOptions { seed, minutes, procs, links, .. } = *options;
+    let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let report =
-        Report { seed, minutes, procs, queue_pairs: 2 * links, faults: &plan, injected, tally: &all };
+        Report { seed, minutes, procs, queue_pairs: 2 * links, gpu, faults: &plan, injected, tally: &all };
     text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;
@@ -96,17 +109,52 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
     let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
     let rules: String = tally.rules.iter().map(rule).collect();
+    let by_gpu = match (tally.by_cuda, tally.by_kernels) {
+        (0, 0) => String::new(),
+        (streams, kernels) => {
+            format!("posted by streams: {streams}, by kernels or in their place: {kernels}\n")
+        }
+    };
     let errors: String = tally.errors.iter().map(|(error, count)| format!("  {error}: {count}\n")).collect();
     format!(
         "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
 {reads} reads, {atomics} atomic operations, {checked} checked waits
 unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
-faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
+{by_gpu}faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
 {rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events
 {flushed} work requests failed, {atomics_failed} atomic operations, of which {atomics_executed} were executed
 {errors}lost {lost}, duplicated {duplicated}, wrong {wrong}, unaccounted {unaccounted}, hung {hung}
 "
     )
+}
+
+/// The counts of all workers, and how some failed, in the order in which they ended. Once one has
+/// failed, the others have [`LAST`] to end: one that is stopped would not.
+fn finish(mut workers: Vec<Worker>) -> Result<(Tally, Vec<String>), Failure> {
+    let (sender, ended) = channel();
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        worker.listen(rank, sender.clone())?;
+    }
+    let mut all = Tally::default();
+    let mut errors = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    for left in (1..=workers.len()).rev() {
+        let next = match deadline {
+            None => ended.recv().ok(),
+            Some(at) => ended.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),
+        };
+        let Some((rank, line)) = next else {
+            errors.push(format!("{left} workers did not end within {LAST:?} of the first that failed"));
+            break;
+        };
+        let (tally, error) = workers[rank].finish(&line)?;
+        all.add(&tally);
+        if error.is_some() {
+            deadline.get_or_insert(Instant::now() + LAST);
+        }
+        errors.extend(error.map(|error| format!("worker {rank} {error}")));
+    }
+    Ok((all, errors))
 }
 
 /// A worker process; killed if it is still there at the end.
@@ -116,27 +164,40 @@ impl Worker {
     fn start(assignment: &Assignment) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("soak-worker").stdin(Stdio::piped()).stdout(Stdio::piped());
-        if std::env::var_os(LOG_VARIABLE).is_none() {
+        if std::env::var_os(log::VARIABLE).is_none() {
             // Failures are what this is about.
-            command.env(LOG_VARIABLE, "error");
+            command.env(log::VARIABLE, "error");
         }
+        gpu::prepare(&mut command);
         faults::apply(&mut command, &assignment.plan, assignment.rank)?;
+        child::dies_with_this_process(&mut command);
         let mut child = command.spawn()?;
         let mut stdin = child.stdin.take().ok_or("a worker has no stdin")?;
         writeln!(stdin, "{}", serde_json::to_string(assignment)?)?;
         Ok(Worker(child))
     }
 
-    /// What it has counted, as far as it came, and how it failed.
-    fn finish(&mut self) -> Result<(Tally, Option<String>), Failure> {
+    /// A thread passes on the line that the worker writes last; an empty one where it ends without.
+    fn listen(&mut self, rank: usize, ended: Sender<(usize, String)>) -> Result<(), Failure> {
         let stdout = self.0.stdout.take().ok_or("a worker has no stdout")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
+        std::thread::Builder::new().name("soak-worker".to_owned()).spawn(move || {
+            let mut line = String::new();
+            // What cannot be read is missing from the line, which then does not parse.
+            let _ = BufReader::new(stdout).read_line(&mut line);
+            let _ = ended.send((rank, line));
+        })?;
+        Ok(())
+    }
+
+    /// What it has counted, as far as it came, and how it failed. It has written its last line.
+    fn finish(&mut self, line: &str) -> Result<(Tally, Option<String>), Failure> {
         let status = self.0.wait()?;
-        Ok(match serde_json::from_str(&line) {
+        Ok(match serde_json::from_str(line) {
             Ok(tally) if status.success() => (tally, None),
-            Ok(tally) => (tally, Some(format!("a worker ended with {status}"))),
-            Err(_) => (Tally::default(), Some(format!("a worker ended with {status}: {}", line.trim()))),
+            Ok(tally) => (tally, Some(format!("ended with {status}"))),
+            Err(_) => {
+                (Tally::default(), Some(format!("ended with {status}, and counted nothing: {}", line.trim())))
+            }
         })
     }
 }

@@ -1,7 +1,8 @@
 //! What is sent, decided by numbers alone, so that the receiver knows it, too.
 
+use super::region::Region;
+use crate::failure::Failure;
 use crate::pattern::Pattern;
-use gdsync::PinnedMemory;
 
 /// Longest message in bytes: more than a packet of the software card holds.
 pub(super) const LONGEST: usize = 96 << 10;
@@ -70,35 +71,46 @@ impl Planned {
         Planned { length: self.length.min(longest), ..self }
     }
 
-    pub(super) fn fill(&self, memory: &PinnedMemory, at: usize) {
-        self.content.fill(memory, at, self.length);
+    /// The same, as kernels send it.
+    pub(super) fn by_kernels(self) -> Self {
+        Planned { how: How::Send, ..self }
     }
 
-    pub(super) fn is_in(&self, memory: &PinnedMemory, at: usize) -> bool {
-        self.content.check(memory, at, 0, self.length).is_ok()
+    pub(super) fn fill(&self, region: &Region, at: usize) -> Result<(), Failure> {
+        region.fill(self.content, at, self.length)
+    }
+
+    pub(super) fn is_in(&self, region: &Region, at: usize) -> Result<bool, Failure> {
+        region.holds(self.content, (at, 0), self.length)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
     use std::sync::atomic::Ordering;
 
     #[test]
     fn both_sides_make_the_same_message_and_every_byte_counts() {
-        let memory = PinnedMemory::allocate(2 * LONGEST).unwrap();
+        let device = Device::software().unwrap();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let region = MemoryRegion::allocate(&pd, 2 * LONGEST, Access::LOCAL_WRITE).unwrap();
+        let memory = region.memory().clone();
+        let region = Region::Near(region);
         let mut kinds = [false; 3];
         for number in 0..300 {
             let planned = Planned::new(7, 3, number);
             kinds[planned.how as usize] = true;
             assert!(planned.length <= LONGEST);
-            planned.fill(&memory, 64);
+            planned.fill(&region, 64).unwrap();
             let same = Planned::new(7, 3, number);
-            assert!(same.is_in(&memory, 64));
+            assert!(same.is_in(&region, 64).unwrap());
             if planned.length > 0 {
                 let at = 64 + planned.length - 1;
-                memory.bytes()[at].fetch_xor(1, Ordering::Relaxed);
-                assert!(!same.is_in(&memory, 64), "message {number} of {} bytes", planned.length);
+                let byte = &memory.bytes()[at];
+                byte.store(byte.load(Ordering::Relaxed) ^ 1, Ordering::Relaxed);
+                assert!(!same.is_in(&region, 64).unwrap(), "message {number} of {} bytes", planned.length);
             }
         }
         assert_eq!(kinds, [true; 3]);

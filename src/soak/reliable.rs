@@ -5,9 +5,12 @@
 //! next, and send again from there.
 
 use super::atomics::{Atomic, Atomics, Words};
+use super::kernels::Request;
 use super::ledger::{Ended, Work};
 use super::numbers::Numbers;
 use super::plan::{How, LONGEST, Planned, Random};
+use super::poster::By;
+use super::region::{Place, Region};
 use super::tally::Tally;
 use super::traffic::{Offer, Traffic};
 use super::wire::{DEPTH, RECEIVES, Wire};
@@ -24,8 +27,9 @@ use std::sync::atomic::Ordering;
 const PLACES: u64 = 2 * RECEIVES;
 /// Bytes of a place.
 const PLACE: usize = LONGEST;
-/// Bytes before the places of a window: the credit, and the words for atomic operations.
-const HEADER: usize = 64;
+/// Bytes of the control words, which the other end writes: the credit, and the words for atomic
+/// operations.
+const CONTROL: usize = 64;
 const CREDIT: usize = 0;
 const COUNTER: usize = 1;
 const SWAPPED: usize = 2;
@@ -41,19 +45,35 @@ pub(super) struct Reliable {
     own: u64,
     other: u64,
     random: Random,
-    source: MemoryRegion,
-    window: MemoryRegion,
-    fixed: MemoryRegion,
-    landing: MemoryRegion,
+    source: Region,
+    window: Region,
+    fixed: Region,
+    landing: Region,
+    control: MemoryRegion,
     results: MemoryRegion,
     free_landings: Vec<usize>,
     free_results: Vec<usize>,
-    remote: Option<(RemoteMemory, RemoteMemory)>,
+    there: Option<There>,
     numbers: Numbers,
     atomics: Atomics,
+    has_reads: bool,
     has_atomics: bool,
     /// The words of the other end were looked at for the last time.
     is_verified: bool,
+}
+
+/// The other end's memory.
+#[derive(Clone, Copy, Debug)]
+struct There {
+    window: RemoteMemory,
+    fixed: RemoteMemory,
+    control: RemoteMemory,
+}
+
+impl There {
+    fn control(&self, index: usize) -> Result<RemoteMemory, Failure> {
+        Ok(self.control.slice(index * 8..index * 8 + 8)?)
+    }
 }
 
 /// Content of the memory that others read.
@@ -67,55 +87,74 @@ impl Reliable {
         seed: u64,
         (own, other): (u64, u64),
         random: Random,
+        (place, by): (&Place, By),
     ) -> Result<Self, Failure> {
-        let region = |len, access| MemoryRegion::allocate(pd, len, access);
-        let fixed = region(FIXED, Access::REMOTE_READ)?;
-        fixed_content(seed, own).fill(fixed.memory(), 0, FIXED);
-        let window = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let region = |len, piece, access| Region::new(place, pd, (len, piece), access);
+        let places = PLACES as usize * PLACE;
+        let fixed = region(FIXED, FIXED, Access::REMOTE_READ)?;
+        fixed.fill(fixed_content(seed, own), 0, FIXED)?;
+        let window = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         Ok(Reliable {
             seed,
             own,
             other,
             random,
-            source: region(PLACES as usize * PLACE, Access::empty())?,
-            window: region(HEADER + PLACES as usize * PLACE, window)?,
+            source: region(places, PLACE, Access::empty())?,
+            window: region(places, PLACE, window)?,
             fixed,
-            landing: region(READS * FIXED, Access::LOCAL_WRITE)?,
-            results: region(ATOMICS * 8, Access::LOCAL_WRITE)?,
+            landing: region(READS * FIXED, FIXED, Access::LOCAL_WRITE)?,
+            control: MemoryRegion::allocate(pd, CONTROL, window | Access::REMOTE_ATOMIC)?,
+            results: MemoryRegion::allocate(pd, ATOMICS * 8, Access::LOCAL_WRITE)?,
             free_landings: (0..READS).collect(),
             free_results: (0..ATOMICS).collect(),
-            remote: None,
+            there: None,
             numbers: Numbers::default(),
             atomics: Atomics::default(),
-            has_atomics: device.attributes()?.atomics,
+            // Kernels have neither here.
+            has_reads: by != By::Kernels,
+            has_atomics: by != By::Kernels && device.attributes()?.atomics,
             is_verified: false,
         })
     }
 
     fn word(&self, index: usize) -> u64 {
-        self.window.memory().words64()[index].load(Ordering::Acquire)
+        self.control.memory().words64()[index].load(Ordering::Acquire)
     }
 
-    fn remote(&self) -> Result<(RemoteMemory, RemoteMemory), Failure> {
-        self.remote.ok_or_else(|| "not connected".into())
+    fn there(&self) -> Result<There, Failure> {
+        self.there.ok_or_else(|| "not connected".into())
+    }
+
+    /// Message `number` from that end.
+    fn planned(&self, wire: &Wire, sender: u64, number: u64) -> Planned {
+        let planned = Planned::new(self.seed, sender, number);
+        if wire.is_by_kernels() { planned.by_kernels() } else { planned }
     }
 
     fn post_message(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure> {
         let number = self.numbers.next;
-        let planned = Planned::new(self.seed, self.own, number);
+        let planned = self.planned(wire, self.own, number);
         let at = (number % PLACES) as usize * PLACE;
-        planned.fill(self.source.memory(), at);
-        let (window, _) = self.remote()?;
+        planned.fill(&self.source, at)?;
+        if wire.is_by_kernels() {
+            let (slice, (first, key)) = (self.source.slice(at..at + planned.length)?, self.source.local());
+            let request = Request::Send { slice, address: first + at as u64, key };
+            if wire.post_by_kernels(request, Work::Message(number), tally) {
+                self.numbers.next += 1;
+                tally.sent += 1;
+            }
+            return Ok(());
+        }
+        let window = self.there()?.window;
         // Sometimes in two pieces.
         let cut = at + if planned.length > 16 && self.random.below(3) == 0 { 16 } else { planned.length };
         let slices = [self.source.slice(at..cut)?, self.source.slice(cut..at + planned.length)?];
-        let there = HEADER + at;
         let immediate = Planned::immediate(number);
         let request = match planned.how {
             How::Send => WorkRequest::send(&slices),
             How::SendImmediate => WorkRequest::send(&slices).immediate(immediate),
             How::WriteImmediate => {
-                WorkRequest::write(&slices, window.slice(there..there + planned.length)?).immediate(immediate)
+                WorkRequest::write(&slices, window.slice(at..at + planned.length)?).immediate(immediate)
             }
         };
         // The last one reports that all have completed.
@@ -130,17 +169,21 @@ impl Reliable {
     }
 
     fn post_credit(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure> {
-        let (window, _) = self.remote()?;
-        let bytes = self.numbers.expected.to_ne_bytes();
-        let request = WorkRequest::write_inline(&bytes, window.slice(CREDIT * 8..CREDIT * 8 + 8)?);
-        if wire.post(request, Work::Credit, true, tally)? {
+        let (to, value) = (self.there()?.control(CREDIT)?, self.numbers.expected);
+        let is_posted = if wire.is_by_kernels() {
+            wire.post_by_kernels(Request::Put { to, value }, Work::Credit, tally)
+        } else {
+            let bytes = value.to_ne_bytes();
+            wire.post(WorkRequest::write_inline(&bytes, to), Work::Credit, true, tally)?
+        };
+        if is_posted {
             self.numbers.told = self.numbers.expected;
         }
         Ok(())
     }
 
     fn post_read(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure> {
-        let (_, fixed) = self.remote()?;
+        let fixed = self.there()?.fixed;
         let Some(landing) = self.free_landings.pop() else { return Ok(()) };
         let from = self.random.below(FIXED as u64 / 8) as usize * 8;
         let length = self.random.below((FIXED - from) as u64 + 1) as usize;
@@ -160,15 +203,13 @@ impl Reliable {
         operation: Atomic,
         tally: &mut Tally,
     ) -> Result<bool, Failure> {
-        let (window, _) = self.remote()?;
+        let there = self.there()?;
         let Some(result) = self.free_results.pop() else { return Ok(false) };
         let slice = self.results.slice(result * 8..result * 8 + 8)?;
         let request = match operation {
-            Atomic::Add(value) => {
-                WorkRequest::fetch_add(&slice, window.slice(COUNTER * 8..COUNTER * 8 + 8)?, value)
-            }
+            Atomic::Add(value) => WorkRequest::fetch_add(&slice, there.control(COUNTER)?, value),
             Atomic::Swap { compare, swap } => {
-                WorkRequest::compare_swap(&slice, window.slice(SWAPPED * 8..SWAPPED * 8 + 8)?, compare, swap)
+                WorkRequest::compare_swap(&slice, there.control(SWAPPED)?, compare, swap)
             }
         };
         let mut foreseen = self.atomics.ahead();
@@ -194,27 +235,28 @@ impl Reliable {
         }
     }
 
-    fn check_message(&self, wire: &Wire, completion: &Completion, tally: &mut Tally) {
+    fn check_message(&self, wire: &Wire, completion: &Completion, tally: &mut Tally) -> Result<(), Failure> {
         let number = self.numbers.expected;
-        let planned = Planned::new(self.seed, self.other, number);
+        let planned = self.planned(wire, self.other, number);
         let immediate = (planned.how != How::Send).then(|| Planned::immediate(number));
-        let (kind, memory, at) = match planned.how {
+        let (kind, region, at) = match planned.how {
             How::WriteImmediate => {
-                let at = HEADER + (number % PLACES) as usize * PLACE;
-                (WorkKind::ReceiveRdmaWithImmediate, self.window.memory(), at)
+                let at = (number % PLACES) as usize * PLACE;
+                (WorkKind::ReceiveRdmaWithImmediate, &self.window, at)
             }
             _ => {
-                let (memory, at) = wire.received(completion);
-                (WorkKind::Receive, memory, at)
+                let (region, at) = wire.received(completion);
+                (WorkKind::Receive, region, at)
             }
         };
         let right = completion.kind == kind
             && completion.immediate == immediate
             && completion.byte_len as usize == planned.length
-            && planned.is_in(memory, at);
+            && planned.is_in(region, at)?;
         if !right {
             tally.wrong(|| format!("{self}: message {number}: {completion:?}, planned {planned:?}"));
         }
+        Ok(())
     }
 
     fn check_read(
@@ -222,12 +264,12 @@ impl Reliable {
         (landing, from, length): (usize, usize, usize),
         told: Option<usize>,
         tally: &mut Tally,
-    ) {
+    ) -> Result<(), Failure> {
         let content = fixed_content(self.seed, self.other);
-        let found = content.check(self.landing.memory(), landing * FIXED, from, length);
-        if found.is_err() || told != Some(length) {
+        if !self.landing.holds(content, (landing * FIXED, from), length)? || told != Some(length) {
             tally.wrong(|| format!("{self}: a wrong read of {length} bytes from {from} on"));
         }
+        Ok(())
     }
 
     fn check_atomic(&self, result: usize, operation: Atomic, original: u64, tally: &mut Tally) {
@@ -244,6 +286,7 @@ impl Traffic for Reliable {
             expected: self.numbers.expected,
             window: self.window.remote().to_string(),
             fixed: self.fixed.remote().to_string(),
+            control: self.control.remote().to_string(),
             words: Words { counter: self.word(COUNTER), swapped: self.word(SWAPPED) },
         }
     }
@@ -259,23 +302,33 @@ impl Traffic for Reliable {
                 tally.wrong(|| format!("{self}: atomic operations have left {:?}", offer.words));
             }
         }
-        self.window.memory().words64()[CREDIT].store(offer.expected, Ordering::Relaxed);
-        self.remote = Some((offer.window.parse()?, offer.fixed.parse()?));
+        self.control.memory().words64()[CREDIT].store(offer.expected, Ordering::Relaxed);
+        self.there = Some(There {
+            window: offer.window.parse()?,
+            fixed: offer.fixed.parse()?,
+            control: offer.control.parse()?,
+        });
         self.free_landings = (0..READS).collect();
         self.free_results = (0..ATOMICS).collect();
         Ok(())
     }
 
-    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) {
-        self.check_message(wire, completion, tally);
+    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) -> Result<(), Failure> {
+        self.check_message(wire, completion, tally)?;
         self.numbers.expected += 1;
         tally.received += 1;
         tally.bytes += u64::from(completion.byte_len);
+        Ok(())
     }
 
-    fn end(&mut self, ended: &Ended, completion: Option<&Completion>, tally: &mut Tally) {
+    fn end(
+        &mut self,
+        ended: &Ended,
+        completion: Option<&Completion>,
+        tally: &mut Tally,
+    ) -> Result<(), Failure> {
         if !ended.is_good {
-            return;
+            return Ok(());
         }
         match ended.work {
             Work::Message(number) => self.numbers.acknowledged = number + 1,
@@ -285,7 +338,7 @@ impl Traffic for Reliable {
                 tally.reads += 1;
                 tally.bytes += length as u64;
                 let told = completion.map(|completion| completion.byte_len as usize);
-                self.check_read((landing, from, length), told, tally);
+                self.check_read((landing, from, length), told, tally)?;
             }
             Work::Atomic { result, operation, original } => {
                 self.free_results.push(result);
@@ -294,6 +347,7 @@ impl Traffic for Reliable {
                 self.check_atomic(result, operation, original, tally);
             }
         }
+        Ok(())
     }
 
     fn post(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure> {
@@ -326,7 +380,7 @@ impl Traffic for Reliable {
         }
         if self.numbers.last.is_none() {
             match self.random.below(8) {
-                0 | 1 => self.post_read(wire, tally)?,
+                0 | 1 if self.has_reads => self.post_read(wire, tally)?,
                 2 | 3 if self.has_atomics => {
                     let operation = self.any_atomic();
                     self.post_atomic(wire, operation, tally)?;

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 const PROBLEMS: usize = 5;
 
 macro_rules! tally {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
         /// Counts of one process, or of all.
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]
         pub(super) struct Tally {
-            $($(#[$doc])* pub(super) $name: u64,)*
+            $($(#[$meta])* pub(super) $name: u64,)*
             /// Work requests that completed with an error, by the error.
             pub(super) errors: BTreeMap<String, u64>,
             /// How often each rule of the plan applied. Empty where the cards do not report it.
@@ -52,6 +52,11 @@ tally! {
     loose_sent,
     loose_received,
     dropped,
+    /// Work requests that streams of a GPU posted, and its kernels, or what stands in for these.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    by_cuda,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    by_kernels,
     /// Waits whose status was compared with the completion.
     checked,
     /// Failures of queue pairs that an end noticed by itself, and queue pairs aborted at random.
@@ -68,6 +73,11 @@ tally! {
     /// Completions of nothing that was posted, not in order, or missing.
     unaccounted,
     hung,
+}
+
+/// Counts of runs with a GPU: others do not print them.
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// How often a rule of the plan applied.

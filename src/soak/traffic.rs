@@ -17,6 +17,7 @@ pub(super) struct Offer {
     /// What the other end may write to, and read from.
     pub(super) window: String,
     pub(super) fixed: String,
+    pub(super) control: String,
     /// What the other end's atomic operations have left.
     pub(super) words: Words,
 }
@@ -35,10 +36,15 @@ pub(super) trait Traffic: fmt::Display {
     ) -> Result<(), Failure>;
 
     /// A receive has completed well.
-    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally);
+    fn receive(&mut self, wire: &Wire, completion: &Completion, tally: &mut Tally) -> Result<(), Failure>;
 
     /// A send has ended. `completion` is its own, where it has one.
-    fn end(&mut self, ended: &Ended, completion: Option<&Completion>, tally: &mut Tally);
+    fn end(
+        &mut self,
+        ended: &Ended,
+        completion: Option<&Completion>,
+        tally: &mut Tally,
+    ) -> Result<(), Failure>;
 
     /// Posts something, if there is something to post.
     fn post(&mut self, wire: &mut Wire, tally: &mut Tally) -> Result<(), Failure>;

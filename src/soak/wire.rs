@@ -1,19 +1,24 @@
-//! One queue pair: what is posted to it, by the CPU or a stream, what completes, and how it is
-//! reset.
+//! One queue pair: what is posted to it, by the CPU, a stream or kernels, what completes, and how it
+//! is reset.
 
+use super::gpu::{AnyStream, Gpu};
+use super::kernels::Request;
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
+use super::poster::{By, Poster};
 use super::queues::{Hub, SharedHub};
+use super::region::{Place, Region};
 use super::tally::Tally;
 use crate::failure::Failure;
-use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError};
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError, WorkError};
 use gdsync::stream::{PostError, PostFailure};
 use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, MemoryRegion, PinnedMemory,
-    PreparedSend, ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, PreparedSend,
+    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
 };
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Receives that are posted.
@@ -21,7 +26,7 @@ pub(super) const RECEIVES: u64 = 8;
 /// Send work requests.
 pub(super) const DEPTH: u32 = 64;
 /// Bytes of a receive.
-const PLACE: usize = LONGEST + 64;
+const PLACE_BYTES: usize = LONGEST + 64;
 /// Waits of the listening stream that are posted at a time.
 const LISTENING: usize = 2;
 
@@ -36,20 +41,28 @@ pub(super) enum Queues {
     Shared(SharedHub, SharedHub),
 }
 
+/// Sends that have ended with one completion.
+pub(super) struct Taken {
+    /// None of a kernel's: the kernel has polled it.
+    pub(super) completion: Option<Completion>,
+    pub(super) has_failed: bool,
+    pub(super) ended: Vec<Ended>,
+}
+
 pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
     config: QueuePairConfig<'static>,
     queues: Queues,
-    pub(super) queue_pair: QueuePair,
+    pub(super) queue_pair: Arc<QueuePair>,
     send: SharedHub,
     recv: SharedHub,
-    /// Posts, instead of the CPU.
-    stream: Option<Stream<SoftStream>>,
+    poster: Poster,
+    by_cuda: bool,
     /// Waits for receives.
     listener: Option<Stream<SoftStream>>,
     pub(super) ledger: Ledger,
-    pub(super) target: MemoryRegion,
+    target: Region,
     posted_receives: u64,
     done_receives: u64,
     random: Random,
@@ -87,25 +100,28 @@ impl Wire {
         (device, pd, port): (&Device, &ProtectionDomain, u8),
         transport: Transport,
         queues: Queues,
-        by_stream: bool,
+        (gpu, by): (&Gpu, By),
         random: Random,
     ) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().transport(transport).port(port).access(Access::all());
         let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
         let (queue_pair, send, recv) = queue_pair(device, pd, config, &queues)?;
-        let stream = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
         // A stream that waits for receives must not stand in the way of sends: the other end may be
-        // waiting for those.
-        let listens = by_stream && matches!(queues, Queues::Own);
+        // waiting for those. It is a software stream, as streams of a GPU may share a channel.
+        let listens = by == By::Stream && matches!(queues, Queues::Own);
+        let listener = || -> Result<_, Failure> { Ok(Stream::new(SoftStream::new()?)?) };
+        let place = if by == By::Cpu { Place::Host } else { gpu.place() };
+        let sizes = (RECEIVES as usize * PLACE_BYTES, PLACE_BYTES);
         Ok(Wire {
-            target: MemoryRegion::allocate(pd, RECEIVES as usize * PLACE, Access::LOCAL_WRITE)?,
-            stream: by_stream.then(stream).transpose()?,
-            listener: listens.then(stream).transpose()?,
+            target: Region::new(&place, pd, sizes, Access::LOCAL_WRITE)?,
+            poster: Poster::new(gpu, by)?,
+            by_cuda: gpu.has_kernels() && by == By::Stream,
+            listener: listens.then(listener).transpose()?,
             device: device.clone(),
             pd: pd.clone(),
             config,
             queues,
-            queue_pair,
+            queue_pair: Arc::new(queue_pair),
             send,
             recv,
             ledger: Ledger::default(),
@@ -119,14 +135,18 @@ impl Wire {
         self.config.transport
     }
 
+    pub(super) fn is_by_kernels(&self) -> bool {
+        matches!(self.poster, Poster::Kernels(_))
+    }
+
     /// Bytes before a receive's data.
     fn header(&self) -> usize {
         if self.transport() == Transport::Ud { GRH_BYTES } else { 0 }
     }
 
     /// Where a receive's data are.
-    pub(super) fn received(&self, completion: &Completion) -> (&PinnedMemory, usize) {
-        (self.target.memory(), (completion.wr_id % RECEIVES) as usize * PLACE + self.header())
+    pub(super) fn received(&self, completion: &Completion) -> (&Region, usize) {
+        (&self.target, (completion.wr_id % RECEIVES) as usize * PLACE_BYTES + self.header())
     }
 
     /// Bytes of a receive that are data.
@@ -139,6 +159,7 @@ impl Wire {
             let options = ConnectOptions::default().timeout(12).retry_count(7).rnr_retry(7).min_rnr_timer(5);
             self.queue_pair.connect(remote, options)?;
         }
+        self.poster.attach(&self.queue_pair)?;
         self.post_receives(tally)
     }
 
@@ -146,6 +167,7 @@ impl Wire {
     pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
         // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
+        self.poster.detach()?;
         let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
             self.queue_pair.reset()?;
@@ -153,7 +175,7 @@ impl Wire {
         } else {
             let (queue_pair, send, recv) = queue_pair(&self.device, &self.pd, self.config, &self.queues)?;
             self.close(tally);
-            (self.queue_pair, self.send, self.recv) = (queue_pair, send, recv);
+            (self.queue_pair, self.send, self.recv) = (Arc::new(queue_pair), send, recv);
             tally.replaced += 1;
         }
         self.forget(&hub, old, tally)?;
@@ -165,7 +187,7 @@ impl Wire {
     /// one by then.
     fn forget(&mut self, hub: &SharedHub, number: u32, tally: &mut Tally) -> Result<(), Failure> {
         while let Some(completion) = hub.borrow_mut().take(number, false)? {
-            self.end_sends(&completion, tally)?;
+            self.end_sends(completion.wr_id, completion.status, tally)?;
         }
         tally.silent += self.ledger.forget() as u64;
         Ok(())
@@ -173,6 +195,7 @@ impl Wire {
 
     /// The run is over, and nothing is outstanding.
     pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+        self.poster.detach()?;
         self.queue_pair.reset()?;
         let hub = self.send.clone();
         self.forget(&hub, self.queue_pair.number(), tally)?;
@@ -191,8 +214,8 @@ impl Wire {
     /// Posts as many receives as there is room for.
     pub(super) fn post_receives(&mut self, tally: &mut Tally) -> Result<(), Failure> {
         while self.posted_receives - self.done_receives < RECEIVES {
-            let at = (self.posted_receives % RECEIVES) as usize * PLACE;
-            let slices = [self.target.slice(at..at + PLACE)?];
+            let at = (self.posted_receives % RECEIVES) as usize * PLACE_BYTES;
+            let slices = [self.target.slice(at..at + PLACE_BYTES)?];
             match self.queue_pair.post_recv(&slices, self.posted_receives) {
                 Ok(()) => {}
                 Err(error) if is_for_now(&error) => break,
@@ -235,28 +258,46 @@ impl Wire {
         let request = request.wr_id(self.ledger.next());
         let request = if signaled { request } else { request.unsignaled() };
         let chance = self.random.below(6);
-        match &self.stream {
-            None => match self.queue_pair.post_send(request) {
-                Ok(()) => {}
-                Err(error) if is_for_now(&error) => return Ok(false),
-                Err(error) => return Err(error.into()),
+        let posted = match &self.poster {
+            Poster::Cpu => self.queue_pair.post_send(request),
+            Poster::Stream(stream) => match self.queue_pair.prepare(request) {
+                Ok(send) => {
+                    self.post_on(stream, send, signaled, chance)?;
+                    tally.by_cuda += u64::from(self.by_cuda);
+                    Ok(())
+                }
+                Err(error) => Err(error),
             },
-            Some(stream) => match self.queue_pair.prepare(request) {
-                Ok(send) => self.post_on(stream, send, signaled, chance)?,
-                Err(error) if is_for_now(&error) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            },
+            Poster::Kernels(_) => return Err("kernels take other requests".into()),
+        };
+        match posted {
+            Ok(()) => {}
+            Err(error) if is_for_now(&error) => return Ok(false),
+            Err(error) => return Err(error.into()),
         }
         self.ledger.post(work, signaled);
         tally.posted += 1;
         Ok(true)
     }
 
+    /// Has kernels post a request, if there is room for it.
+    pub(super) fn post_by_kernels(&mut self, request: Request, work: Work, tally: &mut Tally) -> bool {
+        let Poster::Kernels(kernels) = &mut self.poster else { return false };
+        if !kernels.has_room() {
+            return false;
+        }
+        kernels.post(request);
+        self.ledger.post(work, true);
+        tally.posted += 1;
+        tally.by_kernels += 1;
+        true
+    }
+
     /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
     /// count on: so streams that share a queue never wait for each other in a circle.
     fn post_on(
         &self,
-        stream: &Stream<SoftStream>,
+        stream: &AnyStream,
         send: PreparedSend,
         signaled: bool,
         chance: u64,
@@ -308,19 +349,27 @@ impl Wire {
     }
 
     /// The next completion of sends, and which have ended with it.
-    pub(super) fn take_send(
-        &mut self,
-        tally: &mut Tally,
-    ) -> Result<Option<(Completion, Vec<Ended>)>, Failure> {
+    pub(super) fn take_send(&mut self, tally: &mut Tally) -> Result<Option<Taken>, Failure> {
+        if let Poster::Kernels(kernels) = &mut self.poster {
+            let Some(status) = kernels.next_ended(&self.queue_pair)? else { return Ok(None) };
+            let serial = self.ledger.oldest().ok_or("kernels have ended more than was posted")?;
+            let ended = self.end_sends(serial, status, tally)?;
+            return Ok(Some(Taken { completion: None, has_failed: status.is_err(), ended }));
+        }
         let Some(completion) = self.send.borrow_mut().take(self.queue_pair.number(), false)? else {
             return Ok(None);
         };
-        let ended = self.end_sends(&completion, tally)?;
-        Ok(Some((completion, ended)))
+        let ended = self.end_sends(completion.wr_id, completion.status, tally)?;
+        Ok(Some(Taken { has_failed: completion.status.is_err(), completion: Some(completion), ended }))
     }
 
-    fn end_sends(&mut self, completion: &Completion, tally: &mut Tally) -> Result<Vec<Ended>, Failure> {
-        let ended = match self.ledger.complete(completion.wr_id, completion.status.is_ok()) {
+    fn end_sends(
+        &mut self,
+        serial: u64,
+        status: Result<(), WorkError>,
+        tally: &mut Tally,
+    ) -> Result<Vec<Ended>, Failure> {
+        let ended = match self.ledger.complete(serial, status.is_ok()) {
             Ok(ended) => ended,
             Err(text) => {
                 tally.unaccounted += 1;
@@ -328,7 +377,7 @@ impl Wire {
             }
         };
         tally.operations += ended.iter().filter(|ended| ended.is_good).count() as u64;
-        if let Err(error) = completion.status {
+        if let Err(error) = status {
             tally.error(error);
         }
         Ok(ended)
@@ -350,12 +399,9 @@ impl Wire {
 
     /// Its streams have passed everything.
     pub(super) fn is_idle(&self) -> Result<bool, Failure> {
-        for stream in [&self.stream, &self.listener].into_iter().flatten() {
-            if !stream.synchronize_timeout(Duration::ZERO)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let listener = self.listener.as_ref();
+        let heard = listener.map_or(Ok(true), |listener| listener.synchronize_timeout(Duration::ZERO))?;
+        Ok(heard && self.poster.is_idle()?)
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) use folder::watch;
 
 use crate::cli::SoftOptions;
 use crate::failure::Failure;
+use crate::log;
 use folder::Folder;
 use softhca::devices::{DEVICES_VARIABLE, on_fabric};
 use softhca::faults::FAULTS_VARIABLE;
@@ -17,12 +18,15 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 
+/// Environment variable with the filter of the card's log.
+const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
 /// What a shell answers for a command that is not there, and for one that cannot be run.
 const NOT_FOUND: u8 = 127;
 const NOT_RUNNABLE: u8 = 126;
 
 /// Runs the command, and answers with its exit status; 128 and the number where a signal ended it.
 pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
+    check_environment()?;
     // Signals are blocked before the folder is made: a signal that would end this process ends the
     // command instead, and the folder is removed.
     let signals = signals::Held::new()?;
@@ -41,8 +45,8 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     if let Some(plan) = &options.faults {
         command.env(FAULTS_VARIABLE, plan.to_string());
     }
-    if options.log && std::env::var_os("SOFTHCA_LOG").is_none() {
-        command.env("SOFTHCA_LOG", "info");
+    if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
+        command.env(CARD_LOG_VARIABLE, "info");
     }
     signals.release_in(&mut command);
     let mut child = match command.spawn() {
@@ -58,6 +62,16 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     };
     let status = signals.pass_on_until_it_ends(&mut child)?;
     Ok(ExitCode::from(code_of(status)))
+}
+
+/// Refuses settings of the card that are not understood, before anything starts: the command would
+/// run without its faults, or find no device.
+fn check_environment() -> Result<(), Failure> {
+    softhca::environment::check()?;
+    match std::env::var_os(CARD_LOG_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(value) => log::filter(CARD_LOG_VARIABLE, &value.to_string_lossy()).map(drop),
+        None => Ok(()),
+    }
 }
 
 /// The value of LD_PRELOAD. The library stands first, so that no other preloaded library hides the

@@ -1,6 +1,7 @@
 //! The command as a user runs it.
 
 use crate::command::{gdsync, json, run, succeeds, text};
+use crate::processes::{children_of, is_running, signal};
 use gdsync_test_support::{on_system, skipped};
 use serde_json::Value;
 use std::io::Read;
@@ -166,9 +167,10 @@ fn mistakes_are_told_in_one_line_with_status_2() {
             "possible values: card, checked, cq, post, memops, plan, batch, device, turnaround, graph, overlap",
         ),
         (&["soak", "--minutes", "0"], "0 is no number of minutes"),
-        (&["soak", "--procs", "5"], "5 is not in 2..=4"),
+        (&["soak", "--procs", "65"], "65 is not in 2..=64"),
         (&["soak", "--faults", "drop nth=0"], "nth=0"),
         (&["soak", "--faults", "die nth=9"], "leave `die` out"),
+        (&["soak", "--gpu", "0", "--stand-in"], "--stand-in"),
         (&["flood"], "flood"),
         (&[], "subcommand"),
     ] {
@@ -193,8 +195,8 @@ fn a_missing_gpu_is_told_in_one_line() {
     // A number that no machine has, and the first, which this one may lack.
     let missing = no_gpu().map_or(vec!["4000000000"], |_| vec!["0", "4000000000"]);
     for ordinal in missing {
-        for procs in ["1", "2"] {
-            let output = run(&["pingpong", "--gpu", ordinal, "--procs", procs, "--json"]);
+        for command in [&["pingpong", "--procs", "1"][..], &["pingpong", "--procs", "2"], &["soak"]] {
+            let output = run(&[command, &["--gpu", ordinal, "--json"]].concat());
             let message = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{message}");
             assert_eq!(message.trim_end().lines().count(), 1, "{message}");
@@ -202,6 +204,26 @@ fn a_missing_gpu_is_told_in_one_line() {
             assert!(output.stdout.is_empty());
         }
     }
+}
+
+#[test]
+fn a_soak_on_a_gpu_takes_no_more_links_than_its_streams_have_channels() {
+    let output = run(&["soak", "--gpu", "0", "--links", "33", "--procs", "2"]);
+    let message = text(&output.stderr);
+    assert_eq!((output.status.code(), message.trim_end().lines().count()), (Some(1), 1), "{message}");
+    assert!(message.contains("--links 33") && message.contains("take 32 at most"), "{message}");
+}
+
+#[test]
+fn a_soak_on_a_gpu_accounts_for_everything() {
+    if let Some(reason) = no_gpu() {
+        return skipped("a_soak_on_a_gpu_accounts_for_everything", &reason);
+    }
+    let counts = json(&["soak", "--gpu", "0", "--links", "16", "--procs", "2", "--minutes", "0.1", "--json"]);
+    for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
+        assert_eq!(counts[name], 0, "{name}: {counts}");
+    }
+    assert!(["by_cuda", "by_kernels"].iter().all(|name| counts[name].as_u64().unwrap() > 0), "{counts}");
 }
 
 #[test]
@@ -349,48 +371,14 @@ fn gids_are_listed_with_the_one_that_connections_use() {
     assert!(chosen[0]["gid"].as_str().unwrap().starts_with("::ffff:10.83."), "{listing}");
 }
 
-/// The process that a pingpong started.
-fn peer_of(parent: u32) -> u32 {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
-        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-                continue;
-            };
-            let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // The second field, in parentheses, is the name; the fourth is the parent.
-            let after_name = status.rsplit(')').next().unwrap_or_default();
-            if after_name.split_whitespace().nth(1) == Some(&parent.to_string()) {
-                return pid;
-            }
-        }
-        assert!(Instant::now() < deadline, "no other process was started");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn kill(pid: u32) {
-    // SAFETY: only a signal is sent, to a process that the command under test has started.
-    let sent = unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
-    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
-}
-
-fn is_running(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    !matches!(
-        status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()),
-        None | Some("Z" | "X")
-    )
-}
-
 /// Kills the other process of a pingpong after a while; the first then has to end with an error
 /// soon.
 fn kill_peer(options: &[&str], after: Duration) {
     let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
     let mut parent = gdsync(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let peer = peer_of(parent.id());
+    let peer = children_of(parent.id(), 1)[0];
     std::thread::sleep(after);
-    kill(peer);
+    signal(peer, libc::SIGKILL);
     let killed = Instant::now();
     let status = loop {
         if let Some(status) = parent.try_wait().unwrap() {
@@ -431,7 +419,7 @@ fn a_killed_peer_leaves_no_gpu_waiting() {
 #[test]
 fn a_peer_whose_parent_is_killed_ends_too() {
     let mut parent = gdsync(&["pingpong", "--iters", "100000000"]).stderr(Stdio::null()).spawn().unwrap();
-    let peer = peer_of(parent.id());
+    let peer = children_of(parent.id(), 1)[0];
     std::thread::sleep(Duration::from_millis(300));
     parent.kill().unwrap();
     parent.wait().unwrap();

@@ -41,6 +41,20 @@ fn a_soak_accounts_for_everything_through_faults_and_recoveries() {
     assert!(counts["errors"]["RemoteAccess"].as_u64().unwrap() > 0, "{counts}");
 }
 
+/// Streams, and threads in the place of kernels, as a GPU's would be: with messages in memory that
+/// is filled and looked at by copies.
+#[test]
+fn a_soak_on_the_stand_in_for_a_gpu_accounts_for_everything() {
+    let plan =
+        "seed=5; drop every=1500; duplicate every=400; fail=remote-access every=900; fail=flush every=1000";
+    let counts = soak(&["--minutes", "0.05", "--procs", "2", "--stand-in", "--faults", plan]);
+    for name in ["by_cuda", "by_kernels", "reset", "injected"] {
+        assert!(counts[name].as_u64().unwrap() > 0, "{name}: {counts}");
+    }
+    let without = soak(&["--minutes", "0.02", "--procs", "2", "--faults", "none"]);
+    assert!(without.get("by_cuda").is_none() && without.get("by_kernels").is_none(), "{without}");
+}
+
 #[test]
 fn a_soak_tells_its_faults_before_it_begins() {
     let text = succeeds(&["soak", "--minutes", "0.005", "--links", "1", "--procs", "2", "--seed", "3"]);

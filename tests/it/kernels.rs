@@ -22,7 +22,7 @@ macro_rules! source {
 }
 
 /// Each source, and its kernels.
-const SOURCES: [(Source, &[&str]); 5] = [
+const SOURCES: [(Source, &[&str]); 6] = [
     (
         source!("bench"),
         &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"],
@@ -31,6 +31,7 @@ const SOURCES: [(Source, &[&str]); 5] = [
     (source!("matvec"), &["multiply", "serve"]),
     (source!("notify"), &["all_to_all_warp", "all_to_all_block", "together_warp", "together_block"]),
     (source!("pingpong"), &["fill", "check", "stamp"]),
+    (source!("soak"), &["post_requests"]),
 ];
 
 /// Those of the examples, which are C++, too.

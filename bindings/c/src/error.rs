@@ -16,12 +16,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("{what} is a null pointer")]
+    #[error("{what} is a null pointer: pass a valid one")]
     Null { what: &'static str },
     #[error("{what} is {value:#x}, but {limit}")]
     Bad { what: &'static str, value: i64, limit: &'static str },
-    #[error("{what}")]
-    Stale { what: &'static str },
+    #[error("{what} {value:#x} {why}: {remedy}")]
+    Stale { what: &'static str, value: u64, why: &'static str, remedy: &'static str },
     #[error("{what}: {remedy}")]
     Unsupported { what: &'static str, remedy: &'static str },
     #[error("{words} words are appended to this wait already: post another wait")]
@@ -51,6 +51,12 @@ pub(crate) enum CallError {
 /// An argument that is out of its limit.
 pub(crate) fn bad(what: &'static str, value: impl Into<i64>, limit: &'static str) -> CallError {
     CallError::Bad { what, value: value.into(), limit }
+}
+
+/// A handle, or a number, of which the library has nothing.
+#[cold]
+pub(crate) fn stale(what: &'static str, value: usize, why: &'static str, remedy: &'static str) -> CallError {
+    CallError::Stale { what, value: value as u64, why, remedy }
 }
 
 fn waits(at: &Option<String>) -> String {

@@ -4,9 +4,10 @@
 //! what is different.
 //!
 //! Layers, bottom up: `types` are the structs of the headers; `error` turns errors and panics into
-//! errno values; `objects`, `requests`, `streams` and `pages` are what C programs have names of,
-//! and the only state of the process; `work`, `completion` and `batch` translate; `api` are the C
-//! functions, one module for each header or part of one.
+//! errno values; `handles` are names that are never used twice; `providers`, `objects`, `requests`,
+//! `streams` and `pages` are what C programs have names of, and the only state of the process;
+//! `work`, `completion` and `batch` translate; `api` are the C functions, one module for each header
+//! or part of one.
 //!
 //! Nothing happens when the library is loaded. Every function may be called from any thread.
 
@@ -15,11 +16,13 @@ pub mod api;
 mod batch;
 mod completion;
 mod error;
+mod handles;
 pub mod inside;
 mod log;
 mod objects;
 mod pages;
 mod placement;
+mod providers;
 mod requests;
 mod streams;
 pub mod types;

@@ -1,7 +1,7 @@
 //! Prepared sends and waits. The C structs hold numbers, as they may be copied and thrown away;
 //! what they stand for is here.
 
-use crate::error::CallError;
+use crate::error::{CallError, stale};
 use gdsync::{PreparedSend, PreparedWait};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
 use spin::relax::Yield;
@@ -41,9 +41,11 @@ static TABLES: [SpinMutex<Table, Yield>; 1 << TABLE_BITS] =
 
 const TABLE_BITS: u32 = 4;
 
-const STALE: CallError = CallError::Stale {
-    what: "the request was not prepared, or was posted, cancelled or destroyed with its queue pair",
-};
+/// The request's number names nothing, or something of another kind.
+fn unknown(name: u64) -> CallError {
+    let why = "was not prepared, or was posted, cancelled or destroyed with its queue pair";
+    stale("the request", name as usize, why, "prepare it again, and post it once")
+}
 
 fn table_of(owner: usize) -> u32 {
     // Addresses of objects are alike in their lowest bits.
@@ -70,15 +72,19 @@ impl Table {
     #[inline]
     fn place(&mut self, name: u64) -> Result<(u32, &mut Place), CallError> {
         let index = name as u32 >> TABLE_BITS;
-        let place = self.places.get_mut(index as usize).ok_or(STALE)?;
-        if place.generation != (name >> 32) as u32 { Err(STALE) } else { Ok((index, place)) }
+        match self.places.get_mut(index as usize) {
+            Some(place) if place.generation == (name >> 32) as u32 => Ok((index, place)),
+            _ => Err(unknown(name)),
+        }
     }
 
-    /// The place is free.
+    /// The place is free. After its last generation it stays empty: no number is given out twice.
     #[inline]
     fn free(&mut self, index: u32) {
-        if let Some(place) = self.places.get_mut(index as usize) {
-            place.generation = place.generation.wrapping_add(1).max(1);
+        if let Some(place) = self.places.get_mut(index as usize)
+            && let Some(next) = place.generation.checked_add(1)
+        {
+            place.generation = next;
             self.free.push(index);
         }
     }
@@ -123,9 +129,9 @@ pub(crate) fn take(name: u64, is_send: bool) -> Result<Pending, CallError> {
     let (_, place) = table.place(name)?;
     let is_one = place.pending.as_ref().map(|pending| !matches!(pending, Pending::Wait(..)));
     if is_one != Some(is_send) {
-        return Err(STALE);
+        return Err(unknown(name));
     }
-    place.pending.take().ok_or(STALE)
+    place.pending.take().ok_or_else(|| unknown(name))
 }
 
 /// Takes it out for good: its number names nothing any more.
@@ -160,7 +166,7 @@ pub(crate) fn append(name: u64, word: (usize, u32), limit: usize) -> Result<u32,
             Ok(words.len() as u32)
         }
         Some(Pending::Wait(_, words)) => Err(CallError::NoRoom { words: words.len() as u32 }),
-        _ => Err(STALE),
+        _ => Err(unknown(name)),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::addresses::Addresses;
 use crate::batch::Target;
-use crate::error::{CallError, bad};
+use crate::error::{CallError, bad, stale};
 use crate::types::CUstream;
 use gdsync::cudarc::driver::sys;
 use gdsync::memop::{MemOpStream, StreamError};
@@ -13,7 +13,7 @@ use gdsync::{Batch, CudaStream, PreparedSend, QueueError, QueuePair, SoftStream,
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
@@ -45,6 +45,28 @@ struct Name {
 
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: as null, names that are no pointers.
 const LAST_DEFAULT: usize = 2;
+
+/// The lowest bits of a software stream's name. CUDA's names are pointers to aligned structs, and the
+/// numbers above: none has them all.
+const SOFT: usize = 0b111;
+
+/// Whether a name is, or was, a software stream's: never one for CUDA to see.
+fn is_soft(stream: CUstream) -> bool {
+    stream.addr() & SOFT == SOFT
+}
+
+/// A name that no stream had before: a number, and [`SOFT`].
+fn soft_name() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) << SOFT.count_ones() | SOFT
+}
+
+#[cold]
+fn no_soft_stream(stream: CUstream) -> CallError {
+    let remedy = "pass what gdsync_soft_stream_create returned, until gdsync_soft_stream_destroy";
+    let why = if is_soft(stream) { "was destroyed, or never made" } else { "is no software stream" };
+    stale("the stream", stream.addr(), why, remedy)
+}
 
 type Streams = HashMap<Name, Arc<StreamObject>, Addresses>;
 
@@ -104,14 +126,14 @@ pub(crate) unsafe fn remembered<'a>(stream: CUstream) -> Option<&'a StreamObject
     Some(unsafe { &*last.stream })
 }
 
-/// Remembers the stream for this thread. Default streams are others in other contexts.
-fn remember(stream: CUstream, found: &Arc<StreamObject>) {
+/// Remembers the stream for this thread. Default streams are others in other contexts. `forgotten` is
+/// the count from before the stream was found: one that is forgotten since is not remembered.
+fn remember(stream: CUstream, found: &Arc<StreamObject>, forgotten: u64) {
     if stream as usize > LAST_DEFAULT {
         let number = match **found {
             StreamObject::Soft(_) => None,
             StreamObject::Cuda(_, number) => Some(number),
         };
-        let forgotten = FORGOTTEN.load(Ordering::Acquire);
         LAST.set(Remembered { handle: stream as usize, forgotten, number, stream: Arc::as_ptr(found) });
     }
 }
@@ -148,19 +170,21 @@ unsafe fn number_of(stream: CUstream) -> u64 {
 /// The stream of that name.
 ///
 /// # Safety
-/// It is a software stream of gdsync's, or a CUDA stream that is alive (null and the other default
-/// streams among them), whose context stays for the life of the process.
+/// It is a name of a software stream, alive or not, or a CUDA stream that is alive (null and the
+/// other default streams among them), whose context stays for the life of the process.
 pub(crate) unsafe fn find(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
+    let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let name = name_of(stream)?;
     let known = STREAMS.read().get(&name).cloned();
     let found = match known {
+        None if is_soft(stream) => return Err(no_soft_stream(stream)),
         // SAFETY: the caller's.
         Some(found) if unsafe { found.is_still(stream) } => found,
         // None, or another stream, at the place of one that was destroyed.
         // SAFETY: the caller's.
         _ => unsafe { wrap(stream, name) }?,
     };
-    remember(stream, &found);
+    remember(stream, &found, forgotten);
     Ok(found)
 }
 
@@ -174,29 +198,58 @@ unsafe fn wrap(stream: CUstream, name: Name) -> Result<Arc<StreamObject>, CallEr
     // about a destroyed stream.
     let options = StreamOptions::default().always_signal(true);
     let made = Arc::new(StreamObject::Cuda(Stream::with_options(backend, options)?, number));
-    let old = STREAMS.write().insert(name, made.clone());
+    // SAFETY: the caller's.
+    Ok(first(name, made, |known| unsafe { known.is_still(stream) }))
+}
+
+/// Enters a stream under a name. Where another thread has entered the same stream, that one stays:
+/// threads may have [remembered](remember) it.
+fn first(
+    name: Name,
+    made: Arc<StreamObject>,
+    is_same: impl FnOnce(&StreamObject) -> bool,
+) -> Arc<StreamObject> {
+    let mut streams = STREAMS.write();
+    if let Some(known) = streams.get(&name)
+        && is_same(known)
+    {
+        return known.clone();
+    }
+    let old = streams.insert(name, made.clone());
+    drop(streams);
+    // It may wait for the stream.
     drop(old);
-    Ok(made)
+    made
+}
+
+/// The software stream of that name. Any value may be looked up.
+pub(crate) fn find_soft(stream: CUstream) -> Result<Arc<StreamObject>, CallError> {
+    let known = STREAMS.read().get(&Name { handle: stream.addr(), scope: 0 }).cloned();
+    known.filter(|known| known.soft().is_some()).ok_or_else(|| no_soft_stream(stream))
 }
 
 /// Makes a software stream.
 pub(crate) fn create_soft() -> Result<CUstream, CallError> {
     let made = Arc::new(StreamObject::Soft(Stream::new(SoftStream::new()?)?));
-    let handle = Arc::as_ptr(&made) as usize;
+    let handle = soft_name();
     STREAMS.write().insert(Name { handle, scope: 0 }, made);
-    Ok(handle as CUstream)
+    Ok(std::ptr::without_provenance_mut(handle))
 }
 
 /// Forgets a stream; a software stream ends with that.
 pub(crate) fn forget(stream: CUstream, soft_only: bool) -> Result<(), CallError> {
+    if soft_only || is_soft(stream) {
+        find_soft(stream)?;
+    }
     let name = name_of(stream)?;
     let mut streams = STREAMS.write();
     let gone = match streams.get(&name).map(|found| matches!(**found, StreamObject::Soft(_))) {
         Some(is_soft) if is_soft == soft_only => streams.remove(&name),
         None if !soft_only => None,
+        _ if soft_only => return Err(no_soft_stream(stream)),
         _ => {
-            let limit = if soft_only { "that is no software stream" } else { "that is a software stream" };
-            return Err(bad("the stream", stream as i64, limit));
+            let limit = "that is a software stream: gdsync_soft_stream_destroy ends it";
+            return Err(bad("the stream", stream.addr() as i64, limit));
         }
     };
     FORGOTTEN.fetch_add(1, Ordering::Release);

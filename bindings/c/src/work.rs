@@ -2,6 +2,7 @@
 
 use crate::error::{CallError, bad, non_null, non_null_mut};
 use crate::objects::QueuePairObject;
+use crate::providers::{self, Kind};
 use crate::streams;
 use crate::types::{gds_send_wr, ibv_recv_wr};
 use gdsync::queue::StateError;
@@ -10,7 +11,7 @@ use gdsync::verbs::AddressHandle;
 use gdsync::{PreparedSend, QueueError, RemoteMemory, Slice, WorkRequest};
 use gdsync_sys::verbs::ibv_sge;
 use libc::c_int;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 /// `enum ibv_exp_wr_opcode`, which are libibverbs' numbers.
 mod opcode {
@@ -220,8 +221,11 @@ fn to_datagram<T>(
     // SAFETY: any value of the bytes is one of these plain numbers.
     let ud = unsafe { wr.wr.ud };
     let path = NonNull::new(ud.ah).ok_or(CallError::Null { what: "wr.ud.ah" })?;
-    // SAFETY: a datagram's request names a valid address handle, as the caller of the C function
-    // promises.
+    if !ptr::eq(providers::of(Kind::Path, ud.ah)?, qp.api) {
+        return Err(bad("wr.ud.ah", ud.ah.addr() as i64, "it must be of the queue pair's context"));
+    }
+    // SAFETY: an address handle of the software card that is alive, as it is known; or one of
+    // libibverbs', valid as the caller of the C function promises.
     let handle = unsafe { AddressHandle::from_raw(&qp.queue_pair, path) }?;
     call(request.to(&handle, ud.remote_qpn, ud.remote_qkey))
 }

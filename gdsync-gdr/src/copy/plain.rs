@@ -1,5 +1,8 @@
 //! Words of at most 8 bytes.
 
+use gdsync_sys::shared::{SharedU8, SharedU16, SharedU32, SharedU64};
+use std::sync::atomic::Ordering::Relaxed;
+
 /// Stores one aligned word at once. False, and nothing is stored, where the bytes are not one.
 ///
 /// # Safety
@@ -40,13 +43,14 @@ fn piece(address: usize, left: usize) -> usize {
 /// As [`super::store`], for 1, 2, 4 or 8 bytes at an aligned destination.
 #[inline]
 unsafe fn store_piece(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's. Other threads and the GPU access the word meanwhile, which shared words
+    // tolerate.
     unsafe {
         match len {
-            8 => to.cast::<u64>().write_volatile(from.cast::<u64>().read_unaligned()),
-            4 => to.cast::<u32>().write_volatile(from.cast::<u32>().read_unaligned()),
-            2 => to.cast::<u16>().write_volatile(from.cast::<u16>().read_unaligned()),
-            _ => to.write_volatile(from.read()),
+            8 => SharedU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Relaxed),
+            4 => SharedU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Relaxed),
+            2 => SharedU16::from_ptr(to.cast()).store(from.cast::<u16>().read_unaligned(), Relaxed),
+            _ => SharedU8::from_ptr(to).store(from.read(), Relaxed),
         }
     }
 }
@@ -55,13 +59,15 @@ unsafe fn store_piece(to: *mut u8, from: *const u8, len: usize) {
 /// As [`super::load`], for 1, 2, 4 or 8 bytes at an aligned source.
 #[inline]
 unsafe fn load_piece(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's.
+    let from = from.cast_mut();
+    // SAFETY: the caller's. Other threads and the GPU access the word meanwhile, which shared words
+    // tolerate.
     unsafe {
         match len {
-            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_volatile()),
-            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_volatile()),
-            2 => to.cast::<u16>().write_unaligned(from.cast::<u16>().read_volatile()),
-            _ => to.write(from.read_volatile()),
+            8 => to.cast::<u64>().write_unaligned(SharedU64::from_ptr(from.cast()).load(Relaxed)),
+            4 => to.cast::<u32>().write_unaligned(SharedU32::from_ptr(from.cast()).load(Relaxed)),
+            2 => to.cast::<u16>().write_unaligned(SharedU16::from_ptr(from.cast()).load(Relaxed)),
+            _ => to.write(SharedU8::from_ptr(from).load(Relaxed)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::notify_device::{Kernels, kernels};
 use crate::notify_rig::Rank;
-use crate::ranks::{LONG, Ranks, domain};
+use crate::ranks::{LONG, Ranks, domain, ended_well};
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::{Cpu, DoorbellPath};
 use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
@@ -159,7 +159,9 @@ fn post_wait(stream: &Stream<SoftStream>, segment: &Segment, id: u32, after: &Wo
 fn a_death_is_found_over_tcp() {
     let Some(role) = role() else {
         let addresses: Vec<_> = (1..=3).map(|host| format!("127.83.214.{host}:48314")).collect();
-        return three_in("a_death_is_found_over_tcp", &[("SOFTHCA_LISTEN", &addresses.join(","))]);
+        let environment =
+            [("SOFTHCA_LISTEN", &*addresses.join(",")), ("SOFTHCA_KEY", "the key of this very test")];
+        return three_in("a_death_is_found_over_tcp", &environment);
     };
     let team = team(1);
     let segment = team.allocate(64, 1).unwrap();
@@ -171,6 +173,48 @@ fn a_death_is_found_over_tcp() {
     is_dead(team.barrier());
     assert_eq!(team.shrink().unwrap(), [VICTIM]);
     team.barrier().unwrap();
+}
+
+/// The state of a process: `T` where it is stopped.
+fn state_of(process: u32) -> char {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_not_dead() {
+    const TEST: &str = "a_rank_that_is_stopped_is_not_dead";
+    let Some(role) = role() else {
+        let ranks = Ranks::new(module_path!(), TEST, 3);
+        let children = [ranks.spawn(0, "live"), ranks.spawn(1, "live"), ranks.spawn(VICTIM, "stop")];
+        let stopped = children[VICTIM as usize].id();
+        let started = Instant::now();
+        while state_of(stopped) != 'T' {
+            assert!(started.elapsed() < LONG, "it does not stop");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Longer than the transport's time-out.
+        std::thread::sleep(Duration::from_secs(5));
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(stopped as libc::pid_t, libc::SIGCONT) }, 0);
+        return children.into_iter().for_each(|child| _ = ended_well(child));
+    };
+    let team = team(1);
+    let segment = team.allocate(64, 3).unwrap();
+    segment.expect_from(2..3, VICTIM).unwrap();
+    team.barrier().unwrap();
+    let queue = team.queue(0).unwrap();
+    if role == "stop" {
+        // SAFETY: a signal to this very process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        (0..2).for_each(|to| queue.notify(to, &segment, 2, 1).unwrap());
+    } else {
+        queue.notify(VICTIM, &segment, team.rank(), 1).unwrap();
+        assert_eq!(segment.notify_waitsome(0..3, LONG).unwrap(), Some(2));
+    }
+    queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+    assert_eq!(team.dead(), []);
 }
 
 #[test]

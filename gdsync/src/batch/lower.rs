@@ -67,7 +67,7 @@ impl Points {
     /// Points of a submission as planned, after `before`.
     #[inline]
     pub(crate) fn planned(before: TimelinePoint, plan: &Chunk) -> Self {
-        let last = TimelinePoint(before.0.wrapping_add(plan.points));
+        let last = before.after(plan.points);
         // Operations after the last point that is written need another.
         Points { before, end: if plan.closed { last } else { last.next() }, open: !plan.closed }
     }
@@ -224,7 +224,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     #[inline]
     fn write_point(&mut self, point: TimelinePoint) -> Result<(), StreamError> {
         let addr = self.driver.translate(self.timeline, 4)?;
-        self.write32(addr, point.0);
+        self.write32(addr, point.get());
         Ok(())
     }
 

@@ -173,6 +173,13 @@ pub trait MemOpStream: Send + Sync {
         let _ = quiet;
     }
 
+    /// True where [`Self::submit`] performs the operations before it returns, and so may wait as
+    /// long as they do. [`crate::Stream`] answers other threads meanwhile, which takes
+    /// [`Self::wait_idle`] to say that the backend is not idle.
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
     /// Number of the device context that performs, 0 for the CPU.
     fn device(&self) -> u64 {
         0

@@ -25,6 +25,10 @@ macro_rules! forward {
                 (**self).idle_probe(probe)
             }
 
+            fn is_synchronous(&self) -> bool {
+                (**self).is_synchronous()
+            }
+
             fn device(&self) -> u64 {
                 (**self).device()
             }

@@ -3,11 +3,12 @@
 use super::WordError;
 use super::place::{Named, Place, StreamWord};
 use crate::memory::{HostAddr, PinnedMemory};
+use gdsync_sys::shared::{SharedU32, SharedU64};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 macro_rules! word {
-    ($(#[$doc:meta])* $name:ident, $value:ty, $atomic:ty, $words:ident) => {
+    ($(#[$doc:meta])* $name:ident, $value:ty, $shared:ty, $words:ident) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
@@ -40,18 +41,18 @@ macro_rules! word {
             /// Its value now, with acquire ordering: what was written before the word was is
             /// visible after.
             pub fn load(&self) -> $value {
-                self.atomic().load(Ordering::Acquire)
+                self.word().load(Ordering::Acquire)
             }
 
             /// Sets its value, with release ordering: earlier writes are visible to every observer
             /// of the value.
             pub fn store(&self, value: $value) {
-                self.atomic().store(value, Ordering::Release);
+                self.word().store(value, Ordering::Release);
             }
 
             /// Sets its value, and returns what it was, as one step; with the orderings of both.
             pub fn swap(&self, value: $value) -> $value {
-                self.atomic().swap(value, Ordering::AcqRel)
+                self.word().swap(value, Ordering::AcqRel)
             }
 
             /// Its address.
@@ -59,7 +60,7 @@ macro_rules! word {
                 HostAddr(self.memory.addr().get() + (self.index * size_of::<$value>()) as u64)
             }
 
-            fn atomic(&self) -> &$atomic {
+            fn word(&self) -> &$shared {
                 &self.memory.$words()[self.index]
             }
         }
@@ -83,11 +84,11 @@ macro_rules! word {
 
 word! {
     /// A 32-bit word of pinned memory. Clones name the same word and keep its memory alive.
-    Word32, u32, AtomicU32, words32
+    Word32, u32, SharedU32, words32
 }
 word! {
     /// A 64-bit word of pinned memory. Clones name the same word and keep its memory alive.
-    Word64, u64, AtomicU64, words64
+    Word64, u64, SharedU64, words64
 }
 
 #[cfg(test)]

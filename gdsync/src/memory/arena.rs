@@ -4,10 +4,10 @@
 
 use super::{HostAddr, PinnedMemory};
 use crate::util::sync::Mutex;
+use gdsync_sys::shared::{SharedU32, SharedU64};
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, LazyLock};
 use std::{fmt, io};
 
@@ -155,7 +155,7 @@ pub(crate) struct Line {
     arena: Option<Arc<Arena>>,
 }
 
-// SAFETY: an address; all access to the memory is by atomics.
+// SAFETY: an address; all access to the memory is by shared words.
 unsafe impl Send for Line {}
 // SAFETY: as above.
 unsafe impl Sync for Line {}
@@ -180,15 +180,15 @@ impl Line {
     }
 
     /// The first 4 bytes.
-    pub(crate) fn word32(&self) -> &AtomicU32 {
-        // SAFETY: the line is ours until `drop`, aligned to 64 bytes, and accessed by atomics only.
-        unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) }
+    pub(crate) fn word32(&self) -> &SharedU32 {
+        // SAFETY: the line is ours until `drop`, aligned to 64 bytes, and accessed by shared words only.
+        unsafe { SharedU32::from_ptr(self.at.as_ptr().cast()) }
     }
 
     /// Bytes 8 to 16.
-    pub(crate) fn word64(&self) -> &AtomicU64 {
+    pub(crate) fn word64(&self) -> &SharedU64 {
         // SAFETY: as above; the line is 64 bytes long.
-        unsafe { AtomicU64::from_ptr(self.at.as_ptr().add(8).cast()) }
+        unsafe { SharedU64::from_ptr(self.at.as_ptr().add(8).cast()) }
     }
 }
 

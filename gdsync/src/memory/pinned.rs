@@ -4,17 +4,18 @@ use super::HostAddr;
 use super::spans::{Kind, Release, Span};
 use super::use_count::UseCount;
 use gdsync_sys::host::page_size;
+use gdsync_sys::shared::{self, SharedU8, SharedU32, SharedU64};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Shared, zero-initialised, page-aligned memory.
 ///
 /// A card and a stream read and write it at any time, so it is never lent as `&[u8]` or `&mut
-/// [u8]`: the CPU reaches it by copies and by atomic words. Clones name the same memory, which is
-/// released with the last of them; queues and batches in flight hold clones of what they name.
+/// [u8]`: the CPU reaches it by copies and by words ([`gdsync_sys::shared`]), of any size at any
+/// time. Clones name the same memory, which is released with the last of them; queues and batches in
+/// flight hold clones of what they name.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
     handle: Arc<Handle>,
@@ -38,8 +39,8 @@ struct Pages {
     _span: Arc<Span>,
 }
 
-// SAFETY: `Pages` is only an address and a length; all access to the memory goes through atomics or
-// raw copies of `PinnedMemory`, which are made for concurrent use.
+// SAFETY: `Pages` is only an address and a length; all access to the memory goes through the words
+// and copies of `gdsync_sys::shared`, which are made for concurrent use.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -90,10 +91,13 @@ impl PinnedMemory {
     ///
     /// # Safety
     /// `base..base + len` must be readable and writable, must stay mapped (and registered with
-    /// CUDA, if the program did that) until `owner` is dropped, and must be accessed by other code
-    /// only in ways that tolerate concurrent access by a card and by streams (atomics, volatile or
-    /// raw copies). With `()` for an owner, the memory must stay until this library has dropped and
-    /// unregistered it, at a time that the program cannot observe.
+    /// CUDA, if the program did that) until `owner` is dropped. Until then, other code must access
+    /// it by [`gdsync_sys::shared`], or by a device or a language that such accesses concern as little
+    /// as those of a device; or by atomics of which each has the size of every other access to its
+    /// bytes, the card's and the streams' among them; or in any way, where that is ordered with what
+    /// the card, the streams and the safe methods of this type do. With `()` for an owner, the memory
+    /// must stay until this library has dropped and unregistered it, at a time that the program cannot
+    /// observe.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
@@ -133,31 +137,29 @@ impl PinnedMemory {
     }
 
     /// The memory as bytes that may change at any time.
-    pub fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); an `AtomicU8` may
-        // be changed by others.
+    pub fn bytes(&self) -> &[SharedU8] {
+        // SAFETY: the range is mapped as long as `self` lives (`Pages` keeps it); others may change a
+        // shared word, and all of them do it as `shared` demands (`from_raw`).
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len()) }
     }
 
     /// The memory as 32-bit words; a tail of fewer than 4 bytes is left out, and so is everything
     /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 4 bytes.
-    pub fn words32(&self) -> &[AtomicU32] {
+    pub fn words32(&self) -> &[SharedU32] {
         if !(self.as_ptr() as usize).is_multiple_of(4) {
             return &[];
         }
-        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by
-        // others.
+        // SAFETY: as in `bytes`; aligned (checked).
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 4) }
     }
 
     /// The memory as 64-bit words; a tail of fewer than 8 bytes is left out, and so is everything
     /// where memory given to [`PinnedMemory::from_raw`] is not aligned to 8 bytes.
-    pub fn words64(&self) -> &[AtomicU64] {
+    pub fn words64(&self) -> &[SharedU64] {
         if !(self.as_ptr() as usize).is_multiple_of(8) {
             return &[];
         }
-        // SAFETY: mapped as long as `self` lives, aligned (checked), and atomics tolerate change by
-        // others.
+        // SAFETY: as in `bytes`; aligned (checked).
         unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len() / 8) }
     }
 
@@ -165,9 +167,8 @@ impl PinnedMemory {
     /// of the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let range = self.clip(offset, into.len());
-        for (to, from) in into.iter_mut().zip(&self.bytes()[range.clone()]) {
-            *to = from.load(Ordering::Relaxed);
-        }
+        // SAFETY: the bytes are of this memory (`clip`), and of the caller's buffer.
+        unsafe { shared::copy(into.as_mut_ptr(), self.as_ptr().add(range.start), range.len()) };
         range.len()
     }
 
@@ -175,9 +176,8 @@ impl PinnedMemory {
     /// memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> usize {
         let range = self.clip(offset, from.len());
-        for (to, from) in self.bytes()[range.clone()].iter().zip(from) {
-            to.store(*from, Ordering::Relaxed);
-        }
+        // SAFETY: as in `read`.
+        unsafe { shared::copy(self.as_ptr().add(range.start), from.as_ptr(), range.len()) };
         range.len()
     }
 
@@ -190,6 +190,7 @@ impl PinnedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn reads_back_what_was_written_and_clips_at_the_end() {
@@ -226,9 +227,9 @@ mod tests {
 
     #[test]
     fn foreign_memory_need_not_be_aligned() {
-        let bytes: Arc<[AtomicU8]> = (0..64).map(|_| AtomicU8::new(0)).collect();
+        let bytes: Arc<[SharedU8]> = (0..64).map(|_| SharedU8::new(0)).collect();
         let base = bytes.as_ptr().cast::<u8>().cast_mut().wrapping_add(1);
-        // SAFETY: the owner keeps the bytes, which are atomic.
+        // SAFETY: the owner keeps the bytes, which are shared words.
         let memory = unsafe { PinnedMemory::from_raw(NonNull::new(base).unwrap(), 16, bytes.clone()) };
         assert_eq!(memory.words64().len(), if (base as usize).is_multiple_of(8) { 2 } else { 0 });
         memory.write(0, b"abc");
@@ -239,9 +240,9 @@ mod tests {
     }
     #[test]
     fn clones_and_keepers_keep_the_owner() {
-        let words: Arc<[AtomicU32]> = (0..4).map(|_| AtomicU32::new(0)).collect();
+        let words: Arc<[SharedU32]> = (0..4).map(|_| SharedU32::new(0)).collect();
         let base = NonNull::new(words.as_ptr().cast_mut().cast()).unwrap();
-        // SAFETY: the owner keeps the words, which are atomic.
+        // SAFETY: the owner keeps the words, which are shared.
         let memory = unsafe { PinnedMemory::from_raw(base, 16, words.clone()) };
         let (clone, keeper) = (memory.clone(), memory.keeper());
         drop(memory);

@@ -3,28 +3,36 @@
 //! Every stream has a timeline, one 32-bit progress word in pinned memory. Each wait that is posted
 //! on the stream takes a *point*, the timeline's next number, and the stream writes a point into
 //! the word after the waits it covers. Points are handed out and written in stream order, so a word
-//! that has reached a point proves that everything posted up to that point is past. Comparisons are
-//! cyclic: at most 2^31 points may be outstanding.
+//! that has reached a point proves that everything posted up to that point is past.
+//!
+//! The CPU counts points in 64 bits: a point that was passed stays passed, however many follow. The
+//! word has the lowest 32 of them. The rest is what the CPU has seen before: each
+//! look at the word moves that on, and a stream looks at least once in 2^31 points, as it retires
+//! its submissions in flight.
 
 use crate::memory::HostAddr;
 use crate::memory::arena::{Arena, Line};
-use crate::util::sync::atomic::{AtomicBool, Ordering};
+use crate::util::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::{fmt, io};
 
 /// A position in a stream's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TimelinePoint(pub(crate) u32);
+pub struct TimelinePoint(pub(crate) u64);
 
 impl TimelinePoint {
-    /// The number that the stream writes.
+    /// The number that the stream writes: the lowest 32 bits of the position.
     pub fn get(self) -> u32 {
-        self.0
+        self.0 as u32
     }
 
     pub(crate) fn next(self) -> TimelinePoint {
-        TimelinePoint(self.0.wrapping_add(1))
+        self.after(1)
+    }
+
+    /// The point that many after this one. 2^64 points take a stream longer than any machine runs.
+    pub(crate) fn after(self, points: u32) -> TimelinePoint {
+        TimelinePoint(self.0.wrapping_add(points.into()))
     }
 }
 
@@ -38,10 +46,12 @@ pub(crate) struct Timeline {
     /// Set when the stream will never touch memory again, whatever the word says.
     dead: AtomicBool,
     /// The last point that the stream was given to write, or is about to be.
-    expected: AtomicU32,
+    expected: AtomicU64,
+    /// The furthest point that a look at the word has found.
+    seen: AtomicU64,
 }
 
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
 
 impl Timeline {
     /// The timeline of a stream of that device.
@@ -56,7 +66,14 @@ impl Timeline {
 
     fn on(device: u64, line: Line) -> Arc<Timeline> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Timeline { id, device, line, dead: AtomicBool::new(false), expected: AtomicU32::new(0) })
+        Arc::new(Timeline {
+            id,
+            device,
+            line,
+            dead: AtomicBool::new(false),
+            expected: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+        })
     }
 
     pub(crate) fn device(&self) -> u64 {
@@ -72,12 +89,26 @@ impl Timeline {
     /// Acquire: a thread that reuses memory because of this value must not have its writes seen by
     /// the stream's earlier operations, nor miss their effects.
     pub(crate) fn progress(&self) -> TimelinePoint {
-        TimelinePoint(self.line.word32().load(Ordering::Acquire))
+        // Before the word: the thread that stored this has read the word at that point or later, so
+        // the word is not behind it. If the stream goes on meanwhile, less is found than it has
+        // passed, never more.
+        let seen = self.seen.load(Ordering::Acquire);
+        let further = self.line.word32().load(Ordering::Acquire).wrapping_sub(seen as u32);
+        if further == 0 || further > i32::MAX as u32 {
+            return TimelinePoint(seen);
+        }
+        let now = TimelinePoint(seen).after(further);
+        // Release: a thread that trusts this in the place of the word has what this thread got from
+        // the word.
+        self.seen.fetch_max(now.0, Ordering::Release);
+        now
     }
 
+    /// True once the stream has passed the point; true for ever then.
     pub(crate) fn has_passed(&self, point: TimelinePoint) -> bool {
-        let distance = self.progress().0.wrapping_sub(point.0);
-        distance <= i32::MAX as u32 || self.is_dead()
+        // Acquire: as in `progress`. A point that was seen before costs no look at the word, which
+        // may lie in a GPU's memory.
+        point.0 <= self.seen.load(Ordering::Acquire) || point.0 <= self.progress().0 || self.is_dead()
     }
 
     /// Says that a point is about to be posted, before it is.
@@ -94,7 +125,7 @@ impl Timeline {
     /// Declares everything passed. For a stream that has drained, or that failed and will touch
     /// nothing any more.
     pub(crate) fn declare_passed(&self, point: TimelinePoint) {
-        self.line.word32().store(point.0, Ordering::Release);
+        self.line.word32().store(point.get(), Ordering::Release);
     }
 
     pub(crate) fn kill(&self) {
@@ -135,23 +166,46 @@ impl fmt::Display for Blocked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
-    fn points_compare_cyclically() {
+    fn a_point_stays_passed_however_many_follow() {
         let timeline = Timeline::new(0).unwrap();
         assert!(timeline.has_passed(TimelinePoint(0)) && !timeline.has_passed(TimelinePoint(1)));
-        timeline.declare_passed(TimelinePoint(u32::MAX));
-        assert!(
-            timeline.has_passed(TimelinePoint(u32::MAX - 5))
-                && !timeline.has_passed(TimelinePoint(0))
-                && !timeline.has_passed(TimelinePoint(9))
-        );
-        timeline.declare_passed(TimelinePoint(2));
-        assert!(
-            timeline.has_passed(TimelinePoint(u32::MAX))
-                && timeline.has_passed(TimelinePoint(2))
-                && !timeline.has_passed(TimelinePoint(3))
-        );
+        // A quarter of the word at a time: four times around.
+        for quarter in 1..=16u64 {
+            let at = quarter << 30;
+            timeline.declare_passed(TimelinePoint(at));
+            for passed in [0, 1, at / 2, at - 1, at] {
+                assert!(timeline.has_passed(TimelinePoint(passed)), "point {passed} at {at}");
+            }
+            for ahead in [at + 1, at + (1 << 31), at + (1 << 32)] {
+                assert!(!timeline.has_passed(TimelinePoint(ahead)), "point {ahead} at {at}");
+            }
+        }
+        assert_eq!(timeline.progress(), TimelinePoint(1 << 34));
+    }
+
+    proptest! {
+        /// As a counter of 64 bits that is written whole.
+        #[test]
+        fn a_word_of_32_bits_counts_as_one_of_64(
+            start in prop::sample::select(vec![0u64, (1 << 31) - 3, (1 << 32) - 3, u64::MAX / 2]),
+            steps in proptest::collection::vec(prop_oneof![0u32..4, 0..=i32::MAX as u32], 1..40),
+            lag in 0u64..1 << 33,
+        ) {
+            let timeline = Timeline::new(0).unwrap();
+            timeline.seen.store(start, Ordering::Relaxed);
+            timeline.declare_passed(TimelinePoint(start));
+            let mut at = TimelinePoint(start);
+            for step in steps {
+                at = at.after(step);
+                timeline.declare_passed(at);
+                prop_assert!(timeline.has_passed(TimelinePoint(at.0.saturating_sub(lag))));
+                prop_assert!(!timeline.has_passed(at.next()) && !timeline.has_passed(at.after(i32::MAX as u32)));
+                prop_assert_eq!(timeline.progress(), at);
+            }
+        }
     }
 
     #[test]

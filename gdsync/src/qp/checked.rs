@@ -7,8 +7,8 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
-use crate::queue::outcome::outcome;
-use crate::queue::{PeerOp, Status};
+use crate::queue::outcome::{WorkError, outcome};
+use crate::queue::{PeerOp, Status, Syndrome};
 use crate::util::poller::{Polled, Poller, Task};
 use crate::verbs::error::Error;
 use std::sync::Arc;
@@ -129,6 +129,10 @@ impl Task for Check {
         // reset since.
         let is_history = state.is_history(self.index);
         let Some(entry) = state.read(self.index) else {
+            if state.is_released(self.index) {
+                self.status.set(Err(WorkError { syndrome: Syndrome::WrFlush as u8, vendor: 0 }));
+                return Polled::Done;
+            }
             drop(state);
             for queue_pair in self.queue_pairs.iter().filter(|queue_pair| queue_pair.failure().is_some()) {
                 queue_pair.flush_unposted();

@@ -180,6 +180,13 @@ impl CompletionQueueInner {
         known.iter().map(|(_, weak)| weak.upgrade()).collect()
     }
 
+    /// True where nothing completes here but the sends of that queue pair.
+    pub(crate) fn is_of_sends_of(&self, queue_pair: &QueuePairInner) -> bool {
+        let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = matches!(&known[..], [(_, weak)] if ptr::eq(weak.as_ptr(), queue_pair));
+        alone && !ptr::eq(self, &*queue_pair.recv_cq)
+    }
+
     fn owner_of(&self, qpn: u32) -> Owner {
         let known = self.queue_pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match known.iter().find(|(number, _)| *number == qpn) {

@@ -111,7 +111,8 @@ impl QueuePairInner {
 
     /// In the error state the card flushes what was rung. What is only prepared must be rung, too,
     /// for the sake of waits; but not before streams have posted what they still have to post. So
-    /// this is tried again by each thread that polls, synchronizes or posts.
+    /// this is tried again by each thread that polls, synchronizes or posts. Meanwhile the CPU ends
+    /// waits for what was not rung, as a stream may stand there before it can ring.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
         // It may have been reset since its failure was seen: resetting holds this lock.
@@ -122,6 +123,20 @@ impl QueuePairInner {
             // SAFETY: record and register belong to this queue pair, which is alive; the lock keeps
             // stores in order.
             unsafe { doorbell.ring() };
+        } else if send.has_unpassed_posts() {
+            drop(send);
+            self.release_waits();
+        }
+    }
+
+    #[cold]
+    fn release_waits(&self) {
+        let completions = self.send_cq.lock();
+        let send = self.send();
+        // As above.
+        if self.failure().is_some() {
+            let (rung, unrung) = send.rung();
+            completions.release_waits(self.number, rung, unrung);
         }
     }
 

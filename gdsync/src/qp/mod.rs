@@ -10,7 +10,8 @@
 //!   entries, and marks those in the ring, under the completion queue's lock, before its number can
 //!   be used again (`create.rs`).
 //! - A stream never hangs because a send failed: an error entry flips the owner bit, too, and a
-//!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`).
+//!   failed queue pair has everything flushed, including what was only prepared (`fail.rs`). A send
+//!   that only its own stream would ring, behind the wait for it, is refused (`prepared.rs`).
 //! - One driver at a time: while kernels drive a queue pair, `connected` is false, which every post
 //!   checks under the queues' locks, and all places of its completion queue are taken.
 //!
@@ -38,7 +39,7 @@ mod reset;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;

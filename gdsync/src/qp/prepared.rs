@@ -3,7 +3,7 @@
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
 use crate::queue::send::{Before, Replaced};
-use crate::queue::{Claim, Doorbell, QueueError, WorkRequest};
+use crate::queue::{Claim, Doorbell, OrderError, QueueError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,7 +79,8 @@ impl PreparedSend {
     }
 
     /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got
-    /// it already because its queue pair failed meanwhile.
+    /// it already because its queue pair failed meanwhile. The caller holds what orders the posts of
+    /// that timeline.
     #[inline]
     pub(crate) fn commit(
         &mut self,
@@ -88,6 +89,11 @@ impl PreparedSend {
     ) -> Result<Option<Doorbell>, QueueError> {
         self.queue_pair.check_connected()?;
         let mut send = self.queue_pair.send();
+        if send.is_guarded() {
+            drop(send);
+            self.queue_pair.check_not_behind(self.serial, timeline)?;
+            send = self.queue_pair.send();
+        }
         self.posted = Some(send.post(self.serial, timeline, point)?);
         Ok((!send.is_flushed()).then_some(self.doorbell))
     }
@@ -134,6 +140,21 @@ impl QueuePairInner {
             send.claims.add(prepared.0, claim);
         }
         Ok(prepared)
+    }
+
+    /// Refuses the next send where its stream has still to pass a wait that only this send, or one
+    /// after it, ends. Where several kinds of work complete in the queue, other work may end it.
+    #[cold]
+    fn check_not_behind(&self, serial: u64, timeline: &Arc<Timeline>) -> Result<(), QueueError> {
+        let completions = self.send_cq.lock();
+        let mut send = self.send();
+        let unposted = if self.send_cq.is_of_sends_of(self) { send.unposted() } else { 0 };
+        if let Some(index) = completions.awaited_of_unposted(unposted, Some(timeline)) {
+            let (qpn, cqn) = (self.number, self.send_cq.number());
+            return Err(QueueError::Order(OrderError::BehindOwnWait { qpn, serial, cqn, index }));
+        }
+        send.guard(completions.awaited_of_unposted(unposted, None).is_some());
+        Ok(())
     }
 
     /// Marks a prepared send as posted, where it is plainly the next one on the stream that has

@@ -3,6 +3,7 @@
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::checked::Checked;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
+use crate::queue::completion::CompletionState;
 use crate::queue::{PeerOp, QueueError};
 use std::fmt;
 use std::sync::Arc;
@@ -85,11 +86,26 @@ impl PreparedWait {
             return None;
         }
         completions.post_wait(self.index, timeline, point);
+        self.guard_sends(&completions);
         match &mut self.checked {
             None => Some(completions.wait_op(self.index)),
             Some(checked) => {
                 drop(completions);
                 Some(checked.commit(&self.cq, self.index, &self.queue_pairs, timeline, point))
+            }
+        }
+    }
+
+    /// If it waits for a send that is not posted, that send must not follow it on the same stream:
+    /// the queue pair's posts look for that from now on.
+    #[inline]
+    fn guard_sends(&self, completions: &CompletionState) {
+        if let [queue_pair] = &self.queue_pairs[..]
+            && Arc::ptr_eq(&queue_pair.send_cq, &self.cq)
+        {
+            let mut send = queue_pair.send();
+            if completions.is_of_unposted(self.index, send.unposted()) {
+                send.guard(true);
             }
         }
     }

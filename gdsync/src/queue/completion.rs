@@ -2,6 +2,7 @@
 //! have to look at.
 
 mod device;
+mod waits;
 
 pub(crate) use device::{BorrowedCompletions, Unread};
 
@@ -314,8 +315,13 @@ impl CompletionState {
 
     /// Whether an entry that is not the card's again holds a completion.
     fn is_written(&self, index: u32) -> bool {
-        let op_own = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes()[3];
-        (op_own & 1 == 1) == self.owner_of(index) && op_own >> 4 != CqeOpcode::Invalid as u8
+        let [.., op_own] = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
+        self.has_owner(index, op_own) && op_own >> 4 != CqeOpcode::Invalid as u8
+    }
+
+    /// Whether `op_own` has the owner bit that streams wait for in entry `index`.
+    fn has_owner(&self, index: u32, op_own: u8) -> bool {
+        (op_own & 1 == 1) == self.owner_of(index)
     }
 
     /// Whether an entry is the card's again: it was written and polled.
@@ -323,9 +329,10 @@ impl CompletionState {
         index.wrapping_sub(self.recycled) > i32::MAX as u32
     }
 
-    /// Whether the card has written an entry, which it may have got back since.
+    /// Whether a stream passes a wait for an entry: the card has written it, and may have got it
+    /// back since; or the wait was ended.
     pub(crate) fn has_come(&self, index: u32) -> bool {
-        self.is_recycled(index) || self.is_written(index)
+        self.is_recycled(index) || self.is_written(index) || self.is_released(index)
     }
 
     /// Reads the next entry, if the card has written it. Does not move past it.

@@ -7,7 +7,8 @@
 use super::Ring;
 use crate::memory::HostAddr;
 use gdsync_sys::barrier;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use gdsync_sys::shared::{SharedU32, SharedU64};
+use std::sync::atomic::Ordering;
 
 /// One step of the card's protocol. Steps are performed in order; a store becomes visible to the
 /// card no later than the stores after the next [`PeerOp::Fence`].
@@ -83,12 +84,12 @@ impl Doorbell {
         barrier::drain();
         barrier::to_device();
         // SAFETY: the caller's.
-        unsafe { AtomicU32::from_ptr(self.record_at.get() as *mut u32) }
+        unsafe { SharedU32::from_ptr(self.record_at.get() as *mut u32) }
             .store(self.record, Ordering::Release);
         barrier::drain();
         barrier::to_device();
         // SAFETY: the caller's.
-        unsafe { AtomicU64::from_ptr(self.register.get() as *mut u64) }.store(self.value, Ordering::Release);
+        unsafe { SharedU64::from_ptr(self.register.get() as *mut u64) }.store(self.value, Ordering::Release);
         barrier::drain();
     }
 }
@@ -103,6 +104,6 @@ pub(crate) unsafe fn ring(queue: &Ring, record: u32, register: HostAddr, value: 
     queue.publish(record);
     barrier::to_device();
     // SAFETY: the caller's.
-    unsafe { AtomicU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
+    unsafe { SharedU64::from_ptr(register.get() as *mut u64) }.store(value, Ordering::Release);
     barrier::drain();
 }

@@ -241,6 +241,21 @@ pub enum OrderError {
         /// Where they are.
         blocked: Blocked,
     },
+    /// A send would follow, on the same stream, a wait that it alone ends: the stream would stand
+    /// there for ever.
+    #[error(
+        "send {serial} of queue pair {qpn:#x} follows, on the same stream, the wait for completion {index} of queue {cqn:#x}, which this send or a later one has to end: post the send before the wait, or on another stream"
+    )]
+    BehindOwnWait {
+        /// The queue pair.
+        qpn: u32,
+        /// The send that was to be posted.
+        serial: u64,
+        /// Number of the completion queue.
+        cqn: u32,
+        /// Index of the completion.
+        index: u32,
+    },
     /// A wait that nothing would satisfy.
     #[error(
         "nothing is prepared or posted that would complete here after {waits} waits: prepare the send, or post the receive, before the wait"

@@ -32,7 +32,8 @@ use crate::memory::HostAddr;
 use gdsync_gdr::load_combined;
 use gdsync_sys::barrier;
 use gdsync_sys::prm::wqe::{MAX_DS, SEGMENT};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use gdsync_sys::shared::{SharedU32, SharedU64};
+use std::sync::atomic::{Ordering, fence};
 
 /// A ring in memory that the card shares, and the doorbell record word that belongs to it.
 ///
@@ -52,7 +53,7 @@ pub(crate) struct Ring {
 }
 
 // SAFETY: the addresses stay valid for as long as the verbs object whose ring this is (its owner
-// keeps both together), and every method takes `&mut self` or uses atomics.
+// keeps both together), and every method takes `&mut self` or uses shared words.
 unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
@@ -121,11 +122,11 @@ impl Ring {
     }
 
     /// The 32-bit word at a byte offset of entry `index`.
-    pub(crate) fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+    pub(crate) fn word(&self, index: u32, offset: usize) -> &SharedU32 {
         debug_assert!(offset + 4 <= self.stride && offset.is_multiple_of(4));
-        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which an
-        // atomic tolerates.
-        unsafe { AtomicU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
+        // SAFETY: inside the ring and aligned (`new`); the card changes it concurrently, which a
+        // shared word tolerates.
+        unsafe { SharedU32::from_ptr(self.base.add(self.offset(index) + offset).cast()) }
     }
 
     /// The first 8 bytes of entry `index`, written by the CPU or by a kernel that has published
@@ -135,14 +136,15 @@ impl Ring {
             barrier::from_device();
         }
         // SAFETY: inside the ring (`new`), which is aligned to 64 bytes, and its entries to 16; a
-        // kernel that drives the queue may change it concurrently, which an atomic tolerates.
-        unsafe { AtomicU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
+        // kernel that drives the queue may change it concurrently, which a shared word
+        // tolerates.
+        unsafe { SharedU64::from_ptr(self.base.add(self.offset(index)).cast()) }.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn record(&self) -> &AtomicU32 {
+    pub(crate) fn record(&self) -> &SharedU32 {
         // SAFETY: valid and aligned as long as the ring is used (`new`); the card reads it
         // concurrently.
-        unsafe { AtomicU32::from_ptr(self.record) }
+        unsafe { SharedU32::from_ptr(self.record) }
     }
 
     /// Publishes entries to the card: everything written before is visible to the card when it sees

@@ -375,8 +375,8 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// The check of a slice of another region than the first slice's. Out of line: the loop over the slices keeps its
-    /// registers.
+    /// The check of a slice of another region than the first slice's. Out of line: the loop over the
+    /// slices keeps its registers.
     #[cold]
     #[inline(never)]
     fn check_other_region(&self, slice: &Slice, rules: &impl Rules) -> Result<(), QueueError> {

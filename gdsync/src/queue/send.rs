@@ -132,6 +132,9 @@ pub(crate) struct SendState {
     proxied: u32,
     /// The queue pair has failed, and everything prepared was handed to the card.
     flushed: bool,
+    /// A post has to look at more than the order: a stream waits for sends that are not posted, or
+    /// the queue was flushed.
+    guarded: bool,
     /// A kernel drives the queue.
     attached: bool,
 }
@@ -151,6 +154,7 @@ impl SendState {
             last_post: None,
             proxied: 0,
             flushed: false,
+            guarded: false,
             attached: false,
         }
     }
@@ -388,7 +392,7 @@ impl SendState {
         if self.flushed || (all_posted && !perhaps_not_rung) {
             return None;
         }
-        self.flushed = true;
+        (self.flushed, self.guarded) = (true, true);
         for entry in &mut self.entries {
             if entry.state == State::Prepared {
                 entry.state = State::Posted;
@@ -434,16 +438,9 @@ impl SendState {
         self.entries.clear();
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
-        (self.last_post, self.flushed) = (None, false);
+        self.last_post = None;
+        (self.flushed, self.guarded) = (false, false);
         self.ring.publish(0);
-    }
-
-    fn has_unpassed_posts(&self) -> bool {
-        self.unsettled().is_some_and(|last| !last.timeline.has_passed(last.point))
-    }
-
-    fn unsettled(&self) -> Option<&LastPost> {
-        self.last_post.as_ref().filter(|last| !last.settled)
     }
 
     /// What is not retired.

@@ -5,6 +5,7 @@ use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamErro
 use crate::memory::{HostAddr, StreamAddr};
 use gdsync_sys::pause::Pause;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Performs memory operations on the thread that submits them, before `submit` returns.
@@ -15,6 +16,8 @@ use std::time::Duration;
 pub struct Cpu {
     timeout: Option<Duration>,
     failed: Mutex<Option<StreamError>>,
+    /// A submission is not performed wholly, as one of its waits was not satisfied at once.
+    waiting: AtomicBool,
 }
 
 impl Cpu {
@@ -26,7 +29,7 @@ impl Cpu {
 
     /// Waits at most `timeout` for each word.
     pub fn with_timeout(timeout: Duration) -> Self {
-        Cpu { timeout: Some(timeout), failed: Mutex::new(None) }
+        Cpu { timeout: Some(timeout), ..Self::default() }
     }
 
     fn wait(&self, op: &MemOp) -> Result<(), StreamError> {
@@ -62,13 +65,20 @@ impl MemOpStream for Cpu {
         if let Some(error) = &*self.failure() {
             return Err(error.clone());
         }
-        for op in ops {
-            if let Err(error) = self.wait(op) {
-                *self.failure() = Some(error.clone());
-                return Err(error);
-            }
+        // SAFETY: the caller's.
+        let first_open = ops.iter().position(|op| !unsafe { execute::try_perform(op) });
+        let Some(first_open) = first_open else { return Ok(()) };
+        self.waiting.store(true, Ordering::Release);
+        let result = ops[first_open..].iter().try_for_each(|op| self.wait(op));
+        if let Err(error) = &result {
+            *self.failure() = Some(error.clone());
         }
-        Ok(())
+        self.waiting.store(false, Ordering::Release);
+        result
+    }
+
+    fn is_synchronous(&self) -> bool {
+        true
     }
 
     unsafe fn write_bytes(&self, to: StreamAddr, _: MemoryKind, bytes: &[u8]) -> Result<Staged, StreamError> {
@@ -80,8 +90,19 @@ impl MemOpStream for Cpu {
         Ok(None)
     }
 
-    fn wait_idle(&self, _timeout: Duration) -> Result<bool, StreamError> {
-        self.failure().clone().map_or(Ok(true), Err)
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        let mut pause = Pause::new();
+        loop {
+            // Before the failure: a submission that fails says so before it ends.
+            let waiting = self.waiting.load(Ordering::Acquire);
+            if let Some(error) = &*self.failure() {
+                return Err(error.clone());
+            }
+            if !waiting || pause.elapsed() >= timeout {
+                return Ok(!waiting);
+            }
+            pause.pause();
+        }
     }
 }
 

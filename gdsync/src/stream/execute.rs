@@ -3,7 +3,8 @@
 use crate::memop::MemOp;
 use crate::memory::StreamAddr;
 use gdsync_sys::barrier;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use gdsync_sys::shared::{self, SharedU32, SharedU64};
+use std::sync::atomic::Ordering;
 
 /// Performs an operation, unless it is a wait that is not satisfied: then it returns false.
 ///
@@ -48,25 +49,23 @@ pub(super) unsafe fn try_perform(op: &MemOp) -> bool {
 /// before.
 ///
 /// # Safety
-/// `to..to + bytes.len()` are host addresses, valid for writing by atomics.
+/// `to..to + bytes.len()` are host addresses, valid for writing as [`shared`] does.
 pub(super) unsafe fn write_bytes(to: StreamAddr, bytes: &[u8]) {
     barrier::drain();
-    for (address, byte) in (to.get()..).zip(bytes) {
-        // SAFETY: the caller's; a byte needs no alignment.
-        unsafe { AtomicU8::from_ptr(address as *mut u8) }.store(*byte, Ordering::Relaxed);
-    }
+    // SAFETY: the caller's.
+    unsafe { shared::copy(to.get() as *mut u8, bytes.as_ptr(), bytes.len()) };
 }
 
 /// # Safety
 /// The address is a host address, valid and aligned to 4 bytes for as long as the borrow is used.
-unsafe fn word32(addr: &StreamAddr) -> &AtomicU32 {
+unsafe fn word32(addr: &StreamAddr) -> &SharedU32 {
     // SAFETY: the caller's.
-    unsafe { AtomicU32::from_ptr(addr.get() as *mut u32) }
+    unsafe { SharedU32::from_ptr(addr.get() as *mut u32) }
 }
 
 /// # Safety
 /// The address is a host address, valid and aligned to 8 bytes for as long as the borrow is used.
-unsafe fn word64(addr: &StreamAddr) -> &AtomicU64 {
+unsafe fn word64(addr: &StreamAddr) -> &SharedU64 {
     // SAFETY: the caller's.
-    unsafe { AtomicU64::from_ptr(addr.get() as *mut u64) }
+    unsafe { SharedU64::from_ptr(addr.get() as *mut u64) }
 }

@@ -33,7 +33,7 @@ impl State {
         self.issued = end;
         self.unwritten += 1;
         self.weight += 1;
-        self.in_flight.push_back(InFlight { end, weight: 1, held: Held::Send(queue_pair) });
+        self.in_flight.push_back(InFlight { end, held: Held::Send(queue_pair) });
     }
 }
 
@@ -140,14 +140,15 @@ impl<B: MemOpStream> Stream<B> {
         mut state: MutexGuard<'_, State>,
         mut send: PreparedSend,
     ) -> Result<Posted, PostError> {
+        self.await_turn(&mut state);
         // Dropped after the lock is released: the drops may take other locks.
         let past = if state.is_long(&self.caps) { self.reap(&mut state) } else { Past::default() };
         let points = Points::next(state.issued);
         let lowered =
-            self.submit_lowered(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
-        match lowered {
+            self.lower_submission(&mut state, points, false, |lowering| lowering.send(&mut send, Fate::Kept));
+        match lowered.and_then(|lowered| self.submit_lowered(&mut state, lowered, None)) {
             Ok((points, operations)) => {
-                state.accept(points, Held::Send(send.into_queue_pair()), 1, &self.caps);
+                state.accept(points, Held::Send(send.into_queue_pair()), &self.caps);
                 drop(state);
                 drop(past);
                 Ok(Posted { operations, submissions: 1 })

@@ -10,8 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) end: TimelinePoint,
-    /// What it counts for against [`crate::memop::MemOpCaps::max_outstanding`].
-    pub(super) weight: u32,
     pub(super) held: Held,
 }
 
@@ -22,6 +20,18 @@ pub(super) enum Held {
     Send(Arc<QueuePairInner>),
     /// Descriptors, which hold queue pairs, completion queues and the memory of words.
     Many(Vec<Descriptor>),
+    /// The descriptors of a graph's batch nodes, and how many nodes there are.
+    Graph(Box<(Vec<Descriptor>, usize)>),
+}
+
+impl Held {
+    /// What the submission counts for against [`crate::memop::MemOpCaps::max_outstanding`].
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Held::Send(_) | Held::Many(_) => 1,
+            Held::Graph(graph) => graph.1,
+        }
+    }
 }
 
 /// Submissions that a stream has passed, to be dropped without the stream's lock. Their vector is
@@ -80,13 +90,14 @@ impl InFlight {
         match &self.held {
             Held::Send(_) => &[],
             Held::Many(descriptors) => descriptors,
+            Held::Graph(graph) => &graph.0,
         }
     }
 
     fn queue_pairs(&self) -> impl Iterator<Item = &Arc<QueuePairInner>> {
         let sent = match &self.held {
             Held::Send(queue_pair) => Some(queue_pair),
-            Held::Many(_) => None,
+            Held::Many(_) | Held::Graph(_) => None,
         };
         sent.into_iter().chain(self.descriptors().iter().flat_map(Descriptor::queue_pairs))
     }

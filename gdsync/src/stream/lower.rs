@@ -4,12 +4,13 @@
 use super::doorbells::{DoorbellPath, Doorbells};
 use super::post::{State, Stream};
 use super::post_error::PostFailure;
-use super::proxy::{self, Ring};
+use super::proxy::{self, Queue, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{PreparedSend, PreparedWait, QueuePair};
 use crate::queue::{Doorbell, PeerOp, QueueError};
+use std::sync::Arc;
 
 /// A submission that a stream is about to make.
 pub(super) struct Posting<'a, B: MemOpStream> {
@@ -150,17 +151,17 @@ impl<B: MemOpStream> Stream<B> {
 
     /// Submits, with the proxy ready to ring: a backend may perform operations before it returns.
     pub(super) fn with_proxy<E>(
-        state: &State,
+        proxied: &Arc<Queue>,
         rings: Vec<Ring>,
         submit: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let count = rings.len();
         if count > 0 {
-            proxy::submit(&state.proxied, rings);
+            proxy::submit(proxied, rings);
         }
         let result = submit();
         if result.is_err() && count > 0 {
-            proxy::withdraw(&state.proxied, count);
+            proxy::withdraw(proxied, count);
         }
         result
     }

@@ -13,7 +13,10 @@ mod execute;
 mod fast_path;
 pub(crate) mod in_flight;
 mod lower;
+mod perform;
 pub mod persistent;
+#[cfg(test)]
+mod points_tests;
 mod post;
 mod post_error;
 mod proxy;

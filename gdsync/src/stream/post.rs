@@ -4,7 +4,7 @@ use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
 use super::in_flight::{self, Held, InFlight, Past, Spare};
 use super::lower::Posting;
 use super::post_error::{PostError, PostFailure, Posted};
-use super::proxy;
+use super::proxy::{self, Ring};
 use super::translations::Translations;
 use crate::batch::{Batch, Chunk, Descriptor, Fate, Lowering, Planner, Points};
 use crate::cuda::arena_of;
@@ -12,7 +12,7 @@ use crate::memop::{MemOp, MemOpCaps, MemOpStream, StreamError};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::verbs::error::Error;
 use gdsync_sys::pause::Pause;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -55,6 +55,8 @@ pub struct Stream<B: MemOpStream> {
     pub(super) path: DoorbellPath,
     pub(crate) timeline: Arc<Timeline>,
     state: Mutex<State>,
+    /// Signalled when a thread has performed a submission.
+    pub(super) turn: Condvar,
 }
 
 #[derive(Debug)]
@@ -66,10 +68,14 @@ pub(super) struct State {
     /// One submission in this many writes its end point.
     progress_every: u32,
     pub(super) in_flight: VecDeque<InFlight>,
-    /// The sum of their weights.
+    /// The submission that a thread performs at this moment, without the lock: no other thread
+    /// submits meanwhile.
+    pub(super) performing: Option<InFlight>,
+    /// The sum of the weights of those in flight.
     pub(super) weight: usize,
     /// Sends that may take the fast path before the next housekeeping: retiring submissions,
-    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings.
+    /// writing a point, the limit of submissions outstanding. 0 while the proxy rings, and while a
+    /// thread performs.
     pub(super) fast_posts_left: Cell<u32>,
     pub(super) doorbells: RefCell<Doorbells>,
     pub(super) translations: Translations,
@@ -106,6 +112,7 @@ impl<B: MemOpStream> Stream<B> {
             unwritten: 0,
             progress_every: if options.always_signal { 1 } else { PROGRESS_EVERY },
             in_flight: VecDeque::new(),
+            performing: None,
             weight: 0,
             fast_posts_left: Cell::new(0),
             doorbells: RefCell::new(Doorbells::at_first(options.doorbells)),
@@ -125,11 +132,13 @@ impl<B: MemOpStream> Stream<B> {
             path: options.doorbells,
             timeline,
             state: Mutex::new(state),
+            turn: Condvar::new(),
         })
     }
 
     /// Posts a batch: the backend will perform its descriptors in order. Does not wait for that
-    /// (unless the backend is [`super::Cpu`], which performs it before this returns).
+    /// (unless the backend is [`super::Cpu`], which performs it before this returns. While it
+    /// waits, other threads that post wait for their turn; all other calls answer at once).
     ///
     /// A batch that needs more operations than one submission takes is split between descriptors.
     ///
@@ -173,7 +182,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut rest = descriptors.into_iter();
         // Dropped after the lock is released: the drops may take other locks.
         let mut past = Past::default();
-        let mut state = self.lock();
+        let mut state = self.lock_to_post();
         let mut posted = 0;
         while rest.len() > 0 {
             if state.is_long(&self.caps) {
@@ -191,7 +200,7 @@ impl<B: MemOpStream> Stream<B> {
             state.planner = planner;
             match result {
                 Ok((points, operations)) => {
-                    state.accept(points, Held::Many(chunk), 1, &self.caps);
+                    state.accept(points, Held::Many(chunk), &self.caps);
                     posted += plan.count;
                     done.operations += operations;
                     done.submissions += 1;
@@ -235,37 +244,39 @@ impl<B: MemOpStream> Stream<B> {
     /// Submits descriptors as planned. Returns their points, and the number of operations.
     fn post_chunk(
         &self,
-        state: &mut State,
-        chunk: &mut [Descriptor],
+        state: &mut MutexGuard<'_, State>,
+        chunk: &mut Vec<Descriptor>,
         planner: &Planner,
         plan: &Chunk,
         merged: bool,
     ) -> Result<(Points, usize), PostFailure> {
-        if let [Descriptor::Bytes(bytes)] = chunk
+        if let [Descriptor::Bytes(bytes)] = &mut chunk[..]
             && bytes.word_count(&self.caps).is_none()
         {
             return self.post_bytes(state, bytes).map(|points| (points, 0));
         }
         let points = Points::planned(state.issued, plan);
-        let lowered = self.submit_lowered(state, points, merged, |lowering| {
+        let lowered = self.lower_submission(state, points, merged, |lowering| {
             Self::lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
             Ok(lowering.catch_up()?)
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_lowered(chunk, &planner.fates, &state.ops);
         }
-        lowered.inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
+        lowered
+            .and_then(|lowered| self.submit_lowered(state, lowered, Some(chunk)))
+            .inspect_err(|_| chunk.iter_mut().rev().for_each(Descriptor::undo))
     }
 
-    /// Submits what `lower` appends, and the last point if it is due. Returns the points, and the
-    /// number of operations.
-    pub(super) fn submit_lowered(
+    /// Makes the operations of a submission, `state.ops`, of what `lower` appends, and the last
+    /// point if it is due.
+    pub(super) fn lower_submission(
         &self,
         state: &mut State,
         mut points: Points,
         merged: bool,
         lower: impl FnOnce(&mut Lowering<'_, Posting<'_, B>>) -> Result<(), PostFailure>,
-    ) -> Result<(Points, usize), PostFailure> {
+    ) -> Result<Lowered, PostFailure> {
         self.check_room(state, 1)?;
         state.translations.refresh(&self.backend);
         let mut ops = std::mem::take(&mut state.ops);
@@ -280,8 +291,25 @@ impl<B: MemOpStream> Stream<B> {
             points.open = false;
         }
         let rings = lowering.driver.rings;
-        if result.is_ok() {
-            self.timeline.expect(points.end);
+        state.ops = ops;
+        result.map(|()| Lowered { points, rings })
+    }
+
+    /// Submits `state.ops`, made of `descriptors` or of a lone send. Returns the points, and the
+    /// number of operations.
+    pub(super) fn submit_lowered(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        lowered: Lowered,
+        descriptors: Option<&mut Vec<Descriptor>>,
+    ) -> Result<(Points, usize), PostFailure> {
+        let Lowered { points, rings } = lowered;
+        let ops = std::mem::take(&mut state.ops);
+        self.timeline.expect(points.end);
+        let result = match descriptors {
+            Some(descriptors) if self.backend.is_synchronous() && ops.iter().any(MemOp::is_wait) => {
+                self.perform(state, points.end, descriptors, &ops, rings)
+            }
             // SAFETY: every address was translated by this backend. Rings, records and registers
             // belong to queues that the submission in flight holds until the timeline has passed
             // `end`, which the backend writes (or is declared to have written once it is idle) only
@@ -289,15 +317,15 @@ impl<B: MemOpStream> Stream<B> {
             // own word belongs to the timeline, which `ORPHANS` holds for as long; mailboxes belong
             // to the proxy until they were written. The library computes aligned addresses. The
             // lock on the state keeps others from submitting.
-            result = Self::with_proxy(state, rings, || unsafe { self.backend.submit(&ops) })
-                .map_err(PostFailure::from);
-            if result.is_err() {
-                self.timeline.expect(points.before);
-            }
+            _ => Self::with_proxy(&state.proxied, rings, || unsafe { self.backend.submit(&ops) }),
+        };
+        if result.is_err() {
+            self.timeline.expect(points.before);
         }
         let count = ops.len();
         state.ops = ops;
-        result.map(|()| (points, count))
+        result?;
+        Ok((points, count))
     }
 
     /// Whether there is room for a submission that counts for `weight`.
@@ -318,6 +346,13 @@ impl<B: MemOpStream> Stream<B> {
     }
 }
 
+/// A submission whose operations are made.
+pub(super) struct Lowered {
+    points: Points,
+    /// Doorbells that the proxy will ring.
+    rings: Vec<Ring>,
+}
+
 impl State {
     /// True once posts retire submissions.
     #[inline]
@@ -326,11 +361,11 @@ impl State {
     }
 
     /// The backend has taken a submission.
-    pub(super) fn accept(&mut self, points: Points, held: Held, weight: usize, caps: &MemOpCaps) {
+    pub(super) fn accept(&mut self, points: Points, held: Held, caps: &MemOpCaps) {
         self.issued = points.end;
         self.unwritten = if points.open { self.unwritten + 1 } else { 0 };
-        self.weight += weight;
-        self.in_flight.push_back(InFlight { end: points.end, weight: weight as u32, held });
+        self.weight += held.weight();
+        self.in_flight.push_back(InFlight { end: points.end, held });
         let room = caps.max_outstanding.saturating_sub(self.weight + 1);
         let left = REAP_FROM.saturating_sub(self.in_flight.len()).min(room) as u32;
         let left = left.min(self.progress_every.saturating_sub(self.unwritten + 1));
@@ -374,6 +409,7 @@ impl<B: MemOpStream> fmt::Debug for Stream<B> {
             .field("issued", &state.issued.0)
             .field("progress", &self.timeline.progress().0)
             .field("in_flight", &state.in_flight.len())
+            .field("performing", &state.performing.is_some())
             .field("doorbells", &*state.doorbells.borrow())
             .field("proxied", &state.proxied)
             .finish()

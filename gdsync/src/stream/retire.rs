@@ -39,15 +39,17 @@ impl<B: MemOpStream> Stream<B> {
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let idle = self.backend.wait_idle(left.min(LOOK_AFTER));
             let mut state = self.lock();
-            // Asked again under the lock, which keeps other threads from posting.
-            match idle.and_then(|idle| if idle { self.backend.wait_idle(Duration::ZERO) } else { Ok(false) })
-            {
+            let idle = idle.and_then(|idle| if idle { self.is_idle(&state) } else { Ok(false) });
+            match idle {
                 Ok(idle) => {
                     if idle {
                         self.timeline.declare_passed(state.issued);
                         state.unwritten = 0;
                     }
                     let past = self.reap(&mut state);
+                    if !idle {
+                        state.given().for_each(InFlight::flush_failed);
+                    }
                     drop(state);
                     drop(past);
                     if idle {
@@ -73,7 +75,7 @@ impl<B: MemOpStream> Stream<B> {
         let mut state = self.lock();
         self.retire_if_idle(&mut state);
         let past = self.reap(&mut state);
-        let outstanding = state.weight;
+        let outstanding = state.weight + usize::from(state.performing.is_some());
         drop(state);
         drop(past);
         outstanding
@@ -83,7 +85,7 @@ impl<B: MemOpStream> Stream<B> {
     /// at which the stream stands still, if it does.
     pub fn oldest_wait(&self) -> Option<String> {
         let state = self.lock();
-        let oldest = state.in_flight.iter().find_map(|submission| submission.oldest_wait(&self.timeline));
+        let oldest = state.given().find_map(|submission| submission.oldest_wait(&self.timeline));
         oldest.map(|(_, wait)| wait.to_string())
     }
 
@@ -94,7 +96,7 @@ impl<B: MemOpStream> Stream<B> {
             return None;
         }
         let state = self.lock();
-        state.in_flight.iter().find_map(|submission| {
+        state.given().find_map(|submission| {
             let (position, descriptor) = submission.oldest_wait(&self.timeline)?;
             let wait = match descriptor {
                 Descriptor::WaitCq(wait) => Some(wait),
@@ -110,12 +112,15 @@ impl<B: MemOpStream> Stream<B> {
         })
     }
 
-    /// If the stream is idle but its timeline lags, the CPU writes it. The lock on the state keeps
-    /// other threads from posting, and an idle backend performs nothing that could write the
-    /// timeline's word.
+    /// Whether nothing performs anything that could write the timeline's word, as long as the state
+    /// is locked: the lock keeps other threads from posting.
+    fn is_idle(&self, state: &State) -> Result<bool, StreamError> {
+        if state.performing.is_some() { Ok(false) } else { self.backend.wait_idle(Duration::ZERO) }
+    }
+
+    /// If the stream is idle but its timeline lags, the CPU writes it.
     fn retire_if_idle(&self, state: &mut State) {
-        let idle = || matches!(self.backend.wait_idle(Duration::ZERO), Ok(true));
-        if state.unwritten > 0 && !state.in_flight.is_empty() && idle() {
+        if state.unwritten > 0 && !state.in_flight.is_empty() && matches!(self.is_idle(state), Ok(true)) {
             self.timeline.declare_passed(state.issued);
             state.unwritten = 0;
         }
@@ -132,7 +137,7 @@ impl<B: MemOpStream> Stream<B> {
                 break;
             }
             if let Some(passed) = state.in_flight.pop_front() {
-                state.weight -= passed.weight as usize;
+                state.weight -= passed.held.weight();
                 if past.is_unused() {
                     past = Past::new(&state.spare);
                 }
@@ -171,8 +176,15 @@ impl<B: MemOpStream> Stream<B> {
         // `ORPHANS` keeps until it has reached `points.end`. The lock on the state keeps other
         // threads from submitting.
         unsafe { self.backend.submit(&ops) }?;
-        state.accept(points, Held::Many(Vec::new()), 1, &self.caps);
+        state.accept(points, Held::Many(Vec::new()), &self.caps);
         Ok(())
+    }
+}
+
+impl State {
+    /// What the backend was given and is not known to have passed, oldest first.
+    fn given(&self) -> impl Iterator<Item = &InFlight> {
+        self.in_flight.iter().chain(&self.performing)
     }
 }
 

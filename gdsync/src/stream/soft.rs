@@ -3,11 +3,11 @@
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
+use crate::util::contain::{contain, drop_contained, log};
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 /// returns at once, and *kernels* (host closures) run between memory operations. Dropping it does
 /// not wait: the worker thread still performs what was submitted, and then ends.
 ///
-/// A kernel that panics fails the stream, as an illegal access fails a GPU's: the stream performs
-/// nothing after it.
+/// A kernel that panics, or whose captured values do when they are dropped, fails the stream, as an
+/// illegal access fails a GPU's: the stream performs nothing after it. Its events then count as
+/// passed, and every call names the panic.
 ///
 /// ```
 /// use gdsync::{PinnedMemory, SoftStream, Stream};
@@ -72,7 +73,7 @@ impl SoftStream {
         let worker = shared.clone();
         std::thread::Builder::new()
             .name("gdsync-stream".to_owned())
-            .spawn(move || worker.run())
+            .spawn(move || worker.run_to_the_end())
             .map_err(|error| StreamError::NoThread { reason: error.to_string() })?;
         Ok(SoftStream { shared })
     }
@@ -183,15 +184,20 @@ impl Shared {
         Ok(())
     }
 
-    fn run(&self) {
+    /// Performs all items, or fails the stream.
+    fn run_to_the_end(&self) {
         use_fine_timers();
-        while let Some(item) = self.next() {
-            if let Err(reason) = perform(item) {
-                tracing::error!(%reason, "a software stream failed");
-                self.fail(reason);
-                return;
-            }
+        if let Err(reason) = contain(|| self.run()).and_then(|ended| ended) {
+            self.fail(&reason);
+            log(|| tracing::error!(reason, "a software stream failed"));
         }
+    }
+
+    fn run(&self) -> Result<(), String> {
+        while let Some(item) = self.next() {
+            perform(item)?;
+        }
+        Ok(())
     }
 
     /// The next item; `None` once the stream is closed and the queue is empty.
@@ -211,20 +217,22 @@ impl Shared {
         }
     }
 
-    fn fail(&self, reason: String) {
+    fn fail(&self, reason: &str) {
         let mut state = self.lock();
-        state.failed = Some(reason);
+        state.failed = Some(reason.to_owned());
         state.busy = false;
         // What closures captured may take any lock when it is dropped: not under this one.
         let abandoned = std::mem::take(&mut state.queue);
         drop(state);
         self.idle.notify_all();
-        for item in abandoned {
-            // A thread that waits for an event of this stream must not wait for ever.
+        // No thread and no stream may wait for an event of this stream for ever, nor for the drops of
+        // closures behind which it was recorded.
+        for item in &abandoned {
             if let Item::Record(event) = item {
                 event.complete();
             }
         }
+        abandoned.into_iter().for_each(|item| drop_contained(item, "a kernel that was not performed"));
     }
 }
 
@@ -244,21 +252,11 @@ fn perform(item: Item) -> Result<(), String> {
         // SAFETY: the caller of `write_bytes` vouched that the addresses are valid until the bytes
         // have been written.
         Item::Bytes(to, bytes) => unsafe { execute::write_bytes(to, &bytes) },
-        Item::Kernel(kernel) => {
-            // The closure is consumed. What it shares with other threads is `Sync`, and so either
-            // tolerates a panic or is poisoned.
-            catch_unwind(AssertUnwindSafe(kernel))
-                .map_err(|payload| format!("a kernel panicked: {}", text(&*payload)))?;
-        }
+        Item::Kernel(kernel) => contain(kernel).map_err(|message| format!("a kernel panicked: {message}"))?,
         Item::Record(event) => event.complete(),
         Item::Await(event) => event.synchronize(),
     }
     Ok(())
-}
-
-fn text(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
 /// A point of a [`SoftStream`]. Clones name the same point.

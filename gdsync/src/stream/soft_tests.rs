@@ -1,6 +1,7 @@
 use super::*;
 use crate::memop::{Condition, Word32};
 use crate::memory::PinnedMemory;
+use crate::util::contain::tests::Bomb;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -82,6 +83,47 @@ fn a_panicking_kernel_fails_the_stream_and_frees_what_was_queued() {
         assert!(Instant::now() < deadline, "the abandoned kernel still holds its captures");
         std::thread::yield_now();
     }
+}
+
+/// A stream that runs `kernel` and fails: its events complete, other streams go on, and every call
+/// names the panic.
+fn fails(kernel: impl FnOnce() + Send + 'static, message: &str) {
+    let (stream, other) = (SoftStream::new().unwrap(), SoftStream::new().unwrap());
+    let gate = Event::default();
+    stream.wait_event(&gate).unwrap();
+    stream.launch(kernel).unwrap();
+    let (bomb, second) = (Bomb, Bomb);
+    stream.launch(move || drop(bomb)).unwrap();
+    stream.launch(move || drop(second)).unwrap();
+    let after = stream.record().unwrap();
+    other.wait_event(&after).unwrap();
+    gate.complete();
+    idle(&other);
+    let error = stream.wait_idle(SOON).unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
+    assert_eq!(stream.launch(|| ()), Err(error));
+    assert!(after.completed_at().is_some());
+}
+
+#[test]
+fn a_panic_in_the_drop_of_a_payload_fails_the_stream() {
+    fails(|| std::panic::panic_any(Bomb), "a kernel panicked: no message");
+}
+
+#[test]
+fn a_panic_in_the_drop_of_what_a_kernel_captured_fails_the_stream() {
+    let bomb = Bomb;
+    fails(
+        move || {
+            let _held = &bomb;
+        },
+        "a kernel panicked: no message",
+    );
+}
+
+#[test]
+fn panics_in_the_drops_of_kernels_that_were_not_performed_end_there() {
+    fails(|| panic!("out of cheese"), "a kernel panicked: out of cheese");
 }
 
 #[test]

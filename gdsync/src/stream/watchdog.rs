@@ -5,6 +5,7 @@
 
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
+use crate::util::contain::{contain, log};
 use crate::verbs::error::{Error, OutOfRange};
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
@@ -49,7 +50,8 @@ impl<B: MemOpStream + 'static> Stream<B> {
     /// Starts a thread that looks at the stream periodically. If the stream has stood at the same
     /// wait for `after`, the thread reports that once, as a `tracing` warning and to `callback`:
     /// the wait, and for how long the stream has stood there. The thread ends with the returned
-    /// handle, or with the stream, which it does not keep alive.
+    /// handle, or with the stream, which it does not keep alive. A callback that panics is logged,
+    /// and called again at the next wait.
     ///
     /// # Errors
     /// [`Error::Thread`]; [`OutOfRange`](crate::verbs::OutOfRange) for an `after` of 0.
@@ -70,7 +72,8 @@ impl<B: MemOpStream + 'static> Stream<B> {
         let (watched, own) = (Arc::downgrade(self), shared.clone());
         std::thread::Builder::new()
             .name(NAME.to_owned())
-            .spawn(move || own.run(&watched, after, callback))
+            // The callback is dropped there.
+            .spawn(move || drop(contain(|| own.run(&watched, after, callback))))
             .map_err(|source| Error::Thread { name: NAME, source })?;
         Ok(Watchdog { shared })
     }
@@ -106,9 +109,13 @@ impl Shared {
                     let stood = since.elapsed();
                     if !*told && stood >= after {
                         *told = true;
-                        tracing::warn!(%wait, completion_queue = wait.completion_queue, index = wait.index,
-                            queue_pairs = ?wait.queue_pairs, ?stood, "a stream does not come past this wait");
-                        callback(&wait, stood);
+                        log(|| {
+                            tracing::warn!(%wait, completion_queue = wait.completion_queue, index = wait.index,
+                                queue_pairs = ?wait.queue_pairs, ?stood, "a stream does not come past this wait");
+                        });
+                        if let Err(panic) = contain(|| callback(&wait, stood)) {
+                            log(|| tracing::error!(panic, "the callback of a watchdog panicked"));
+                        }
                     }
                 }
                 _ => standing = Some((place, Instant::now(), false)),

@@ -5,10 +5,10 @@
 //! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
 //! not delay another.
 
+use crate::util::contain::{contain, drop_contained, log};
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
@@ -88,11 +88,17 @@ impl Poller {
             // Tasks take locks, and may hold the last handle of a queue pair, whose drop takes
             // locks.
             drop(state);
-            tasks.retain(|task| {
+            let mut next = 0;
+            while let Some(task) = tasks.get(next) {
                 let polled = self.poll(&**task);
                 progress |= polled != Polled::Nothing;
-                polled != Polled::Done
-            });
+                if polled == Polled::Done {
+                    // It may hold the last handle of memory of the program.
+                    drop_contained(tasks.swap_remove(next), "what a polling task held");
+                } else {
+                    next += 1;
+                }
+            }
             if progress {
                 pause = Pause::new();
             } else {
@@ -103,11 +109,9 @@ impl Poller {
 
     /// One look. A task that panics ends, and the thread goes on with the others.
     fn poll(&self, task: &dyn Task) -> Polled {
-        // A task that has panicked is not polled again. What it shares with other threads is behind
-        // locks and atomics.
-        catch_unwind(AssertUnwindSafe(|| task.poll())).unwrap_or_else(|_| {
+        contain(|| task.poll()).unwrap_or_else(|panic| {
             let thread = self.name;
-            tracing::error!(thread, "a polling task panicked: what waits for it is not woken");
+            log(|| tracing::error!(thread, panic, "a polling task panicked: what waits for it is not woken"));
             Polled::Done
         })
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::util::contain::tests::Bomb;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -95,6 +96,30 @@ fn a_task_that_panics_ends_alone() {
     for task in [before, after] {
         assert_eq!(task.looks.load(Ordering::Acquire), 1001);
     }
+}
+
+#[test]
+fn neither_a_payload_nor_a_task_whose_drop_panics_ends_the_thread() {
+    struct Panics;
+    impl Task for Panics {
+        fn poll(&self) -> Polled {
+            std::panic::panic_any(Bomb)
+        }
+    }
+    struct Holds(Bomb);
+    impl Task for Holds {
+        fn poll(&self) -> Polled {
+            let _bomb = &self.0;
+            Polled::Done
+        }
+    }
+    static POLLER: Poller = Poller::new("poller-bombs");
+    POLLER.start().unwrap();
+    POLLER.add(Arc::new(Panics));
+    POLLER.add(Arc::new(Holds(Bomb)));
+    let after = countdown(&POLLER, 1000);
+    eventually("the task ends", || ended(&after));
+    assert_eq!(after.looks.load(Ordering::Acquire), 1001);
 }
 
 #[test]

@@ -6,5 +6,5 @@ pub(crate) use std::thread::yield_now;
 
 /// As `std::sync::atomic`.
 pub(crate) mod atomic {
-    pub(crate) use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 }

@@ -2,7 +2,7 @@
 
 use crate::memory::arena::Arena;
 use crate::verbs::events::EventSinks;
-use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, PortError, call};
+use crate::verbs::{Error, GidEntry, LinkLayer, OpenError, PortError, call, provider};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::Provider;
 use gdsync_sys::verbs::{self, ibv_context, ibv_device, ibv_device_attr};
@@ -88,6 +88,7 @@ struct DeviceList {
 
 impl DeviceList {
     fn get(api: &'static VerbsApi) -> Result<Self, Error> {
+        provider::check_settings(api.provider)?;
         let mut num = 0;
         // SAFETY: `num` is a valid place for the count.
         let list = unsafe { (api.get_device_list)(&mut num) };
@@ -124,16 +125,34 @@ impl Device {
     /// Names of a provider's devices.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider cannot list them.
+    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting) where the environment has a setting
+    /// of the software card that is not understood, [`Error::Verbs`] where the provider cannot list
+    /// them.
     pub fn names(api: &'static VerbsApi) -> Result<Vec<String>, Error> {
         Ok(DeviceList::get(api)?.devices().map(|(_, name)| name).collect())
     }
 
     /// Opens a provider's device: the one named, or the first that is driven by mlx5.
     ///
+    /// A provider is a table of entry points that its maker vouches for, such as those of
+    /// [`provider`](crate::verbs::provider). A plain table is none:
+    ///
+    /// ```compile_fail,E0308
+    /// use gdsync::{Device, verbs::provider};
+    /// use gdsync_sys::verbs::{ibv_context, ibv_device};
+    ///
+    /// unsafe extern "C" fn made_up(_: *mut ibv_device) -> *mut ibv_context {
+    ///     16 as *mut ibv_context
+    /// }
+    /// let mut table = **provider::software();
+    /// table.open_device = made_up;
+    /// let device = Device::open(Box::leak(Box::new(table)), None);
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError::NoDevice`](crate::verbs::OpenError::NoDevice),
-    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5), or [`Error::Verbs`] where it
+    /// [`OpenError::NotMlx5`](crate::verbs::OpenError::NotMlx5),
+    /// [`OpenError::Setting`](crate::verbs::OpenError::Setting), or [`Error::Verbs`] where it
     /// cannot be opened.
     pub fn open(api: &'static VerbsApi, name: Option<&str>) -> Result<Self, Error> {
         let list = DeviceList::get(api)?;

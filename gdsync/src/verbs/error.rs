@@ -75,6 +75,12 @@ pub enum OpenError {
         "the kernel has no RDMA support loaded: `modprobe ib_uverbs mlx5_ib`, and see that the card is there with `lspci`"
     )]
     NoKernelSupport,
+    /// A setting of the software card in the environment is not understood.
+    #[error("the software card does not start: {reason}")]
+    Setting {
+        /// The setting, its value, and what is wrong with it.
+        reason: String,
+    },
     /// No device of that name, or none at all.
     #[error("no device {}: the {provider} provider has {}", wanted(.name), listed(.present))]
     NoDevice {

@@ -4,6 +4,7 @@
 //! arrives, and ends with its handle.
 
 use super::events::AsyncEvent;
+use crate::util::contain::{contain, drop_contained, log};
 use crate::verbs::{Device, Error};
 use std::fmt;
 use std::fs::File;
@@ -23,7 +24,8 @@ pub struct EventWatch {
 impl Device {
     /// Starts a thread that reads the card's asynchronous events as [`Device::next_event`] does, so
     /// that the queue pairs concerned fail at once. It passes each event to `callback`, sleeps
-    /// while there is none, and keeps the device open.
+    /// while there is none, and keeps the device open. A callback that panics is logged, and called
+    /// again for the next event.
     ///
     /// # Errors
     /// [`Error::Thread`]; [`Error::Verbs`] if the process has no file descriptor left.
@@ -45,14 +47,19 @@ impl Device {
         let read = move || {
             while !is_readable(&stopped) {
                 match device.inner.next_event(Duration::MAX, Some(stopped.as_raw_fd())) {
-                    Ok(Some(event)) => callback(&event),
+                    Ok(Some(event)) => {
+                        if let Err(panic) = contain(|| callback(&event)) {
+                            log(|| tracing::error!(panic, "a callback for asynchronous events panicked"));
+                        }
+                    }
                     Ok(None) => {}
                     Err(error) => {
-                        tracing::error!(%error, "asynchronous events cannot be read any more");
-                        return;
+                        log(|| tracing::error!(%error, "asynchronous events cannot be read any more"));
+                        break;
                     }
                 }
             }
+            drop_contained(callback, "a callback for asynchronous events");
         };
         let thread = std::thread::Builder::new().name(NAME.to_owned()).spawn(read).map_err(no_thread)?;
         Ok(EventWatch { stop, thread: Some(thread) })
@@ -76,7 +83,7 @@ impl Drop for EventWatch {
             self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id())
             && thread.join().is_err()
         {
-            tracing::error!("a callback for asynchronous events panicked");
+            tracing::error!("the thread that reads asynchronous events panicked");
         }
     }
 }

@@ -60,7 +60,11 @@ struct World {
 impl World {
     fn new(before: TimelinePoint) -> Arc<World> {
         let timeline = Timeline::new(0).unwrap();
-        timeline.declare_passed(before);
+        // The CPU looks at least once in 2^31 points.
+        for point in (0..=before.0).step_by(1 << 30).chain([before.0]) {
+            timeline.declare_passed(TimelinePoint(point));
+            timeline.progress();
+        }
         Arc::new(World { timeline, memory: [UnsafeCell::new(0), UnsafeCell::new(0)] })
     }
 
@@ -105,8 +109,26 @@ fn main() {
     let last = (0..3).fold(start, |point, _| point.next());
     holds("memory is taken back when its point is written", perform(start, true));
     holds("one point covers the submissions before it", perform(last, false));
-    let wrapping = TimelinePoint(u32::MAX);
-    holds("points wrap around", perform(wrapping, true));
+    let wrapping = TimelinePoint(u32::MAX.into());
+    holds("the word goes around", perform(wrapping, true));
+    holds("what one thread has seen, another need not look for", move || {
+        let world = World::new(start);
+        let (stream, other) = (world.clone(), world.clone());
+        let stream = thread::spawn(move || {
+            stream.touch(0);
+            stream.timeline.declare_passed(start.next());
+            stream.touch(1);
+            stream.timeline.declare_passed(start.next().next());
+        });
+        // This one looks, and takes nothing back.
+        let looker = thread::spawn(move || {
+            other.timeline.progress();
+        });
+        world.reap([start.next(), start.next().next()]);
+        stream.join().unwrap();
+        looker.join().unwrap();
+        assert!(world.timeline.has_passed(start.next().next()));
+    });
     breaks("memory is taken back without looking", move || {
         let world = World::new(start);
         let other = world.clone();

@@ -10,6 +10,7 @@ use super::engine::{Engine, Uar};
 use super::error::CardError;
 use super::memory::region::Memory;
 use super::memory::ring::{CqRing, Record};
+use super::memory::uar::Register;
 use super::port::LinkLayer;
 use super::queue::cq::Cq;
 use super::transport::qp::Qp;
@@ -99,11 +100,14 @@ impl Card {
         Ok(())
     }
 
-    /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung.
+    /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung: multiples
+    /// of 8 inside the page of 4096 bytes.
     ///
     /// # Errors
-    /// [`CardError::TooMany`], [`CardError::System`].
-    pub fn alloc_uar(&self, registers: &'static [usize]) -> Result<UarHandle, CardError> {
+    /// [`CardError::Invalid`] for an offset that is none of a register, [`CardError::TooMany`],
+    /// [`CardError::System`].
+    pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
+        let registers = registers.iter().copied().map(Register::new).collect::<Result<Box<[_]>, _>>()?;
         self.command(|engine| {
             // A queue pair needs one at most.
             within("UARs", engine.uars.len(), LIMITS.max_qp)?;

@@ -8,6 +8,7 @@ use super::event::Event;
 use super::port::{GidEntry, LinkLayer, Port};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
+use crate::setting;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
@@ -55,6 +56,7 @@ impl Card {
     /// instead, and its port is Ethernet.
     ///
     /// # Errors
+    /// [`CardError::Setting`] where the environment has a setting that is not understood,
     /// [`CardError::Fabric`] or [`CardError::System`].
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
@@ -67,6 +69,8 @@ impl Card {
 
     /// A card without a thread. Its engine works only when it is stepped.
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
+        setting::check_names()?;
+        faults::check_plan()?;
         Ok(Card::on(Fabric::bind()?, link, sink))
     }
 

@@ -4,6 +4,7 @@ use super::config::InvalidValue;
 use super::memory::region::RegionError;
 use super::transport::transition::ModifyError;
 use crate::fabric::FabricError;
+use crate::setting::SettingError;
 use std::io;
 
 /// Why a command failed.
@@ -13,6 +14,9 @@ pub enum CardError {
     /// The fabric cannot be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// A setting in the environment is not understood.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// The system provides no memory or no thread.
     #[error("the card cannot start: {0}")]
     System(#[from] io::Error),
@@ -57,6 +61,7 @@ impl CardError {
     /// The errno with which the kernel would answer the command.
     pub fn errno(&self) -> i32 {
         match self {
+            CardError::Fabric(FabricError::Addresses(_)) | CardError::Setting(_) => libc::EINVAL,
             CardError::Fabric(_) => libc::ENODEV,
             CardError::System(error) => error.raw_os_error().filter(|code| *code != 0).unwrap_or(libc::EIO),
             CardError::Busy { .. } => libc::EBUSY,

@@ -1,5 +1,6 @@
 //! The addresses that cards of this process may have on the fabric of several hosts.
 
+use crate::setting::{self, SettingError};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// Environment variable with the IPv4 addresses that cards of this process may have:
@@ -12,18 +13,24 @@ pub const DEFAULT_PORT: u16 = 4791;
 
 /// Whether the environment asks for TCP.
 pub fn is_tcp() -> bool {
-    std::env::var_os(LISTEN_VARIABLE).is_some_and(|value| !value.is_empty())
+    setting::value(LISTEN_VARIABLE).is_some()
 }
 
 /// The addresses in [`LISTEN_VARIABLE`]; empty if it is not set.
 ///
 /// # Errors
 /// The address that is wrong, and why.
-pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, String> {
-    match std::env::var_os(LISTEN_VARIABLE).filter(|value| !value.is_empty()) {
-        Some(value) => parse(&value.to_string_lossy()),
-        None => Ok(Vec::new()),
-    }
+pub(super) fn from_environment() -> Result<Vec<SocketAddrV4>, SettingError> {
+    let Some(value) = setting::value(LISTEN_VARIABLE) else { return Ok(Vec::new()) };
+    parse(&value).map_err(|problem| SettingError::malformed(LISTEN_VARIABLE, &value, problem))
+}
+
+/// Checks the addresses in the environment: their form, not whether this host has them.
+///
+/// # Errors
+/// [`SettingError::Malformed`].
+pub(crate) fn check_addresses() -> Result<(), SettingError> {
+    from_environment().map(drop)
 }
 
 fn parse(text: &str) -> Result<Vec<SocketAddrV4>, String> {

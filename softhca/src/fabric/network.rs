@@ -1,12 +1,14 @@
 //! A card's access to the fabric, whichever fabric it is on.
 
 use super::error::FabricError;
-use super::listen::{self, LISTEN_VARIABLE};
+use super::key;
+use super::listen;
 use super::node::Node;
 use super::packet::{Part, SendOutcome};
 use super::shared::Shared;
 use super::sleeper::Sleeper;
 use super::tcp::Tcp;
+use gdsync_auth::{Key, Limits};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
@@ -21,15 +23,17 @@ enum Network {
 }
 
 impl Fabric {
-    /// Claims a free LID, or a free address if [`LISTEN_VARIABLE`] lists some.
+    /// Claims a free LID, or a free address if [`super::LISTEN_VARIABLE`] lists some.
     ///
     /// # Errors
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
-        let variable = LISTEN_VARIABLE;
-        let addresses =
-            listen::from_environment().map_err(|problem| FabricError::Addresses { variable, problem })?;
-        if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
+        let addresses = listen::from_environment()?;
+        if addresses.is_empty() {
+            Self::on_host()
+        } else {
+            Self::at(&addresses, key::for_addresses(&addresses)?)
+        }
     }
 
     /// Joins the fabric of this host.
@@ -37,9 +41,10 @@ impl Fabric {
         Ok(Fabric { network: Network::Shared(Shared::bind()?) })
     }
 
-    /// Joins the fabric of several hosts, at the first of these addresses that is free.
-    pub(crate) fn at(addresses: &[SocketAddrV4]) -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses)?)) })
+    /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
+    /// have the same key reach each other.
+    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses, key, Limits::default())?)) })
     }
 
     /// The LID; 0 on the fabric of several hosts.
@@ -100,6 +105,27 @@ impl Fabric {
         match &mut self.network {
             Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_alive(lid)),
             Network::Tcp(tcp) => tcp.is_alive(node),
+        }
+    }
+
+    /// Where the last packet that [`Self::try_send`] took ends on the way to its node: a number for
+    /// [`Self::has_taken`].
+    pub fn position(&self) -> u64 {
+        match &self.network {
+            Network::Shared(shared) => shared.position(),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// False if a packet to that node, which ends at `position`, waits for the process there to
+    /// take it: the process is busy or stopped. As long as [`Self::is_alive`] is true, it may still
+    /// take the packet. On the fabric of several hosts true: the fabric does not see that.
+    pub fn has_taken(&self, node: Node, position: u64) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).map_or(true, |lid| shared.has_taken(lid, position))
+            }
+            Network::Tcp(_) => true,
         }
     }
 

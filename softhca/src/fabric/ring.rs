@@ -15,6 +15,7 @@
 
 use super::packet::{MAX_HEADER, MAX_PAYLOAD, Part};
 use crate::os::memory::SharedMemory;
+use gdsync_sys::shared::{self, SharedU64};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes of a ring's data; a power of two. It holds several packets and still fits a cache.
@@ -113,6 +114,18 @@ impl Producer {
         Ok(MustWake(sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0))
     }
 
+    /// The end of the last packet, in bytes since the ring was made.
+    pub(super) fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer has taken everything before a position. True of a position that is not
+    /// this ring's, and where the consumer's index is impossible.
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        let left = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
+        left > CAPACITY as u64 || self.tail.wrapping_sub(position) >= left
+    }
+
     /// Checks that a packet has room, and returns how many bytes it takes. With
     /// [`PushError::Full`], the producer is announced as waiting for room.
     pub(super) fn reserve(&self, header: usize, payload: usize) -> Result<usize, PushError> {
@@ -143,8 +156,8 @@ impl Producer {
         // SAFETY: the parts lie inside the ring's data; the consumer does not read them before
         // `tail` covers them.
         unsafe {
-            first.copy_from_nonoverlapping(bytes, first_len);
-            second.copy_from_nonoverlapping(bytes.add(first_len), second_len);
+            shared::copy(first, bytes, first_len);
+            shared::copy(second, bytes.add(first_len), second_len);
         }
     }
 }
@@ -197,9 +210,9 @@ impl Consumer {
         }
         // Every position is a multiple of 8, so the two lengths never wrap.
         let [(lengths, _), _] = self.shared.parts(self.head, 8);
-        // SAFETY: 8 readable bytes inside the ring, aligned; the producer may change them, which a
-        // volatile read tolerates.
-        let lengths = unsafe { lengths.cast::<u64>().read_volatile() };
+        // SAFETY: 8 bytes inside the ring, aligned; the producer may change them, which a shared word
+        // tolerates.
+        let lengths = unsafe { SharedU64::from_ptr(lengths.cast()) }.load(Ordering::Relaxed);
         let (header_len, payload_len) = ((lengths >> 32) as usize, lengths as u32 as usize);
         if header_len > MAX_HEADER || payload_len > MAX_PAYLOAD {
             return Err(Corrupt("a packet is too long"));
@@ -213,8 +226,8 @@ impl Consumer {
         let [(first, first_len), (second, second_len)] = self.shared.parts(self.head + 8, header_len);
         // SAFETY: both parts lie inside the ring, and `header` has room for `MAX_HEADER` bytes.
         unsafe {
-            header.as_mut_ptr().copy_from_nonoverlapping(first, first_len);
-            header.as_mut_ptr().add(first_len).copy_from_nonoverlapping(second, second_len);
+            shared::copy(header.as_mut_ptr(), first, first_len);
+            shared::copy(header.as_mut_ptr().add(first_len), second, second_len);
         }
         let payload = self.shared.parts(self.head + 8 + header_len.next_multiple_of(8) as u64, payload_len);
         take(Packet {

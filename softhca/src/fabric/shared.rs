@@ -1,46 +1,59 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name. The kernel keeps the name unique
-//! on the host (in one network namespace) and frees it when the process ends. A link carries
-//! packets one way. The sending card makes it: shared memory with a ring, whose descriptor it sends
-//! to the receiving card over a socket. After that the socket only wakes sleepers, and its end
-//! shows that the other process has ended.
+//! Every card has a LID, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the
+//! name unique on the host (in one network namespace) and frees it when the process ends. A link
+//! carries packets one way. The sending card makes it: shared memory with a ring, whose descriptor
+//! it sends to the receiving card over a socket. After that the socket only wakes sleepers, and its
+//! end shows that the other process has ended.
+//!
+//! Both sides of a link ask the kernel for the other side's user, and give up a link to another
+//! user before any memory is sent or mapped.
 //!
 //! A forked child shares the descriptors until it calls exec, which closes them. It must not use
 //! the fabric.
 
 use super::error::FabricError;
+use super::names::{self, Claim};
 use super::node::LIDS;
 use super::packet::{Part, SendOutcome};
-use super::peers::{LISTENER, OUTGOING, Peers, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use crate::os::socket;
+use crate::os::wait;
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two polls of the sockets while the engine is busy.
 const POLL_SOCKETS: Duration = Duration::from_millis(1);
+/// How long a card may be too busy to accept a link. Another user that holds the name of a card
+/// that has ended could keep it busy for ever.
+const BUSY_TIME: Duration = Duration::from_secs(10);
 
 /// A card's access to the fabric. Used by one thread at a time.
 pub(super) struct Shared {
     lid: u16,
     listener: UnixListener,
     outgoing: Peers<u16, Outgoing>,
+    /// Cards that have not accepted a link yet, and since when.
+    busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
     sleeper: Arc<Sleeper>,
     polled: Instant,
+    /// Where the last packet ends on its link.
+    position: u64,
+    /// Closed to have a descriptor for refusing a link when there is no other.
+    spare: Option<OwnedFd>,
 }
 
-/// The abstract socket name of a LID. Each user has names of their own.
-fn name_of(lid: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/{lid}", socket::own_user()).into_bytes()
+/// Whether the process, or the system, has no file descriptor left.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 impl Shared {
@@ -51,31 +64,23 @@ impl Shared {
     pub(super) fn bind() -> Result<Shared, FabricError> {
         // The search starts at a random LID: if a LID were reused soon, the new card would receive
         // packets meant for its former owner.
-        let seed = RandomState::new().hash_one(()) as u32;
-        let count = u32::from(*LIDS.end());
-        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-        for step in 0..count {
-            let lid = (seed.wrapping_add(step) % count) as u16 + 1;
-            let address = SocketAddr::from_abstract_name(name_of(lid))?;
-            match UnixListener::bind_addr(&address) {
-                Ok(listener) => {
-                    listener.set_nonblocking(true)?;
-                    let sleeper = Arc::new(Sleeper::new()?);
-                    sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
-                    return Ok(Shared {
-                        lid,
-                        listener,
-                        outgoing: Peers::new(),
-                        incoming: Vec::new(),
-                        sleeper,
-                        polled: Instant::now(),
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
-                Err(error) => return Err(FabricError::NoLid { last: error }),
-            }
-        }
-        Err(FabricError::NoLid { last })
+        Self::on(names::claim(RandomState::new().hash_one(()) as u32)?)
+    }
+
+    fn on(Claim { lid, listener }: Claim) -> Result<Shared, FabricError> {
+        let sleeper = Arc::new(Sleeper::new()?);
+        sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
+        Ok(Shared {
+            lid,
+            listener,
+            outgoing: Peers::new(),
+            busy: HashMap::new(),
+            incoming: Vec::new(),
+            sleeper,
+            polled: Instant::now(),
+            position: 0,
+            spare: Some(wait::event(0)?),
+        })
     }
 
     pub(super) fn lid(&self) -> u16 {
@@ -98,7 +103,10 @@ impl Shared {
         let Some(link) = self.outgoing.links.get_mut(&lid) else { return SendOutcome::Unreachable };
         // SAFETY: the caller's.
         match unsafe { link.push(header, payload) } {
-            Ok(()) => SendOutcome::Sent,
+            Ok(()) => {
+                self.position = link.position();
+                SendOutcome::Sent
+            }
             Err(ring::PushError::Full) if link.is_closed() => {
                 self.outgoing.mark_dead(lid);
                 SendOutcome::Unreachable
@@ -117,14 +125,26 @@ impl Shared {
     }
 
     pub(super) fn is_alive(&mut self, lid: u16) -> bool {
-        self.outgoing.is_alive(lid, Outgoing::is_closed)
+        self.outgoing.is_alive(lid, Outgoing::has_ended)
+    }
+
+    /// As [`super::Fabric::position`].
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// As [`super::Fabric::has_taken`].
+    pub(super) fn has_taken(&self, lid: u16, position: u64) -> bool {
+        self.outgoing.links.get(&lid).is_none_or(|link| link.has_taken(position))
     }
 
     fn connect(&mut self, lid: u16) -> SendOutcome {
         if lid == self.lid || !LIDS.contains(&lid) || self.outgoing.is_dead(lid) {
             return SendOutcome::Unreachable;
         }
-        match Outgoing::connect(&name_of(lid), self.lid) {
+        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid));
+        let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
+        match made {
             Ok(link) => {
                 if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(lid)) {
                     tracing::warn!(lid, %error, "a link cannot be watched");
@@ -134,9 +154,16 @@ impl Shared {
                 SendOutcome::Sent
             }
             // The peer's backlog is full: it has not accepted earlier links yet.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => SendOutcome::Full,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && since.elapsed() < BUSY_TIME => {
+                self.busy.insert(lid, since);
+                SendOutcome::Full
+            }
             Err(error) => {
-                tracing::debug!(lid, %error, "no card answers");
+                if is_exhausted(&error) {
+                    tracing::warn!(lid, %error, "no link can be made: raise the limit of open files (ulimit -n)");
+                } else {
+                    tracing::debug!(lid, %error, "no card answers");
+                }
                 self.outgoing.mark_dead(lid);
                 SendOutcome::Unreachable
             }
@@ -218,8 +245,21 @@ impl Shared {
         }
     }
 
+    /// Refuses the next link, for which there is no file descriptor: its peer would wait for as long
+    /// as this process lives. False if there is none to spare for that either.
+    fn refuse_one(&mut self) -> bool {
+        let Some(spare) = self.spare.take() else { return false };
+        drop(spare);
+        let refused = self.listener.accept();
+        let is_refused = refused.is_ok();
+        drop(refused);
+        self.spare = wait::event(0).ok();
+        is_refused
+    }
+
     fn accept(&mut self) {
-        loop {
+        // Bounded, as other users can connect all the time.
+        for _ in 0..ACCEPT_BUDGET {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     let link = match Incoming::new(socket) {
@@ -241,8 +281,13 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the fabric cannot accept links");
-                    return;
+                    tracing::warn!(
+                        %error,
+                        "a link is refused: if files are exhausted, raise the limit of open files (ulimit -n)"
+                    );
+                    if !is_exhausted(&error) || !self.refuse_one() {
+                        return;
+                    }
                 }
             }
         }

@@ -4,8 +4,9 @@ use super::packet::Part;
 use super::ring::{Consumer, Corrupt, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
+use gdsync_auth::own_user;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// First bytes on a link's socket. The LID of the sending card follows, and the ring's descriptor
@@ -18,12 +19,16 @@ const GREETING_BYTES: usize = GREETING.len() + 2;
 pub(super) struct Outgoing {
     ring: Producer,
     socket: UnixStream,
+    /// The receiving process, where the kernel lets it be watched.
+    process: Option<OwnedFd>,
     closed: bool,
 }
 
 impl Outgoing {
-    pub(super) fn connect(name: &[u8], own_lid: u16) -> io::Result<Self> {
-        let socket = socket::connect_unix(name)?;
+    /// Over a connection to a process of this user. The ring's memory is all that keeps packets
+    /// from other users, so it is made and sent only to such a process.
+    pub(super) fn over(socket: UnixStream, own_lid: u16) -> io::Result<Self> {
+        let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
         let ring = Producer::new(memory);
         let mut greeting = [0; GREETING_BYTES];
@@ -33,7 +38,7 @@ impl Outgoing {
         if socket::send_with_fd(&socket, &greeting, fd.as_fd())? != GREETING_BYTES {
             return Err(io::Error::other("the greeting was cut short"));
         }
-        Ok(Outgoing { ring, socket, closed: false })
+        Ok(Outgoing { ring, socket, process, closed: false })
     }
 
     /// # Safety
@@ -62,6 +67,21 @@ impl Outgoing {
         self.closed
     }
 
+    /// Whether the receiving process has ended. A forked child of it may keep the socket open.
+    pub(super) fn has_ended(&self) -> bool {
+        self.closed || self.process.as_ref().is_some_and(|process| wait::is_ready(process.as_fd()))
+    }
+
+    /// As [`Producer::position`].
+    pub(super) fn position(&self) -> u64 {
+        self.ring.position()
+    }
+
+    /// As [`Producer::has_taken`].
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        self.ring.has_taken(position)
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -78,7 +98,7 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
         let user = socket::peer_user(&socket)?;
-        if user != socket::own_user() {
+        if user != own_user() {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("a process of user {user} connected"),

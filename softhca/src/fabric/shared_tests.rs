@@ -2,7 +2,7 @@ use super::super::packet::MAX_PAYLOAD;
 use super::*;
 use crate::testing::until;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 fn send(fabric: &mut Shared, lid: u16, header: &[u8], payload: &[u8]) -> SendOutcome {
     // SAFETY: a slice that outlives the call.
@@ -142,12 +142,30 @@ fn sleepers_are_woken_by_packets_and_by_threads() {
 /// Line that the child prints when it has sent everything.
 const ALL_SENT: &str = "all packets are sent";
 
-/// Run by `a_killed_process_is_noticed_and_what_it_sent_still_arrives` in a process of its own:
-/// sends three packets, and waits to be killed.
+/// Set for a child that forks: the process that it makes inherits its sockets, and sleeps.
+const FORKS: &str = "GDSYNC_TEST_FABRIC_FORKS";
+
+/// Run by the tests of killed processes in a process of its own: sends three packets, and waits to
+/// be killed.
 #[test]
 fn child_process() {
     let Ok(lid) = std::env::var("GDSYNC_TEST_FABRIC_PARENT") else { return };
     let mut fabric = Shared::bind().unwrap();
+    if std::env::var_os(FORKS).is_some() {
+        // SAFETY: the forked process makes two system calls only, and never returns from the
+        // second: the alarm's signal ends it.
+        let forked = unsafe {
+            let forked = libc::fork();
+            if forked == 0 {
+                libc::alarm(300);
+                loop {
+                    libc::pause();
+                }
+            }
+            forked
+        };
+        println!("\n{FORKS} {forked}");
+    }
     for i in 0..3u8 {
         assert_eq!(send(&mut fabric, lid.parse().unwrap(), &[i], b""), SendOutcome::Sent);
     }
@@ -161,12 +179,7 @@ fn child_process() {
 #[test]
 fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
     let mut fabric = Shared::bind().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "fabric::shared::tests::child_process", "--nocapture"])
-        .env("GDSYNC_TEST_FABRIC_PARENT", fabric.lid().to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = start_child(&fabric, false);
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(said.any(|line| line == ALL_SENT), "it is not killed before it has sent everything");
     let lid = until("the first packet", || take_one(&mut fabric));
@@ -186,6 +199,58 @@ fn a_killed_process_is_noticed_and_what_it_sent_still_arrives() {
     assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
 }
 
+fn start_child(fabric: &Shared, forks: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "fabric::shared::tests::child_process", "--nocapture"]);
+    command.env("GDSYNC_TEST_FABRIC_PARENT", fabric.lid().to_string());
+    if forks {
+        command.env(FORKS, "1");
+    }
+    command.stdout(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_killed_process_is_noticed_although_a_forked_one_keeps_its_sockets() {
+    let mut fabric = Shared::bind().unwrap();
+    let mut child = start_child(&fabric, true);
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let forked: libc::pid_t =
+        said.find_map(|line| line.strip_prefix(FORKS)?.trim().parse().ok()).expect("it has forked");
+    assert!(said.any(|line| line == ALL_SENT));
+    let lid = until("a packet", || take_one(&mut fabric));
+    assert_eq!(send(&mut fabric, lid, b"hello", b""), SendOutcome::Sent);
+    assert!(fabric.is_alive(lid));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    until("its death", || {
+        take(&mut fabric);
+        (!fabric.is_alive(lid)).then_some(())
+    });
+    // The forked process still listens under that name.
+    assert_eq!(send(&mut fabric, lid, b"anybody?", b""), SendOutcome::Unreachable);
+    // SAFETY: only a signal is sent, to the process that the child has forked.
+    assert_eq!(unsafe { libc::kill(forked, libc::SIGKILL) }, 0);
+}
+
+#[test]
+fn a_link_knows_how_far_its_peer_has_come() {
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    assert!(a.has_taken(b.lid(), 0), "without a link, nothing waits");
+    assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
+    let first = a.position();
+    assert_eq!(send(&mut a, b.lid(), b"two", b"2"), SendOutcome::Sent);
+    let second = a.position();
+    assert!(!a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
+    until("the first packet", || {
+        let mut lids = Vec::new();
+        b.poll(1, |lid, _, _| lids.push(lid));
+        (lids == [a.lid()]).then_some(())
+    });
+    assert!(a.has_taken(b.lid(), first) && !a.has_taken(b.lid(), second));
+    until("the second", || (take(&mut b).iter().any(|(lid, _)| *lid == a.lid())).then_some(()));
+    assert!(a.has_taken(b.lid(), second) && a.has_taken(b.lid(), second + 64), "of another ring");
+}
+
 fn take_one(fabric: &mut Shared) -> Option<u16> {
     let mut source = None;
     fabric.poll(1, |lid, _, _| source = Some(lid));
@@ -195,13 +260,28 @@ fn take_one(fabric: &mut Shared) -> Option<u16> {
 #[test]
 fn strangers_are_refused() {
     let mut fabric = Shared::bind().unwrap();
-    let stranger = socket::connect_unix(&name_of(fabric.lid())).unwrap();
+    let stranger = crate::os::socket::connect_unix(&names::plain(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
         take(&mut fabric);
         (!crate::os::wait::drain(stranger.as_fd())).then_some(())
     });
     assert!(fabric.incoming.iter().flatten().next().is_none());
+}
+
+#[test]
+fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
+    let (mut fabric, busy) = (Shared::bind().unwrap(), names::claim(7).unwrap());
+    let mut links = Vec::new();
+    while let Ok(link) = names::connect(busy.lid) {
+        links.push(link);
+    }
+    assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Full);
+    // As if it had been so for long.
+    let long_ago = Instant::now().checked_sub(BUSY_TIME).unwrap();
+    fabric.busy.insert(busy.lid, long_ago);
+    assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Unreachable);
+    assert!(fabric.busy.is_empty() && !fabric.is_alive(busy.lid));
 }
 
 #[test]

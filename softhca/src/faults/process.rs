@@ -2,11 +2,12 @@
 
 use super::injector::{Faults, RuleCount};
 use super::plan::FaultPlan;
+use crate::setting::{self, SettingError};
 use parking_lot::Mutex;
 use std::sync::Once;
 
-/// Environment variable with the plan of every card of this process, in its text form. A malformed
-/// plan is logged and injects no fault.
+/// Environment variable with the plan of every card of this process, in its text form. With a
+/// malformed plan no card starts.
 pub const FAULTS_VARIABLE: &str = "SOFTHCA_FAULTS";
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { plan: None, cards: Vec::new(), started: 0 });
@@ -23,19 +24,25 @@ struct Process {
 /// Locks [`PROCESS`]. The first call takes the plan from the environment.
 fn process() -> parking_lot::MutexGuard<'static, Process> {
     let mut process = PROCESS.lock();
-    ENVIRONMENT.call_once(|| process.plan = plan_from_environment());
+    // No card starts with a malformed plan, which `Card::start` refuses.
+    ENVIRONMENT.call_once(|| process.plan = plan_from_environment().unwrap_or_default());
     process
 }
 
-fn plan_from_environment() -> Option<FaultPlan> {
-    let text = std::env::var_os(FAULTS_VARIABLE)?.to_string_lossy().into_owned();
+fn plan_from_environment() -> Result<Option<FaultPlan>, SettingError> {
+    let Some(text) = setting::value(FAULTS_VARIABLE) else { return Ok(None) };
     match text.parse::<FaultPlan>() {
-        Ok(plan) => Some(plan).filter(|plan| !plan.rules.is_empty()),
-        Err(error) => {
-            tracing::error!(%error, "{FAULTS_VARIABLE} is not understood: no fault is injected");
-            None
-        }
+        Ok(plan) => Ok(Some(plan).filter(|plan| !plan.rules.is_empty())),
+        Err(error) => Err(SettingError::malformed(FAULTS_VARIABLE, &text, error)),
     }
+}
+
+/// Checks the plan in the environment.
+///
+/// # Errors
+/// [`SettingError::Malformed`].
+pub(crate) fn check_plan() -> Result<(), SettingError> {
+    plan_from_environment().map(drop)
 }
 
 /// Applies a plan to every card of this process, present and future. `None` ends all faults and

@@ -1,6 +1,7 @@
 //! Memory that several processes map.
 
 use super::call::{check, owned};
+use gdsync_sys::shared;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
@@ -117,7 +118,7 @@ pub(crate) unsafe fn append(buffer: &mut Vec<u8>, from: *const u8, count: usize)
     // SAFETY: `reserve` made room for `count` bytes, which are written before the length covers
     // them; the source is the caller's.
     unsafe {
-        buffer.as_mut_ptr().add(buffer.len()).copy_from_nonoverlapping(from, count);
+        shared::copy(buffer.as_mut_ptr().add(buffer.len()), from, count);
         buffer.set_len(buffer.len() + count);
     }
 }

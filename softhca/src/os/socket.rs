@@ -118,6 +118,32 @@ pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usi
 
 /// The user that the peer of a socket ran as when it connected.
 pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
+    peer_credentials(socket).map(|peer| peer.uid)
+}
+
+/// A descriptor of the process that listens at the peer of a socket. It becomes readable when the
+/// process ends, even if a forked child keeps the socket open. `None` where the kernel gives none:
+/// before Linux 5.3, under some filters of system calls, or for a process of another PID namespace.
+///
+/// # Errors
+/// `ESRCH` where the process has ended already, or an error such as `EMFILE`.
+pub(crate) fn peer_process(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let pid = peer_credentials(socket)?.pid;
+    if pid <= 0 {
+        return Ok(None);
+    }
+    // SAFETY: a plain system call, whose descriptor is new and closed on exec. Descriptors fit in
+    // an `int`.
+    match unsafe { owned(libc::syscall(libc::SYS_pidfd_open, pid, 0) as libc::c_int) } {
+        Ok(process) => Ok(Some(process)),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL | libc::ENODEV) => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+fn peer_credentials(socket: &UnixStream) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let place = (&raw mut credentials).cast();
@@ -125,13 +151,7 @@ pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length)
     })?;
-    Ok(credentials.uid)
-}
-
-/// The user that this process runs as.
-pub(crate) fn own_user() -> libc::uid_t {
-    // SAFETY: no preconditions.
-    unsafe { libc::geteuid() }
+    Ok(credentials)
 }
 
 /// A control message buffer for one descriptor, aligned as `cmsghdr` asks.

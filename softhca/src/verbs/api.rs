@@ -2,9 +2,9 @@
 
 use super::{ah, context, cq, device, domain, events, init_obj, modify, mr, qp};
 use gdsync_sys::VerbsApi;
-use gdsync_sys::api::Provider;
+use gdsync_sys::api::{Provider, VerbsTable};
 
-static API: VerbsApi = VerbsApi {
+const TABLE: VerbsTable = VerbsTable {
     provider: Provider::Software,
     get_device_list: device::get_device_list,
     free_device_list: device::free_device_list,
@@ -42,6 +42,10 @@ static API: VerbsApi = VerbsApi {
     // Programs that issue DEVX commands use libmlx5 on `softhca-uverbs`.
     devx: None,
 };
+
+// SAFETY: the entries are this module's, which do what the manual pages of their names say, from any
+// thread; C functions of Rust do not unwind.
+static API: VerbsApi = unsafe { VerbsApi::new(TABLE) };
 
 /// The software card's entry points.
 pub fn verbs_api() -> &'static VerbsApi {

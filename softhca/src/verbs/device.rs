@@ -4,11 +4,13 @@
 //! opens the device or queries its GUID, and stops when no list and no context of it is left. Until
 //! then, GUID and LID stay the same. All contexts of a device share its card.
 
-use super::errno::{self, Errno, Result};
+use super::errno::{self, Errno};
 use super::event_queue::Routes;
 use super::object::{self, Object};
 use crate::card::{Card, Diagnostic, LinkLayer};
 use crate::devices::devices_from_environment;
+use crate::environment;
+use crate::setting::SettingError;
 use gdsync_sys::verbs::{IBV_SYSFS_PATH_MAX, ibv_device};
 use libc::{c_char, c_int};
 use parking_lot::Mutex;
@@ -54,7 +56,7 @@ struct State {
 }
 
 impl State {
-    fn card(&mut self, link: LinkLayer) -> Result<Arc<OpenCard>> {
+    fn card(&mut self, link: LinkLayer) -> errno::Result<Arc<OpenCard>> {
         if let Some(card) = &self.card {
             return Ok(card.clone());
         }
@@ -108,7 +110,7 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn new(device: &'static Device) -> Result<Self> {
+    pub(super) fn new(device: &'static Device) -> errno::Result<Self> {
         let mut state = device.state.lock();
         let card = state.card(device.link)?;
         state.contexts += 1;
@@ -134,12 +136,19 @@ pub(super) fn c_string<const N: usize>(text: &str) -> [c_char; N] {
     field
 }
 
+static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+
+/// The devices; none before the first list.
 fn devices() -> &'static [Device] {
-    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
-        let links = devices_from_environment();
-        links.into_iter().enumerate().map(|(index, link)| Device::new(index, link)).collect()
-    })
+    DEVICES.get().map_or(&[], Vec::as_slice)
+}
+
+/// The devices, as the environment has them at the first call that succeeds.
+fn listed() -> Result<&'static [Device], SettingError> {
+    environment::check()?;
+    let links = devices_from_environment()?;
+    let make = || links.into_iter().enumerate().map(|(index, link)| Device::new(index, link)).collect();
+    Ok(DEVICES.get_or_init(make))
 }
 
 /// The strict checker's findings of all running cards of this process, oldest first for each card.
@@ -150,12 +159,19 @@ pub fn diagnostics() -> Vec<Diagnostic> {
     cards.iter().flat_map(|open| open.card.diagnostics()).collect()
 }
 
-/// `ibv_get_device_list`.
+/// `ibv_get_device_list`. EINVAL where the environment has a setting that is not understood, which
+/// is logged; [`environment::check`] says it to Rust programs.
 ///
 /// # Safety
 /// `num` is null or valid.
 pub(super) unsafe extern "C" fn get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
-    let devices = devices();
+    let devices = match listed() {
+        Ok(devices) => devices,
+        Err(error) => {
+            tracing::error!(%error, "no device is listed");
+            return errno::pointer(Err(Errno::INVALID));
+        }
+    };
     let entry = size_of::<*mut ibv_device>();
     // SAFETY: allocates memory only; one more entry, which stays null, ends the list.
     let list = unsafe { libc::calloc(devices.len() + 1, entry) }.cast::<*mut ibv_device>();

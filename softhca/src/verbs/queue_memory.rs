@@ -4,12 +4,13 @@ use super::domain::Pd;
 use super::errno::{Errno, Result};
 use super::object;
 use gdsync_sys::mlx5dv::MLX5DV_RES_TYPE_DBR;
+use gdsync_sys::shared::SharedU32;
 use gdsync_sys::verbs::IBV_ALLOCATOR_USE_DEFAULT;
 use libc::c_void;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Bytes of a page, to which libmlx5 aligns its rings.
 pub(super) fn page_size() -> usize {
@@ -75,7 +76,7 @@ impl QueueMemory {
         for word in 0..2 {
             // SAFETY: made by `doorbell_record`: two aligned words. The card may read them
             // meanwhile.
-            unsafe { AtomicU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
+            unsafe { SharedU32::from_ptr(self.start().cast::<u32>().add(word)) }.store(0, Ordering::Release);
         }
     }
 

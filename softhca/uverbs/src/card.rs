@@ -3,6 +3,7 @@
 use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::events::routes::Routes;
+use crate::log;
 use parking_lot::Mutex;
 use softhca::card::{Card, LinkLayer};
 use softhca::devices::devices_from_environment;
@@ -26,7 +27,8 @@ pub(crate) struct Cards {
 impl Cards {
     /// The card of a device. Starts it if it does not run.
     pub(crate) fn open(&self, index: usize) -> Result<Arc<OpenCard>> {
-        let link: LinkLayer = *devices_from_environment().get(index).ok_or(Errno::NO_ENTRY)?;
+        let devices = devices_from_environment().map_err(|error| log::refuse(&error))?;
+        let link: LinkLayer = *devices.get(index).ok_or(Errno::NO_ENTRY)?;
         let mut running = self.running.lock();
         if running.len() <= index {
             running.resize_with(index + 1, Weak::new);

@@ -1,6 +1,10 @@
 //! The log on stderr.
 
+use crate::errno::Errno;
+use softhca::setting::SettingError;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::EnvFilter;
 
 /// Set once this process, or an ancestor that forked it, has started the log.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -9,7 +13,7 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 /// during a fork, and the child would then wait for it forever. Each message is one write.
 struct Stderr;
 
-impl std::io::Write for Stderr {
+impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         // SAFETY: the slice keeps the bytes readable.
         let written = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
@@ -21,13 +25,34 @@ impl std::io::Write for Stderr {
     }
 }
 
+/// The setting that selects what is logged.
+const VARIABLE: &str = "SOFTHCA_LOG";
+
 /// Logs what `SOFTHCA_LOG` selects, in the syntax of `tracing_subscriber::EnvFilter`.
-pub(crate) fn start() {
-    let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("SOFTHCA_LOG") else { return };
+///
+/// # Errors
+/// The syntax is wrong.
+pub(crate) fn start() -> Result<(), SettingError> {
+    let value = std::env::var_os(VARIABLE).unwrap_or_default();
+    if value.is_empty() {
+        return Ok(());
+    }
+    let value = value.to_string_lossy();
+    let filter =
+        EnvFilter::try_new(&value).map_err(|error| SettingError::malformed(VARIABLE, &value, error))?;
     if STARTED.swap(true, Ordering::AcqRel) {
-        return;
+        return Ok(());
     }
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Stderr);
     // Fails if a program that links this library has installed a log, which then has the messages.
     let _ = log.try_init();
+    Ok(())
+}
+
+/// Says on stderr why no device is opened, whatever `SOFTHCA_LOG` selects: a program has only the
+/// number of the error. Returns that number.
+pub(crate) fn refuse(error: &SettingError) -> Errno {
+    // Where stderr is closed, there is no place to say it.
+    let _ = Stderr.write_all(format!("softhca: {error}\n").as_bytes());
+    Errno::INVALID
 }

@@ -7,6 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::events::channels::Channels;
 use crate::log;
 use parking_lot::Mutex;
+use softhca::environment;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -53,8 +54,9 @@ extern "C" fn forget_in_child() {
 /// Makes `fd` an open device.
 pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
     static PREPARED: Once = Once::new();
+    let settings = log::start().and_then(|()| environment::check());
+    settings.map_err(|error| log::refuse(&error))?;
     PREPARED.call_once(|| {
-        log::start();
         // SAFETY: the handler only stores to atomics, as the child of a fork may; a preloaded
         // library is never unloaded, so the handler stays valid.
         if unsafe { libc::pthread_atfork(None, None, Some(forget_in_child)) } != 0 {

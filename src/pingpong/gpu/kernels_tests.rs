@@ -71,7 +71,8 @@ fn the_first_wrong_message_is_told_by_its_first_wrong_word() {
         let pattern = Pattern::new(0, 5);
         pattern.fill(&memory, 0, len as usize);
         for at in [len * 2 / 3, len - 1] {
-            memory.bytes()[at as usize].fetch_xor(0x10, Ordering::Relaxed);
+            let byte = &memory.bytes()[at as usize];
+            byte.store(byte.load(Ordering::Relaxed) ^ 0x10, Ordering::Relaxed);
         }
         for sequence in [5, 6] {
             // SAFETY: the memory, which is page-aligned, and the words outlive the work, which is

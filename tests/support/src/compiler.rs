@@ -135,8 +135,13 @@ impl Program {
 
     /// Runs it, at most two minutes, with no variables for the libraries under test but these.
     pub fn run(&self, environment: &[(&str, &str)]) -> Output {
+        self.run_under(&[], environment)
+    }
+
+    /// Runs it as the argument of another command.
+    fn run_under(&self, wrapper: &[&str], environment: &[(&str, &str)]) -> Output {
         let mut command = Command::new("timeout");
-        command.arg("120").arg(self.path());
+        command.arg("120").args(wrapper).arg(self.path());
         for (name, _) in std::env::vars_os() {
             if OURS.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes())) {
                 command.env_remove(name);
@@ -148,7 +153,18 @@ impl Program {
 
     /// Runs it, asserts that it ends well, and returns what it printed.
     pub fn succeed(&self, environment: &[(&str, &str)]) -> String {
-        let output = self.run(environment);
+        Self::printed(self.run(environment))
+    }
+
+    /// The same under valgrind, where every access to freed memory, or to none, fails it. `None`
+    /// where valgrind is not installed.
+    pub fn succeed_in_valgrind(&self, environment: &[(&str, &str)]) -> Option<String> {
+        let valgrind = Command::new("valgrind").arg("--version").output().ok()?;
+        let wrapper = ["valgrind", "--quiet", "--error-exitcode=9", "--undef-value-errors=no"];
+        valgrind.status.success().then(|| Self::printed(self.run_under(&wrapper, environment)))
+    }
+
+    fn printed(output: Output) -> String {
         let printed = String::from_utf8(output.stdout).unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}\n{printed}{errors}", output.status);

@@ -1,7 +1,8 @@
 //! `gdsync/ext.h`: the software card, streams, and the ways out.
 
 use super::verbs::{check, made};
-use crate::error::{self, CallError, bad, non_null, non_null_mut};
+use crate::error::{self, CallError, non_null, non_null_mut};
+use crate::providers::{self, Kind};
 use crate::requests::{self, Pending};
 use crate::types::{CUstream, gds_qp, gds_send_request_t, gds_wait_request_t};
 use crate::{log, objects, pages, streams};
@@ -28,6 +29,8 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         // SAFETY: a string, the caller's.
         let wanted = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
         let (api, mut count) = (provider::software(), 0);
+        // Says in words what is wrong with a setting in the environment.
+        let present = gdsync::Device::names(api)?;
         // SAFETY: `count` is a valid place; the list has `count` entries, and each a name, until it
         // is freed.
         let context = unsafe {
@@ -43,13 +46,12 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
         match context {
             Some(context) => {
                 let context = made("ibv_open_device", context)?;
-                objects::note_software(context, true);
-                Ok(context)
+                Ok(providers::note(api, Kind::Context, context))
             }
             None => Err(gdsync::Error::Open(OpenError::NoDevice {
                 name: wanted.map(|name| name.to_string_lossy().into_owned()),
                 provider: "software",
-                present: gdsync::Device::names(api)?,
+                present,
             })
             .into()),
         }
@@ -63,16 +65,10 @@ pub unsafe extern "C" fn gdsync_soft_open(name: *const c_char) -> *mut ibv_conte
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_close(context: *mut ibv_context) -> c_int {
     error::status("gdsync_soft_close", || {
-        let context = non_null_mut("the context", context)?;
-        if !objects::is_software(context) {
-            return Err(CallError::Stale {
-                what: "not a context of gdsync_soft_open, or one that is closed",
-            });
-        }
-        // SAFETY: open, as it is known.
-        check("ibv_close_device", unsafe { (provider::software().close_device)(context) })?;
-        objects::note_software(context, false);
-        Ok(())
+        providers::end_software(Kind::Context, context, |api| {
+            // SAFETY: open, as it is known.
+            check("ibv_close_device", unsafe { (api.close_device)(context) })
+        })
     })
 }
 
@@ -111,7 +107,7 @@ impl Kernel {
 /// `gdsync_soft_stream_launch`.
 ///
 /// # Safety
-/// The stream is null or alive; the function may be called with the argument on another thread.
+/// The function may be called with the argument on another thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_soft_stream_launch(
     stream: CUstream,
@@ -121,10 +117,10 @@ pub unsafe extern "C" fn gdsync_soft_stream_launch(
     error::status("gdsync_soft_stream_launch", || {
         non_null_mut("the stream", stream)?;
         let kernel = Kernel(function.ok_or(CallError::Null { what: "the function" })?, argument);
-        // SAFETY: the caller's.
-        let stream = unsafe { streams::find(stream) }?;
-        let limit = "functions run on software streams: launch a kernel there";
-        stream.soft().ok_or_else(|| bad("the stream", 0, limit))?.launch(move || kernel.run())?;
+        let stream = streams::find_soft(stream)?;
+        if let Some(stream) = stream.soft() {
+            stream.launch(move || kernel.run())?;
+        }
         Ok(())
     })
 }
@@ -185,7 +181,7 @@ pub unsafe extern "C" fn gdsync_cancel_wait(request: *mut gds_wait_request_t) ->
 /// `gdsync_abort_qp`.
 ///
 /// # Safety
-/// The queue pair is null or valid.
+/// No other thread destroys the queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_abort_qp(qp: *mut gds_qp) -> c_int {
     // SAFETY: the caller's.

@@ -1,6 +1,6 @@
 //! `gdsync/tools.h`: memory that streams and the CPU both reach.
 
-use crate::error::{self, CallError, bad, non_null_mut};
+use crate::error::{self, CallError, bad, non_null_mut, stale};
 use crate::pages::PAGE;
 use crate::streams;
 use crate::types::{self, gds_mem_desc_t};
@@ -114,9 +114,8 @@ pub unsafe extern "C" fn gds_free_mapped_memory(desc: *mut gds_mem_desc_t) -> c_
         let name = unsafe { (*desc).mh };
         let gone = ALLOCATED.lock().1.remove(&name);
         if gone.is_none() {
-            return Err(CallError::Stale {
-                what: "not memory of gds_alloc_mapped_memory, or it is free already",
-            });
+            let why = "is not of gds_alloc_mapped_memory, or is free already";
+            return Err(stale("the memory's mh", name as usize, why, "pass its descriptor, once"));
         }
         // SAFETY: as above.
         unsafe {

@@ -3,7 +3,8 @@
 
 use super::queue_pair::poll;
 use crate::error::{self, CallError, non_null_mut};
-use crate::objects::{self, api_of};
+use crate::objects;
+use crate::providers::{self, Kind};
 use crate::types::ibv_recv_wr;
 use crate::work;
 use gdsync_sys::verbs::{
@@ -50,8 +51,11 @@ pub unsafe extern "C" fn gdsync_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
             // SAFETY: the caller's.
             return unsafe { poll(&queue, num_entries, wc) };
         }
-        // SAFETY: a valid queue of another library: its context has the function of this type in
-        // this place.
+        if !providers::libibverbs_is_there() {
+            return Err(objects::no_provider_queue(cq));
+        }
+        // SAFETY: a valid queue of libibverbs' (the caller's): its context has the function of this
+        // type in this place.
         let theirs = unsafe {
             let op = (*(*cq).context).ops[OPS_POLL_CQ];
             std::mem::transmute::<*mut c_void, Option<PollCq>>(op)
@@ -81,8 +85,11 @@ pub unsafe extern "C" fn gdsync_post_recv(
             // SAFETY: the caller's.
             return unsafe { work::post_receives(&ours, wr, bad_wr) };
         }
-        // SAFETY: a valid queue pair of another library: its context has the function of this type
-        // in this place.
+        if !providers::libibverbs_is_there() {
+            return Err(objects::no_provider_queue_pair(qp));
+        }
+        // SAFETY: a valid queue pair of libibverbs' (the caller's): its context has the function of
+        // this type in this place.
         let theirs = unsafe {
             let op = (*(*qp).context).ops[OPS_POST_RECV];
             std::mem::transmute::<*mut c_void, Option<PostRecv>>(op)
@@ -99,8 +106,10 @@ pub unsafe extern "C" fn gdsync_post_recv(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     error::pointer("gdsync_alloc_pd", || {
-        // SAFETY: the caller's.
-        made("ibv_alloc_pd", unsafe { (api_of(context)?.alloc_pd)(context) })
+        let api = providers::of(Kind::Context, context)?;
+        // SAFETY: known, or the caller's.
+        let pd = made("ibv_alloc_pd", unsafe { (api.alloc_pd)(context) })?;
+        Ok(providers::note(api, Kind::Domain, pd))
     })
 }
 
@@ -111,9 +120,8 @@ pub unsafe extern "C" fn gdsync_alloc_pd(context: *mut ibv_context) -> *mut ibv_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     error::status("gdsync_dealloc_pd", || {
-        let pd = non_null_mut("the protection domain", pd)?;
-        // SAFETY: the caller's.
-        check("ibv_dealloc_pd", unsafe { (api_of((*pd).context)?.dealloc_pd)(pd) })
+        // SAFETY: known, or the caller's.
+        providers::end(Kind::Domain, pd, |api| check("ibv_dealloc_pd", unsafe { (api.dealloc_pd)(pd) }))
     })
 }
 
@@ -129,10 +137,11 @@ pub unsafe extern "C" fn gdsync_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     error::pointer("gdsync_reg_mr", || {
-        let pd = non_null_mut("the protection domain", pd)?;
+        let api = providers::of(Kind::Domain, pd)?;
         non_null_mut("the memory", addr)?;
-        // SAFETY: the caller's.
-        made("ibv_reg_mr", unsafe { (api_of((*pd).context)?.reg_mr)(pd, addr, length, access) })
+        // SAFETY: known, or the caller's.
+        let mr = made("ibv_reg_mr", unsafe { (api.reg_mr)(pd, addr, length, access) })?;
+        Ok(providers::note(api, Kind::Region, mr))
     })
 }
 
@@ -143,9 +152,8 @@ pub unsafe extern "C" fn gdsync_reg_mr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_dereg_mr(mr: *mut ibv_mr) -> c_int {
     error::status("gdsync_dereg_mr", || {
-        let mr = non_null_mut("the memory region", mr)?;
-        // SAFETY: the caller's.
-        check("ibv_dereg_mr", unsafe { (api_of((*mr).context)?.dereg_mr)(mr) })
+        // SAFETY: known, or the caller's.
+        providers::end(Kind::Region, mr, |api| check("ibv_dereg_mr", unsafe { (api.dereg_mr)(mr) }))
     })
 }
 
@@ -160,7 +168,7 @@ pub unsafe extern "C" fn gdsync_query_port(
     attr: *mut ibv_port_attr,
 ) -> c_int {
     error::status("gdsync_query_port", || {
-        let (api, attr) = (api_of(context)?, non_null_mut("attr", attr)?);
+        let (api, attr) = (providers::of(Kind::Context, context)?, non_null_mut("attr", attr)?);
         // SAFETY: a valid place of plain numbers.
         unsafe { attr.write_bytes(0, 1) };
         // SAFETY: the caller's.
@@ -180,7 +188,7 @@ pub unsafe extern "C" fn gdsync_query_gid(
     gid: *mut ibv_gid,
 ) -> c_int {
     error::status("gdsync_query_gid", || {
-        let (api, gid) = (api_of(context)?, non_null_mut("gid", gid)?);
+        let (api, gid) = (providers::of(Kind::Context, context)?, non_null_mut("gid", gid)?);
         // SAFETY: the caller's.
         check("ibv_query_gid", unsafe { (api.query_gid)(context, port, index, gid) })
     })
@@ -193,10 +201,10 @@ pub unsafe extern "C" fn gdsync_query_gid(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     error::pointer("gdsync_create_ah", || {
-        let pd = non_null_mut("the protection domain", pd)?;
-        let attr = non_null_mut("attr", attr)?;
-        // SAFETY: the caller's.
-        made("ibv_create_ah", unsafe { (api_of((*pd).context)?.create_ah)(pd, attr) })
+        let (api, attr) = (providers::of(Kind::Domain, pd)?, non_null_mut("attr", attr)?);
+        // SAFETY: known, or the caller's.
+        let ah = made("ibv_create_ah", unsafe { (api.create_ah)(pd, attr) })?;
+        Ok(providers::note(api, Kind::Path, ah))
     })
 }
 
@@ -207,8 +215,7 @@ pub unsafe extern "C" fn gdsync_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_destroy_ah(ah: *mut ibv_ah) -> c_int {
     error::status("gdsync_destroy_ah", || {
-        let ah = non_null_mut("the address handle", ah)?;
-        // SAFETY: the caller's.
-        check("ibv_destroy_ah", unsafe { (api_of((*ah).context)?.destroy_ah)(ah) })
+        // SAFETY: known, or the caller's.
+        providers::end(Kind::Path, ah, |api| check("ibv_destroy_ah", unsafe { (api.destroy_ah)(ah) }))
     })
 }

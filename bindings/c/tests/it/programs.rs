@@ -49,6 +49,21 @@ fn sends_wait_for_other_streams_and_for_room() {
 }
 
 #[test]
+fn handles_of_what_is_gone_are_refused() {
+    let test = "handles_of_what_is_gone_are_refused";
+    let environment = [("GDSYNC_LOG", "off")];
+    for language in [Language::C, Language::Cpp] {
+        let Some(compiler) = works(test, language) else { continue };
+        let program = build(&compiler, "stale.c");
+        assert_eq!(program.succeed(&environment), "stale ok\n");
+        match program.succeed_in_valgrind(&environment) {
+            Some(said) => assert_eq!(said, "stale ok\n"),
+            None => skipped(test, "valgrind is not installed"),
+        }
+    }
+}
+
+#[test]
 fn threads_share_the_library_and_queue_pairs() {
     if let Some(said) = run("threads_share_the_library_and_queue_pairs", "threads.c") {
         assert_eq!(said, "threads ok\n");

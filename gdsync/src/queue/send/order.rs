@@ -4,7 +4,9 @@
 use super::{SendState, State};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::error::{OrderError, QueueError};
+use gdsync_sys::prm::doorbell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Where the newest posted sends of a queue are.
 #[derive(Debug)]
@@ -97,7 +99,7 @@ impl SendState {
     ) -> Option<Replaced> {
         let position = serial.wrapping_sub(self.first_serial) as usize;
         let last = self.last_post.as_mut().filter(|last| Arc::ptr_eq(&last.timeline, timeline))?;
-        if serial != self.next_to_post || self.flushed {
+        if serial != self.next_to_post || self.guarded {
             return None;
         }
         let entry = self.entries.get_mut(position)?;
@@ -128,6 +130,8 @@ impl SendState {
         if let Some(position) = self.position(serial) {
             self.entries[position].state = State::Prepared;
             self.next_to_post = self.next_to_post.min(serial);
+            // A stream may wait for it.
+            self.guarded = true;
         }
         match (before, &mut self.last_post) {
             (Before::SameLane(Replaced { point, settled }), Some(last)) => {
@@ -136,5 +140,45 @@ impl SendState {
             (Before::SameLane(_), None) => {}
             (Before::Other(before), now) => *now = before,
         }
+    }
+
+    /// A stream has still to ring for sends, or perhaps has.
+    pub(crate) fn has_unpassed_posts(&self) -> bool {
+        self.unsettled().is_some_and(|last| !last.timeline.has_passed(last.point))
+    }
+
+    /// Where the newest posted sends are, unless a stream is known to have passed them.
+    pub(super) fn unsettled(&self) -> Option<&LastPost> {
+        self.last_post.as_ref().filter(|last| !last.settled)
+    }
+
+    /// Sends that are to complete, and that no post has handed to a stream or to the card. They are
+    /// behind all others.
+    #[inline]
+    pub(crate) fn unposted(&self) -> u32 {
+        let behind = self.entries.iter().rev().take_while(|entry| entry.state != State::Posted);
+        behind.filter(|entry| entry.signaled).count() as u32
+    }
+
+    /// Whether posts have to look for waits that they must not follow.
+    pub(crate) fn guard(&mut self, guarded: bool) {
+        self.guarded = guarded || self.flushed;
+    }
+
+    /// See [`Self::guard`].
+    #[inline]
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.guarded
+    }
+
+    /// Sends that are to complete: those for which the card was rung, as the record says, and those
+    /// for which it was not.
+    pub(crate) fn rung(&self) -> (u32, u32) {
+        let record = doorbell::record_value(self.ring.record().load(Ordering::Acquire));
+        let blocks = |end: u16| end.wrapping_sub(self.tail as u16);
+        let signaled = self.entries.iter().filter(|entry| entry.signaled);
+        let (rung, unrung): (Vec<_>, Vec<_>) =
+            signaled.partition(|entry| blocks(entry.end() as u16) <= blocks(record));
+        (rung.len() as u32, unrung.len() as u32)
     }
 }

@@ -185,13 +185,14 @@ impl Stream<CudaStream> {
         let mut points = Points::planned(state.issued, &plan);
         let result =
             self.fill_in(graph, &state, descriptors, counts, points).and_then(|(operations, rings)| {
-                Self::with_proxy(&state, rings, || self.launch_exec(graph)).map(|()| operations)
+                Self::with_proxy(&state.proxied, rings, || self.launch_exec(graph)).map(|()| operations)
             });
         // Every node that ends with no wait writes its point.
         points.open = false;
         match result {
             Ok(operations) => {
-                state.accept(points, Held::Many(std::mem::take(descriptors)), graph.nodes.len(), &self.caps);
+                let held = Held::Graph(Box::new((std::mem::take(descriptors), graph.nodes.len())));
+                state.accept(points, held, &self.caps);
                 Ok(Posted { operations, submissions: 1 })
             }
             Err(error) => {

@@ -5,6 +5,7 @@ use super::state::Engine;
 use crate::card::delayed::{DelayedPacket, Flow};
 use crate::card::transport::deliver::deliver;
 use crate::card::transport::qp::Outgoing;
+use crate::card::transport::requester::PeerState;
 use crate::fabric::{Node, Part, SendOutcome};
 use crate::faults::{Direction, Fate};
 use crate::packet::{Header, PacketKind};
@@ -50,7 +51,11 @@ impl Engine {
             return Departure::NoRoom;
         }
         if !moves_on_first {
-            self.sent(packet, now);
+            let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
+            self.with_qp(packet.qpn, now, |qp, context| {
+                qp.note_position(&packet.header, left_at);
+                qp.packet_sent(packet, context);
+            });
         }
         self.note_unreachable(packet.qpn, &packet.header, outcome, now);
         Departure::Gone
@@ -104,7 +109,7 @@ impl Engine {
     fn note_unreachable(&mut self, qpn: u32, header: &Header, outcome: SendOutcome, now: Instant) {
         let is_request = PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request);
         if outcome == SendOutcome::Unreachable && is_request && header.is_reliable() {
-            self.with_qp(qpn, now, |qp, context| qp.retry(false, context));
+            self.with_qp(qpn, now, |qp, context| qp.retry(PeerState::Ended, context));
         }
     }
 
@@ -142,6 +147,8 @@ impl Engine {
             }
             self.delayed.count_passed(flow);
             if flow.0 == Direction::Out {
+                let left_at = (outcome == SendOutcome::Sent).then(|| self.fabric.position());
+                self.with_qp(flow.1, now, |qp, _| qp.note_position(&packet.header, left_at));
                 self.note_unreachable(flow.1, &packet.header, outcome, now);
             }
         }

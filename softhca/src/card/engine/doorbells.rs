@@ -11,9 +11,9 @@ impl Engine {
     pub(crate) fn take_doorbells(&mut self, now: Instant) -> bool {
         let mut rung = Vec::new();
         for (id, uar) in &self.uars {
-            for &offset in uar.registers {
-                if let Some(raw) = uar.page.take(offset) {
-                    rung.push((*id, offset, Doorbell::from_raw(raw)));
+            for &register in &uar.registers {
+                if let Some(raw) = uar.page.take(register) {
+                    rung.push((*id, register.offset(), Doorbell::from_raw(raw)));
                 }
             }
         }

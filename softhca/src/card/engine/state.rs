@@ -3,7 +3,7 @@
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
 use crate::card::delayed::DelayedPackets;
-use crate::card::memory::uar::{UarPage, UarPages};
+use crate::card::memory::uar::{Register, UarPage, UarPages};
 use crate::card::port::Port;
 use crate::card::transport::qp::Qp;
 use crate::fabric::Fabric;
@@ -14,8 +14,8 @@ use std::time::Instant;
 /// A page of doorbell registers, and the queue pairs that it rings.
 pub(crate) struct Uar {
     pub(crate) page: UarPage,
-    /// Offsets of the registers that can be rung.
-    pub(crate) registers: &'static [usize],
+    /// The registers that can be rung.
+    pub(crate) registers: Box<[Register]>,
     pub(crate) qps: BTreeSet<u32>,
 }
 

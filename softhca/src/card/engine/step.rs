@@ -4,6 +4,7 @@ use super::arrive::arrive;
 use super::send::Served;
 use super::state::Engine;
 use crate::card::transport::qp::Qp;
+use crate::card::transport::requester::PeerState;
 use std::time::{Duration, Instant};
 
 /// Packets that one step takes from the fabric.
@@ -78,10 +79,15 @@ impl Engine {
             let node = qp.endpoint.node(self.resources.port);
             let expired = qp.requester.is_expired(now);
             let ready = qp.requester.take_rnr_over(now);
-            let alive = !expired || node == self.resources.port.node() || self.fabric.is_alive(node);
+            let left_at = qp.requester.left_at;
+            let peer = match expired && node != self.resources.port.node() {
+                true if !self.fabric.is_alive(node) => PeerState::Ended,
+                true if !self.fabric.has_taken(node, left_at) => PeerState::Behind,
+                _ => PeerState::Current,
+            };
             self.with_qp(qpn, now, |qp, context| {
                 if expired {
-                    qp.retry(alive, context);
+                    qp.retry(peer, context);
                 }
             });
             if expired || ready {

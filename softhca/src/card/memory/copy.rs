@@ -3,8 +3,9 @@
 use crate::fabric::{MAX_PAYLOAD, Part};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
+use gdsync_sys::shared::{self, SharedU32, SharedU64};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Location of registered memory.
 #[derive(Clone, Copy, Debug)]
@@ -48,25 +49,31 @@ impl Source<'_> {
     }
 }
 
-/// Copies a piece. A piece that is an aligned word is written at once, and becomes visible after
-/// what was copied earlier: programs poll such words, as cards write to memory in order.
+/// Copies a piece, while programs look at its words and write to them. A piece that is an aligned
+/// word is written at once, and becomes visible after what was copied earlier: programs poll such
+/// words, as cards write to memory in order.
 ///
 /// # Safety
-/// `from` is readable, `to` is writable for `count` bytes. They may overlap.
+/// `from` is readable, `to` is writable for `count` bytes, and programs access them as they access
+/// memory of a device ([`shared`]). They may overlap.
 unsafe fn copy_piece(from: *const u8, to: *mut u8, count: usize) {
     if count == size_of::<u32>() && to.cast::<u32>().is_aligned() {
-        // SAFETY: the caller's; aligned. Programs read it concurrently, which an atomic tolerates.
+        // SAFETY: the caller's; aligned.
         unsafe {
-            AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Ordering::Release)
+            let mut word = 0;
+            shared::copy((&raw mut word).cast(), from, count);
+            SharedU32::from_ptr(to.cast()).store(word, Ordering::Release);
         }
     } else if count == size_of::<u64>() && to.cast::<u64>().is_aligned() {
         // SAFETY: as above.
         unsafe {
-            AtomicU64::from_ptr(to.cast()).store(from.cast::<u64>().read_unaligned(), Ordering::Release)
+            let mut word = 0;
+            shared::copy((&raw mut word).cast(), from, count);
+            SharedU64::from_ptr(to.cast()).store(word, Ordering::Release);
         }
     } else {
         // SAFETY: the caller's.
-        unsafe { to.copy_from(from, count) }
+        unsafe { shared::copy(to, from, count) }
     }
 }
 
@@ -140,13 +147,13 @@ pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// Performs an atomic operation, which is atomic for all CPUs, too. Returns the original value.
+/// Performs an atomic operation, which is one step for all CPUs, too. Returns the original value.
 ///
 /// # Safety
 /// `at` is aligned to 8 and 8 bytes there are mapped writable.
 pub(crate) unsafe fn atomic(at: *mut u8, operation: AtomicOperation) -> u64 {
-    // SAFETY: the caller's; programs change it concurrently, which an atomic tolerates.
-    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
+    let word = unsafe { SharedU64::from_ptr(at.cast()) };
     match operation {
         AtomicOperation::CompareSwap { compare, swap } => {
             let swapped = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
@@ -164,7 +171,7 @@ mod tests {
     #[test]
     fn atomics_return_the_original_and_wrap() {
         use AtomicOperation::{CompareSwap, FetchAdd};
-        let word = AtomicU64::new(5);
+        let word = SharedU64::new(5);
         // SAFETY: an aligned local.
         let run = |operation| unsafe { atomic(word.as_ptr().cast(), operation) };
         assert_eq!(run(CompareSwap { compare: 4, swap: 9 }), 5);

@@ -2,14 +2,15 @@
 
 use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
-use std::sync::atomic::{AtomicU32, Ordering};
+use gdsync_sys::shared::{self, SharedU32};
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 /// A word of a doorbell record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record(*mut u32);
 
-// SAFETY: an address; accesses are atomic.
+// SAFETY: an address; accesses are those of `shared`.
 unsafe impl Send for Record {}
 
 impl Record {
@@ -26,14 +27,14 @@ impl Record {
             return value;
         }
         // SAFETY: as in `load`.
-        unsafe { AtomicU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
+        unsafe { SharedU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
     }
 
     /// Loads the word. Acquire: the entries that the record announces are visible.
     pub(crate) fn load(self) -> u32 {
-        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which an atomic
-        // tolerates.
-        unsafe { AtomicU32::from_ptr(self.0) }.load(Ordering::Acquire)
+        // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared
+        // word tolerates.
+        unsafe { SharedU32::from_ptr(self.0) }.load(Ordering::Acquire)
     }
 }
 
@@ -70,9 +71,9 @@ impl ReadRing {
         let start = into.len();
         into.resize(start + self.stride, 0);
         // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that
-        // writes an entry after announcing it races with this copy, as it would with hardware: the
-        // bytes are checked, not trusted.
-        unsafe { into.as_mut_ptr().add(start).copy_from_nonoverlapping(self.base.add(offset), self.stride) };
+        // writes an entry after announcing it meets this copy, which tolerates that as hardware does:
+        // the bytes are checked, not trusted.
+        unsafe { shared::copy(into.as_mut_ptr().add(start), self.base.add(offset), self.stride) };
     }
 }
 
@@ -106,8 +107,8 @@ impl CqRing {
         for (i, bytes) in words {
             let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which
-            // atomics tolerate.
-            let word = unsafe { AtomicU32::from_ptr(self.base.add(offset + i * 4).cast()) };
+            // shared words tolerate.
+            let word = unsafe { SharedU32::from_ptr(self.base.add(offset + i * 4).cast()) };
             if i == CQE_SIZE / 4 - 1 {
                 // The ring may be GPU memory that the CPU has mapped write-combining.
                 barrier::drain();

@@ -3,12 +3,14 @@
 //! So a card with thousands of pages has one file descriptor, and a program can map any page a
 //! second time.
 
+use crate::card::config::InvalidValue;
 use crate::os::memory::{MemoryFile, SharedMemory};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
+use gdsync_sys::shared::SharedU64;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Pages by which the file grows. Each such piece is one mapping.
 const PIECE: usize = 256;
@@ -60,13 +62,35 @@ impl UarPages {
     }
 }
 
+/// The offset of a doorbell register: aligned, and inside its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Register(usize);
+
+impl Register {
+    /// Checks an offset.
+    pub(crate) fn new(offset: usize) -> Result<Self, InvalidValue> {
+        if offset.is_multiple_of(REGISTER) && offset <= UAR_PAGE - REGISTER {
+            return Ok(Register(offset));
+        }
+        let limit = "a multiple of 8, at most 4088: the registers of a page of 4096 bytes (UAR_DOORBELLS, UAR_CQ_ARM)";
+        Err(InvalidValue { what: "offset of a doorbell register", value: offset as u64, limit })
+    }
+
+    pub(crate) fn offset(self) -> usize {
+        self.0
+    }
+}
+
+/// Bytes of a register.
+const REGISTER: usize = size_of::<u64>();
+
 /// A page of doorbell registers. It is mapped as long as the [`UarPages`] that it was taken from.
 pub(crate) struct UarPage {
     base: *mut u8,
     index: usize,
 }
 
-// SAFETY: an address; any thread may access the registers, as atomics.
+// SAFETY: an address; any thread may access the registers, as shared words.
 unsafe impl Send for UarPage {}
 
 impl UarPage {
@@ -75,22 +99,22 @@ impl UarPage {
         self.base
     }
 
-    fn register(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset + 8 <= UAR_PAGE && offset.is_multiple_of(8));
-        // SAFETY: aligned, and inside the page's mapping, which the engine keeps for as long as it
-        // has pages; programs and streams store to it concurrently, which an atomic tolerates.
-        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    fn register(&self, register: Register) -> &SharedU64 {
+        // SAFETY: aligned, and inside the page (`Register`), which is mapped for as long as the engine
+        // has pages; programs and streams store to it concurrently, which a shared word tolerates.
+        unsafe { SharedU64::from_ptr(self.base.add(register.offset()).cast()) }
     }
 
     fn clear(&self) {
-        (0..UAR_PAGE).step_by(8).for_each(|offset| self.register(offset).store(0, Ordering::Relaxed));
+        let all = (0..UAR_PAGE).step_by(REGISTER).map(Register);
+        all.for_each(|register| self.register(register).store(0, Ordering::Relaxed));
     }
 
     /// Takes the value of a register and clears it, in one exchange, so that no doorbell is lost.
     ///
     /// Acquire: the records and entries that the doorbell announces are visible.
-    pub(crate) fn take(&self, offset: usize) -> Option<u64> {
-        let register = self.register(offset);
+    pub(crate) fn take(&self, register: Register) -> Option<u64> {
+        let register = self.register(register);
         // A load is much cheaper than an exchange, and nearly always finds 0.
         if register.load(Ordering::Relaxed) == 0 {
             return None;
@@ -105,13 +129,29 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
+    fn at(offset: usize) -> Register {
+        Register::new(offset).unwrap()
+    }
+
     #[test]
     fn a_doorbell_is_taken_once() {
         let mut pages = UarPages::default();
         let page = pages.take().unwrap();
-        assert_eq!(page.take(0x800), None);
-        page.register(0x800).store(7, Ordering::Release);
-        assert_eq!((page.take(0x800), page.take(0x800), page.take(0x900)), (Some(7), None, None));
+        assert_eq!(page.take(at(0x800)), None);
+        page.register(at(0x800)).store(7, Ordering::Release);
+        assert_eq!((page.take(at(0x800)), page.take(at(0x800)), page.take(at(0x900))), (Some(7), None, None));
+    }
+
+    #[test]
+    fn a_register_lies_inside_its_page() {
+        for offset in [0, 8, 0x20, 4088] {
+            assert_eq!(Register::new(offset).unwrap().offset(), offset);
+        }
+        for offset in [1, 4, 4084, 4089, 4096, 1 << 44, usize::MAX, usize::MAX - 7] {
+            let error = Register::new(offset).unwrap_err();
+            assert_eq!(error.value, offset as u64);
+            assert!(error.to_string().contains("at most 4088"), "{error}");
+        }
     }
 
     #[test]
@@ -123,7 +163,7 @@ mod tests {
         assert!(bases.windows(2).all(|pair| pair[1] - pair[0] >= UAR_PAGE), "no two overlap");
         for page in [&taken[0], &taken[PIECE + 1]] {
             let (file, offset) = pages.descriptor(page).unwrap();
-            page.register(0xb00).store(9, Ordering::Release);
+            page.register(at(0xb00)).store(9, Ordering::Release);
             let mut word = [0u8; 8];
             // SAFETY: room for 8 bytes.
             let got = unsafe {
@@ -136,6 +176,6 @@ mod tests {
         pages.give_back(last);
         let again =
             std::iter::repeat_with(|| pages.take().unwrap()).find(|page| page.index == index).unwrap();
-        assert_eq!((again.base(), again.take(0xb00)), (base, None));
+        assert_eq!((again.base(), again.take(at(0xb00))), (base, None));
     }
 }

@@ -38,10 +38,10 @@ impl ReceiveQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's. Without a queue there may be no record: `poll_record` does not load it.
         let (ring, record) = unsafe {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
-            (ring, Record::new(config.dbrec.add(doorbell::DBR_RECV)))
+            (ring, Record::new(config.dbrec.wrapping_add(doorbell::DBR_RECV)))
         };
         ReceiveQueue { ring, producer: Producer::new(record), next: 0, current: None }
     }

@@ -32,10 +32,10 @@ impl SendQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's. Without a queue there may be no record: `record` does not load it.
         let (ring, record) = unsafe {
             let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
-            (ring, Record::new(config.dbrec.add(doorbell::DBR_SEND)))
+            (ring, Record::new(config.dbrec.wrapping_add(doorbell::DBR_SEND)))
         };
         SendQueue { ring, producer: Producer::new(record), fetched: 0, completed: 0 }
     }
@@ -51,9 +51,9 @@ impl SendQueue {
         self.ring.entries()
     }
 
-    /// The doorbell record now.
+    /// The doorbell record now. Without a queue, the record need not exist.
     pub(crate) fn record(&self) -> u16 {
-        self.producer.load()
+        if self.blocks() == 0 { self.producer.index() as u16 } else { self.producer.load() }
     }
 
     /// Whether the card knows this value of the doorbell record.

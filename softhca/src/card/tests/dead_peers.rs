@@ -1,4 +1,5 @@
-//! Peers whose process ends: how queue pairs notice, and when they do not.
+//! Peers whose process ends or is stopped: how queue pairs notice, and when they do not. A card that
+//! is not stepped does what the card of a stopped process does: nothing.
 
 use super::datagrams::{QKEY, datagram_qp};
 use super::*;
@@ -43,6 +44,80 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
     assert!(receiver.cq.poll().is_none(), "as on hardware, a queue pair that only waits does not notice");
     assert_eq!(alive.query_qp(receiver.qpn).unwrap().state, QpState::Rts);
+}
+
+/// A sender on a card, connected to a queue pair on another, whose memory takes writes. The first
+/// time-out of 1 ms that counts fails the sender.
+fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
+    let sender = TestQp::new(sends, sends.alloc_pd().unwrap(), &SIZES);
+    let pdn = receives.alloc_pd().unwrap();
+    let to = TestQp::new(receives, pdn, &SIZES);
+    let with = QpChange { timeout: Some(8), retry_cnt: Some(0), ..QpChange::default() };
+    sender.connect(sends, to.qpn, receives.lid(), with);
+    to.connect(receives, sender.qpn, sends.lid(), with);
+    (sender, Region::new(receives, pdn, 64, everything()))
+}
+
+/// Steps a card for many of the time-outs of [`impatient`].
+fn run_for_a_while(card: &Card) {
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        run(card);
+    }
+}
+
+fn write(to: &Region) -> [Vec<u8>; 2] {
+    [to.remote(0).as_bytes().to_vec(), inline(b"hello")]
+}
+
+#[test]
+fn a_stopped_peer_is_waited_for() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    for _ in 0..3 {
+        let [remote, data] = write(&target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+        run_for_a_while(&alive);
+        assert!(sender.cq.peek().is_none(), "it may still answer");
+        run_both(&alive, Some(&stopped), || sender.cq.peek().is_some());
+        success(sender.cq.poll());
+    }
+    assert_eq!(&target.bytes()[..5], b"hello");
+}
+
+#[test]
+fn a_stopped_peer_that_dies_is_given_up() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_for_a_while(&alive);
+    assert!(sender.cq.peek().is_none());
+    drop(stopped);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+#[test]
+fn what_faults_drop_counts_although_the_peer_is_stopped() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    alive.set_faults(Some(&"drop".parse().unwrap()));
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+#[test]
+fn what_a_peer_drops_counts() {
+    let (alive, drops) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &drops);
+    drops.set_faults(Some(&"drop dir=in".parse().unwrap()));
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, Some(&drops), || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
 #[test]

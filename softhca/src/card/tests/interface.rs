@@ -66,6 +66,27 @@ fn the_q_key_can_be_asked_for() {
 }
 
 #[test]
+fn a_register_outside_its_page_is_refused() {
+    let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    for offset in [1 << 44, 4096, 4092, 0x801, usize::MAX] {
+        let error = card.alloc_uar(&[0x800, offset]).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        assert!(matches!(&error, CardError::Invalid(InvalidValue { value, .. }) if *value == offset as u64));
+        assert!(
+            error.to_string().contains(&format!("is {offset:#x}: a multiple of 8, at most 4088")),
+            "{error}"
+        );
+    }
+    // The card's thread lives, and polls the registers of the pages that there are.
+    let uar = card.alloc_uar(&[0, 4088]).unwrap();
+    // SAFETY: the last register of the page, which the card reads and clears as an atomic.
+    let last = unsafe { AtomicU64::from_ptr(uar.page.add(4088).cast()) };
+    last.store(7, Ordering::Release);
+    until("the card takes the doorbell", || (last.load(Ordering::Acquire) == 0).then_some(()));
+    card.free_uar(uar.id).unwrap();
+}
+
+#[test]
 fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
@@ -134,6 +155,27 @@ fn a_queue_pair_without_a_receive_queue_is_never_ready() {
     left.post(Opcode::Send, &[&inline(b"hello")]);
     run(&card);
     assert_eq!(error(left.cq.poll()).1, Syndrome::RnrRetryExceeded);
+}
+
+#[test]
+fn a_queue_pair_without_queues_needs_no_record() {
+    let card = card(LinkLayer::InfiniBand);
+    let pdn = card.alloc_pd().unwrap();
+    let without = |config: &mut QpConfig| {
+        (config.sq, config.sq_blocks) = (std::ptr::null_mut(), 0);
+        (config.rq, config.rq_entries) = (std::ptr::null_mut(), 0);
+        config.dbrec = std::ptr::null_mut();
+    };
+    let mut qp = TestQp::with(&card, pdn, &SIZES, without);
+    qp.connect(&card, qp.qpn, card.lid(), QpChange::default());
+    // A doorbell of no queue pair, upon which the card looks at all of the page.
+    // SAFETY: a register of a page that is mapped as long as the card runs; the card accesses it
+    // atomically, too.
+    unsafe { AtomicU64::from_ptr(qp.page.add(0x800).cast()) }.store(1, Ordering::Release);
+    run(&card);
+    assert_eq!(card.diagnostics()[0].field, "doorbell");
+    card.modify_qp(qp.qpn, &QpChange { state: Some(QpState::Err), ..QpChange::default() }).unwrap();
+    assert_eq!(qp.cq.poll(), None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Queue pairs: an endpoint and its two halves.
 
 use super::endpoint::Endpoint;
-use super::requester::Requester;
+use super::requester::{PeerState, Requester};
 use super::responder::Responder;
 use super::step::Step;
 use super::transition;
@@ -146,6 +146,15 @@ impl Qp {
         }
     }
 
+    /// The fabric has taken a packet, which ends at `left_at`; `None` where it has not.
+    pub(crate) fn note_position(&mut self, header: &Header, left_at: Option<u64>) {
+        if let Some(left_at) = left_at
+            && PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request)
+        {
+            self.requester.left_at = left_at;
+        }
+    }
+
     /// The payload of a packet that [`Self::next_packet`] made cannot be read from peer memory.
     pub(crate) fn payload_failed(
         &mut self,
@@ -197,8 +206,8 @@ impl Qp {
     }
 
     /// The retransmission timer has expired, or the peer's process has ended.
-    pub(crate) fn retry(&mut self, peer_is_alive: bool, context: &mut Context<'_>) {
-        self.requester.retry(peer_is_alive, &mut Step { endpoint: &mut self.endpoint, context });
+    pub(crate) fn retry(&mut self, peer: PeerState, context: &mut Context<'_>) {
+        self.requester.retry(peer, &mut Step { endpoint: &mut self.endpoint, context });
         self.flush_if_failed(context);
     }
 

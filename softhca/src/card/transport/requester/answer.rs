@@ -1,6 +1,6 @@
 //! Answers of the responder: acknowledgements, results, refusals, and their absence.
 
-use super::state::Requester;
+use super::state::{PeerState, Requester};
 use crate::card::config::{MTU, QpState, ack_timeout, rnr_timer};
 use crate::card::queue::wqe::Payload;
 use crate::card::transport::step::Step;
@@ -110,12 +110,21 @@ impl Requester {
     }
 
     /// The retransmission timer has expired, or the peer's process has ended.
-    pub(crate) fn retry(&mut self, peer_is_alive: bool, step: &mut Step<'_, '_>) {
+    ///
+    /// Hardware acknowledges without its host's CPU. So while the peer's process is stopped, which
+    /// the fabric sees by packets that it does not take, no time-out counts: nothing is lost, and
+    /// nothing has to be sent again. Nor does the first after that: the peer has only just taken
+    /// the packets.
+    pub(crate) fn retry(&mut self, peer: PeerState, step: &mut Step<'_, '_>) {
         self.deadline = None;
         if step.endpoint.state() != QpState::Rts {
             return;
         }
-        if !peer_is_alive || self.retries_left == 0 {
+        let was_behind = std::mem::replace(&mut self.was_behind, peer == PeerState::Behind);
+        if peer == PeerState::Behind || (peer == PeerState::Current && was_behind) {
+            return self.wait_again(step);
+        }
+        if peer == PeerState::Ended || self.retries_left == 0 {
             let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
             if let Some(position) = position {
                 self.fail_at(position, Syndrome::RetryExceeded, step);
@@ -129,6 +138,10 @@ impl Requester {
             "nothing was acknowledged in time"
         );
         self.rewind();
+        self.wait_again(step);
+    }
+
+    fn wait_again(&mut self, step: &Step<'_, '_>) {
         self.deadline =
             ack_timeout(step.endpoint.attributes.timeout).map(|timeout| step.context.now + timeout);
     }

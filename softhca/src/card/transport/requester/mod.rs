@@ -8,4 +8,4 @@ mod request;
 mod send;
 mod state;
 
-pub(crate) use state::Requester;
+pub(crate) use state::{PeerState, Requester};

@@ -22,6 +22,21 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
+    /// Where its last packet ends on the fabric's way to the peer.
+    pub(crate) left_at: u64,
+    /// The peer had not taken that packet when the timer expired last.
+    pub(super) was_behind: bool,
+}
+
+/// What the fabric knows of a peer when the retransmission timer expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerState {
+    /// Its process has ended.
+    Ended,
+    /// Its process lives, and has not taken what was sent to it: it is busy or stopped.
+    Behind,
+    /// It has taken everything, or the fabric does not know.
+    Current,
 }
 
 impl Requester {
@@ -39,6 +54,8 @@ impl Requester {
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
+            left_at: 0,
+            was_behind: false,
         }
     }
 
@@ -49,6 +66,7 @@ impl Requester {
         self.cursor = 0;
         self.next_psn = psn;
         (self.deadline, self.rnr_until) = (None, None);
+        (self.left_at, self.was_behind) = (0, false);
         self.refill_retries(attributes);
     }
 
@@ -86,6 +104,7 @@ impl Requester {
     /// An acknowledgement has advanced: the retry counters and the timer start again.
     pub(super) fn progressed(&mut self, attributes: &QpAttributes, now: Instant) {
         self.refill_retries(attributes);
+        self.was_behind = false;
         self.arm(attributes, now);
     }
 

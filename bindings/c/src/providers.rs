@@ -1,0 +1,125 @@
+//! Which provider drives an object of libibverbs' kinds that a program names: the software card, for
+//! what the program made by gdsync's calls on it; else the system's libibverbs, which the program
+//! then uses itself.
+
+use crate::addresses::Addresses;
+use crate::error::{CallError, stale};
+use gdsync::verbs::provider;
+use gdsync_sys::VerbsApi;
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ptr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The kinds of objects that the software card makes for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Context,
+    Domain,
+    Region,
+    Path,
+}
+
+/// The software card's objects that programs have, by their addresses.
+static SOFTWARE: LazyLock<RwLock<HashMap<usize, Kind, Addresses>>> = LazyLock::new(RwLock::default);
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Context => "the context",
+            Kind::Domain => "the protection domain",
+            Kind::Region => "the memory region",
+            Kind::Path => "the address handle",
+        }
+    }
+
+    fn unknown<T>(self, object: *const T) -> CallError {
+        let remedy = match self {
+            Kind::Context => "pass what gdsync_soft_open returned, until gdsync_soft_close",
+            Kind::Domain => "pass what gdsync_alloc_pd returned, until gdsync_dealloc_pd",
+            Kind::Region => "pass what gdsync_reg_mr returned, until gdsync_dereg_mr",
+            Kind::Path => "pass what gdsync_create_ah returned, until gdsync_destroy_ah",
+        };
+        stale(self.name(), object.addr(), "is none of the software card, or is gone", remedy)
+    }
+}
+
+/// What drives an object. It is not looked at.
+///
+/// # Errors
+/// Null; an object of another kind; no object of the software card, where it cannot be one of
+/// libibverbs', either.
+pub(crate) fn of<T>(kind: Kind, object: *const T) -> Result<&'static VerbsApi, CallError> {
+    if object.is_null() {
+        return Err(CallError::Null { what: kind.name() });
+    }
+    let known = SOFTWARE.read().get(&object.addr()).copied();
+    match known {
+        Some(known) if known == kind => Ok(provider::software()),
+        None if libibverbs_is_there() => Ok(provider::system()?),
+        _ => Err(kind.unknown(object)),
+    }
+}
+
+/// Notes an object that a provider has made.
+pub(crate) fn note<T>(api: &VerbsApi, kind: Kind, object: *mut T) -> *mut T {
+    if ptr::eq(api, provider::software()) {
+        SOFTWARE.write().insert(object.addr(), kind);
+    }
+    object
+}
+
+/// Destroys an object.
+///
+/// # Errors
+/// As [`of`]; `destroy`'s.
+pub(crate) fn end<T>(
+    kind: Kind,
+    object: *mut T,
+    destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    let api = of(kind, object)?;
+    if ptr::eq(api, provider::software()) { end_software(kind, object, destroy) } else { destroy(api) }
+}
+
+/// Destroys an object of the software card, which is unknown from then on. Where `destroy` fails, it
+/// is known again.
+///
+/// # Errors
+/// Not one of the software card; `destroy`'s.
+pub(crate) fn end_software<T>(
+    kind: Kind,
+    object: *mut T,
+    destroy: impl FnOnce(&'static VerbsApi) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    if object.is_null() {
+        return Err(CallError::Null { what: kind.name() });
+    }
+    // First: as soon as it is destroyed, its address may be a new object's. Of two threads, one
+    // removes it.
+    match SOFTWARE.write().entry(object.addr()) {
+        Entry::Occupied(known) if *known.get() == kind => known.remove(),
+        _ => return Err(kind.unknown(object)),
+    };
+    let api = provider::software();
+    destroy(api).inspect_err(|_| {
+        note(api, kind, object);
+    })
+}
+
+/// Whether the process has libibverbs: without it, a program has no objects of it.
+pub(crate) fn libibverbs_is_there() -> bool {
+    static FOUND: AtomicBool = AtomicBool::new(false);
+    if FOUND.load(Ordering::Relaxed) {
+        return true;
+    }
+    // SAFETY: a zero-terminated name. Nothing is loaded; a library that is found stays, as its handle
+    // is not closed.
+    let found = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if !found.is_null() {
+        FOUND.store(true, Ordering::Relaxed);
+    }
+    !found.is_null()
+}

@@ -1,0 +1,93 @@
+//! Waits for completions of sends for which the card was not rung: which they are, and their end
+//! where the queue pair has failed.
+
+use super::{CompletionState, RawCompletion, Slot};
+use crate::memory::Timeline;
+use gdsync_sys::prm::cqe::{CqeOpcode, LAST_DWORD};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl CompletionState {
+    /// Whether entry `index` waits for sends that are not posted, where nothing but the sends of
+    /// one queue pair completes here, and `unposted` of those are not.
+    pub(crate) fn is_of_unposted(&self, index: u32, unposted: u32) -> bool {
+        unposted > 0 && index.wrapping_sub(self.first_of_unposted(unposted)) <= i32::MAX as u32
+    }
+
+    fn first_of_unposted(&self, unposted: u32) -> u32 {
+        self.polled.wrapping_add(self.expected.saturating_sub(unposted))
+    }
+
+    /// The first such entry for which a stream waits, of those that have that timeline; of any,
+    /// where there is none.
+    pub(crate) fn awaited_of_unposted(&self, unposted: u32, timeline: Option<&Arc<Timeline>>) -> Option<u32> {
+        if unposted == 0 {
+            return None;
+        }
+        let first = self.first_of_unposted(unposted);
+        let slots = self.slots.iter().skip(first.wrapping_sub(self.recycled) as usize);
+        let waits = slots.map(|slot| match slot {
+            Slot::Posted(on, point) => {
+                timeline.is_none_or(|timeline| Arc::ptr_eq(on, timeline)) && !on.has_passed(*point)
+            }
+            Slot::Free | Slot::Prepared => false,
+        });
+        (0..).zip(waits).find_map(|(position, waits)| waits.then(|| first.wrapping_add(position)))
+    }
+
+    /// Queue pair `qpn` has failed, and a stream has still to ring the card for sends: for `rung` of
+    /// those that have a completion the card was rung, for `unrung` it was not. Ends as many waits
+    /// as there are such sends, behind the completions of the others: the stream that has to ring
+    /// may stand at one of them, or behind a stream that does.
+    ///
+    /// The entries get the owner bit that streams wait for, and stay invalid: polling passes over
+    /// none, and the card writes them when the stream has rung.
+    pub(crate) fn release_waits(&self, qpn: u32, rung: u32, unrung: u32) {
+        // Without an atomic exchange, the CPU could overwrite what the card writes at the same
+        // moment; and there is none in a GPU's memory.
+        if self.attached.is_some() || self.ring.combined {
+            return;
+        }
+        let (mut index, mut flushed) = (self.polled, 0);
+        while let Some(entry) = self.read(index) {
+            flushed += u32::from(self.is_send_of(qpn, &entry));
+            index = index.wrapping_add(1);
+        }
+        // The card still works on what it was rung for. The next try finds that flushed.
+        if flushed < rung {
+            return;
+        }
+        for index in (0..unrung).map(|position| index.wrapping_add(position)) {
+            let slot = self.slots.get(index.wrapping_sub(self.recycled) as usize);
+            if matches!(slot, Some(Slot::Posted(on, point)) if !on.has_passed(*point)) {
+                self.release(index);
+            }
+        }
+    }
+
+    fn is_send_of(&self, qpn: u32, entry: &RawCompletion) -> bool {
+        let opcode = entry.cqe.opcode();
+        matches!(opcode, Ok(CqeOpcode::Requester | CqeOpcode::RequesterError))
+            && entry.cqe.qpn() == qpn
+            && !self.left_behind.contains(&entry.index)
+    }
+
+    fn release(&self, index: u32) {
+        let word = self.ring.word(index, LAST_DWORD);
+        let before = word.load(Ordering::Relaxed);
+        let [low, high, signature, op_own] = before.to_ne_bytes();
+        if !self.has_owner(index, op_own) {
+            let released = (CqeOpcode::Invalid as u8) << 4 | u8::from(self.owner_of(index));
+            let after = u32::from_ne_bytes([low, high, signature, released]);
+            // If the card writes the entry first, its entry stays, and ends the wait.
+            let _ = word.compare_exchange(before, after, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether [`Self::release_waits`] has ended the waits for an entry that the card has not
+    /// written.
+    pub(crate) fn is_released(&self, index: u32) -> bool {
+        let [.., op_own] = self.ring.word(index, LAST_DWORD).load(Ordering::Acquire).to_ne_bytes();
+        self.has_owner(index, op_own) && op_own >> 4 == CqeOpcode::Invalid as u8
+    }
+}

@@ -1,0 +1,31 @@
+//! Processes that the command starts for itself, and that are of no use without it.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The kernel kills the process that `command` starts as soon as this one has ended, however it
+/// ends. Even a process that is stopped ends then.
+///
+/// The thread that starts the process must live as long as this process, as the main thread does:
+/// the kernel counts the end of that thread as the parent's.
+pub(crate) fn dies_with_this_process(command: &mut Command) {
+    let parent = std::process::id();
+    let ask = move || {
+        let signal = libc::SIGKILL as libc::c_ulong;
+        // SAFETY: the call changes an attribute of the calling process only.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have ended before the request: the kernel sends no signal then, and the
+        // process has another parent already.
+        // SAFETY: the call has no preconditions.
+        if unsafe { libc::getppid() } as u32 != parent {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `ask` makes two system calls, allocates nothing and takes no
+    // lock.
+    unsafe { command.pre_exec(ask) };
+}

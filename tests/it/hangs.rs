@@ -1,0 +1,201 @@
+//! Failures of every kind, killed and stopped processes: the command ends, and names the cause.
+
+use crate::command::{gdsync, text};
+use crate::processes::{children_of, ends, is_running, signal};
+use gdsync_test_support::on_system;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Much longer than any of these takes, also on a busy machine, and shorter than a hang.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Child {
+    let mut command = gdsync(arguments);
+    command.envs(environment.iter().copied()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// A pingpong that fails: it ends, and both sides name one of these causes, and nothing that only
+/// follows.
+fn fails(options: &[&str], environment: &[(&str, &str)], causes: &[&str]) {
+    let arguments = [&["pingpong", "--iters", "100000000"], options].concat();
+    let what = format!("{options:?} with {environment:?}");
+    let (status, said) = ends(start(&arguments, environment), LIMIT, &what);
+    assert_eq!(status.code(), Some(1), "{what}: {said}");
+    let own: Vec<&str> = said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
+    assert!(!own.is_empty() && own.iter().all(|line| names(line, causes)), "{what}: {said}");
+}
+
+fn names(line: &str, causes: &[&str]) -> bool {
+    causes.iter().any(|cause| line.contains(cause))
+}
+
+const OPERATIONS: [&str; 3] = ["send", "write", "write-imm"];
+
+#[test]
+fn a_send_that_fails_ends_a_pingpong_and_is_named() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        for trigger in ["stream", "cpu"] {
+            for procs in ["1", "2"] {
+                let faults = ("SOFTHCA_FAULTS", "fail=retry-exceeded nth=500 kind=write,send");
+                fails(
+                    &["--op", op, "--trigger", trigger, "--procs", procs],
+                    &[faults],
+                    &["retries exceeded"],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_refused_ends_both_sides_of_a_pingpong() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        for (fault, causes) in [
+            ("remote-operation", ["remote operation error", "fatal error of the queue pair"]),
+            ("remote-access", ["remote access error", "the remote side used a wrong rkey"]),
+        ] {
+            let plan = format!("fail={fault} nth=500 kind=write,send dir=in");
+            fails(&["--op", op], &[("SOFTHCA_FAULTS", &plan)], &causes);
+        }
+    }
+}
+
+#[test]
+fn a_card_that_falls_silent_ends_a_pingpong() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        fails(&["--op", op], &[("SOFTHCA_FAULTS", "die nth=500")], &["retries exceeded"]);
+    }
+}
+
+#[test]
+fn a_message_that_is_lost_for_good_ends_a_pingpong() {
+    if on_system() {
+        return;
+    }
+    for (transport, op) in [("uc", "write"), ("uc", "send"), ("ud", "send")] {
+        let faults = ("SOFTHCA_FAULTS", "drop nth=500 kind=write,send,datagram");
+        fails(&["--transport", transport, "--op", op], &[faults], &["this transport loses messages"]);
+    }
+}
+
+/// Stops the other process of a pingpong for longer than retries last, and has it go on. Returns
+/// how the pingpong ended.
+fn with_a_stop(options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let arguments = [&["pingpong", "--check=false"], options].concat();
+    let parent = start(&arguments, environment);
+    let peer = children_of(parent.id(), 1)[0];
+    std::thread::sleep(Duration::from_millis(300));
+    signal(peer, libc::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(4));
+    signal(peer, libc::SIGCONT);
+    let (status, said) = ends(parent, 4 * LIMIT, &format!("{options:?} with {environment:?}"));
+    (status.code(), said)
+}
+
+#[test]
+fn a_pingpong_goes_on_after_its_peer_was_stopped() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        // As much as takes longer than the time until the stop, on every machine.
+        let (code, said) = with_a_stop(&["--op", op, "--size", "4MiB", "--iters", "1500"], &[]);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{op}");
+    }
+}
+
+#[test]
+fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        let listen = ("SOFTHCA_LISTEN", "127.83.211.1:48311,127.83.211.2:48311");
+        let (code, said) = with_a_stop(&["--op", op, "--iters", "100000000"], &[listen]);
+        assert_eq!(code, Some(1), "{op}: {said}");
+        let own: Vec<&str> = said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
+        assert!(!own.is_empty() && own.iter().all(|line| line.contains("retries exceeded")), "{op}: {said}");
+    }
+}
+
+#[test]
+fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
+    if on_system() {
+        return;
+    }
+    // The fewest with which it succeeds; with one less, it fails at one place or another.
+    let run = |files: u32| {
+        let mut command = std::process::Command::new("prlimit");
+        let pingpong = gdsync(&["pingpong", "--op", "write", "--iters", "50"]);
+        command
+            .arg(format!("--nofile={files}:{files}"))
+            .arg(pingpong.get_program())
+            .args(pingpong.get_args());
+        command.env_remove("GDSYNC_LOG").stdout(Stdio::null()).stderr(Stdio::piped());
+        let (status, said) = ends(command.spawn().unwrap(), LIMIT, &format!("with {files} files"));
+        (status.success(), said)
+    };
+    let mut failures = 0;
+    for files in 10..64 {
+        let (succeeds, said) = run(files);
+        if succeeds {
+            assert!(failures > 0, "{files} files");
+            return;
+        }
+        failures += 1;
+        assert!(said.contains("oo many open files"), "with {files} files: {said}");
+    }
+    panic!("it fails with 63 files");
+}
+
+#[test]
+fn workers_of_a_killed_soak_end_at_once() {
+    let mut soak = gdsync(&["soak", "--minutes", "30", "--procs", "4", "--links", "8"]);
+    let mut soak = soak.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let workers = children_of(soak.id(), 4);
+    // One is stopped: it ends, too.
+    signal(workers[1], libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(300));
+    soak.kill().unwrap();
+    soak.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while workers.iter().any(|worker| is_running(*worker)) {
+        assert!(Instant::now() < deadline, "workers go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_soak_ends_when_a_worker_is_killed_and_another_stopped() {
+    let soak = start(&["soak", "--minutes", "30", "--procs", "3", "--links", "6"], &[]);
+    let workers = children_of(soak.id(), 3);
+    std::thread::sleep(Duration::from_millis(500));
+    signal(workers[2], libc::SIGSTOP);
+    signal(workers[1], libc::SIGKILL);
+    let (status, said) = ends(soak, LIMIT, "a soak");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("signal: 9") || said.contains("is gone"), "{said}");
+}
+
+#[test]
+fn counts_that_no_machine_reaches_are_refused() {
+    for (option, value) in [("--iters", "18446744073709551615"), ("--warmup", "18446744073709551615")] {
+        let output = gdsync(&["pingpong", option, value]).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains(value) && said.contains("281474976710656") && said.contains("give fewer"),
+            "{said}"
+        );
+    }
+}

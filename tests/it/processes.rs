@@ -1,0 +1,63 @@
+//! The processes that a command has started.
+
+use std::io::Read;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+/// The fields of `/proc/PID/stat` after the name, which is in parentheses: state, parent, ...
+fn status(pid: &str) -> Vec<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = status.rsplit(')').next().unwrap_or_default();
+    after_name.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The processes that a process has started, once there are as many.
+pub(crate) fn children_of(parent: u32, count: usize) -> Vec<u32> {
+    let (deadline, parent) = (Instant::now() + Duration::from_secs(60), parent.to_string());
+    loop {
+        let names = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+        let names = names.filter_map(|name| name.into_string().ok());
+        let mut children: Vec<u32> = names
+            .filter(|pid| pid.parse::<u32>().is_ok() && status(pid).get(1) == Some(&parent))
+            .filter_map(|pid| pid.parse().ok())
+            .collect();
+        if children.len() >= count {
+            children.sort_unstable();
+            return children;
+        }
+        assert!(Instant::now() < deadline, "{} of {count} processes were started", children.len());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends a signal to a process that the command under test has started, unless it has ended.
+pub(crate) fn signal(pid: u32, signal: libc::c_int) {
+    // SAFETY: no memory is involved.
+    let sent = unsafe { libc::kill(pid as libc::pid_t, signal) };
+    let error = std::io::Error::last_os_error();
+    assert!(sent == 0 || error.raw_os_error() == Some(libc::ESRCH), "{error}");
+}
+
+pub(crate) fn is_running(pid: u32) -> bool {
+    !matches!(status(&pid.to_string()).first().map(String::as_str), None | Some("Z" | "X"))
+}
+
+/// How a command has ended, and what it has said on stderr, which is piped. One that does not end
+/// within `limit` is killed, and the test fails.
+pub(crate) fn ends(mut child: Child, limit: Duration, what: &str) -> (ExitStatus, String) {
+    let mut stderr = child.stderr.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).map(|_| said)
+    });
+    let deadline = Instant::now() + limit;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{what} hangs: {}", reader.join().unwrap().unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (child.wait().unwrap(), reader.join().unwrap().unwrap())
+}
