@@ -84,18 +84,17 @@ impl Life {
         })
     }
 
-    /// The rank whose death ends waits for a notification of `sender`: that rank itself, or, where
+    /// Of each rank, the one whose death ends waits for its notifications: that rank itself, or, where
     /// it has withdrawn, the first that is dead and not dropped.
-    pub(crate) fn ends_waits_for(&self, sender: u32) -> Option<(u32, State)> {
+    pub(crate) fn ended_waits(&self) -> Vec<Option<(u32, State)>> {
         let states = self.states.lock();
-        match states.ranks[sender as usize] {
-            State::Alive if states.withdrawn.contains(sender) => {
-                let mut ranks = (0..).zip(&states.ranks);
-                ranks.find(|(_, state)| matches!(state, State::Dead(_))).map(|(rank, state)| (rank, *state))
-            }
-            State::Alive => None,
-            state => Some((sender, state)),
-        }
+        let all = || (0..).zip(states.ranks.iter().copied());
+        let first = all().find(|(_, state)| matches!(state, State::Dead(_)));
+        let of = |(rank, state)| match state {
+            State::Alive => first.filter(|_| states.withdrawn.contains(rank)),
+            state => Some((rank, state)),
+        };
+        all().map(of).collect()
     }
 
     /// These ranks have seen a death, and wait in [`Team::shrink`](crate::Team::shrink) or will: what
@@ -196,15 +195,12 @@ mod tests {
     fn a_rank_that_has_withdrawn_ends_waits_by_the_death_that_it_has_seen() {
         let (life, cause) = (Life::new(3), DeathCause::Reported { by: 0 });
         life.set_withdrawn([0].into_iter().collect());
-        assert_eq!(life.ends_waits_for(0), None);
+        assert_eq!(life.ended_waits(), [None; 3]);
         life.died(2, cause);
-        assert_eq!(life.ends_waits_for(0), Some((2, State::Dead(cause))));
-        assert_eq!((life.ends_waits_for(1), life.ends_waits_for(2)), (None, Some((2, State::Dead(cause)))));
+        let dead = Some((2, State::Dead(cause)));
+        assert_eq!(life.ended_waits(), [dead, None, dead]);
         life.drop_ranks(&[2].into_iter().collect());
-        assert_eq!(
-            (life.ends_waits_for(0), life.ends_waits_for(2)),
-            (None, Some((2, State::Dropped(cause))))
-        );
+        assert_eq!(life.ended_waits(), [None, None, Some((2, State::Dropped(cause)))]);
     }
 
     #[test]

@@ -84,33 +84,29 @@ impl Releases {
         }
     }
 
-    /// The status that a notification should have.
-    fn wanted(&self, id: usize, life: &Life, any: u32) -> u32 {
-        match self.senders[id].load(Ordering::Relaxed) {
-            ANY => any,
-            sender => match life.ends_waits_for(sender) {
-                None => 0,
-                Some((rank, State::Dropped(_))) => PEER_DEAD | DROPPED | rank,
-                Some((rank, _)) => PEER_DEAD | rank,
-            },
-        }
-    }
-
     /// Releases the notifications that dead ranks were to set, and, while a rank is dead and not
     /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others. Returns whether some
     /// are released.
     pub(crate) fn update(&self, life: &Life) -> bool {
         let _turn = self.turn.lock();
         let any = life.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
+        let status_of = |ended: &Option<(u32, State)>| match ended {
+            None => 0,
+            Some((rank, State::Dropped(_))) => PEER_DEAD | DROPPED | rank,
+            Some((rank, _)) => PEER_DEAD | rank,
+        };
+        let of_senders: Vec<u32> = life.ended_waits().iter().map(status_of).collect();
         let (mut released, mut restored) = (Vec::new(), Vec::new());
-        for (id, status) in self.statuses.words32().iter().enumerate().take(self.senders.len()) {
-            let wanted = self.wanted(id, life, any);
+        for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
+            // `ANY` is above all ranks.
+            let sender = sender.load(Ordering::Relaxed) as usize;
+            let wanted = of_senders.get(sender).copied().unwrap_or(any);
             if wanted != 0 {
                 // Release: who sees the word sees the status.
                 status.store(wanted, Ordering::Release);
-                released.push(id as u32);
+                released.push(id);
             } else if status.load(Ordering::Relaxed) != 0 {
-                restored.push(id as u32);
+                restored.push(id);
             }
         }
         let changed =

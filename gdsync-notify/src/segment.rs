@@ -143,6 +143,11 @@ impl Segment {
         Ok(())
     }
 
+    fn check_id(&self, id: u32) -> Result<(), NotifyError> {
+        let (rank, count) = (self.rank(), self.notifications());
+        if id < count { Ok(()) } else { Err(NotifyError::Notification { rank, id, count }) }
+    }
+
     fn check_ids(&self, ids: &Range<u32>) -> Result<(), NotifyError> {
         let (rank, count) = (self.rank(), self.notifications());
         if ids.end > count {
@@ -160,7 +165,7 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
     pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
-        self.check_ids(&(id..id.saturating_add(1)))?;
+        self.check_id(id)?;
         match self.inner.parts.releases.status(id) {
             Some((rank, _)) => self.inner.life.check(rank),
             None => Ok(()),
@@ -174,7 +179,7 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`].
     pub fn notification_status(&self, id: u32) -> Result<Word32, NotifyError> {
-        self.check_ids(&(id..id.saturating_add(1)))?;
+        self.check_id(id)?;
         self.inner.parts.releases.status_word(id)
     }
 
@@ -229,10 +234,8 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`].
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
-        let (rank, count) = (self.rank(), self.notifications());
-        if id >= count {
-            return Err(NotifyError::Notification { rank, id, count });
-        }
+        self.check_id(id)?;
+        let rank = self.rank();
         let name = match self.inner.parts.releases.sender(id) {
             Some(sender) => format!("notification {id} of rank {sender}"),
             None => format!("notification {id} of rank {rank}'s segment, from any rank"),
