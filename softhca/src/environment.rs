@@ -1,7 +1,7 @@
 //! The environment as a whole.
 
 use crate::devices;
-use crate::fabric::check_addresses;
+use crate::fabric::{check_addresses, check_key};
 use crate::faults::check_plan;
 use crate::setting::{self, SettingError};
 
@@ -14,5 +14,6 @@ pub fn check() -> Result<(), SettingError> {
     setting::check_names()?;
     devices::devices_from_environment()?;
     check_addresses()?;
+    check_key()?;
     check_plan()
 }

@@ -8,8 +8,15 @@ pub const PREFIX: &str = "SOFTHCA_";
 
 /// The settings of the card, and those of the programs around it: the log of the preload library,
 /// and the file that `gdsync soft` preloads.
-pub const NAMES: [&str; 5] =
-    ["SOFTHCA_DEVICES", "SOFTHCA_FAULTS", "SOFTHCA_LISTEN", "SOFTHCA_LOG", "SOFTHCA_UVERBS_LIBRARY"];
+pub const NAMES: [&str; 7] = [
+    "SOFTHCA_DEVICES",
+    "SOFTHCA_FAULTS",
+    "SOFTHCA_KEY",
+    "SOFTHCA_KEY_FILE",
+    "SOFTHCA_LISTEN",
+    "SOFTHCA_LOG",
+    "SOFTHCA_UVERBS_LIBRARY",
+];
 
 /// Longest part of a value that a message repeats, in characters.
 const SHOWN: usize = 80;
@@ -33,6 +40,12 @@ pub enum SettingError {
         /// Its value, at most its first 80 characters.
         value: String,
         /// What is wrong with it, and what is allowed.
+        problem: String,
+    },
+    /// The key that cards share is missing or unusable. Its value is secret, and not shown.
+    #[error("{problem}")]
+    Key {
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
@@ -80,7 +93,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_DEVICES, SOFTHCA_FAULTS, \
-             SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_UVERBS_LIBRARY; correct the name, or unset it"
+             SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_UVERBS_LIBRARY; correct the name, or unset it"
         );
     }
 

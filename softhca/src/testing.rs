@@ -1,6 +1,28 @@
 //! Helpers of tests.
 
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+/// The environment variable that says what a test is to do in a process of its own.
+const ROLE: &str = "GDSYNC_TEST_ROLE";
+
+/// What this process is to do, if a test has started it.
+pub(crate) fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// The command that runs one test of this binary alone, in a process with that role.
+pub(crate) fn again(test: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, role);
+    command
+}
+
+/// Says that a test does not run. libtest captures the output of macros only, so the line is seen.
+pub(crate) fn skipped(test: &str, why: &str) {
+    std::io::stderr().write_all(format!("SKIPPED {test}: {why}\n").as_bytes()).unwrap();
+}
 
 /// Waits until `look` finds something, 20 seconds at most.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

@@ -1,5 +1,6 @@
 //! Errors of the bootstrap.
 
+use gdsync_auth::KeyError;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,6 +66,25 @@ pub enum BootstrapError {
         path: PathBuf,
         /// What is wrong, and what to do.
         reason: String,
+    },
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The processes have no key in common.
+    #[error(
+        "other hosts reach {address}, so the job needs a key: make it with `(umask 077; head -c 32 /dev/urandom | base64 > job.key)`, and give all processes GDSYNC_KEY_FILE (on every host), or GDSYNC_KEY"
+    )]
+    NoKey {
+        /// The address of rank 0.
+        address: String,
+    },
+    /// Rank 0 has another key than this process.
+    #[error(
+        "the process at {address} has another key, so it is not rank 0 of this job: give all processes the same GDSYNC_KEY or GDSYNC_KEY_FILE, or, on one host, the same XDG_RUNTIME_DIR or TMPDIR"
+    )]
+    OtherKey {
+        /// The address.
+        address: String,
     },
     /// Rank 0 cannot listen.
     #[error("rank 0 cannot listen at {address}: {source}")]

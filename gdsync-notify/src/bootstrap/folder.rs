@@ -1,58 +1,27 @@
 //! The socket at which processes of one host meet, in a folder that only their user can reach.
 
 use super::error::BootstrapError;
+use gdsync_auth::{FolderError, private_folder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// Longest path of a socket: `sockaddr_un` has 108 bytes, and the last one is zero (unix(7)).
 const MAX_PATH: usize = 107;
 
-fn own_user() -> u32 {
-    // SAFETY: no preconditions; cannot fail.
-    unsafe { libc::geteuid() }
-}
-
-/// The socket of the job with that key. Makes the folder if there is none, and refuses one that
-/// other users can reach: in a folder that all users share, another user could prepare a socket.
-pub(super) fn socket_path(base: &Path, key: u64) -> Result<PathBuf, BootstrapError> {
-    let path = base.join(format!("gdsync-{}", own_user()));
-    let refused = |reason: String| BootstrapError::Folder { path: path.clone(), reason };
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(refused(format!("{error} (TMPDIR chooses another place)")));
-        }
-        _ => {}
-    }
-    // The entry itself, not the target of a link.
-    let found = std::fs::symlink_metadata(&path).map_err(|error| refused(error.to_string()))?;
-    if !found.is_dir() {
-        return Err(refused("it is no folder: remove it, or choose another place by TMPDIR".to_owned()));
-    }
-    if found.uid() != own_user() || found.mode() & 0o077 != 0 {
-        let (owner, mode) = (found.uid(), found.mode() & 0o777);
-        return Err(refused(format!(
-            "it belongs to user {owner} with mode {mode:o}, and must belong to user {} with mode 700: remove it, or choose another place by TMPDIR",
-            own_user()
-        )));
-    }
-    let socket = path.join(format!("job-{key:016x}"));
+/// The socket of the job with that hash of its name, in the user's own folder.
+pub(super) fn socket_path(base: &Path, name_hash: u64) -> Result<PathBuf, BootstrapError> {
+    let refused = |path: PathBuf, reason: String| BootstrapError::Folder { path, reason };
+    let path = private_folder(base).map_err(|FolderError { path, reason }| refused(path, reason))?;
+    let socket = path.join(format!("job-{name_hash:016x}"));
     let len = socket.as_os_str().len();
     if len > MAX_PATH {
-        return Err(refused(format!(
+        let reason = format!(
             "a socket in it has a path of {len} bytes, and {MAX_PATH} are possible: choose another place by TMPDIR"
-        )));
+        );
+        return Err(refused(path, reason));
     }
     Ok(socket)
-}
-
-/// The folder that holds such folders: the session's, or that for temporary files.
-pub(super) fn base() -> PathBuf {
-    std::env::var_os("XDG_RUNTIME_DIR")
-        .map(PathBuf::from)
-        .filter(|path| path.is_dir())
-        .unwrap_or_else(std::env::temp_dir)
 }
 
 /// A socket's name in a folder, removed on drop.
@@ -88,7 +57,7 @@ pub(super) fn listen(path: &Path) -> io::Result<(UnixListener, Name)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     fn folder(test: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("gdsync-folder-{test}-{}", std::process::id()));

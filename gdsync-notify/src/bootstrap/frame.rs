@@ -1,5 +1,5 @@
-//! Messages between the processes of a job, as bytes. Parsing is pure and strict: any process of
-//! the network may connect.
+//! Messages between the processes of a job, as bytes. Parsing is pure and strict. Over TCP they
+//! follow the exchange of keys ([`gdsync_auth`]).
 //!
 //! A frame is a header of 24 bytes (magic 8, kind 1, zero 3, rank 4, number 4, length of the
 //! payload 4; big endian), then the payload.
@@ -8,7 +8,7 @@
 const MAGIC: [u8; 8] = *b"gdsboot\x01";
 /// Bytes before the payload.
 pub(super) const HEADER: usize = 24;
-/// Bytes of a hello's payload: the job's key.
+/// Bytes of a hello's payload: the hash of the job's name.
 pub(super) const HELLO_BYTES: usize = 8;
 /// Most bytes that one rank gives to an exchange.
 pub(super) const MAX_PART: usize = 1 << 20;
@@ -18,7 +18,7 @@ pub(super) const MAX_ALL: usize = 1 << 28;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// A rank joins: `number` is the job's size, the payload the job's key.
+    /// A rank joins: `number` is the job's size, the payload the hash of its name.
     Hello = 1,
     /// All ranks have joined.
     Welcome = 2,

@@ -1,7 +1,12 @@
 //! The rank of this process in its job, from the environment that the launcher set.
 
 use super::error::BootstrapError;
+use gdsync_auth::{Key, KeyVariables};
 use std::ffi::OsString;
+
+/// Environment variables with the key that the processes of a job prove to each other at
+/// `GDSYNC_ROOT`: the key itself, or the path of a file with it.
+pub const KEY_VARIABLES: KeyVariables = KeyVariables { key: "GDSYNC_KEY", file: "GDSYNC_KEY_FILE" };
 
 /// Most processes of a job.
 const MAX_SIZE: u32 = 1 << 14;
@@ -23,6 +28,7 @@ pub struct Job {
     size: u32,
     meeting: Meeting,
     name: String,
+    key: Option<Key>,
 }
 
 /// Variables with the rank, and with the number of processes in order of preference.
@@ -60,7 +66,7 @@ impl Job {
         if rank >= size || size > MAX_SIZE {
             return Err(BootstrapError::Rank { rank, size, limit: MAX_SIZE });
         }
-        Ok(Job { rank, size, meeting, name })
+        Ok(Job { rank, size, meeting, name, key: None })
     }
 
     /// The process as its launcher describes it: rank and size from `GDSYNC_RANK` and
@@ -68,12 +74,13 @@ impl Job {
     /// (`PMIX_RANK`), PMI (`PMI_RANK`, `PMI_SIZE`; MPICH, Intel MPI) or Slurm (`SLURM_PROCID`,
     /// `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`).
     ///
-    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens. On one host this is not
-    /// needed: they meet under the job's name, from `GDSYNC_JOB` or from the launcher.
+    /// The processes meet at `GDSYNC_ROOT=host:port`, where rank 0 listens, and prove the key of
+    /// [`KEY_VARIABLES`] there. On one host this is not needed: they meet under the job's name, from
+    /// `GDSYNC_JOB` or from the launcher.
     ///
     /// # Errors
     /// [`BootstrapError::NoLauncher`], [`BootstrapError::NoSize`], [`BootstrapError::Variable`],
-    /// [`BootstrapError::Rank`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`]
+    /// [`BootstrapError::Rank`], [`BootstrapError::Key`]; [`BootstrapError::SeveralHosts`] and [`BootstrapError::NoJobName`]
     /// without `GDSYNC_ROOT`.
     pub fn from_env() -> Result<Self, BootstrapError> {
         Self::from_lookup(|name| std::env::var_os(name))
@@ -102,7 +109,16 @@ impl Job {
                 Meeting::Local(name.clone().unwrap_or_default())
             }
         };
-        Self::named(rank, size, meeting, name.unwrap_or_default())
+        let key = KEY_VARIABLES.read(&get)?;
+        Ok(Job { key, ..Self::named(rank, size, meeting, name.unwrap_or_default())? })
+    }
+
+    /// The same process with this key. Processes that meet at [`Meeting::Root`] prove it to each
+    /// other. Without one they need an address that only this host reaches, and have the key of
+    /// their user.
+    #[must_use]
+    pub fn with_key(self, key: Key) -> Self {
+        Job { key: Some(key), ..self }
     }
 
     /// Its rank, counted from 0.
@@ -120,8 +136,13 @@ impl Job {
         &self.meeting
     }
 
+    /// The key that it was given.
+    pub(super) fn key(&self) -> Option<&Key> {
+        self.key.as_ref()
+    }
+
     /// Distinguishes processes of this job from those of others: FNV-1a of its name.
-    pub(super) fn key(&self) -> u64 {
+    pub(super) fn name_hash(&self) -> u64 {
         self.name
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -115,8 +115,24 @@ fn several_hosts_need_an_address() {
 }
 
 #[test]
-fn jobs_of_different_names_have_different_keys() {
-    let key = |name: &str| Job::new(0, 1, Meeting::Local(name.to_owned())).unwrap().key();
-    assert_ne!(key("a"), key("b"));
-    assert_eq!(key("a"), key("a"));
+fn jobs_of_different_names_have_different_hashes() {
+    let hash = |name: &str| Job::new(0, 1, Meeting::Local(name.to_owned())).unwrap().name_hash();
+    assert_ne!(hash("a"), hash("b"));
+    assert_eq!(hash("a"), hash("a"));
+}
+
+#[test]
+fn the_environment_gives_a_key_or_says_what_is_wrong_with_it() {
+    let of = |more: &[(&str, &str)]| {
+        job(&[&[("GDSYNC_RANK", "0"), ("GDSYNC_SIZE", "2"), ("GDSYNC_ROOT", "a:1")], more].concat())
+    };
+    assert_eq!(of(&[]).unwrap().key(), None);
+    let with_key = of(&[("GDSYNC_KEY", "0123456789abcdef")]).unwrap();
+    let key = Key::new(b"0123456789abcdef").unwrap();
+    assert_eq!((with_key.key(), &with_key), (Some(&key), &of(&[]).unwrap().with_key(key.clone())));
+    assert!(!format!("{with_key:?}").contains("0123"), "it is secret");
+    let short = of(&[("GDSYNC_KEY", "secret")]).unwrap_err().to_string();
+    assert!(short.starts_with("GDSYNC_KEY: the key has 6 bytes"), "{short}");
+    let absent = of(&[("GDSYNC_KEY_FILE", "/nowhere/key")]).unwrap_err().to_string();
+    assert!(absent.starts_with("GDSYNC_KEY_FILE: the key file /nowhere/key"), "{absent}");
 }

@@ -1,6 +1,7 @@
 //! A connection between two processes of a job, with a deadline for every wait.
 
 use super::frame::{Frame, Malformed, Reader};
+use gdsync_auth::{Exchange, ExchangeError};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -15,6 +16,8 @@ impl Socket for UnixStream {}
 
 pub(super) struct Link {
     socket: Box<dyn Socket>,
+    /// What is left to do until both processes have proven the job's key.
+    exchange: Option<Exchange>,
     reader: Reader,
 }
 
@@ -25,7 +28,20 @@ pub(super) enum LinkError {
     Closed,
     TimedOut,
     Malformed(Malformed),
+    /// The other process has another key.
+    OtherKey,
     Io(io::Error),
+}
+
+impl From<ExchangeError> for LinkError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::Closed => LinkError::Closed,
+            ExchangeError::OtherKey => LinkError::OtherKey,
+            ExchangeError::Io(error) => error.into(),
+            other => LinkError::Malformed(Malformed(other.to_string())),
+        }
+    }
 }
 
 impl From<io::Error> for LinkError {
@@ -39,9 +55,25 @@ impl From<io::Error> for LinkError {
 }
 
 impl Link {
-    /// Over a non-blocking socket; `limit` is the longest payload.
+    /// Over a non-blocking socket that no other user can reach; `limit` is the longest payload.
     pub(super) fn new(socket: Box<dyn Socket>, limit: usize) -> Self {
-        Link { socket, reader: Reader::new(limit) }
+        Link { socket, exchange: None, reader: Reader::new(limit) }
+    }
+
+    /// As [`Self::new`], over a socket that others can reach: an exchange of keys comes first.
+    pub(super) fn with_exchange(socket: Box<dyn Socket>, exchange: Exchange, limit: usize) -> Self {
+        Link { exchange: Some(exchange), ..Link::new(socket, limit) }
+    }
+
+    /// Goes on with the exchange of keys. True once it is done.
+    fn prove(&mut self) -> Result<bool, LinkError> {
+        if let Some(exchange) = &mut self.exchange {
+            if !exchange.advance(&mut *self.socket)? {
+                return Ok(false);
+            }
+            self.exchange = None;
+        }
+        Ok(true)
     }
 
     pub(super) fn set_limit(&mut self, limit: usize) {
@@ -53,6 +85,13 @@ impl Link {
     }
 
     pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> Result<(), LinkError> {
+        while !self.prove()? {
+            let sends = self.exchange.as_ref().is_some_and(Exchange::is_sending);
+            let events = if sends { libc::POLLOUT } else { libc::POLLIN };
+            if !wait(&[(self.fd(), events)], deadline)?[0] {
+                return Err(LinkError::TimedOut);
+            }
+        }
         let bytes = frame.encode();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
@@ -72,6 +111,9 @@ impl Link {
 
     /// The next frame, if it has arrived.
     pub(super) fn try_receive(&mut self) -> Result<Option<Frame>, LinkError> {
+        if !self.prove()? {
+            return Ok(None);
+        }
         loop {
             if let Some(frame) = self.reader.next().map_err(LinkError::Malformed)? {
                 return Ok(Some(frame));

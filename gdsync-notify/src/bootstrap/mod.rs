@@ -22,10 +22,13 @@
 //! ```
 //!
 //! # Trust
-//! Messages are parsed strictly, and connections from outside the job keep no rank from joining.
-//! But nothing is encrypted, and a process that can connect to rank 0's TCP port and knows the
-//! job's name can take a rank's place. Use it on networks where that is acceptable, as MPI
-//! launchers do. On one host only processes of the same user can connect.
+//! On one host the processes meet at a socket that only their user can reach. At
+//! [`Meeting::Root`] each connection proves a key before any of its messages count
+//! ([`gdsync_auth`], which says what that promises): the key of [`KEY_VARIABLES`], or, if only this
+//! host reaches the address, the user's own. A process without the key cannot take a rank's place
+//! or end the job, and silent connections keep no rank from joining. Messages that follow are
+//! parsed strictly, but neither authenticated nor encrypted: between hosts they are as safe as the
+//! network.
 
 mod error;
 mod folder;
@@ -35,9 +38,11 @@ mod link;
 mod rendezvous;
 
 pub use error::BootstrapError;
-pub use job::{Job, Meeting};
+pub use gdsync_auth::{Key, KeyError};
+pub use job::{Job, KEY_VARIABLES, Meeting};
 
 use frame::{Frame, Kind, MAX_ALL, MAX_PART, decode_list, encode_list};
+use gdsync_auth::base_folder;
 use link::{Link, wait};
 use rendezvous::{GRACE, failed, protocol, send_stop, stop_of, stopped};
 use std::fmt;
@@ -64,7 +69,7 @@ enum Role {
     /// Rank 0, with the others in their order.
     Root(Vec<Link>),
     /// Any other rank, with its connection to rank 0.
-    Member(Link),
+    Member(Box<Link>),
 }
 
 impl fmt::Debug for Bootstrap {
@@ -81,14 +86,14 @@ impl Bootstrap {
     /// [`BootstrapError`]. If a rank does not join, or ends meanwhile, all ranks that joined get
     /// [`BootstrapError::Late`] or [`BootstrapError::Gone`].
     pub fn join(job: &Job, timeout: Duration) -> Result<Self, BootstrapError> {
-        Self::join_in(job, &folder::base(), timeout)
+        Self::join_in(job, &base_folder(), timeout)
     }
 
     fn join_in(job: &Job, base: &Path, timeout: Duration) -> Result<Self, BootstrapError> {
         let role = match (job.rank(), job.size()) {
             (_, 1) => Role::Alone,
             (0, _) => Role::Root(rendezvous::gather(rendezvous::listen(job, base)?, job, timeout)?),
-            _ => Role::Member(rendezvous::reach(job, base, timeout)?),
+            _ => Role::Member(Box::new(rendezvous::reach(job, base, timeout)?)),
         };
         Ok(Self::with(job.rank(), job.size(), role, timeout))
     }
@@ -116,7 +121,7 @@ impl Bootstrap {
             };
             let (one, other) = pair().map_err(|source| BootstrapError::Connection { rank, source })?;
             links.push(Link::new(one, MAX_PART));
-            members.push(Self::with(rank, size, Role::Member(Link::new(other, MAX_ALL)), timeout));
+            members.push(Self::with(rank, size, Role::Member(Box::new(Link::new(other, MAX_ALL))), timeout));
         }
         members.insert(0, Self::with(0, size, Role::Root(links), timeout));
         Ok(members)

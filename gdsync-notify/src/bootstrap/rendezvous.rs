@@ -5,8 +5,9 @@ use super::folder;
 use super::frame::{Frame, HELLO_BYTES, Kind, MAX_ALL, MAX_PART, Stop};
 use super::job::{Job, Meeting};
 use super::link::{Link, LinkError, Socket, wait};
+use gdsync_auth::{Exchange, Key, Limits, Unproven};
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -16,14 +17,16 @@ use std::time::{Duration, Instant};
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0, which may not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
-/// Most connections that have not sent a hello. Rank 0 closes the oldest when there are more, so
-/// that waiting connections keep no rank out.
-const MAX_PENDING: usize = 1024;
+/// What a proof of the key is for.
+const PURPOSE: &[u8] = b"the bootstrap of a job 1";
 /// How long rank 0 tries to send a refusal.
 const REFUSAL: Duration = Duration::from_secs(1);
 
 pub(super) enum Listener {
-    Tcp(TcpListener),
+    Tcp {
+        listener: TcpListener,
+        key: Key,
+    },
     Unix {
         listener: UnixListener,
         /// Removes the socket's name on drop.
@@ -34,16 +37,31 @@ pub(super) enum Listener {
 impl Listener {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Tcp { listener, .. } => listener.as_fd(),
             Listener::Unix { listener, .. } => listener.as_fd(),
         }
     }
 
-    fn accept(&self) -> io::Result<Box<dyn Socket>> {
+    /// The next connection, and the host that it comes from.
+    fn accept(&self) -> io::Result<(Option<IpAddr>, Link)> {
         Ok(match self {
-            Listener::Tcp(listener) => tcp(listener.accept()?.0)?,
-            Listener::Unix { listener, .. } => unix(listener.accept()?.0)?,
+            Listener::Tcp { listener, key } => {
+                let (socket, from) = listener.accept()?;
+                let exchange = Exchange::accepting(key, PURPOSE)?;
+                (Some(from.ip()), Link::with_exchange(tcp(socket)?, exchange, HELLO_BYTES))
+            }
+            Listener::Unix { listener, .. } => (None, Link::new(unix(listener.accept()?.0)?, HELLO_BYTES)),
         })
+    }
+
+    /// How many connections may be there that have sent no hello.
+    fn limits(&self) -> Limits {
+        let limits = Limits::default();
+        match self {
+            Listener::Tcp { .. } => limits,
+            // All are of this host and this user.
+            Listener::Unix { .. } => Limits { of_source: limits.most, ..limits },
+        }
     }
 }
 
@@ -58,17 +76,29 @@ pub(super) fn unix(socket: UnixStream) -> io::Result<Box<dyn Socket>> {
     Ok(Box::new(socket))
 }
 
+/// The key that processes prove to each other where rank 0 has the address `at`. The user's own
+/// serves only on this host: others do not have it.
+fn key_at(at: IpAddr, root: &str, job: &Job, base: &Path) -> Result<Key, BootstrapError> {
+    match job.key() {
+        Some(key) => Ok(key.clone()),
+        None if at.is_loopback() => Ok(Key::of_user_in(base)?),
+        None => Err(BootstrapError::NoKey { address: root.to_owned() }),
+    }
+}
+
 /// Listens, for rank 0.
 pub(super) fn listen(job: &Job, base: &Path) -> Result<Listener, BootstrapError> {
     let refused = |address: String| move |source: io::Error| BootstrapError::Listen { address, source };
     match job.meeting() {
         Meeting::Root(root) => {
             let listener = TcpListener::bind(root).map_err(refused(root.clone()))?;
+            let at = listener.local_addr().map_err(refused(root.clone()))?;
+            let key = key_at(at.ip(), root, job, base)?;
             listener.set_nonblocking(true).map_err(refused(root.clone()))?;
-            Ok(Listener::Tcp(listener))
+            Ok(Listener::Tcp { listener, key })
         }
         Meeting::Local(_) => {
-            let path = folder::socket_path(base, job.key())?;
+            let path = folder::socket_path(base, job.name_hash())?;
             let (listener, _name) = folder::listen(&path).map_err(refused(path.display().to_string()))?;
             listener.set_nonblocking(true).map_err(refused(path.display().to_string()))?;
             Ok(Listener::Unix { listener, _name })
@@ -104,38 +134,45 @@ fn admit_all(
     deadline: Instant,
     timeout: Duration,
 ) -> Result<(), BootstrapError> {
-    let mut pending: Vec<Link> = Vec::new();
+    let mut pending: Unproven<Option<IpAddr>, Link> = Unproven::new(listener.limits());
     while joined.iter().any(Option::is_none) {
+        pending.expire(Instant::now());
         let listening = std::iter::once((listener.fd(), libc::POLLIN));
         let here: Vec<usize> = (0..joined.len()).filter(|&i| joined[i].is_some()).collect();
-        let links = pending.iter().chain(joined.iter().flatten());
+        let numbers: Vec<u64> = pending.iter().map(|(number, _)| number).collect();
+        let links = pending.iter().map(|(_, link)| link).chain(joined.iter().flatten());
         let files: Vec<_> = listening.chain(links.map(|link| (link.fd(), libc::POLLIN))).collect();
-        let ready =
-            wait(&files, deadline).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
+        let until = pending.next_end().map_or(deadline, |end| end.min(deadline));
+        let ready = wait(&files, until).map_err(|source| BootstrapError::Connection { rank: 0, source })?;
         // The deadline holds even if other connections keep arriving.
-        if Instant::now() >= deadline || !ready.contains(&true) {
+        if Instant::now() >= deadline {
             let ranks =
                 (1..).zip(&*joined).filter(|(_, link)| link.is_none()).map(|(rank, _)| rank).collect();
             return Err(BootstrapError::Late { ranks, timeout });
         }
-        let (of_pending, of_joined) = ready[1..].split_at(pending.len());
+        let (of_pending, of_joined) = ready[1..].split_at(numbers.len());
         for (&i, _) in here.iter().zip(of_joined).filter(|(_, ready)| **ready) {
             joined[i].as_mut().map_or(Ok(()), |link| is_silent(link, i as u32 + 1, timeout))?;
         }
-        for (mut link, is_ready) in std::mem::take(&mut pending).into_iter().zip(of_pending) {
-            if !is_ready {
-                pending.push(link);
+        for (number, _) in numbers.into_iter().zip(of_pending).filter(|(_, ready)| **ready) {
+            let received = pending.get_mut(number).map_or(Ok(None), Link::try_receive);
+            if matches!(received, Ok(None)) {
                 continue;
             }
-            match link.try_receive() {
-                Ok(None) => pending.push(link),
-                Ok(Some(frame)) => admit(job, frame, link, joined)?,
-                Err(error) => tracing::warn!(?error, "a connection that is not of this job was closed"),
+            match (pending.take(number), received) {
+                (Some(link), Ok(Some(frame))) => admit(job, frame, link, joined)?,
+                (_, received) => {
+                    tracing::debug!(?received, "a connection that is not of this job was closed")
+                }
             }
         }
         if ready[0] {
             match listener.accept() {
-                Ok(socket) => pending.push(Link::new(socket, HELLO_BYTES)),
+                Ok((source, link)) => {
+                    if pending.admit(source, link, Instant::now()).is_err() {
+                        tracing::debug!(?source, "a connection was closed: too many have sent no hello");
+                    }
+                }
                 Err(error) => {
                     // The process has closed it meanwhile; or no file descriptor is free, and the
                     // connection stays queued.
@@ -143,9 +180,6 @@ fn admit_all(
                     std::thread::sleep(RETRY);
                 }
             }
-        }
-        if pending.len() > MAX_PENDING {
-            pending.remove(0);
         }
     }
     Ok(())
@@ -169,7 +203,7 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
         send_stop(&mut link, &Stop::Refused(reason.to_owned()), Instant::now() + REFUSAL);
         Ok(())
     };
-    if kind != Kind::Hello || payload != job.key().to_be_bytes() {
+    if kind != Kind::Hello || payload != job.name_hash().to_be_bytes() {
         return turn_away("the process is of another job: check GDSYNC_JOB and GDSYNC_ROOT");
     }
     let size = job.size();
@@ -194,52 +228,69 @@ fn admit(job: &Job, frame: Frame, mut link: Link, joined: &mut [Option<Link>]) -
 pub(super) fn reach(job: &Job, base: &Path, timeout: Duration) -> Result<Link, BootstrapError> {
     let deadline = Instant::now() + timeout;
     let path = match job.meeting() {
-        Meeting::Local(_) => folder::socket_path(base, job.key())?,
+        Meeting::Local(_) => folder::socket_path(base, job.name_hash())?,
         Meeting::Root(_) => std::path::PathBuf::new(),
     };
+    let address = match job.meeting() {
+        Meeting::Root(root) => root.clone(),
+        Meeting::Local(_) => path.display().to_string(),
+    };
     let try_once = || match job.meeting() {
-        Meeting::Root(root) => connect_tcp(root, deadline),
-        Meeting::Local(_) => UnixStream::connect(&path).and_then(unix),
+        Meeting::Root(root) => {
+            let (at, socket) = connect_tcp(root, deadline).map_err(Attempt::Failed)?;
+            let key = key_at(at, root, job, base).map_err(Attempt::Hopeless)?;
+            let exchange = Exchange::connecting(&key, PURPOSE).map_err(Attempt::Failed)?;
+            Ok(Link::with_exchange(socket, exchange, MAX_ALL))
+        }
+        Meeting::Local(_) => {
+            let socket = UnixStream::connect(&path).and_then(unix).map_err(Attempt::Failed)?;
+            Ok(Link::new(socket, MAX_ALL))
+        }
     };
     let hello = Frame {
         kind: Kind::Hello,
         rank: job.rank(),
         number: job.size(),
-        payload: job.key().to_be_bytes().to_vec(),
+        payload: job.name_hash().to_be_bytes().to_vec(),
     };
     loop {
         let source = match try_once() {
-            Ok(socket) => {
-                let mut link = Link::new(socket, MAX_ALL);
-                // A listener that closes after the connection was an earlier job's.
+            Ok(mut link) => {
+                // A listener that closes after the connection was an earlier job's, or had no place.
                 match link.send(&hello, deadline).and_then(|()| link.receive(deadline + GRACE)) {
                     Ok(Frame { kind: Kind::Welcome, number, .. }) if number == job.size() => return Ok(link),
                     Ok(frame) => return Err(stopped(frame, timeout)),
+                    Err(LinkError::OtherKey) => return Err(BootstrapError::OtherKey { address }),
                     Err(LinkError::Closed) if Instant::now() < deadline => {
                         io::Error::from(io::ErrorKind::ConnectionReset)
                     }
                     Err(error) => return Err(failed(0, error, timeout)),
                 }
             }
-            Err(error) => error,
+            Err(Attempt::Hopeless(error)) => return Err(error),
+            Err(Attempt::Failed(error)) => error,
         };
         if Instant::now() + RETRY >= deadline {
-            let address = match job.meeting() {
-                Meeting::Root(root) => root.clone(),
-                Meeting::Local(_) => path.display().to_string(),
-            };
             return Err(BootstrapError::Connect { address, timeout, source });
         }
         std::thread::sleep(RETRY);
     }
 }
 
-fn connect_tcp(root: &str, deadline: Instant) -> io::Result<Box<dyn Socket>> {
+/// Why rank 0 was not reached.
+enum Attempt {
+    /// It may succeed later.
+    Failed(io::Error),
+    Hopeless(BootstrapError),
+}
+
+/// Connects to rank 0, and returns the address at which it was reached.
+fn connect_tcp(root: &str, deadline: Instant) -> io::Result<(IpAddr, Box<dyn Socket>)> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in root.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left) {
-            Ok(socket) => return tcp(socket),
+            Ok(socket) => return Ok((address.ip(), tcp(socket)?)),
             Err(error) => last = error,
         }
     }
@@ -285,6 +336,7 @@ pub(super) fn failed(rank: u32, error: LinkError, timeout: Duration) -> Bootstra
         LinkError::Closed => BootstrapError::Gone { ranks: vec![rank] },
         LinkError::TimedOut => BootstrapError::Late { ranks: vec![rank], timeout },
         LinkError::Malformed(malformed) => protocol(rank, &malformed.0),
+        LinkError::OtherKey => protocol(rank, "it has another key"),
         LinkError::Io(source) => BootstrapError::Connection { rank, source },
     }
 }

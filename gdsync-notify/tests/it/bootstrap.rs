@@ -1,11 +1,12 @@
 //! Processes of a job that meet, and those that do not.
 
 use crate::ranks::{LONG, Ranks, ended_well};
-use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Meeting};
+use gdsync_notify::bootstrap::{Bootstrap, BootstrapError, Job, Key, Meeting};
 use gdsync_test_support::process::role;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 /// The timeout of tests in which a rank is late.
 const SHORT: Duration = Duration::from_millis(1500);
@@ -49,17 +50,12 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     let root = format!("127.0.0.1:{}", free_port());
     let spawn = |rank, job: Option<&str>| {
         let mut command = ranks.command(rank, "exchange");
-        command.env("GDSYNC_ROOT", &root);
+        command.env("GDSYNC_ROOT", &root).env("GDSYNC_KEY", "the key of this test");
         job.into_iter().for_each(|job| _ = command.env("GDSYNC_JOB", job));
         command.spawn().unwrap()
     };
     let first = spawn(0, None);
-    let connect = || loop {
-        match TcpStream::connect(&root) {
-            Ok(socket) => return socket,
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
+    let connect = || connect(&root);
     // A connection that stays silent, one that speaks HTTP, and one that announces a long payload.
     let silent = connect();
     let mut browser = connect();
@@ -78,6 +74,111 @@ fn processes_meet_over_tcp_past_strangers_and_other_jobs() {
     ended_well(first);
     others.into_iter().for_each(|child| _ = ended_well(child));
     drop(silent);
+}
+
+/// Waits until rank 0 listens.
+fn connect(root: &str) -> TcpStream {
+    let end = Instant::now() + LONG;
+    loop {
+        match TcpStream::connect(root) {
+            Ok(socket) => return socket,
+            Err(error) => assert!(Instant::now() < end, "{root}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The bytes of a hello, as any process can make them that knows the job's name.
+fn hello(job: &str, rank: u32, size: u32) -> Vec<u8> {
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+    let mut bytes = b"gdsboot\x01\x01\0\0\0".to_vec();
+    [rank, size, 8].into_iter().for_each(|word| bytes.extend(word.to_be_bytes()));
+    bytes.extend(hash.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_stranger_that_knows_the_jobs_name_neither_ends_the_job_nor_takes_a_rank() {
+    let test = "a_stranger_that_knows_the_jobs_name_neither_ends_the_job_nor_takes_a_rank";
+    if role().is_some() {
+        return exchange(&mut join(LONG).unwrap(), 3);
+    }
+    let ranks = Ranks::new(module_path!(), test, 3);
+    let root = format!("127.0.0.1:{}", free_port());
+    let spawn = |rank| ranks.command(rank, "exchange").env("GDSYNC_ROOT", &root).spawn().unwrap();
+    let first = spawn(0);
+    // Another size of the job, and another process's rank.
+    for (rank, size) in [(1, 4), (1, 3), (2, 3)] {
+        let mut stranger = connect(&root);
+        stranger.write_all(&hello(&ranks.name(), rank, size)).unwrap();
+        let heard = stranger.read(&mut [0; 16]);
+        assert!(heard.as_ref().map_or(true, |count| *count == 0), "it is hung up on: {heard:?}");
+    }
+    let others: Vec<_> = (1..3).map(spawn).collect();
+    ended_well(first);
+    others.into_iter().for_each(|child| _ = ended_well(child));
+    // Only this host reaches the address, so they had the key of their user.
+    let key = ranks.user_folder().join("key");
+    assert_eq!(std::fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::remove_file(key).unwrap();
+}
+
+#[test]
+fn silent_strangers_hold_few_files_and_keep_no_rank_out() {
+    if role().is_some() {
+        return exchange(&mut join(LONG).unwrap(), 3);
+    }
+    let ranks = Ranks::new(module_path!(), "silent_strangers_hold_few_files_and_keep_no_rank_out", 2);
+    let root = format!("127.0.0.1:{}", free_port());
+    let spawn = |rank| {
+        let mut command = ranks.command(rank, "exchange");
+        command.env("GDSYNC_ROOT", &root).env("GDSYNC_KEY", "the key of this test").spawn().unwrap()
+    };
+    let first = spawn(0);
+    let strangers: Vec<_> = (0..1100).map(|_| connect(&root)).collect();
+    let files = || std::fs::read_dir(format!("/proc/{}/fd", first.id())).unwrap().count();
+    assert!(files() < 100, "{} files", files());
+    let other = spawn(1);
+    [first, other].into_iter().for_each(|child| _ = ended_well(child));
+    drop(strangers);
+}
+
+#[test]
+fn ranks_with_different_keys_do_not_meet() {
+    if let Some(role) = role() {
+        let error = join(SHORT).unwrap_err();
+        match &role[..] {
+            "0" => assert!(matches!(&error, BootstrapError::Late { ranks, .. } if ranks == &[1]), "{error}"),
+            _ => {
+                assert!(matches!(&error, BootstrapError::OtherKey { .. }), "{error}");
+                assert!(error.to_string().contains("GDSYNC_KEY_FILE"), "{error}");
+            }
+        }
+        return;
+    }
+    let ranks = Ranks::new(module_path!(), "ranks_with_different_keys_do_not_meet", 2);
+    let root = format!("127.0.0.1:{}", free_port());
+    let spawn = |rank, key| {
+        let mut command = ranks.command(rank, &rank.to_string());
+        command.env("GDSYNC_ROOT", &root).env("GDSYNC_KEY", key).spawn().unwrap()
+    };
+    // Rank 0 listens for as long as it waits.
+    let children = [spawn(0, "the key of rank 0"), spawn(1, "the key of rank 1")];
+    children.into_iter().for_each(|child| _ = ended_well(child));
+}
+
+#[test]
+fn an_address_that_other_hosts_reach_needs_a_key() {
+    let root = format!("0.0.0.0:{}", free_port());
+    let job = Job::new(0, 2, Meeting::Root(root.clone())).unwrap();
+    let error = Bootstrap::join(&job, SHORT).unwrap_err();
+    assert!(matches!(&error, BootstrapError::NoKey { address } if *address == root), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("GDSYNC_KEY_FILE") && text.contains("/dev/urandom"), "{text}");
+    let job = job.with_key(Key::new(b"a key that is given").unwrap());
+    let error = Bootstrap::join(&job, Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Late { ranks, .. } if ranks == &[1]), "{error}");
 }
 
 #[test]

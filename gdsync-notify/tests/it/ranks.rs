@@ -6,6 +6,7 @@ use gdsync_notify::{Team, TeamConfig};
 use gdsync_test_support::folder::Folder;
 use gdsync_test_support::pair;
 use gdsync_test_support::process::again;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -36,7 +37,9 @@ pub(crate) fn on_threads(size: u32, config: &TeamConfig, rank: impl Fn(&Team) + 
 }
 
 /// Variables of launchers that this test may itself run under.
-const LAUNCHERS: [&str; 12] = [
+const LAUNCHERS: [&str; 14] = [
+    "GDSYNC_KEY",
+    "GDSYNC_KEY_FILE",
     "GDSYNC_RANK",
     "GDSYNC_SIZE",
     "GDSYNC_ROOT",
@@ -71,10 +74,19 @@ impl Ranks {
         let mut command = again(self.module, self.test, role);
         LAUNCHERS.into_iter().for_each(|name| _ = command.env_remove(name));
         command.env("GDSYNC_RANK", rank.to_string()).env("GDSYNC_SIZE", self.size.to_string());
-        let folder = self.folder.path();
-        command.env("GDSYNC_JOB", folder.file_name().unwrap()).env("XDG_RUNTIME_DIR", folder);
+        command.env("GDSYNC_JOB", self.name()).env("XDG_RUNTIME_DIR", self.folder.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+
+    /// The job's name.
+    pub(crate) fn name(&self) -> String {
+        self.folder.path().file_name().unwrap().to_str().unwrap().to_owned()
+    }
+
+    /// The only folder that its processes make.
+    pub(crate) fn user_folder(&self) -> PathBuf {
+        std::fs::read_dir(self.folder.path()).unwrap().next().unwrap().unwrap().path()
     }
 
     pub(crate) fn spawn(&self, rank: u32, role: &str) -> Child {

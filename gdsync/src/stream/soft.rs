@@ -125,7 +125,9 @@ impl fmt::Debug for SoftStream {
     }
 }
 
-impl MemOpStream for SoftStream {
+// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in their
+// order; it is idle when the queue is empty and that thread at none.
+unsafe impl MemOpStream for SoftStream {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps::FULL
     }

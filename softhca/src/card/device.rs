@@ -51,6 +51,19 @@ pub(super) struct Shared {
     stop: AtomicBool,
 }
 
+/// Leaves the fabric where the card's thread panics, in the card or in its event sink. Peers would
+/// wait for as long as the process lives, as for one that is stopped.
+struct CloseOnPanic<'a>(&'a Shared);
+
+impl Drop for CloseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the software card's thread panicked: the card serves nothing any more");
+            self.0.engine.lock().fabric.close();
+        }
+    }
+}
+
 impl Card {
     /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
     /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
@@ -62,8 +75,10 @@ impl Card {
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
-        let thread =
-            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
+        let thread = std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || {
+            let _closes = CloseOnPanic(&shared);
+            shared.run();
+        })?;
         card.thread = Some(thread);
         Ok(card)
     }
@@ -132,6 +147,12 @@ impl Card {
     /// The rules in force for this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
+    }
+
+    /// Whether its thread has panicked.
+    #[cfg(test)]
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
     /// Runs a command, and wakes the engine for the work that it made.

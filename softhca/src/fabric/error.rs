@@ -2,7 +2,9 @@
 
 use super::node::LIDS;
 use crate::setting::SettingError;
+use gdsync_auth::{KeyError, KeyVariables};
 use std::io;
+use std::net::SocketAddrV4;
 
 /// Why there is no fabric.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,19 @@ pub enum FabricError {
     /// The list of addresses is malformed.
     #[error(transparent)]
     Addresses(#[from] SettingError),
+    /// The cards of several hosts have no key in common.
+    #[error(
+        "a card at {address} is reached from other hosts, which needs a key that all hosts have: make it with `(umask 077; head -c 32 /dev/urandom | base64 > job.key)`, copy it to every host, and name it in {}", .variables.file
+    )]
+    NoKey {
+        /// The first address that other hosts reach.
+        address: SocketAddrV4,
+        /// The environment variables that give a key.
+        variables: KeyVariables,
+    },
+    /// The key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// A system call failed.
     #[error("the fabric cannot be set up: {0}")]
     System(#[from] io::Error),

@@ -4,11 +4,13 @@
 //! On one host, cards find each other by LID, and packets pass through shared memory (`shared.rs`).
 //! This is the default. Between hosts, cards find each other by IPv4 address, which ends their
 //! GIDs, and packets pass through TCP (`tcp.rs`). [`LISTEN_VARIABLE`] selects that fabric and names
-//! the addresses of the process.
+//! the addresses of the process; [`KEY_VARIABLES`] give the key that its cards share.
 
 mod error;
 mod frame;
+mod key;
 mod listen;
+mod names;
 mod network;
 mod node;
 mod packet;
@@ -18,9 +20,12 @@ mod shared;
 mod shared_link;
 mod sleeper;
 mod tcp;
+mod tcp_join;
 mod tcp_link;
 
 pub use error::FabricError;
+pub use key::KEY_VARIABLES;
+pub(crate) use key::check_key;
 pub(crate) use listen::check_addresses;
 pub use listen::{DEFAULT_PORT, LISTEN_VARIABLE, is_tcp};
 pub use network::Fabric;
@@ -28,3 +33,6 @@ pub use node::Node;
 pub(crate) use node::node_of_address;
 pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome};
 pub use sleeper::Sleeper;
+
+#[cfg(test)]
+mod other_user_tests;

@@ -1,12 +1,14 @@
 //! A card's access to the fabric, whichever fabric it is on.
 
 use super::error::FabricError;
+use super::key;
 use super::listen;
 use super::node::Node;
 use super::packet::{Part, SendOutcome};
 use super::shared::Shared;
 use super::sleeper::Sleeper;
 use super::tcp::Tcp;
+use gdsync_auth::{Key, Limits};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ pub struct Fabric {
 }
 
 enum Network {
-    Shared(Shared),
+    Shared(Box<Shared>),
     Tcp(Box<Tcp>),
 }
 
@@ -27,17 +29,22 @@ impl Fabric {
     /// [`FabricError`].
     pub fn bind() -> Result<Fabric, FabricError> {
         let addresses = listen::from_environment()?;
-        if addresses.is_empty() { Self::on_host() } else { Self::at(&addresses) }
+        if addresses.is_empty() {
+            Self::on_host()
+        } else {
+            Self::at(&addresses, key::for_addresses(&addresses)?)
+        }
     }
 
     /// Joins the fabric of this host.
     pub(crate) fn on_host() -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Shared(Shared::bind()?) })
+        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?)) })
     }
 
-    /// Joins the fabric of several hosts, at the first of these addresses that is free.
-    pub(crate) fn at(addresses: &[SocketAddrV4]) -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses)?)) })
+    /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
+    /// have the same key reach each other.
+    pub(crate) fn at(addresses: &[SocketAddrV4], key: Key) -> Result<Fabric, FabricError> {
+        Ok(Fabric { network: Network::Tcp(Box::new(Tcp::bind(addresses, key, Limits::default())?)) })
     }
 
     /// The LID; 0 on the fabric of several hosts.
@@ -132,6 +139,14 @@ impl Fabric {
                 shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
             }
             Network::Tcp(tcp) => tcp.poll(budget, take),
+        }
+    }
+
+    /// Leaves the fabric: every link ends, as if the process had ended, and none is accepted.
+    pub(crate) fn close(&mut self) {
+        match &mut self.network {
+            Network::Shared(shared) => shared.close(),
+            Network::Tcp(tcp) => tcp.close(),
         }
     }
 

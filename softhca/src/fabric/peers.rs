@@ -7,8 +7,13 @@ use std::time::{Duration, Instant};
 /// Time during which a destination that did not answer is not tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
+/// Most connections that a fabric accepts before it does other work.
+pub(super) const ACCEPT_BUDGET: usize = 64;
+
 /// Keys of epoll events. Incoming links have keys from 0 on, outgoing links have this bit set.
 pub(super) const OUTGOING: u64 = 1 << 32;
+/// Keys of connections that have not proven the key have this bit set.
+pub(super) const UNPROVEN: u64 = 1 << 62;
 /// Key of the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
 

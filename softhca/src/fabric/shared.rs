@@ -1,38 +1,47 @@
 //! The fabric of one host: shared memory between processes.
 //!
-//! Every card has a LID, claimed as an abstract Unix socket name. The kernel keeps the name unique
-//! on the host (in one network namespace) and frees it when the process ends. A link carries
-//! packets one way. The sending card makes it: shared memory with a ring, whose descriptor it sends
-//! to the receiving card over a socket. After that the socket only wakes sleepers, and its end
-//! shows that the other process has ended.
+//! Every card has a LID, claimed as an abstract Unix socket name (`names.rs`). The kernel keeps the
+//! name unique on the host (in one network namespace) and frees it when the process ends. A link
+//! carries packets one way. The sending card makes it: shared memory with a ring, whose descriptor
+//! it sends to the receiving card over a socket. After that the socket only wakes sleepers, and its
+//! end shows that the other process has ended.
+//!
+//! Both sides of a link ask the kernel for the other side's user, and give up a link to another
+//! user before any memory is sent or mapped.
 //!
 //! A forked child shares the descriptors until it calls exec, which closes them. It must not use
 //! the fabric.
 
 use super::error::FabricError;
+use super::names::{self, Claim};
 use super::node::LIDS;
 use super::packet::{Part, SendOutcome};
-use super::peers::{LISTENER, OUTGOING, Peers, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
 use crate::os::{socket, wait};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two polls of the sockets while the engine is busy.
 const POLL_SOCKETS: Duration = Duration::from_millis(1);
+/// How long a card may be too busy to accept a link. Another user that holds the name of a card
+/// that has ended could keep it busy for ever.
+const BUSY_TIME: Duration = Duration::from_secs(10);
 
 /// A card's access to the fabric. Used by one thread at a time.
 pub(super) struct Shared {
     lid: u16,
     listener: UnixListener,
     outgoing: Peers<u16, Outgoing>,
+    /// Cards that have not accepted a link yet, and since when.
+    busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
     sleeper: Arc<Sleeper>,
     polled: Instant,
@@ -47,11 +56,6 @@ fn is_exhausted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// The abstract socket name of a LID. Each user has names of their own.
-fn name_of(lid: u16) -> Vec<u8> {
-    format!("gdsync-softhca/{}/{lid}", socket::own_user()).into_bytes()
-}
-
 impl Shared {
     /// Claims a LID that is free.
     ///
@@ -60,33 +64,23 @@ impl Shared {
     pub(super) fn bind() -> Result<Shared, FabricError> {
         // The search starts at a random LID: if a LID were reused soon, the new card would receive
         // packets meant for its former owner.
-        let seed = RandomState::new().hash_one(()) as u32;
-        let count = u32::from(*LIDS.end());
-        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-        for step in 0..count {
-            let lid = (seed.wrapping_add(step) % count) as u16 + 1;
-            let address = SocketAddr::from_abstract_name(name_of(lid))?;
-            match UnixListener::bind_addr(&address) {
-                Ok(listener) => {
-                    listener.set_nonblocking(true)?;
-                    let sleeper = Arc::new(Sleeper::new()?);
-                    sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
-                    return Ok(Shared {
-                        lid,
-                        listener,
-                        outgoing: Peers::new(),
-                        incoming: Vec::new(),
-                        sleeper,
-                        polled: Instant::now(),
-                        position: 0,
-                        spare: Some(wait::event(0)?),
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
-                Err(error) => return Err(FabricError::NoLid { last: error }),
-            }
-        }
-        Err(FabricError::NoLid { last })
+        Self::on(names::claim(RandomState::new().hash_one(()) as u32)?)
+    }
+
+    fn on(Claim { lid, listener }: Claim) -> Result<Shared, FabricError> {
+        let sleeper = Arc::new(Sleeper::new()?);
+        sleeper.epoll.watch(listener.as_fd(), LISTENER)?;
+        Ok(Shared {
+            lid,
+            listener,
+            outgoing: Peers::new(),
+            busy: HashMap::new(),
+            incoming: Vec::new(),
+            sleeper,
+            polled: Instant::now(),
+            position: 0,
+            spare: Some(wait::event(0)?),
+        })
     }
 
     pub(super) fn lid(&self) -> u16 {
@@ -148,7 +142,9 @@ impl Shared {
         if lid == self.lid || !LIDS.contains(&lid) || self.outgoing.is_dead(lid) {
             return SendOutcome::Unreachable;
         }
-        match Outgoing::connect(&name_of(lid), self.lid) {
+        let made = names::connect(lid).and_then(|socket| Outgoing::over(socket, self.lid));
+        let since = self.busy.remove(&lid).unwrap_or_else(Instant::now);
+        match made {
             Ok(link) => {
                 if let Err(error) = self.sleeper.epoll.watch(link.as_fd(), OUTGOING | u64::from(lid)) {
                     tracing::warn!(lid, %error, "a link cannot be watched");
@@ -158,7 +154,10 @@ impl Shared {
                 SendOutcome::Sent
             }
             // The peer's backlog is full: it has not accepted earlier links yet.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => SendOutcome::Full,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && since.elapsed() < BUSY_TIME => {
+                self.busy.insert(lid, since);
+                SendOutcome::Full
+            }
             Err(error) => {
                 if is_exhausted(&error) {
                     tracing::warn!(lid, %error, "no link can be made: raise the limit of open files (ulimit -n)");
@@ -192,6 +191,13 @@ impl Shared {
             }
         }
         taken
+    }
+
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.incoming.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
@@ -259,7 +265,8 @@ impl Shared {
     }
 
     fn accept(&mut self) {
-        loop {
+        // Bounded, as other users can connect all the time.
+        for _ in 0..ACCEPT_BUDGET {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     let link = match Incoming::new(socket) {

@@ -4,6 +4,7 @@ use super::packet::Part;
 use super::ring::{Consumer, Corrupt, Producer, PushError, RING_BYTES};
 use crate::os::memory::SharedMemory;
 use crate::os::{socket, wait};
+use gdsync_auth::own_user;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,11 +25,12 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn connect(name: &[u8], own_lid: u16) -> io::Result<Self> {
-        let socket = socket::connect_unix(name)?;
+    /// Over a connection to a process of this user. The ring's memory is all that keeps packets
+    /// from other users, so it is made and sent only to such a process.
+    pub(super) fn over(socket: UnixStream, own_lid: u16) -> io::Result<Self> {
         let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
-        let ring = Producer::new(memory);
+        let ring = Producer::new(memory).map_err(|Corrupt(reason)| io::Error::other(reason))?;
         let mut greeting = [0; GREETING_BYTES];
         greeting[..GREETING.len()].copy_from_slice(&GREETING);
         greeting[GREETING.len()..].copy_from_slice(&own_lid.to_be_bytes());
@@ -96,7 +98,7 @@ pub(super) struct Incoming {
 impl Incoming {
     pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
         let user = socket::peer_user(&socket)?;
-        if user != socket::own_user() {
+        if user != own_user() {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("a process of user {user} connected"),

@@ -260,13 +260,28 @@ fn take_one(fabric: &mut Shared) -> Option<u16> {
 #[test]
 fn strangers_are_refused() {
     let mut fabric = Shared::bind().unwrap();
-    let stranger = socket::connect_unix(&name_of(fabric.lid())).unwrap();
+    let stranger = crate::os::socket::connect_unix(&names::plain(fabric.lid())).unwrap();
     std::io::Write::write_all(&mut &stranger, b"GET / HTTP/1.1").unwrap();
     until("the refusal", || {
         take(&mut fabric);
         (!crate::os::wait::drain(stranger.as_fd())).then_some(())
     });
     assert!(fabric.incoming.iter().flatten().next().is_none());
+}
+
+#[test]
+fn a_card_that_accepts_no_links_is_waited_for_and_then_given_up() {
+    let (mut fabric, busy) = (Shared::bind().unwrap(), names::claim(7).unwrap());
+    let mut links = Vec::new();
+    while let Ok(link) = names::connect(busy.lid) {
+        links.push(link);
+    }
+    assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Full);
+    // As if it had been so for long.
+    let long_ago = Instant::now().checked_sub(BUSY_TIME).unwrap();
+    fabric.busy.insert(busy.lid, long_ago);
+    assert_eq!(send(&mut fabric, busy.lid, b"", b""), SendOutcome::Unreachable);
+    assert!(fabric.busy.is_empty() && !fabric.is_alive(busy.lid));
 }
 
 #[test]

@@ -2,23 +2,29 @@
 //!
 //! Every card listens at an address of its own. It sends to a peer through one connection, which it
 //! makes from that address for the first packet. So a link carries packets one way, and the kernel
-//! vouches for their source. The end of a connection means that the peer has ended.
+//! says where it comes from. The end of a connection means that the peer has ended.
 //!
-//! There is no authentication, as there is none in RDMA: any process that reaches the port can send
-//! packets. Queue pairs accept them from their peer's address only. Use it on networks whose hosts
-//! trust each other.
+//! Addresses do not say whose process is there: any user of a host can connect from its addresses.
+//! So both cards prove a key that the job shares before any packet passes ([`gdsync_auth`], which
+//! says what that promises), for these two addresses. Connections that have not done so are few,
+//! and do not live long. Packets themselves are neither authenticated nor encrypted.
 
 use super::error::FabricError;
 use super::listen;
 use super::node::{Node, node_of_address};
 use super::packet::{Part, SendOutcome};
-use super::peers::{LISTENER, OUTGOING, Peers, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
+use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
+use crate::os::socket;
+use gdsync_auth::{Key, Limits, Unproven};
+use std::fmt;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Most incoming links of a card. Each takes a receive buffer.
 const MAX_INCOMING: usize = 1024;
@@ -27,14 +33,21 @@ const MAX_INCOMING: usize = 1024;
 pub(super) struct Tcp {
     address: SocketAddrV4,
     listener: TcpListener,
+    key: Key,
     outgoing: Peers<Node, Outgoing>,
+    /// Destinations of the outgoing links that do not take packets yet.
+    joining: Vec<Node>,
+    /// Connections that have not proven the key.
+    unproven: Unproven<Node, Entering>,
+    /// A connection was refused: further ones are logged more quietly, as any host can make them.
+    refused: bool,
     incoming: Vec<Option<Incoming>>,
     sleeper: Arc<Sleeper>,
 }
 
 impl Tcp {
     /// Listens at the first address that is free.
-    pub(super) fn bind(addresses: &[SocketAddrV4]) -> Result<Self, FabricError> {
+    pub(super) fn bind(addresses: &[SocketAddrV4], key: Key, limits: Limits) -> Result<Self, FabricError> {
         let mut last = io::Error::from(ErrorKind::AddrInUse);
         for &address in addresses {
             match TcpListener::bind(address) {
@@ -45,7 +58,11 @@ impl Tcp {
                     return Ok(Tcp {
                         address,
                         listener,
+                        key,
                         outgoing: Peers::new(),
+                        joining: Vec::new(),
+                        unproven: Unproven::new(limits),
+                        refused: false,
                         incoming: Vec::new(),
                         sleeper,
                     });
@@ -99,13 +116,15 @@ impl Tcp {
             return false;
         }
         let peer = SocketAddrV4::new(address, self.address.port());
-        let connecting = Outgoing::connect(self.address, peer, own).and_then(|link| {
+        let route = Route { own: self.address, peer, key: self.key.clone() };
+        let connecting = Outgoing::connect(route, own).and_then(|link| {
             self.sleeper.epoll.watch_changes(link.as_fd(), OUTGOING | u64::from(node))?;
             Ok(link)
         });
         match connecting {
             Ok(link) => {
                 self.outgoing.links.insert(node, link);
+                self.joining.push(node);
                 true
             }
             Err(error) => {
@@ -118,6 +137,9 @@ impl Tcp {
 
     pub(super) fn poll(&mut self, budget: usize, mut take: impl FnMut(Node, &[u8], [Part; 2])) -> usize {
         self.poll_sockets();
+        if !self.joining.is_empty() || !self.unproven.is_empty() {
+            self.tend(Instant::now());
+        }
         let mut taken = 0;
         for place in &mut self.incoming {
             let Some(link) = place else { continue };
@@ -140,6 +162,14 @@ impl Tcp {
             }
         }
         taken
+    }
+
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.joining.clear();
+        self.incoming.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
@@ -166,6 +196,7 @@ impl Tcp {
                         self.outgoing.mark_dead(node);
                     }
                 }
+                key if key & UNPROVEN != 0 => self.enter(key & !UNPROVEN),
                 key => {
                     let Some(place) = self.incoming.get_mut(key as usize) else { continue };
                     let Some(Err(error)) = place.as_mut().map(Incoming::fill) else { continue };
@@ -176,8 +207,26 @@ impl Tcp {
         }
     }
 
+    /// Does what no socket announces: makes connections again, and ends those that take too long.
+    fn tend(&mut self, now: Instant) {
+        let late = self.unproven.expire(now);
+        if late > 0 {
+            tracing::debug!(late, "connections were closed that had not proven the key in time");
+        }
+        for node in std::mem::take(&mut self.joining) {
+            let Some(link) = self.outgoing.links.get_mut(&node) else { continue };
+            let epoll = &self.sleeper.epoll;
+            match link.tend(now, |socket| epoll.watch_changes(socket, OUTGOING | u64::from(node))) {
+                Ok(true) => self.joining.push(node),
+                Ok(false) => {}
+                Err(_) => self.outgoing.mark_dead(node),
+            }
+        }
+    }
+
     fn accept(&mut self) {
-        loop {
+        // Bounded, as any host can connect all the time.
+        for _ in 0..ACCEPT_BUDGET {
             let (socket, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -191,19 +240,62 @@ impl Tcp {
                     return;
                 }
             };
-            if self.incoming.iter().flatten().count() >= MAX_INCOMING {
-                tracing::warn!(%from, "{MAX_INCOMING} links exist, which is the limit: another is refused");
-                continue;
-            }
-            let index = free_slot(&mut self.incoming);
-            let link = Incoming::new(socket, from).and_then(|link| {
-                self.sleeper.epoll.watch(link.as_fd(), index as u64)?;
-                Ok(link)
-            });
-            match link {
-                Ok(link) => self.incoming[index] = Some(link),
-                Err(error) => tracing::warn!(%from, %error, "a link is refused"),
+            if let Err(error) = self.admit(socket, from) {
+                self.refuse(&from.ip(), &error);
             }
         }
+    }
+
+    /// Takes a connection, which has to prove the key.
+    fn admit(&mut self, socket: TcpStream, from: SocketAddr) -> io::Result<()> {
+        let entering = Entering::new(socket, from, self.address, &self.key)?;
+        let admitted = self.unproven.admit(entering.source(), entering, Instant::now());
+        let number =
+            admitted.map_err(|_| io::Error::other("too many connections have not proven the key"))?;
+        let Some(entering) = self.unproven.get_mut(number) else { return Ok(()) };
+        self.sleeper.epoll.watch(entering.as_fd(), UNPROVEN | number).inspect_err(|_| {
+            self.unproven.take(number);
+        })
+    }
+
+    /// Goes on with a connection that has not proven the key.
+    fn enter(&mut self, number: u64) {
+        let Some(entering) = self.unproven.get_mut(number) else { return };
+        let proven = entering.advance();
+        if matches!(proven, Ok(false)) {
+            return;
+        }
+        let Some(entering) = self.unproven.take(number) else { return };
+        let from = Ipv4Addr::from(entering.source());
+        if let Err(error) = proven {
+            self.refuse(&from, &error);
+        } else if let Err(error) = self.welcome(entering) {
+            tracing::warn!(%from, %error, "a link is refused");
+        }
+    }
+
+    /// Makes a link of a connection that has proven the key.
+    fn welcome(&mut self, entering: Entering) -> io::Result<()> {
+        if self.incoming.iter().flatten().count() >= MAX_INCOMING {
+            return Err(io::Error::other(format!("{MAX_INCOMING} links exist, which is the limit")));
+        }
+        let (index, from) = (free_slot(&mut self.incoming), entering.source());
+        self.sleeper.epoll.rename(entering.as_fd(), index as u64)?;
+        self.incoming[index] = Some(Incoming::over(entering.into_socket(), from));
+        Ok(())
+    }
+
+    fn refuse(&mut self, from: &dyn fmt::Display, error: &dyn fmt::Display) {
+        if std::mem::replace(&mut self.refused, true) {
+            tracing::debug!(%from, %error, "a connection is refused");
+        } else {
+            tracing::warn!(%from, %error, "a connection is refused; further ones are logged as debug messages");
+        }
+    }
+
+    /// Connections that have not proven the key.
+    #[cfg(test)]
+    pub(super) fn unproven(&self) -> usize {
+        self.unproven.len()
     }
 }

@@ -1,20 +1,18 @@
 //! One-way links between two cards over TCP.
 
 use super::frame::{self, GREETING_BYTES, LENGTHS, MAX_FRAME};
-use super::node::{Node, node_of_address};
+use super::node::Node;
 use super::packet::Part;
+use super::tcp_join::{Joining, Progress, Route};
 use crate::os::memory::append;
 use crate::os::{socket, wait};
+use std::fmt;
 use std::io::{self, ErrorKind, Read};
-use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// Longest time until a connection is established.
-const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// Longest time without an answer of the other host while data is in flight.
-const SILENCE: Duration = Duration::from_secs(10);
-/// Longest time until a new connection has sent its greeting.
+/// Longest time until a proven connection has sent its greeting.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Bytes of the receive buffer: several frames.
 const BUFFER: usize = 4 * MAX_FRAME;
@@ -33,19 +31,51 @@ pub(super) struct Outgoing {
     socket: TcpStream,
     /// Bytes that the socket has not taken yet. They precede all further ones.
     pending: Vec<u8>,
-    /// Deadline of the connection; `None` once it is established.
-    connecting: Option<Instant>,
+    /// What is left to do until the link takes packets.
+    joining: Option<Joining>,
     closed: bool,
 }
 
 impl Outgoing {
-    /// Starts to connect from the card's own address, by which the peer identifies the card.
-    pub(super) fn connect(own: SocketAddrV4, peer: SocketAddrV4, node: Node) -> io::Result<Self> {
-        let socket = socket::connect_tcp(*own.ip(), peer)?;
-        socket.set_nodelay(true)?;
-        socket::limit_silence(&socket, SILENCE)?;
+    /// Starts to connect.
+    pub(super) fn connect(route: Route, node: Node) -> io::Result<Self> {
+        let (socket, joining) = Joining::start(route)?;
         let pending = frame::greeting(node).to_vec();
-        Ok(Outgoing { socket, pending, connecting: Some(Instant::now() + CONNECT_TIME), closed: false })
+        Ok(Outgoing { socket, pending, joining: Some(joining), closed: false })
+    }
+
+    /// Goes on with the proof of the key. Nothing else is sent before both cards have proven it.
+    fn join(&mut self) -> Result<(), PushError> {
+        let Some(joining) = &mut self.joining else { return Ok(()) };
+        match joining.advance(&mut self.socket) {
+            Ok(Progress::Proven) => {
+                self.joining = None;
+                Ok(())
+            }
+            Ok(Progress::Waiting | Progress::Closed) => Err(PushError::Full),
+            Err(error) => Err(self.broken(&error)),
+        }
+    }
+
+    /// Goes on with what no event of the socket announces. Returns whether the link still does not
+    /// take packets. `watch` watches a new socket.
+    pub(super) fn tend(
+        &mut self,
+        now: Instant,
+        watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> Result<bool, PushError> {
+        let Some(joining) = &mut self.joining else { return Ok(false) };
+        let again = joining.connect_again(now).and_then(|socket| {
+            let Some(socket) = socket else { return Ok(()) };
+            watch(socket.as_fd())?;
+            self.socket = socket;
+            Ok(())
+        });
+        again.map_err(|error| self.broken(&error))?;
+        match self.flush() {
+            Err(PushError::Broken) => Err(PushError::Broken),
+            _ => Ok(self.joining.is_some()),
+        }
     }
 
     /// # Safety
@@ -78,44 +108,38 @@ impl Outgoing {
         if self.closed {
             return Err(PushError::Broken);
         }
+        self.join()?;
         while !self.pending.is_empty() {
             let part = [(self.pending.as_ptr(), self.pending.len())];
             // SAFETY: a buffer that outlives the call.
             match unsafe { socket::send_parts(self.socket.as_fd(), &part) } {
-                Ok(sent) => {
-                    self.connecting = None;
-                    self.pending.drain(..sent);
-                }
-                Err(error) if is_in_progress(&error) => {
-                    if self.connecting.is_some_and(|until| until <= Instant::now()) {
-                        return Err(self.broken(&ErrorKind::TimedOut.into()));
-                    }
-                    return Err(PushError::Full);
-                }
+                Ok(sent) => drop(self.pending.drain(..sent)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(PushError::Full),
                 Err(error) => return Err(self.broken(&error)),
             }
         }
         Ok(())
     }
 
-    fn broken(&mut self, error: &io::Error) -> PushError {
+    fn broken(&mut self, error: &dyn fmt::Display) -> PushError {
         tracing::debug!(%error, "a link to another card has ended");
         self.closed = true;
         PushError::Broken
     }
 
-    /// Whether a packet would find no room.
+    /// Whether a packet would find no room. The greeting is pending until the link takes packets.
     pub(super) fn is_full(&self) -> bool {
         !self.closed && !self.pending.is_empty()
     }
 
-    /// Handles an event of the socket. Peers send nothing there, so the connection is established,
-    /// has room again, or has ended. False if the link has ended.
+    /// Handles an event of the socket. After its proof a peer sends nothing there, so the link has
+    /// made progress, has room again, or has ended. False if it has ended.
     pub(super) fn handle_socket(&mut self) -> bool {
-        if self.connecting.is_none() && !wait::drain(self.socket.as_fd()) {
+        let outcome = self.flush();
+        if self.joining.is_none() && !wait::drain(self.socket.as_fd()) {
             self.closed = true;
         }
-        self.flush() != Err(PushError::Broken)
+        !self.closed && outcome != Err(PushError::Broken)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -125,11 +149,6 @@ impl Outgoing {
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-}
-
-/// Whether the connection is being established, or the socket is full.
-fn is_in_progress(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected)
 }
 
 impl Drop for Outgoing {
@@ -154,14 +173,11 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(socket: TcpStream, from: SocketAddr) -> io::Result<Self> {
-        let SocketAddr::V4(from) = from else { return Err(io::Error::other("not an IPv4 peer")) };
-        socket.set_nonblocking(true)?;
-        socket::limit_silence(&socket, SILENCE)?;
+    /// Over a connection from that node, which has proven the key.
+    pub(super) fn over(socket: TcpStream, address: Node) -> Self {
         let buffer = vec![0; BUFFER].into_boxed_slice();
-        let address = node_of_address(*from.ip());
         let since = Instant::now();
-        Ok(Incoming { socket, address, greeted: false, since, buffer, start: 0, end: 0, closed: false })
+        Incoming { socket, address, greeted: false, since, buffer, start: 0, end: 0, closed: false }
     }
 
     /// Reads from the socket as much as the buffer has room for.
@@ -228,9 +244,5 @@ impl Incoming {
     /// time.
     pub(super) fn is_finished(&self) -> bool {
         (self.closed && !self.has_packet()) || (!self.greeted && self.since.elapsed() > GREETING_TIME)
-    }
-
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

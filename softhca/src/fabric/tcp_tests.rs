@@ -1,17 +1,24 @@
 use super::super::frame;
 use super::super::node::node_of_address;
 use super::super::packet::MAX_PAYLOAD;
+use super::super::tcp_join::context;
 use super::*;
 use crate::testing::until;
+use gdsync_auth::Exchange;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// A card's fabric at a loopback address of its own. Every test uses addresses of its own.
 fn at(last: [u8; 2], port: u16) -> (Fabric, Node) {
     let address = Ipv4Addr::new(127, 83, last[0], last[1]);
-    let fabric = Fabric::at(&[SocketAddrV4::new(address, port)]).unwrap();
+    let fabric = Fabric::at(&[SocketAddrV4::new(address, port)], key()).unwrap();
     (fabric, node_of_address(address))
+}
+
+/// The key of the tests' cards.
+fn key() -> Key {
+    Key::new(b"the key of these tests").unwrap()
 }
 
 fn send(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) -> SendOutcome {
@@ -21,6 +28,19 @@ fn send(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) -> SendO
 
 fn send_all(fabric: &mut Fabric, node: Node, header: &[u8], payload: &[u8]) {
     until("room", || (send(fabric, node, header, payload) == SendOutcome::Sent).then_some(()));
+}
+
+/// Sends a packet to a card that is polled, so that it can prove the key, until the packet arrives.
+fn deliver(from: &mut Fabric, to: &mut Fabric, header: &[u8]) {
+    let node = node_of_address(to.ipv4().unwrap());
+    let mut is_sent = false;
+    until("the first packet", || {
+        take(from);
+        is_sent = is_sent || send(from, node, header, b"") == SendOutcome::Sent;
+        let taken = take(to);
+        assert!(taken.iter().all(|(_, arrived, _)| arrived == header));
+        (taken.len() == 1).then_some(())
+    });
 }
 
 /// Packets that have arrived: source, header, payload.
@@ -40,19 +60,19 @@ fn take(fabric: &mut Fabric) -> Vec<(Node, Vec<u8>, Vec<u8>)> {
 #[test]
 fn a_card_takes_the_first_address_that_is_free() {
     let list = [[1, 1], [1, 2]].map(|[c, d]| SocketAddrV4::new(Ipv4Addr::new(127, 83, c, d), 48001));
-    let first = Fabric::at(&list).unwrap();
-    let second = Fabric::at(&list).unwrap();
+    let first = Fabric::at(&list, key()).unwrap();
+    let second = Fabric::at(&list, key()).unwrap();
     assert_eq!([first.ipv4(), second.ipv4()], list.map(|address| Some(*address.ip())));
-    let error = Fabric::at(&list).err().unwrap().to_string();
+    let error = Fabric::at(&list, key()).err().unwrap().to_string();
     assert!(
         error.contains("127.83.1.1:48001, 127.83.1.2:48001") && error.contains("SOFTHCA_LISTEN"),
         "{error}"
     );
     drop(first);
-    assert_eq!(Fabric::at(&list).unwrap().ipv4(), Some(*list[0].ip()));
+    assert_eq!(Fabric::at(&list, key()).unwrap().ipv4(), Some(*list[0].ip()));
     let foreign = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 48001);
     assert!(
-        matches!(Fabric::at(&[foreign]), Err(FabricError::NoAddress { .. })),
+        matches!(Fabric::at(&[foreign], key()), Err(FabricError::NoAddress { .. })),
         "an address of another host"
     );
 }
@@ -84,6 +104,7 @@ fn packets_of_all_sizes_go_both_ways_in_order() {
         (seen == 600).then_some(())
     });
     let mut a = sender.join().unwrap();
+    deliver(&mut b, &mut a, b"the first one back");
     send_all(&mut b, node_a, b"back", b"");
     until("the way back", || (take(&mut a) == [(node_b, b"back".to_vec(), Vec::new())]).then_some(()));
 }
@@ -92,6 +113,7 @@ fn packets_of_all_sizes_go_both_ways_in_order() {
 fn a_full_link_wakes_the_sender_when_there_is_room() {
     let ((mut a, _), (mut b, node_b)) = (at([3, 1], 48003), at([3, 2], 48003));
     let payload = vec![1; MAX_PAYLOAD];
+    deliver(&mut a, &mut b, b"");
     send_all(&mut a, node_b, b"", &payload);
     take(&mut b);
     let mut sent = 1usize;
@@ -133,8 +155,8 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
         assert_eq!(send(&mut a, impossible, b"", b""), SendOutcome::Unreachable);
     }
     let (mut b, node_b) = at([4, 2], 48004);
-    send_all(&mut a, node_b, b"hello", b"");
-    until("arrival", || (take(&mut b).len() == 1).then_some(()));
+    deliver(&mut a, &mut b, b"hello");
+    deliver(&mut b, &mut a, b"hello, too");
     send_all(&mut b, node_a, b"the last word", b"");
     assert!(a.is_alive(node_b));
     drop(b);
@@ -157,15 +179,35 @@ fn impossible_nodes_and_ended_peers_are_unreachable() {
     });
 }
 
+/// A connection to a fabric from that address.
+fn connected(fabric: &Fabric, from: Ipv4Addr, port: u16) -> TcpStream {
+    let socket = crate::os::socket::connect_tcp(from, SocketAddrV4::new(fabric.ipv4().unwrap(), port));
+    until("the connection", || socket.as_ref().unwrap().peer_addr().ok());
+    socket.unwrap()
+}
+
+/// Proves a key on a connection to a fabric, as a card at that address does.
+fn proven(fabric: &mut Fabric, from: Ipv4Addr, claimed: Ipv4Addr, port: u16, key: &Key) -> Option<TcpStream> {
+    let mut socket = connected(fabric, from, port);
+    let context = context(node_of_address(claimed), node_of_address(fabric.ipv4().unwrap()), port);
+    let mut exchange = Exchange::connecting(key, &context).unwrap();
+    let proven = until("an end", || {
+        assert!(take(fabric).is_empty());
+        match exchange.advance(&mut socket) {
+            Ok(false) => None,
+            end => Some(end.is_ok()),
+        }
+    });
+    proven.then_some(socket)
+}
+
 /// Sends bytes to a fabric, and waits until it closes the connection.
-fn is_refused(fabric: &mut Fabric, port: u16, said: &[u8]) {
-    let stranger = TcpStream::connect((fabric.ipv4().unwrap(), port)).unwrap();
-    (&stranger).write_all(said).unwrap();
-    stranger.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+fn is_refused(fabric: &mut Fabric, mut stranger: TcpStream, said: &[u8]) {
+    stranger.write_all(said).unwrap();
     until("the refusal", || {
         assert!(take(fabric).is_empty());
         let mut byte = [0];
-        match (&stranger).read(&mut byte) {
+        match stranger.read(&mut byte) {
             Ok(0) => Some(()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Some(()),
             _ => None,
@@ -175,12 +217,99 @@ fn is_refused(fabric: &mut Fabric, port: u16, said: &[u8]) {
 
 #[test]
 fn strangers_liars_and_broken_peers_are_refused() {
+    const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
     let (mut fabric, node) = at([5, 1], 48005);
-    is_refused(&mut fabric, 48005, b"GET / HTTP/1.1\r\n\r\n");
+    let stranger = connected(&fabric, HERE, 48005);
+    is_refused(&mut fabric, stranger, b"GET / HTTP/1.1\r\n\r\n");
     // Its own address, but the connection comes from 127.0.0.1.
-    is_refused(&mut fabric, 48005, &frame::greeting(node));
-    let greeted = frame::greeting(node_of_address(Ipv4Addr::LOCALHOST)).to_vec();
+    let liar = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
+    is_refused(&mut fabric, liar, &frame::greeting(node));
+    assert!(proven(&mut fabric, HERE, Ipv4Addr::new(127, 83, 5, 2), 48005, &key()).is_none());
+    let greeted = frame::greeting(node_of_address(HERE)).to_vec();
     for broken in [[0xff; 8], [0, 65, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 0, 1]] {
-        is_refused(&mut fabric, 48005, &[&greeted[..], &broken].concat());
+        let peer = proven(&mut fabric, HERE, HERE, 48005, &key()).unwrap();
+        is_refused(&mut fabric, peer, &[&greeted[..], &broken].concat());
     }
+}
+
+#[test]
+fn a_process_without_the_key_neither_sends_packets_nor_receives_any() {
+    let ((mut a, node_a), port) = (at([6, 1], 48006), 48006);
+    // The address of a peer, from which any user of the host can connect. It says what a card
+    // says: its greeting, and a packet.
+    let posed = Ipv4Addr::new(127, 83, 6, 2);
+    let packet = [&frame::lengths(5, 4).unwrap()[..], b"write", b"evil"].concat();
+    let said = [&frame::greeting(node_of_address(posed))[..], &packet].concat();
+    let thief = connected(&a, posed, port);
+    is_refused(&mut a, thief, &said);
+    let other = Key::new(b"the key of another job").unwrap();
+    assert!(proven(&mut a, posed, posed, port, &other).is_none());
+
+    // It takes the peer's address, and waits for packets.
+    let trap = TcpListener::bind(SocketAddrV4::new(posed, port)).unwrap();
+    trap.set_nonblocking(true).unwrap();
+    let mut got = Vec::new();
+    let mut caught: Option<TcpStream> = None;
+    until("the end of the link", || {
+        take(&mut a);
+        let outcome = send(&mut a, node_of_address(posed), b"header", b"secret payload");
+        assert_ne!(outcome, SendOutcome::Sent);
+        if caught.is_none() {
+            caught = trap.accept().ok().map(|(socket, _)| socket);
+            // An answer without the key.
+            let answer = [&b"gdsauth\x01"[..], &[7; 64]].concat();
+            caught.iter_mut().for_each(|socket| socket.write_all(&answer).unwrap());
+        }
+        (outcome == SendOutcome::Unreachable).then_some(())
+    });
+    caught.unwrap().read_to_end(&mut got).unwrap();
+    assert_eq!((got.len(), &got[..8]), (40, &b"gdsauth\x01"[..]), "a random number and no more: {node_a}");
+}
+
+#[test]
+fn silent_strangers_keep_no_peer_out_and_hold_few_files() {
+    let ((mut a, _), (mut b, node_b)) = (at([7, 1], 48007), at([7, 2], 48007));
+    let limits = Limits::default();
+    let unproven = |fabric: &Fabric| match &fabric.network {
+        Network::Tcp(tcp) => tcp.unproven(),
+        Network::Shared(_) => 0,
+    };
+    // From one address, also the peer's own; then from many.
+    let addresses = |i: u8| [Ipv4Addr::new(127, 83, 7, 1), Ipv4Addr::new(127, 83, 8, 1 + i % 250)];
+    for which in [0, 1] {
+        let mut strangers = Vec::new();
+        for i in 0..1100u32 {
+            strangers.push(connected(&b, addresses(i as u8)[which], 48007));
+            if i % 50 == 0 {
+                take(&mut b);
+            }
+        }
+        take(&mut b);
+        let most = if which == 0 { limits.of_source } else { limits.most };
+        assert!(unproven(&b) <= most, "{} files", unproven(&b));
+        deliver(&mut a, &mut b, b"hello");
+        assert!(a.is_alive(node_b));
+        // Over a new link, for the next round.
+        (a, _) = at([7, 3 + which as u8], 48007);
+    }
+}
+
+#[test]
+fn a_stranger_has_a_limited_time() {
+    let (address, time) = (SocketAddrV4::new(Ipv4Addr::new(127, 83, 9, 1), 48009), Duration::from_millis(50));
+    let tcp = Tcp::bind(&[address], key(), Limits { time, ..Limits::default() }).unwrap();
+    let mut fabric = Fabric { network: Network::Tcp(Box::new(tcp)) };
+    let silent = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
+    is_refused(&mut fabric, silent, b"");
+    let slow = connected(&fabric, Ipv4Addr::LOCALHOST, 48009);
+    is_refused(&mut fabric, slow, b"gdsauth\x01 and then nothing");
+}
+
+#[test]
+fn a_card_that_other_hosts_reach_needs_a_key() {
+    let address = |text: &str| SocketAddrV4::new(text.parse().unwrap(), 48010);
+    // The tests' environment gives no key.
+    let error = key::for_addresses(&[address("127.83.10.1"), address("192.0.2.1")]).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1:48010") && error.contains("SOFTHCA_KEY_FILE"), "{error}");
+    assert!(error.contains("/dev/urandom"), "the remedy: {error}");
 }

@@ -77,11 +77,25 @@ impl Epoll {
         self.add(fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLOUT | libc::EPOLLET, key)
     }
 
+    /// Reports events of a descriptor that [`Self::watch`] watches by another key from now on.
+    pub(crate) fn rename(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLRDHUP, key)
+    }
+
     fn add(&self, fd: BorrowedFd<'_>, events: libc::c_int, key: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, events, key)
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        fd: BorrowedFd<'_>,
+        events: libc::c_int,
+        key: u64,
+    ) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: key };
         // SAFETY: both descriptors are open, the event is valid.
-        let rc =
-            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
+        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &mut event) };
         check(rc).map(drop)
     }
 

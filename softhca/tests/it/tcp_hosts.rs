@@ -5,10 +5,13 @@ use crate::verbs_bed::*;
 use gdsync_sys::prm::cqe::CqeOpcode;
 use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, DataSeg, Opcode, RemoteAddrSeg};
 use gdsync_sys::verbs::*;
+use gdsync_test_support::folder::Folder;
 use gdsync_test_support::process::{ROLE, arguments, role};
 use gdsync_test_support::skipped;
 use std::fmt::Arguments;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use zerocopy::IntoBytes;
 
@@ -122,8 +125,9 @@ struct Host {
 }
 
 impl Host {
-    /// `around` is what runs it: a program and its arguments.
-    fn start(around: &[&str], address: &str, faults: &str) -> Self {
+    /// `around` is what runs it: a program and its arguments. It has a folder of its user, and
+    /// maybe a key that is given.
+    fn start(around: &[&str], address: &str, faults: &str, folder: &Folder, key: Option<&str>) -> Self {
         let own = std::env::current_exe().unwrap();
         let mut command = match around {
             [] => Command::new(&own),
@@ -138,6 +142,10 @@ impl Host {
             .env(ROLE, HOST)
             .env(softhca::fabric::LISTEN_VARIABLE, address)
             .env(softhca::faults::FAULTS_VARIABLE, faults)
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .env_remove(softhca::fabric::KEY_VARIABLES.key)
+            .env_remove(softhca::fabric::KEY_VARIABLES.file)
+            .envs(key.map(|key| (softhca::fabric::KEY_VARIABLES.key, key)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -217,7 +225,8 @@ fn is_missed(left: &mut Host, memory: &str) {
 fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
     // One list for both: each takes an address that is free.
     let list = "127.83.200.1:48100,127.83.200.2:48100";
-    let mut hosts = connected([Host::start(&[], list, ""), Host::start(&[], list, "")]);
+    let folder = Folder::new("hosts");
+    let mut hosts = connected([(); 2].map(|()| Host::start(&[], list, "", &folder, None)));
     assert_ne!(hosts[0].gid, hosts[1].gid);
     assert!(hosts.iter().all(|host| host.gid.starts_with("00000000000000000000ffff7f53c80")));
     talk(&mut hosts);
@@ -225,13 +234,33 @@ fn processes_at_loopback_addresses_speak_and_a_dead_one_is_missed() {
     let memory = right.memory.clone();
     drop(right);
     is_missed(&mut left, &memory);
+    // Without configuration they have a key of their user.
+    let user = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&user), mode(&user.join("key"))), (0o700, 0o600));
+}
+
+#[test]
+fn processes_with_different_keys_do_not_hear_each_other() {
+    let folder = Folder::new("keys");
+    let host = |address, key| Host::start(&[], address, "", &folder, Some(key));
+    let (first, second) = ("127.83.202.1:48100", "127.83.202.2:48100");
+    let mut hosts = connected([host(first, "the key of this job"), host(second, "the key of another one")]);
+    let [left, right] = &mut hosts;
+    right.tell("fill 1");
+    left.tell("fill 2");
+    is_missed(left, &right.memory);
+    right.tell("holds 1");
+    assert_eq!(folder.content(), 0, "a key that is given needs no file");
 }
 
 #[test]
 fn faults_of_the_environment_are_made_good_between_hosts() {
     let faults = "seed=5; drop p=0.05; duplicate p=0.1; delay=300us p=0.05; rnr every=9";
     let (first, second) = ("127.83.201.1:48100", "127.83.201.2:48100");
-    let mut hosts = connected([Host::start(&[], first, faults), Host::start(&[], second, faults)]);
+    let folder = Folder::new("faults");
+    let mut hosts =
+        connected([first, second].map(|address| Host::start(&[], address, faults, &folder, None)));
     talk(&mut hosts);
     for host in &mut hosts {
         assert!(host.ask("injected").parse::<u64>().unwrap() > 0);
@@ -285,7 +314,8 @@ fn hosts_with_a_network_between_them_speak_until_it_is_cut() {
         }
     };
     let [a, b] = &namespaces.names;
-    let inside = |name, address| Host::start(&["ip", "netns", "exec", name], address, "");
+    let (folder, key) = (Folder::new("network"), Some("the key of both hosts"));
+    let inside = |name, address| Host::start(&["ip", "netns", "exec", name], address, "", &folder, key);
     let mut hosts = connected([inside(a, "10.83.77.1"), inside(b, "10.83.77.2")]);
     assert!(hosts[0].gid.ends_with("ffff0a534d01"), "{}", hosts[0].gid);
     talk(&mut hosts);

@@ -1,0 +1,185 @@
+//! Connections whose proof is awaited.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How many connections may be unproven, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most connections.
+    pub most: usize,
+    /// Most connections of one source.
+    pub of_source: usize,
+    /// How long a connection may take.
+    pub time: Duration,
+    /// How long a connection keeps its place when another one needs it. A process of the job proves
+    /// itself in less.
+    pub grace: Duration,
+}
+
+impl Default for Limits {
+    /// 64 connections, 16 of one source, 10 s, and 20 ms.
+    fn default() -> Self {
+        Limits { most: 64, of_source: 16, time: Duration::from_secs(10), grace: Duration::from_millis(20) }
+    }
+}
+
+struct Waiting<S, T> {
+    source: S,
+    since: Instant,
+    connection: T,
+}
+
+/// Connections whose proof is awaited, numbered in the order in which they came.
+///
+/// When a source has too many, its oldest makes room for the next; when all have too many, the
+/// oldest of the source that has the most does. So connections that stay silent keep no other one
+/// out for longer than [`Limits::grace`], and a process that is refused tries again.
+pub struct Unproven<S, T> {
+    limits: Limits,
+    waiting: BTreeMap<u64, Waiting<S, T>>,
+    next: u64,
+}
+
+impl<S, T> fmt::Debug for Unproven<S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Unproven({} of {})", self.waiting.len(), self.limits.most)
+    }
+}
+
+impl<S: Copy + Eq, T> Unproven<S, T> {
+    /// None, with these limits.
+    pub fn new(limits: Limits) -> Self {
+        Unproven { limits, waiting: BTreeMap::new(), next: 0 }
+    }
+
+    /// Takes a connection, and returns its number. Another one may lose its place, and is dropped.
+    ///
+    /// # Errors
+    /// The connection, if those in its way are younger than [`Limits::grace`].
+    pub fn admit(&mut self, source: S, connection: T, now: Instant) -> Result<u64, T> {
+        self.expire(now);
+        if let Some(number) = self.in_the_way(source) {
+            let since = self.waiting.get(&number).map(|waiting| waiting.since);
+            if since.is_some_and(|since| now.saturating_duration_since(since) < self.limits.grace) {
+                return Err(connection);
+            }
+            self.waiting.remove(&number);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.waiting.insert(number, Waiting { source, since: now, connection });
+        Ok(number)
+    }
+
+    /// The connection that has to make room for another one of a source.
+    fn in_the_way(&self, source: S) -> Option<u64> {
+        let count = |of: S| self.waiting.values().filter(|waiting| waiting.source == of).count();
+        let oldest = |of: &dyn Fn(S) -> bool| {
+            self.waiting.iter().find(|(_, waiting)| of(waiting.source)).map(|(number, _)| *number)
+        };
+        if count(source) >= self.limits.of_source {
+            return oldest(&|one| one == source);
+        }
+        if self.waiting.len() < self.limits.most {
+            return None;
+        }
+        let most = self.waiting.values().map(|waiting| count(waiting.source)).max()?;
+        oldest(&|one| count(one) == most)
+    }
+
+    /// Drops the connections that took too long. Returns how many.
+    pub fn expire(&mut self, now: Instant) -> usize {
+        let before = self.waiting.len();
+        self.waiting.retain(|_, waiting| now.saturating_duration_since(waiting.since) < self.limits.time);
+        before - self.waiting.len()
+    }
+
+    /// When the next connection will have taken too long.
+    pub fn next_end(&self) -> Option<Instant> {
+        self.waiting.first_key_value().map(|(_, waiting)| waiting.since + self.limits.time)
+    }
+
+    /// The connections, with their numbers, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.waiting.iter().map(|(number, waiting)| (*number, &waiting.connection))
+    }
+
+    /// The connection of a number.
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        self.waiting.get_mut(&number).map(|waiting| &mut waiting.connection)
+    }
+
+    /// Removes a connection, which has proven itself or failed.
+    pub fn take(&mut self, number: u64) -> Option<T> {
+        self.waiting.remove(&number).map(|waiting| waiting.connection)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_millis(20);
+
+    fn unproven(most: usize, of_source: usize) -> Unproven<u8, u32> {
+        Unproven::new(Limits { most, of_source, time: Duration::from_secs(10), grace: GRACE })
+    }
+
+    fn all(unproven: &Unproven<u8, u32>) -> Vec<u32> {
+        unproven.iter().map(|(_, connection)| *connection).collect()
+    }
+
+    #[test]
+    fn silent_connections_make_room_for_the_next_and_young_ones_do_not() {
+        let (mut table, start) = (unproven(4, 4), Instant::now());
+        (0..4).for_each(|i| assert!(table.admit(i as u8, i, start).is_ok()));
+        assert_eq!(table.admit(9, 4, start + GRACE / 2), Err(4), "all are younger than the grace");
+        assert!(table.admit(9, 5, start + GRACE).is_ok());
+        assert_eq!(all(&table), [1, 2, 3, 5]);
+    }
+
+    #[test]
+    fn a_source_with_many_gives_way_to_those_with_few() {
+        let (mut table, start) = (unproven(4, 4), Instant::now());
+        table.admit(7, 70, start).unwrap();
+        (0..3).for_each(|i| _ = table.admit(1, i, start + GRACE / 4).unwrap());
+        // The oldest is of a source with one.
+        table.admit(8, 80, start + GRACE * 2).unwrap();
+        assert_eq!(all(&table), [70, 1, 2, 80]);
+    }
+
+    #[test]
+    fn no_source_has_more_than_its_share() {
+        let (mut table, start) = (unproven(10, 2), Instant::now());
+        table.admit(1, 0, start).unwrap();
+        table.admit(1, 1, start).unwrap();
+        assert_eq!(table.admit(1, 2, start), Err(2));
+        assert!(table.admit(2, 3, start).is_ok(), "another source has its own");
+        assert!(table.admit(1, 4, start + GRACE).is_ok());
+        assert_eq!(all(&table), [1, 3, 4]);
+    }
+
+    #[test]
+    fn time_ends_and_numbers_stay() {
+        let (mut table, start) = (unproven(4, 4), Instant::now());
+        let first = table.admit(1, 10, start).unwrap();
+        let second = table.admit(1, 11, start + Duration::from_secs(5)).unwrap();
+        assert_eq!(table.next_end(), Some(start + Duration::from_secs(10)));
+        assert_eq!(table.expire(start + Duration::from_secs(10)), 1);
+        assert!(table.get_mut(first).is_none() && table.get_mut(second).is_some());
+        assert_eq!((table.len(), table.take(second), table.is_empty()), (1, Some(11), true));
+        assert!(table.next_end().is_none());
+    }
+}

@@ -1,0 +1,129 @@
+//! The abstract socket names under which cards of this user hold their LIDs.
+//!
+//! The plain name of a LID contains the user. It needs nothing but the network namespace, so
+//! processes find each other across file systems. But abstract names have no owner: another user
+//! can take them, and sees those that are in use (`/proc/net/unix`). Therefore:
+//! - A name is only believed when its holder is a process of this user ([`reach`]).
+//! - When the plain names are taken, a card holds its LID by a *secret* name, which depends on the
+//!   user's key. Another user cannot take it before a card of this user has held it.
+//!
+//! A LID is held by one card, whichever name it has: a card takes its name first, and then looks
+//! whether another card of this user holds the other name. Of two cards that take one LID at the
+//! same time, at least one sees the other, and gives it up.
+
+use super::error::FabricError;
+use super::key;
+use super::node::LIDS;
+use crate::os::socket;
+use gdsync_auth::{Key, own_user};
+use std::io::{self, ErrorKind};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+/// The name of a LID that anyone can compute.
+pub(super) fn plain(lid: u16) -> Vec<u8> {
+    format!("gdsync-softhca/{}/{lid}", own_user()).into_bytes()
+}
+
+/// The name of a LID that only holders of the key can compute.
+fn secret(key: &Key, lid: u16) -> Vec<u8> {
+    let number = key.number("the name of a LID", &lid.to_be_bytes());
+    format!("gdsync-softhca/{}/{lid}/{number:032x}", own_user()).into_bytes()
+}
+
+/// Plain names that a card tries before it takes a secret one. No user has so many cards that all of
+/// them are taken.
+const PLAIN_TRIES: u32 = 1024;
+
+/// A LID, and the socket that holds it.
+pub(super) struct Claim {
+    pub(super) lid: u16,
+    pub(super) listener: UnixListener,
+}
+
+/// Claims a LID that no other card of this user has. The search starts at a LID that depends on
+/// the seed.
+pub(super) fn claim(seed: u32) -> Result<Claim, FabricError> {
+    if let Some(claim) = first_free(seed, PLAIN_TRIES, &mut claim_plain)? {
+        return Ok(claim);
+    }
+    tracing::info!("{PLAIN_TRIES} plain names of LIDs are taken: a secret one is used");
+    let key = key::for_this_host()?;
+    let claim = first_free(seed, LIDS.len() as u32, &mut |lid| claim_secret(&key, lid))?;
+    claim.ok_or_else(|| FabricError::NoLid { last: ErrorKind::AddrInUse.into() })
+}
+
+fn first_free(
+    seed: u32,
+    tries: u32,
+    claim: &mut dyn FnMut(u16) -> io::Result<Option<UnixListener>>,
+) -> Result<Option<Claim>, FabricError> {
+    for step in 0..tries {
+        let lid = (seed.wrapping_add(step) % LIDS.len() as u32) as u16 + 1;
+        match claim(lid) {
+            Ok(Some(listener)) => return Ok(Some(Claim { lid, listener })),
+            Ok(None) => {}
+            Err(last) => return Err(FabricError::NoLid { last }),
+        }
+    }
+    Ok(None)
+}
+
+/// Takes the plain name of a LID. `None` if another card of this user has the LID, or any process
+/// has the name.
+pub(super) fn claim_plain(lid: u16) -> io::Result<Option<UnixListener>> {
+    let Some(listener) = listen(&plain(lid))? else { return Ok(None) };
+    // Without a key, no card has a secret name.
+    let other = known_key().is_some_and(|key| reach(&secret(&key, lid)).is_ok());
+    Ok((!other).then_some(listener))
+}
+
+/// As [`claim_plain`], by the secret name.
+pub(super) fn claim_secret(key: &Key, lid: u16) -> io::Result<Option<UnixListener>> {
+    let Some(listener) = listen(&secret(key, lid))? else { return Ok(None) };
+    Ok(reach(&plain(lid)).is_err().then_some(listener))
+}
+
+/// Listens at a name. `None` if it is taken.
+fn listen(name: &[u8]) -> io::Result<Option<UnixListener>> {
+    match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
+        Ok(listener) => {
+            listener.set_nonblocking(true)?;
+            Ok(Some(listener))
+        }
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Connects to the card of this user that has a LID. [`ErrorKind::WouldBlock`] if it has not
+/// accepted earlier links yet.
+pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
+    reach(&plain(lid)).or_else(|error| {
+        let Some(key) = known_key() else { return Err(error) };
+        match reach(&secret(&key, lid)) {
+            // Any process may hold the plain name, and keep it busy.
+            Err(other) if other.kind() != ErrorKind::WouldBlock => Err(error),
+            result => result,
+        }
+    })
+}
+
+/// Connects to a name whose holder is a process of this user.
+fn reach(name: &[u8]) -> io::Result<UnixStream> {
+    let stream = socket::connect_unix(name)?;
+    let user = socket::peer_user(&stream)?;
+    if user != own_user() {
+        let reason = format!("user {user} holds the name of a card of user {}", own_user());
+        return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+    }
+    Ok(stream)
+}
+
+/// The key that secret names depend on, if there is one.
+fn known_key() -> Option<Key> {
+    key::for_this_host_if_made().unwrap_or_else(|error| {
+        tracing::debug!(%error, "there is no key for secret names of LIDs");
+        None
+    })
+}

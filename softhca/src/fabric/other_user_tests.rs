@@ -1,0 +1,235 @@
+//! What another user of the host can do to cards: hold their names, and connect to them. Root can
+//! become another user, so these tests run as root, in a network namespace of their own.
+
+use super::names;
+use super::node::LIDS;
+use super::packet::SendOutcome;
+use super::shared::Shared;
+use crate::os::socket;
+use crate::testing::{again, role, skipped, until};
+use gdsync_auth::{Key, own_user};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::ops::RangeInclusive;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Stdio};
+
+/// The other user: `nobody`.
+const OTHER: libc::uid_t = 65534;
+/// The role of a test's body, in the namespace.
+const ALONE: &str = "alone";
+
+/// Runs the calling test again, alone in a process, and asserts that it passes there. True in that
+/// process, which is in a network namespace of its own and has a folder of its own for its key.
+fn is_alone(name: &str) -> bool {
+    if role().as_deref() == Some(ALONE) {
+        // SAFETY: no memory is involved. Sockets that this thread makes belong to the namespace.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 {
+            return true;
+        }
+        skipped(name, &format!("no network namespace: {}", std::io::Error::last_os_error()));
+        return false;
+    }
+    if role().is_some() {
+        return false;
+    }
+    if own_user() != 0 {
+        skipped(name, "only root can become another user");
+        return false;
+    }
+    let folder = Folder::new(name);
+    let test = format!("fabric::other_user_tests::{name}");
+    let mut command = again(&test, ALONE);
+    command.env("XDG_RUNTIME_DIR", &folder.0).env_remove("SOFTHCA_KEY").env_remove("SOFTHCA_KEY_FILE");
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{name}: {}\n{said}", output.status);
+    false
+}
+
+/// A folder that is removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("gdsync-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Run by the tests in a process of its own: another user, who holds the names of LIDs, or
+/// connects to a card.
+#[test]
+fn other_user() {
+    let Some(role) = role() else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let number = |i: usize| words[i].parse::<u16>().unwrap();
+    let lids = match words[0] {
+        "hold" => number(1)..=number(2),
+        "connect" => number(1)..=number(1),
+        _ => return,
+    };
+    // The names are the victim's.
+    let names: Vec<Vec<u8>> = lids.map(names::plain).collect();
+    // SAFETY: no memory is involved; all threads of this process become that user.
+    unsafe {
+        assert_eq!((libc::setresgid(OTHER, OTHER, OTHER), libc::setresuid(OTHER, OTHER, OTHER)), (0, 0));
+    }
+    // The test harness prints, too: the mark says which lines are meant.
+    let say = |words: String| println!("\nCHILD {words}");
+    if words[0] == "connect" {
+        let stream = socket::connect_unix(&names[0]).unwrap();
+        let (_, memory) = crate::os::memory::SharedMemory::create(4096).unwrap();
+        socket::send_with_fd(&stream, b"gdsft2\0\x07", std::os::fd::AsFd::as_fd(&memory)).unwrap();
+        stream.set_nonblocking(false).unwrap();
+        let ended = match std::io::Read::read(&mut &stream, &mut [0; 64]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        };
+        return say(format!("closed: {ended}"));
+    }
+    let hold = |name: &Vec<u8>| {
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        UnixListener::bind_addr(&address).ok()
+    };
+    let held: Vec<UnixListener> = names.iter().filter_map(hold).collect();
+    say(format!("held {}", held.len()));
+    if held.len() == 1 {
+        let (stream, _) = held[0].accept().unwrap();
+        let mut bytes = [0; 64];
+        let (got, memory) = socket::receive_with_fd(&stream, &mut bytes).unwrap();
+        say(format!("received {got} bytes and a ring: {}", memory.is_some()));
+    }
+    // Until the test ends it.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// A process of the other user, killed on drop.
+struct Other {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Other {
+    fn start(role: &str) -> Self {
+        let mut command = again("fabric::other_user_tests::other_user", role);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Other { child, lines }
+    }
+
+    fn holds(lids: RangeInclusive<u16>) -> Self {
+        Other::start(&format!("hold {} {}", lids.start(), lids.end()))
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let line = self.lines.next().expect("the process lives").unwrap();
+            if let Some(words) = line.strip_prefix("CHILD ") {
+                return words.to_owned();
+            }
+        }
+    }
+
+    fn end(mut self) {
+        let mut input = self.child.stdin.take().unwrap();
+        input.write_all(b"\n").unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn send(fabric: &mut Shared, lid: u16, header: &[u8]) -> SendOutcome {
+    let payload = b"what root sends";
+    // SAFETY: a slice that outlives the call.
+    unsafe { fabric.try_send(lid, header, &[(payload.as_ptr(), payload.len())]) }
+}
+
+/// A packet goes from one card to another.
+fn talk(from: &mut Shared, to: &mut Shared) {
+    assert_eq!(send(from, to.lid(), b"hello"), SendOutcome::Sent);
+    until("arrival", || {
+        let mut seen = None;
+        to.poll(1, |lid, header, _| seen = Some((lid, header.to_vec())));
+        seen.map(|seen| assert_eq!(seen, (from.lid(), b"hello".to_vec())))
+    });
+}
+
+#[test]
+fn another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets() {
+    if !is_alone("another_user_that_takes_the_lid_of_a_dead_card_gets_no_packets") {
+        return;
+    }
+    let (mut fabric, dead) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let lid = dead.lid();
+    drop(dead);
+    let mut thief = Other::holds(lid..=lid);
+    assert_eq!(thief.hear(), "held 1");
+    assert_eq!(send(&mut fabric, lid, b"header"), SendOutcome::Unreachable);
+    assert_eq!(thief.hear(), "received 0 bytes and a ring: false");
+    assert!(!fabric.is_alive(lid));
+}
+
+#[test]
+fn another_user_that_connects_is_refused() {
+    if !is_alone("another_user_that_connects_is_refused") {
+        return;
+    }
+    let mut fabric = Shared::bind().unwrap();
+    let mut stranger = Other::start(&format!("connect {}", fabric.lid()));
+    let poller = std::thread::spawn(move || stranger.hear());
+    until("the refusal", || {
+        fabric.poll(1, |_, _, _| panic!("a packet of another user"));
+        poller.is_finished().then_some(())
+    });
+    assert_eq!(poller.join().unwrap(), "closed: true");
+}
+
+#[test]
+fn another_user_that_holds_all_names_stops_no_card() {
+    if !is_alone("another_user_that_holds_all_names_stops_no_card") {
+        return;
+    }
+    let mut early = Shared::bind().unwrap();
+    // A process may have too few files for all.
+    let last = *LIDS.end();
+    let mut others = [1..=16_000, 16_001..=32_000, 32_001..=last].map(Other::holds);
+    let held = others.each_mut().map(Other::hear);
+    let count = |words: &String| words.strip_prefix("held ").unwrap().parse::<usize>().unwrap();
+    assert_eq!(held.iter().map(count).sum::<usize>(), LIDS.len() - 1, "all but that of the first card");
+
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    let lids = [early.lid(), a.lid(), b.lid()];
+    assert!(lids[0] != lids[1] && lids[1] != lids[2] && lids[0] != lids[2], "{lids:?}");
+    talk(&mut a, &mut b);
+    talk(&mut b, &mut a);
+    talk(&mut early, &mut a);
+    talk(&mut b, &mut early);
+
+    // The plain names are free again: no card takes the LID of one that has a secret name, nor the
+    // other way round.
+    others.into_iter().for_each(Other::end);
+    assert!(names::claim_plain(a.lid()).unwrap().is_none());
+    let key = Key::of_user_if_made().unwrap().unwrap();
+    assert!(names::claim_secret(&key, early.lid()).unwrap().is_none());
+    let free = LIDS.into_iter().find(|lid| !lids.contains(lid)).unwrap();
+    assert!(names::claim_plain(free).unwrap().is_some());
+    assert!(names::claim_secret(&key, free).unwrap().is_some());
+    let mut late = Shared::bind().unwrap();
+    talk(&mut late, &mut a);
+    talk(&mut a, &mut late);
+}

@@ -1,0 +1,148 @@
+//! Connections between two cards over TCP, until both cards have proven the key.
+
+use super::node::{Node, node_of_address};
+use crate::os::socket;
+use gdsync_auth::{Exchange, ExchangeError, Key};
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Longest time until a connection is established.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// Longest time without an answer of the other host while data is in flight, and until a peer has
+/// proven the key.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Time after which a connection is made again that the peer has closed: it had no place for it.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What a proof is for: packets from one card to another. Both cards know the addresses from the
+/// connection, so a proof for one card is of no use with another.
+pub(super) fn context(connector: Node, listener: Node, port: u16) -> Vec<u8> {
+    let mut context = b"packets of software cards 1".to_vec();
+    context.extend(connector.to_be_bytes());
+    context.extend(listener.to_be_bytes());
+    context.extend(port.to_be_bytes());
+    context
+}
+
+/// The addresses and the key of a link that is being made.
+#[derive(Clone)]
+pub(super) struct Route {
+    pub(super) own: SocketAddrV4,
+    pub(super) peer: SocketAddrV4,
+    pub(super) key: Key,
+}
+
+impl Route {
+    /// Starts to connect from the card's own address, by which the peer identifies the card.
+    fn connect(&self) -> io::Result<(TcpStream, Exchange)> {
+        let socket = socket::connect_tcp(*self.own.ip(), self.peer)?;
+        socket.set_nodelay(true)?;
+        socket::limit_silence(&socket, SILENCE)?;
+        let [own, peer] = [self.own, self.peer].map(|address| node_of_address(*address.ip()));
+        let exchange = Exchange::connecting(&self.key, &context(own, peer, self.peer.port()))?;
+        Ok((socket, exchange))
+    }
+}
+
+/// The state of a link that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Both cards have proven the key.
+    Proven,
+    /// Events of the socket say when there is more to do.
+    Waiting,
+    /// The connection is to be made again, after a while.
+    Closed,
+}
+
+/// The connecting side.
+pub(super) struct Joining {
+    route: Route,
+    exchange: Exchange,
+    since: Instant,
+    /// When the connection is made again.
+    again: Option<Instant>,
+}
+
+impl Joining {
+    pub(super) fn start(route: Route) -> io::Result<(TcpStream, Self)> {
+        let (socket, exchange) = route.connect()?;
+        Ok((socket, Joining { route, exchange, since: Instant::now(), again: None }))
+    }
+
+    /// Does what is possible without waiting.
+    pub(super) fn advance(&mut self, socket: &mut TcpStream) -> Result<Progress, ExchangeError> {
+        if self.again.is_some() {
+            return Ok(Progress::Closed);
+        }
+        // Until the connection is established, it takes no bytes.
+        let limit = |exchange: &Exchange| if exchange.is_sending() { CONNECT_TIME } else { SILENCE };
+        match self.exchange.advance(socket) {
+            Ok(true) => Ok(Progress::Proven),
+            Ok(false) if self.since.elapsed() < limit(&self.exchange) => Ok(Progress::Waiting),
+            Ok(false) => Err(io::Error::from(ErrorKind::TimedOut).into()),
+            Err(ExchangeError::Closed) if self.since.elapsed() < SILENCE => {
+                self.again = Some(Instant::now() + AGAIN);
+                Ok(Progress::Closed)
+            }
+            Err(error) => {
+                if matches!(error, ExchangeError::OtherKey) {
+                    let peer = self.route.peer;
+                    tracing::warn!(
+                        %peer,
+                        "a card has another key: give all cards of the job the same SOFTHCA_KEY_FILE"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the connection again, if it is time.
+    pub(super) fn connect_again(&mut self, now: Instant) -> io::Result<Option<TcpStream>> {
+        if self.again.is_none_or(|again| now < again) {
+            return Ok(None);
+        }
+        let (socket, exchange) = self.route.connect()?;
+        (self.exchange, self.again) = (exchange, None);
+        Ok(Some(socket))
+    }
+}
+
+/// The listening side.
+pub(super) struct Entering {
+    socket: TcpStream,
+    from: Node,
+    exchange: Exchange,
+}
+
+impl Entering {
+    pub(super) fn new(socket: TcpStream, from: SocketAddr, own: SocketAddrV4, key: &Key) -> io::Result<Self> {
+        let SocketAddr::V4(from) = from else { return Err(io::Error::other("not an IPv4 peer")) };
+        let from = node_of_address(*from.ip());
+        socket.set_nonblocking(true)?;
+        socket::limit_silence(&socket, SILENCE)?;
+        let exchange = Exchange::accepting(key, &context(from, node_of_address(*own.ip()), own.port()))?;
+        Ok(Entering { socket, from, exchange })
+    }
+
+    /// The node that the connection comes from.
+    pub(super) fn source(&self) -> Node {
+        self.from
+    }
+
+    /// Whether the connection is proven.
+    pub(super) fn advance(&mut self) -> Result<bool, ExchangeError> {
+        self.exchange.advance(&mut self.socket)
+    }
+
+    pub(super) fn into_socket(self) -> TcpStream {
+        self.socket
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
