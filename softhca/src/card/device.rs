@@ -9,6 +9,7 @@ use super::port::{GidEntry, LinkLayer, Port};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use crate::setting;
+use gdsync_sys::contain::contain;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 pub(super) const FIRST_NUMBER: u32 = 0x40;
 
 /// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
-/// without holding a lock.
+/// without holding a lock. If it panics, that is logged, and the event is lost.
 pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 /// A UAR page of a card.
@@ -190,7 +191,11 @@ impl Shared {
         let events = std::mem::take(&mut engine.resources.events);
         drop(engine);
         for event in events {
-            (self.sink)(event);
+            // A panic of the program's sink must not end the card's thread.
+            if let Err(panic) = contain(|| (self.sink)(event)) {
+                // Nor one of its subscriber, to which nothing can be said then.
+                let _ = contain(|| tracing::error!(panic, "what receives a card's events panicked"));
+            }
         }
     }
 
