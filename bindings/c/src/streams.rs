@@ -389,3 +389,43 @@ pub(crate) fn current_gpu() -> Option<u32> {
     let result = unsafe { sys::cuCtxGetDevice(&mut device) };
     (result == sys::CUresult::CUDA_SUCCESS).then(|| u32::try_from(device).ok()).flatten()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream() -> Arc<StreamObject> {
+        Arc::new(StreamObject::Soft(Stream::new(SoftStream::new().unwrap()).unwrap()))
+    }
+
+    #[test]
+    fn names_of_software_streams_are_none_of_cudas_and_never_come_again() {
+        let names: Vec<usize> = (0..100).map(|_| soft_name()).collect();
+        assert!(names.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(names.iter().all(|name| is_soft(std::ptr::without_provenance_mut(*name))));
+        let cudas = [0, 1, 2, 0x7fff_0000_1000, 0x7fff_0000_1008, 0x7fff_0000_1004];
+        assert!(cudas.iter().all(|name| !is_soft(std::ptr::without_provenance_mut(*name))));
+    }
+
+    #[test]
+    fn of_two_threads_that_name_a_new_stream_the_first_one_enters_it() {
+        let name = Name { handle: 1 << 62, scope: 0 };
+        let (one, two, third) = (stream(), stream(), stream());
+        assert!(Arc::ptr_eq(&first(name, one.clone(), |_| true), &one));
+        // The thread that was first has remembered it: it must stay.
+        assert!(Arc::ptr_eq(&first(name, two, |known| std::ptr::eq(known, &*one)), &one));
+        assert!(Arc::ptr_eq(&first(name, third.clone(), |_| false), &third), "another one at its address");
+        STREAMS.write().remove(&name);
+    }
+
+    #[test]
+    fn a_stream_that_is_forgotten_while_it_is_looked_up_is_not_remembered() {
+        let handle = create_soft().unwrap();
+        let before = FORGOTTEN.load(Ordering::Acquire);
+        let found = find_soft(handle).unwrap();
+        forget(handle, true).unwrap();
+        remember(handle, &found, before);
+        // SAFETY: a name of a software stream.
+        assert!(unsafe { remembered(handle) }.is_none());
+    }
+}

@@ -98,6 +98,17 @@ unsafe fn gather(list: &[ibv_sge]) -> Result<Vec<u8>, CallError> {
     Ok(bytes)
 }
 
+/// Before the bytes are looked at: a length that no queue pair takes is no promise that there are as
+/// many.
+fn check_inline(qp: &QueuePairObject, list: &[ibv_sge]) -> Result<(), CallError> {
+    let length: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
+    if length <= u64::from(qp.queue_pair.max_inline()) {
+        return Ok(());
+    }
+    let limit = "cap.max_inline_data of gds_create_qp is the most: leave IBV_EXP_SEND_INLINE out";
+    Err(bad("the length of the inline elements", length as i64, limit))
+}
+
 /// Calls with a request as gdsync has it.
 ///
 /// # Safety
@@ -131,6 +142,7 @@ unsafe fn with_inline<T>(
     list: &[ibv_sge],
     call: impl FnOnce(WorkRequest<'_>) -> Result<T, CallError>,
 ) -> Result<T, CallError> {
+    check_inline(qp, list)?;
     let post = |bytes: &[u8]| match wr.exp_opcode {
         opcode::SEND | opcode::SEND_WITH_IMM => finish(qp, wr, WorkRequest::send_inline(bytes), call),
         _ => finish(qp, wr, WorkRequest::write_inline(bytes, remote(wr)), call),

@@ -39,8 +39,16 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
+        if memory.len() == RING_BYTES {
+            Ok(Shared { memory })
+        } else {
+            Err(Corrupt("the memory of the ring has another size"))
+        }
+    }
+
     fn word64(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `memory` maps `RING_BYTES` (its constructors check that), page-aligned; control
+        // SAFETY: `memory` maps `RING_BYTES` (`new` has checked that), page-aligned; control
         // offsets are multiples of 8 inside it; the other process changes the word, which an atomic
         // tolerates.
         unsafe { AtomicU64::from_ptr(self.memory.base().add(offset).cast()) }
@@ -81,10 +89,10 @@ pub(super) struct MustWake(pub(super) bool);
 
 impl Producer {
     /// A ring in fresh shared memory of [`RING_BYTES`].
-    pub(super) fn new(memory: SharedMemory) -> Self {
-        let shared = Shared { memory };
+    pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
+        let shared = Shared::new(memory)?;
         shared.word64(AT_MAGIC).store(MAGIC, Ordering::Release);
-        Producer { shared, tail: 0 }
+        Ok(Producer { shared, tail: 0 })
     }
 
     /// Puts a packet into the ring.
@@ -173,7 +181,7 @@ pub(super) struct Packet<'a> {
     pub(super) payload: [Part; 2],
 }
 
-/// The other side wrote an impossible number.
+/// The other side wrote an impossible number, or the memory is no ring.
 #[derive(Debug)]
 pub(super) struct Corrupt(pub(super) &'static str);
 
@@ -186,7 +194,7 @@ pub(super) struct Consumer {
 impl Consumer {
     /// A ring that another process made in shared memory of [`RING_BYTES`].
     pub(super) fn new(memory: SharedMemory) -> Result<Self, Corrupt> {
-        let shared = Shared { memory };
+        let shared = Shared::new(memory)?;
         if shared.word64(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
             return Err(Corrupt("the ring is not of this version"));
         }

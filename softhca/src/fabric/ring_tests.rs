@@ -3,7 +3,7 @@ use super::*;
 fn pair() -> (Producer, Consumer) {
     let (memory, fd) = SharedMemory::create(RING_BYTES).unwrap();
     let other = SharedMemory::receive(std::os::fd::AsFd::as_fd(&fd), RING_BYTES).unwrap();
-    let producer = Producer::new(memory);
+    let producer = Producer::new(memory).unwrap();
     (producer, Consumer::new(other).unwrap())
 }
 
@@ -93,6 +93,10 @@ fn a_broken_ring_is_given_up() {
     assert_eq!(push(&mut producer, &[], &[]).unwrap_err(), PushError::Corrupt);
     let (memory, _fd) = SharedMemory::create(RING_BYTES).unwrap();
     assert!(Consumer::new(memory).is_err(), "not a ring");
+    for len in [4096, RING_BYTES - 4096, RING_BYTES + 4096] {
+        let memory = || SharedMemory::create(len).unwrap().0;
+        assert!(Producer::new(memory()).is_err() && Consumer::new(memory()).is_err(), "{len} bytes");
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Outgoing {
     pub(super) fn over(socket: UnixStream, own_lid: u16) -> io::Result<Self> {
         let process = socket::peer_process(&socket)?;
         let (memory, fd) = SharedMemory::create(RING_BYTES)?;
-        let ring = Producer::new(memory);
+        let ring = Producer::new(memory).map_err(|Corrupt(reason)| io::Error::other(reason))?;
         let mut greeting = [0; GREETING_BYTES];
         greeting[..GREETING.len()].copy_from_slice(&GREETING);
         greeting[GREETING.len()..].copy_from_slice(&own_lid.to_be_bytes());

@@ -69,6 +69,11 @@ impl SharedMemory {
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
+
+    /// Bytes that are mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
 }
 
 impl Drop for SharedMemory {

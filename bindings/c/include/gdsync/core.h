@@ -41,6 +41,8 @@ enum gds_create_qp_flags {
 typedef struct ibv_exp_qp_init_attr gds_qp_init_attr_t;
 typedef struct ibv_exp_send_wr gds_send_wr;
 
+/* A handle of a queue pair is the pointer that gds_create_qp returned, and one of a completion queue the address of its send_cq or
+ * recv_cq. Other values, copies of the structs among them, and handles of what is destroyed say EINVAL. */
 typedef struct gds_cq {
     struct ibv_cq *cq;
     uint32_t curr_offset; /* the completion that the last wait was prepared for, plus 1 */
@@ -60,7 +62,7 @@ typedef struct gds_qp {
 struct gds_qp *gds_create_qp(struct ibv_pd *pd, struct ibv_context *context, gds_qp_init_attr_t *qp_init_attr, int gpu_id,
                              int flags);
 
-/* Destroys it and its completion queues, and takes back what was prepared on them. Work that is still in flight is aborted, so that
+/* Destroys it and its completion queues, which no other thread uses, and takes back what was prepared on them. Work that is still in flight is aborted, so that
  * streams that wait for it go on. EINVAL: no queue pair of gds_create_qp, or one that is gone. */
 int gds_destroy_qp(struct gds_qp *qp);
 

@@ -35,15 +35,16 @@ int gdsync_destroy_ah(struct ibv_ah *ah);
 
 /* ---- Streams ---- */
 
-/* A stream in software: a thread that performs what it is given in order. Every function with a CUstream takes it. */
+/* A stream in software: a thread that performs what it is given in order. Every function with a CUstream takes it. Its name is a number, and
+ * none of CUDA's. */
 CUstream gdsync_soft_stream_create(void);
-/* What was given to it is still performed. */
+/* What was given to it is still performed. Its name says EINVAL from then on. */
 int gdsync_soft_stream_destroy(CUstream stream);
 /* Runs a function in the order of a software stream, as a kernel would. It must not call gdsync. */
 int gdsync_soft_stream_launch(CUstream stream, void (*function)(void *), void *argument);
 /* Waits until a stream, of CUDA or in software, has performed everything. ETIMEDOUT after so many milliseconds. */
 int gdsync_stream_synchronize(CUstream stream, unsigned timeout_ms);
-/* gdsync forgets a CUDA stream that is at its end, before its program destroys it. Needed where gds_prepare_write_memory was the last. */
+/* gdsync forgets a CUDA stream that is at its end, and that no other thread uses, before its program destroys it. Needed where gds_prepare_write_memory was the last. */
 int gdsync_stream_forget(CUstream stream);
 
 /* ---- Ways out ---- */

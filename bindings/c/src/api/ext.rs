@@ -140,7 +140,7 @@ pub unsafe extern "C" fn gdsync_stream_synchronize(stream: CUstream, timeout_ms:
 /// `gdsync_stream_forget`.
 ///
 /// # Safety
-/// The stream is alive.
+/// The stream is alive, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdsync_stream_forget(stream: CUstream) -> c_int {
     error::status("gdsync_stream_forget", || streams::forget(stream, false))

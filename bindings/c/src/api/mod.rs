@@ -1,4 +1,9 @@
 //! The C functions. Their documentation is in the headers; what they take is described there.
+//!
+//! Where one demands of the caller that a pointer is null or valid, that is of the program's own
+//! memory, and of objects of libibverbs and CUDA. Handles of gdsync's queue pairs, completion queues,
+//! software streams and objects of the software card may have any value; only, no other thread
+//! destroys the object during the call.
 
 pub mod descriptors;
 pub mod ext;

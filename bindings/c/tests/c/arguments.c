@@ -98,6 +98,7 @@ static void sends(void) {
     struct ibv_sge sge = sge_of(&rig.sides[0], 0, 8);
     gds_send_wr good = send_of(&sge, 0), wr = good, *bad = NULL;
     gds_send_request_t request;
+    struct ibv_sge sges[2];
     size_t i;
 
     memset(&copy, 0, sizeof(copy));
@@ -133,6 +134,13 @@ static void sends(void) {
     wr.exp_send_flags |= IBV_EXP_SEND_INLINE;
     sge.length = 4096;
     BAD(EINVAL, gds_post_send, qp, &wr, &bad);
+    /* Lengths that nothing is behind, and whose copies would take 8 GiB. */
+    sges[0] = sges[1] = sge;
+    sges[0].length = sges[1].length = ~(uint32_t)0;
+    wr.sg_list = sges;
+    wr.num_sge = 2;
+    BAD(EINVAL, gds_post_send, qp, &wr, &bad);
+    CHECK(strstr(gdsync_error_text(), "0x1fffffffe") != NULL);
     BAD(EINVAL, gds_stream_post_send, stream, NULL);
     BAD(EINVAL, gds_stream_post_send, stream, &request);
     BAD(EINVAL, gds_stream_post_send_all, stream, 0, &request);
