@@ -173,6 +173,7 @@ impl Tcp {
         self.outgoing.links.clear();
         self.joining.clear();
         self.incoming.clear();
+        self.unproven.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
