@@ -196,7 +196,7 @@ int layout(u64 *into) {
         offsetof(gdsync_segment_part, rkey),     offsetof(gdsync_segment, parts),       offsetof(gdsync_segment, data),
         offsetof(gdsync_segment, words),         offsetof(gdsync_segment, card_data),   offsetof(gdsync_segment, bytes),
         offsetof(gdsync_segment, lkey),          offsetof(gdsync_segment, count),       offsetof(gdsync_segment, size),
-        offsetof(gdsync_segment, version),       offsetof(gdsync_segment, flags),       offsetof(gdsync_segment, reserved),
+        offsetof(gdsync_segment, version),       offsetof(gdsync_segment, flags),       offsetof(gdsync_segment, watched),
     };
     int count = 0;
     for (u64 offset : offsets) {

@@ -42,7 +42,8 @@ impl Model {
     }
 }
 
-impl MemOpStream for Model {
+// SAFETY: it performs operations in a memory of its own, before `submit` returns.
+unsafe impl MemOpStream for Model {
     fn caps(&self) -> MemOpCaps {
         self.caps
     }

@@ -1,10 +1,17 @@
 //! The state that the handles and queues of a team share.
 
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::BootstrapError;
+use crate::connect::Unconnected;
+use crate::control::{Control, Outcome};
+use crate::error::NotifyError;
+use crate::life::{Life, State};
+use crate::parts::Parts;
 use crate::peer::Peer;
-use gdsync::ProtectionDomain;
+use gdsync::{ConnectOptions, ProtectionDomain, QueuePair};
+use gdsync_sys::pause::Pause;
 use parking_lot::Mutex;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 #[derive(Debug)]
 pub(crate) struct Connections {
@@ -14,6 +21,135 @@ pub(crate) struct Connections {
     pub(crate) queues: Vec<Vec<Peer>>,
     /// How long a post waits for room in a queue.
     pub(crate) timeout: Duration,
-    pub(crate) bootstrap: Mutex<Bootstrap>,
+    /// How queue pairs are connected.
+    pub(crate) options: ConnectOptions,
+    /// How long a call that all ranks make together waits for the others.
+    pub(crate) patience: Duration,
     pub(crate) pd: ProtectionDomain,
+    pub(crate) life: Arc<Life>,
+    pub(crate) control: Mutex<Control>,
+    /// Held through a call that all ranks make together. Locked before `control`.
+    pub(crate) turn: Mutex<()>,
+    /// The segments of the team, in the order in which they were made.
+    segments: Mutex<Vec<Weak<Parts>>>,
+}
+
+impl Connections {
+    /// Of a rank that is connected.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        made: Unconnected,
+        timeout: Duration,
+        patience: Duration,
+    ) -> Arc<Self> {
+        let Unconnected { rank, size, queues, control, options } = made;
+        let life = Arc::new(Life::new(size));
+        let peers = |peers: Vec<QueuePair>| {
+            (0..).zip(peers).map(|(rank, one)| Peer::new(rank, one, life.clone())).collect()
+        };
+        Arc::new(Connections {
+            rank,
+            size,
+            queues: queues.into_iter().map(peers).collect(),
+            timeout,
+            options,
+            patience,
+            pd: pd.clone(),
+            life: life.clone(),
+            control: Mutex::new(control),
+            turn: Mutex::default(),
+            segments: Mutex::default(),
+        })
+    }
+
+    /// Exchanges short texts among all ranks, `None` of those that were dropped. All ranks call
+    /// this in the same order.
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Result<Vec<Option<Vec<u8>>>, NotifyError> {
+        let _turn = self.turn.lock();
+        self.control.lock().begin_exchange(bytes, &self.life)?;
+        let all = self.wait_for_all(|control| control.try_exchange(&self.life));
+        if all.is_err() {
+            self.control.lock().give_up_exchanges();
+        }
+        all
+    }
+
+    /// Waits until all ranks have taken a step; `look` returns the ranks that are missing.
+    fn wait_for_all<T>(
+        &self,
+        mut look: impl FnMut(&mut Control) -> Result<Result<T, Vec<u32>>, NotifyError>,
+    ) -> Result<T, NotifyError> {
+        let (mut pause, timeout) = (Pause::new(), self.patience);
+        loop {
+            match look(&mut self.control.lock())? {
+                Ok(done) => return Ok(done),
+                Err(ranks) if pause.elapsed() >= timeout => {
+                    return Err(BootstrapError::Late { ranks, timeout }.into());
+                }
+                Err(_) => pause.pause(),
+            }
+        }
+    }
+
+    /// Agrees with the other survivors on the dead ranks, and drops them.
+    pub(crate) fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
+        let _turn = self.turn.lock();
+        let outcome = self.wait_for_all(|control| Ok(control.try_agree(&self.life)))?;
+        let dead = match outcome {
+            Outcome::Drop(dead) => dead,
+            Outcome::Expelled { by } => return Err(NotifyError::Expelled { by }),
+        };
+        // The others hear of the decision even if this process ends now. What is decided stays: a
+        // rank that stands still hears of it later.
+        let told = self.wait_for_all(|control| {
+            control.poll(&self.life);
+            let missing = control.unflushed(&self.life);
+            Ok(if missing.is_empty() { Ok(()) } else { Err(missing) })
+        });
+        if let Err(error) = told {
+            tracing::warn!(%error, "a rank has not taken the message that the team has dropped ranks");
+        }
+        // Another rank may have found some of them dead; then they are known here, too.
+        self.settle();
+        let dropped = self.life.drop_ranks(&dead);
+        self.settle();
+        Ok(dropped)
+    }
+
+    /// What follows from deaths: connections with dead ranks are ended, and what waits for them is
+    /// released. Returns whether notifications are held released, so that waits to come pass, too.
+    pub(crate) fn settle(&self) -> bool {
+        // Connections with dropped ranks were ended before; new processes may be taking them over.
+        for rank in self.life.set_of(|state| matches!(state, State::Dead(_))).iter() {
+            for peer in self.queues.iter().filter_map(|peers| peers.get(rank as usize)) {
+                peer.cut();
+            }
+        }
+        self.segments().iter().fold(false, |any, one| one.releases.update(&self.life) | any)
+    }
+
+    /// The segments that live, in the order in which they were made.
+    pub(crate) fn segments(&self) -> Vec<Arc<Parts>> {
+        let mut segments = self.segments.lock();
+        segments.retain(|one| one.strong_count() > 0);
+        segments.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn add_segment(&self, parts: &Arc<Parts>) {
+        self.segments.lock().push(Arc::downgrade(parts));
+    }
+
+    /// Flushes a queue: everything given to living ranks has arrived there.
+    pub(crate) fn flush(&self, queue: usize, timeout: Duration) -> Result<(), NotifyError> {
+        let started = Instant::now();
+        let peers = (0..).zip(&self.queues[queue]);
+        let mut kept = peers.filter(|(rank, _)| !matches!(self.life.state(*rank), State::Dropped(_)));
+        kept.try_for_each(|(_, peer)| peer.flush(timeout.saturating_sub(started.elapsed())))
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        self.life.close();
+    }
 }

@@ -3,9 +3,11 @@
 use crate::connections::Connections;
 use crate::error::NotifyError;
 use crate::layout::RemoteSegment;
+use crate::life::State;
 use crate::options::setters;
+use crate::part::SegmentMemory;
 use crate::queue::Queue;
-use crate::segment::{Segment, SegmentMemory};
+use crate::segment::Segment;
 use gdsync::PinnedMemory;
 use gdsync::cuda::{GpuMemory, WritesOrdering};
 use gdsync::cudarc::driver::{CudaContext, DeviceRepr};
@@ -74,8 +76,8 @@ pub struct DeviceSegmentData {
     /// a single step for the device's own threads only
     /// ([`gdsync::memop::MemOpCaps::host_atomics`]), else 0.
     pub flags: u32,
-    /// Zeroes.
-    pub reserved: u32,
+    /// 1: behind the parts stands `struct gdsync_segment_watch`.
+    pub watched: u32,
 }
 
 // SAFETY: plain integers, in the layout that kernels have of it.
@@ -90,6 +92,15 @@ struct Part {
     words: u64,
     count: u32,
     rkey: u32,
+}
+
+/// `struct gdsync_segment_watch`: as long as a part, behind the last of them.
+#[repr(C)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+struct SegmentWatch {
+    /// The statuses of this rank's notifications, as kernels address them.
+    statuses: u64,
+    reserved: [u64; 3],
 }
 
 /// How a [`Queue`] is attached to a device.
@@ -167,7 +178,8 @@ impl Table {
 /// launches them (which is `unsafe`) promises that they have ended before this is dropped.
 #[derive(Debug)]
 pub struct DeviceQueue {
-    queue_pairs: Vec<DeviceQp>,
+    /// `None` of ranks that the team had dropped.
+    queue_pairs: Vec<Option<DeviceQp>>,
     data: DeviceQueueData,
     _table: Table,
     queue: Queue,
@@ -193,17 +205,25 @@ impl Queue {
         let Connections { rank, size, timeout, .. } = *self.team;
         self.flush(timeout)?;
         let attach = |rank| {
+            if matches!(self.team.life.state(rank), State::Dropped(_)) {
+                return Ok(None);
+            }
             let mut of_one = DeviceQpOptions::default().doorbells(options.doorbells).stall(options.stall);
             if let Some(context) = &options.tables {
                 of_one = of_one.state(&GpuMemory::allocate(context, STATE_BYTES)?);
             }
             let attached = self.queue_pair(rank)?.attach_device(device, &of_one);
-            attached.map_err(|source| NotifyError::HandOver { rank, source })
+            attached.map(Some).map_err(|source| NotifyError::HandOver { rank, source })
         };
         // If one fails, those before it are detached by their drop: nothing was posted.
         let queue_pairs = (0..size).map(attach).collect::<Result<Vec<_>, _>>()?;
-        let descriptions: Vec<DeviceQpData> = queue_pairs.iter().map(DeviceQp::data).collect();
-        let table = Table::new(descriptions.as_bytes(), options.tables.as_ref())?;
+        // Zeroes, of ranks that were dropped: kernels refuse the version.
+        let none = [0; size_of::<DeviceQpData>()];
+        let descriptions: Vec<u8> = queue_pairs
+            .iter()
+            .flat_map(|one| one.as_ref().map_or(none, |one| zerocopy::transmute!(one.data())))
+            .collect();
+        let table = Table::new(&descriptions, options.tables.as_ref())?;
         let data = DeviceQueueData {
             queue_pairs: table.address(device)?,
             size,
@@ -225,10 +245,14 @@ impl DeviceQueue {
     /// The queue pair to a rank.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`].
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] of a rank that the team had dropped.
     pub fn queue_pair(&self, rank: u32) -> Result<&DeviceQp, NotifyError> {
         let size = self.data.size;
-        self.queue_pairs.get(rank as usize).ok_or(NotifyError::Rank { rank, size })
+        match self.queue_pairs.get(rank as usize) {
+            Some(Some(queue_pair)) => Ok(queue_pair),
+            Some(None) => self.queue.team.life.check(rank).and(Err(NotifyError::Rank { rank, size })),
+            None => Err(NotifyError::Rank { rank, size }),
+        }
     }
 
     /// Detaches the queue from the device, all of whose kernels have ended: waits until everything
@@ -243,6 +267,7 @@ impl DeviceQueue {
         let started = Instant::now();
         let mut result = Ok(&self.queue);
         for (rank, queue_pair) in (0..).zip(&self.queue_pairs) {
+            let Some(queue_pair) = queue_pair else { continue };
             let detached = queue_pair.detach_device(timeout.saturating_sub(started.elapsed()));
             if let Err(source) = detached {
                 result = result.and(Err(NotifyError::HandOver { rank, source }));
@@ -289,8 +314,12 @@ impl Segment {
         // Only kernels of the GPU that owns the memory look at it: its order for its owner is
         // enough.
         self.check_order(|gpu| gpu.writes_ordering != WritesOrdering::None)?;
-        let parts: Vec<Part> = self.remotes().iter().map(Part::of).collect();
-        let table = Table::new(parts.as_bytes(), tables)?;
+        let parts: Vec<Part> =
+            self.parts().remotes().iter().map(|one| one.as_ref().map_or(Part::NONE, Part::of)).collect();
+        let statuses = self.parts().releases.statuses();
+        let statuses = device.translate(statuses.addr(), statuses.len())?.get();
+        let watch = SegmentWatch { statuses, reserved: [0; 3] };
+        let table = Table::new(&[parts.as_bytes(), watch.as_bytes()].concat(), tables)?;
         let (address, lkey, is_atomic) = match self.memory() {
             SegmentMemory::Host(region) => {
                 let memory = region.memory();
@@ -314,13 +343,16 @@ impl Segment {
             size: parts.len() as u32,
             version: VERSION,
             flags: if is_atomic { 0 } else { ATOMIC_IN_GPU },
-            reserved: 0,
+            watched: 1,
         };
         Ok(DeviceSegment { data, _table: table, _segment: self.clone() })
     }
 }
 
 impl Part {
+    /// Of a rank that the team had dropped: nothing is there.
+    const NONE: Part = Part { data: 0, bytes: 0, words: 0, count: 0, rkey: 0 };
+
     fn of(remote: &RemoteSegment) -> Self {
         let RemoteSegment { data, notifications } = remote;
         Part {
@@ -358,6 +390,7 @@ mod tests {
             offset_of!(Part, rkey),
         ];
         assert_eq!(offsets, [0, 8, 16, 24, 28]);
+        assert_eq!((size_of::<SegmentWatch>(), align_of::<SegmentWatch>()), (32, 8));
         assert_eq!((size_of::<DeviceSegmentData>(), align_of::<DeviceSegmentData>()), (64, 8));
         let offsets = [
             offset_of!(DeviceSegmentData, parts),
@@ -370,7 +403,7 @@ mod tests {
             offset_of!(DeviceSegmentData, size),
             offset_of!(DeviceSegmentData, version),
             offset_of!(DeviceSegmentData, flags),
-            offset_of!(DeviceSegmentData, reserved),
+            offset_of!(DeviceSegmentData, watched),
         ];
         assert_eq!(offsets, [0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 60]);
     }

@@ -5,10 +5,27 @@ use gdsync::cuda::CudaError;
 use gdsync::device::DeviceQpError;
 use gdsync::memop::{StreamError, WordError};
 use gdsync::memory::OutOfBounds;
-use gdsync::queue::{FailureCause, StateError, Syndrome};
+use gdsync::qp::ResetError;
+use gdsync::queue::{FailureCause, Syndrome};
 use gdsync::{Error, QueueError};
 use std::io;
 use std::time::Duration;
+
+/// How a rank knows that another one is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeathCause {
+    /// A connection with it has failed: mostly because its card did not answer
+    /// ([`Syndrome::RetryExceeded`]).
+    #[error("as the connection with it says ({0})")]
+    NoAnswer(FailureCause),
+    /// Another rank has found it dead.
+    #[error("as rank {by} says")]
+    Reported {
+        /// That rank.
+        by: u32,
+    },
+}
 
 /// Errors of [`Team`](crate::Team), [`Segment`](crate::Segment) and [`Queue`](crate::Queue).
 #[derive(Debug, thiserror::Error)]
@@ -68,13 +85,23 @@ pub enum NotifyError {
         /// The time allowed.
         timeout: Duration,
     },
-    /// A rank no longer answers.
+    /// A rank is dead, and the call would wait for it, or address it.
     #[error(
-        "rank {rank} does not answer: its process has ended, its host is down, or the network is cut; go on without it, or end the job"
+        "rank {rank} is dead, {cause}: its process has ended, its host is down, or the network is cut; go on without it (Team::shrink), or end the job"
     )]
     PeerDead {
         /// The rank.
         rank: u32,
+        /// How this rank knows.
+        cause: DeathCause,
+    },
+    /// The other ranks go on without this one.
+    #[error(
+        "rank {by} has found this rank dead, and the team goes on without it: the network was cut, or this process stood still; end it"
+    )]
+    Expelled {
+        /// A rank that has found this one dead.
+        by: u32,
     },
     /// The connection with a rank has failed.
     #[error("the connection with rank {rank} has failed: {cause}")]
@@ -134,6 +161,14 @@ pub enum NotifyError {
         /// Why.
         source: DeviceQpError,
     },
+    /// The connection with a dead rank cannot be brought back for a new process.
+    #[error("the connection with dead rank {rank}: {source}")]
+    Reset {
+        /// The rank.
+        rank: u32,
+        /// What is in the way.
+        source: ResetError,
+    },
     /// The device cannot reach the memory of a queue or of a segment.
     #[error("kernels cannot reach the memory: {0}")]
     Unreachable(#[from] StreamError),
@@ -159,17 +194,9 @@ impl NotifyError {
     pub(crate) fn of_cause(rank: u32, cause: FailureCause) -> Self {
         match cause {
             FailureCause::Work(error) if error.kind() == Some(Syndrome::RetryExceeded) => {
-                NotifyError::PeerDead { rank }
+                NotifyError::PeerDead { rank, cause: DeathCause::NoAnswer(cause) }
             }
             cause => NotifyError::Failed { rank, cause },
-        }
-    }
-
-    /// From an error of the queue pair to a rank.
-    pub(crate) fn of_queue(rank: u32, error: QueueError) -> Self {
-        match error {
-            QueueError::State(StateError::Failed { cause, .. }) => Self::of_cause(rank, cause),
-            source => NotifyError::Post { rank, source },
         }
     }
 }

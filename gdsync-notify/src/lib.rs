@@ -7,7 +7,9 @@
 //! included, made over a [`bootstrap::Bootstrap`]. A [`Segment`] is host or GPU memory of which
 //! every rank has a part, with notifications: 32-bit words, numbered from 0, whose value 0 means
 //! "not set". A [`Queue`] writes and notifies, from the CPU or in batches of a stream; attached to
-//! a device ([`Queue::attach_device`]), from inside kernels. The [`guide`] compares the calls with
+//! a device ([`Queue::attach_device`]), from inside kernels. The death of a rank ends every wait for
+//! it, with its number ([`NotifyError::PeerDead`]); the others go on without it ([`Team::shrink`]),
+//! or with a new process in its place ([`Team::replace`]). The [`guide`] compares the calls with
 //! GASPI's and lists what a program has to know.
 //!
 //! ```
@@ -70,15 +72,26 @@
 //! ([`NotifyError::Consistency`]).
 
 pub mod bootstrap;
+mod config;
+mod connect;
 mod connections;
+mod control;
 mod device;
 mod error;
 mod layout;
+mod life;
+mod monitor;
 mod options;
+mod part;
+mod parts;
 mod peer;
 mod queue;
+mod rank_set;
+mod release;
+mod replace;
 mod segment;
 mod team;
+mod together;
 mod word;
 
 #[doc = include_str!("../guide.md")]
@@ -88,10 +101,12 @@ pub mod guide {}
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use config::TeamConfig;
 pub use device::{DeviceQueue, DeviceQueueData, DeviceQueueOptions, DeviceSegment, DeviceSegmentData};
-pub use error::NotifyError;
+pub use error::{DeathCause, NotifyError};
 pub use layout::RemoteSegment;
+pub use part::{PartPlan, SegmentMemory};
 pub use queue::Queue;
-pub use segment::{Segment, SegmentMemory};
-pub use team::{Team, TeamConfig};
+pub use segment::Segment;
+pub use team::Team;
 pub use word::{NotificationWord, WaitNotification};

@@ -1,16 +1,22 @@
 //! One queue pair of a team, and which of its requests have completed.
 
 use crate::error::NotifyError;
-use gdsync::queue::{OrderError, StateError};
-use gdsync::{PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
+use crate::life::Life;
+use gdsync::qp::ResetError;
+use gdsync::queue::{FailureCause, OrderError, StateError};
+use gdsync::{ConnectOptions, Endpoint, PreparedSend, PreparedWait, QueueError, QueuePair, WorkRequest};
 use gdsync_sys::pause::Pause;
 use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct Peer {
     rank: u32,
     pub(crate) queue_pair: QueuePair,
+    life: Arc<Life>,
+    is_cut: AtomicBool,
     progress: Mutex<Progress>,
 }
 
@@ -26,8 +32,65 @@ struct Progress {
 }
 
 impl Peer {
-    pub(crate) fn new(rank: u32, queue_pair: QueuePair) -> Self {
-        Peer { rank, queue_pair, progress: Mutex::default() }
+    pub(crate) fn new(rank: u32, queue_pair: QueuePair, life: Arc<Life>) -> Self {
+        Peer { rank, queue_pair, life, is_cut: AtomicBool::new(false), progress: Mutex::default() }
+    }
+
+    /// The error for the first failure of the queue pair. That of a dead rank has perhaps been
+    /// aborted.
+    fn of_cause(&self, cause: FailureCause) -> NotifyError {
+        match self.life.check(self.rank) {
+            Err(dead) => dead,
+            Ok(()) => {
+                // The monitor looks whether the rank is dead.
+                self.life.hurry();
+                NotifyError::of_cause(self.rank, cause)
+            }
+        }
+    }
+
+    /// The error for one of the queue pair.
+    fn of_queue(&self, error: QueueError) -> NotifyError {
+        match error {
+            QueueError::State(StateError::Failed { cause, .. }) => self.of_cause(cause),
+            source => NotifyError::Post { rank: self.rank, source },
+        }
+    }
+
+    /// Ends the connection with a dead rank: nothing of it arrives any more, and what waits for it
+    /// goes on.
+    pub(crate) fn cut(&self) {
+        if self.is_cut.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.queue_pair.abort() {
+            tracing::error!(%error, rank = self.rank, "a connection with a dead rank could not be ended");
+        }
+    }
+
+    /// Brings the connection with a dead rank back to where it was made, for another process. What
+    /// streams were given of it has to pass, and its completions are taken; that may take up to
+    /// `timeout`.
+    pub(crate) fn reset(&self, timeout: Duration) -> Result<Endpoint, NotifyError> {
+        let mut progress = self.progress.lock();
+        let mut pause = Pause::new();
+        loop {
+            for queue in [self.queue_pair.send_cq(), self.queue_pair.recv_cq()] {
+                while queue.poll().map_err(|error| self.of_queue(error.into()))?.is_some() {}
+            }
+            match self.queue_pair.reset() {
+                Ok(()) => break,
+                Err(ResetError::Blocked { .. }) if pause.elapsed() < timeout => pause.pause(),
+                Err(source) => return Err(NotifyError::Reset { rank: self.rank, source }),
+            }
+        }
+        *progress = Progress::default();
+        self.is_cut.store(false, Ordering::Relaxed);
+        Ok(self.queue_pair.endpoint()?)
+    }
+
+    pub(crate) fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), NotifyError> {
+        Ok(self.queue_pair.connect(remote, options)?)
     }
 
     /// Locks the queue for one caller, so that requests that belong together follow each other.
@@ -39,12 +102,10 @@ impl Peer {
     /// Takes completions. A failure of the queue pair is an error now and at every later call.
     fn poll(&self, progress: &mut Progress) -> Result<(), NotifyError> {
         let queue = self.queue_pair.send_cq();
-        while let Some(completion) =
-            queue.poll().map_err(|error| NotifyError::of_queue(self.rank, error.into()))?
-        {
+        while let Some(completion) = queue.poll().map_err(|error| self.of_queue(error.into()))? {
             progress.completed = progress.completed.max(completion.wr_id);
         }
-        self.queue_pair.failure().map_or(Ok(()), |cause| Err(NotifyError::of_cause(self.rank, cause)))
+        self.queue_pair.failure().map_or(Ok(()), |cause| Err(self.of_cause(cause)))
     }
 
     /// Waits of a stream for every request that no stream waits for yet.
@@ -54,7 +115,7 @@ impl Peer {
             match queue.prepare_wait() {
                 Ok(wait) => waits.push(wait),
                 Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => return Ok(waits),
-                Err(error) => return Err(NotifyError::of_queue(self.rank, error)),
+                Err(error) => return Err(self.of_queue(error)),
             }
         }
     }
@@ -77,7 +138,7 @@ impl Peer {
                 match self.queue_pair.post_send(WorkRequest::nop().wr_id(number)) {
                     Ok(()) => (progress.given, progress.certain) = (number, number),
                     Err(QueueError::State(StateError::Failed { cause, .. })) => {
-                        return Err(NotifyError::of_cause(self.rank, cause));
+                        return Err(self.of_cause(cause));
                     }
                     // The stream has not reached its sends, or the program holds a prepared one.
                     Err(error) => in_the_way = Some(error),
@@ -86,7 +147,7 @@ impl Peer {
             drop(progress);
             if pause.elapsed() >= timeout {
                 return Err(match in_the_way {
-                    Some(error) => NotifyError::of_queue(self.rank, error),
+                    Some(error) => self.of_queue(error),
                     None => NotifyError::TimedOut { what: "flushing a queue", timeout },
                 });
             }
@@ -105,26 +166,31 @@ pub(crate) struct Posting<'a> {
 impl Posting<'_> {
     /// Posts a request whose completion says that those before it have completed, too.
     pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request, QueuePair::post_send)?;
+        self.give(request, QueuePair::post_send, |_| Ok(()))?;
         self.progress.certain = self.progress.given;
         Ok(())
     }
 
     /// Posts a request that a later one completes.
     pub(crate) fn post_unsignaled(&mut self, request: WorkRequest<'_>) -> Result<(), NotifyError> {
-        self.give(request.unsignaled(), QueuePair::post_send)
+        self.give(request.unsignaled(), QueuePair::post_send, |_| Ok(()))
     }
 
-    /// Prepares a request for a stream.
+    /// Prepares a request for a stream. Refused while any rank is dead and not dropped: a stream
+    /// does not see that its waits are released, and would write what it has not received.
     pub(crate) fn prepare(&mut self, request: WorkRequest<'_>) -> Result<PreparedSend, NotifyError> {
-        self.give(request, QueuePair::prepare)
+        self.peer.life.check(self.peer.rank)?;
+        self.peer.life.check_all()?;
+        self.give(request, QueuePair::prepare, Life::check_all)
     }
 
-    /// Gives the next request to the queue pair, and waits for room while the queue is full.
+    /// Gives the next request to the queue pair, and waits for room while the queue is full, as long
+    /// as `may_wait` says so.
     fn give<'a, T>(
         &mut self,
         request: WorkRequest<'a>,
         act: impl Fn(&QueuePair, WorkRequest<'a>) -> Result<T, QueueError>,
+        may_wait: impl Fn(&Life) -> Result<(), NotifyError>,
     ) -> Result<T, NotifyError> {
         let Posting { peer, timeout, .. } = *self;
         let mut pause = Pause::new();
@@ -137,6 +203,7 @@ impl Posting<'_> {
                     return Ok(done);
                 }
                 Err(QueueError::Full(_)) if pause.elapsed() < timeout => {
+                    may_wait(&peer.life)?;
                     let before = self.progress.completed;
                     peer.poll(&mut self.progress)?;
                     if self.progress.completed == before {
@@ -146,7 +213,7 @@ impl Posting<'_> {
                 Err(QueueError::Full(_)) => {
                     return Err(NotifyError::TimedOut { what: "waiting for room in a queue", timeout });
                 }
-                Err(error) => return Err(NotifyError::of_queue(peer.rank, error)),
+                Err(error) => return Err(peer.of_queue(error)),
             }
         }
     }

@@ -93,7 +93,9 @@ impl Queue {
     /// [`Self::write`], for a batch of a stream.
     ///
     /// # Errors
-    /// As there.
+    /// As there; [`NotifyError::PeerDead`] while any rank is dead and not dropped
+    /// ([`Team::shrink`](crate::Team::shrink)). A stream does not see that its waits are released, so
+    /// it gets nothing new to do; so for all calls that prepare.
     pub fn prepare_write(
         &self,
         from: &Slice,
@@ -151,7 +153,7 @@ impl Queue {
         self.peer(rank)?.prepare_waits()
     }
 
-    /// Returns when everything posted before, to all ranks, has arrived there: the program may
+    /// Returns when everything posted before, to all ranks of the team, has arrived there: the program may
     /// change what it was written from. This includes the sends that streams were given, so the
     /// streams must reach them within the time.
     ///
@@ -160,9 +162,7 @@ impl Queue {
     /// reached; [`NotifyError::TimedOut`]. [`NotifyError::Post`], after that time, if a send is
     /// prepared and not posted, or a stream has not reached it.
     pub fn flush(&self, timeout: Duration) -> Result<(), NotifyError> {
-        let started = std::time::Instant::now();
-        let peers = &self.team.queues[self.index];
-        peers.iter().try_for_each(|peer| peer.flush(timeout.saturating_sub(started.elapsed())))
+        self.team.flush(self.index, timeout)
     }
 
     /// As [`Self::flush`], for the requests to one rank.
@@ -173,8 +173,8 @@ impl Queue {
         self.peer(rank)?.flush(timeout)
     }
 
-    /// Asks whether a rank's card answers: an empty write, flushed. A reliable connection has no
-    /// other sign of life, so a rank that only waits should ping now and then.
+    /// Asks whether a rank's card answers on this queue: an empty write, flushed. The team probes
+    /// each rank by itself, so no rank has to ping for the sake of finding a dead one.
     ///
     /// # Errors
     /// As [`Self::flush_rank`].

@@ -1,20 +1,20 @@
 //! Memory that other ranks write into, with notifications.
 
 use crate::error::NotifyError;
-use crate::layout::{RemoteSegment, WORD, total, words_at};
-use crate::word::{NotificationWord, Taker};
-use gdsync::cuda::{self, Consistency, GpuCapabilities, GpuMemory};
-use gdsync::cudarc::driver::CudaContext;
+use crate::layout::{RemoteSegment, WORD, words_at};
+use crate::life::Life;
+use crate::part::{OwnPart, SegmentMemory};
+use crate::parts::Parts;
+use crate::release::Look;
+use crate::word::NotificationWord;
+use gdsync::cuda::{Consistency, GpuCapabilities};
 use gdsync::memop::{GpuWord32, Word32};
-use gdsync::verbs::{GpuMemoryRegion, Provider};
-use gdsync::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, Slice};
+use gdsync::{RemoteMemory, Slice};
 use gdsync_sys::pause::Pause;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-const ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
 /// Memory of which every rank of a [`Team`](crate::Team) has a part, with notifications: 32-bit
 /// words, whose value 0 means "not set". A cheap handle.
@@ -66,92 +66,19 @@ pub struct Segment {
 #[derive(Debug)]
 struct Inner {
     own: OwnPart,
-    remotes: Vec<RemoteSegment>,
-}
-
-/// The part of this rank.
-#[derive(Debug)]
-pub(crate) struct OwnPart {
-    rank: u32,
-    memory: SegmentMemory,
-    len: usize,
-    notifications: u32,
-    /// The card is no software card. It promises an order of its writes into GPU memory to the
-    /// GPU's streams only.
-    is_real: bool,
-    /// The GPU of [`SegmentMemory::Gpu`].
-    gpu: Option<Gpu>,
-}
-
-#[derive(Debug)]
-struct Gpu {
-    number: i32,
-    capabilities: GpuCapabilities,
-    taker: Taker,
-}
-
-/// This rank's memory of a [`Segment`]: data, and behind them notifications.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum SegmentMemory {
-    /// In host memory.
-    Host(MemoryRegion),
-    /// In GPU memory.
-    Gpu(GpuMemoryRegion),
-}
-
-impl OwnPart {
-    pub(crate) fn host(
-        pd: &ProtectionDomain,
-        rank: u32,
-        len: usize,
-        notifications: u32,
-    ) -> Result<Self, NotifyError> {
-        let region = MemoryRegion::allocate(pd, total(len, notifications)?, ACCESS)?;
-        Ok(Self::new(pd, rank, SegmentMemory::Host(region), len, notifications, None))
-    }
-
-    pub(crate) fn gpu(
-        pd: &ProtectionDomain,
-        rank: u32,
-        context: &Arc<CudaContext>,
-        len: usize,
-        notifications: u32,
-    ) -> Result<Self, NotifyError> {
-        let (number, capabilities) = (context.cu_device(), cuda::capabilities(context)?);
-        let gpu = Gpu { number, capabilities, taker: Taker::new(context)? };
-        let memory = GpuMemory::allocate(context, total(len, notifications)?)?;
-        let region = GpuMemoryRegion::register(pd, memory, ACCESS)?;
-        Ok(Self::new(pd, rank, SegmentMemory::Gpu(region), len, notifications, Some(gpu)))
-    }
-
-    fn new(
-        pd: &ProtectionDomain,
-        rank: u32,
-        memory: SegmentMemory,
-        len: usize,
-        notifications: u32,
-        gpu: Option<Gpu>,
-    ) -> Self {
-        let is_real = pd.device().provider() != Provider::Software;
-        OwnPart { rank, memory, len, notifications, is_real, gpu }
-    }
-
-    /// The line that the other ranks get.
-    pub(crate) fn describe(&self) -> String {
-        let whole = match &self.memory {
-            SegmentMemory::Host(region) => region.remote(),
-            SegmentMemory::Gpu(region) => region.remote(),
-        };
-        RemoteSegment::describe(whole, self.len, self.notifications)
-    }
+    parts: Arc<Parts>,
+    life: Arc<Life>,
 }
 
 impl Segment {
     /// From the own part, and the descriptions of all parts.
-    pub(crate) fn new(own: OwnPart, texts: &[String]) -> Result<Self, NotifyError> {
-        let remotes = texts.iter().map(|text| RemoteSegment::parse(text)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Segment { inner: Arc::new(Inner { own, remotes }) })
+    pub(crate) fn new(own: OwnPart, texts: &[Option<String>], life: &Arc<Life>) -> Result<Self, NotifyError> {
+        let parts = Arc::new(Parts::new(own.describe(), texts, own.words(), own.notifications)?);
+        Ok(Segment { inner: Arc::new(Inner { own, parts, life: life.clone() }) })
+    }
+
+    pub(crate) fn parts(&self) -> &Arc<Parts> {
+        &self.inner.parts
     }
 
     /// Bytes of data of this rank; other ranks may have more or fewer.
@@ -177,18 +104,83 @@ impl Segment {
     /// Where the part of a rank is, as plain data.
     ///
     /// # Errors
-    /// [`NotifyError::Rank`].
+    /// [`NotifyError::Rank`]; [`NotifyError::PeerDead`] for a rank that the team had dropped when
+    /// the segment was made.
     pub fn remote(&self, rank: u32) -> Result<RemoteSegment, NotifyError> {
-        let size = self.inner.remotes.len() as u32;
-        self.inner.remotes.get(rank as usize).copied().ok_or(NotifyError::Rank { rank, size })
+        self.inner.parts.remote(rank, &self.inner.life)
     }
 
     pub(crate) fn rank(&self) -> u32 {
         self.inner.own.rank
     }
 
-    pub(crate) fn remotes(&self) -> &[RemoteSegment] {
-        &self.inner.remotes
+    /// Says which rank sets these notifications of this rank's part; at first any rank may. Waits
+    /// for them, by the CPU, streams and kernels, then end when that rank is dead, and not when
+    /// another one is; and [`gdsync::Stream::oldest_wait`] names the rank.
+    ///
+    /// # Errors
+    /// [`NotifyError::Notification`], [`NotifyError::Rank`].
+    pub fn expect_from(&self, ids: Range<u32>, rank: u32) -> Result<(), NotifyError> {
+        self.set_sender(ids, Some(rank))
+    }
+
+    /// Says that any rank may set these notifications, as at first.
+    ///
+    /// # Errors
+    /// [`NotifyError::Notification`].
+    pub fn expect_from_any(&self, ids: Range<u32>) -> Result<(), NotifyError> {
+        self.set_sender(ids, None)
+    }
+
+    fn set_sender(&self, ids: Range<u32>, sender: Option<u32>) -> Result<(), NotifyError> {
+        self.check_ids(&ids)?;
+        let size = self.inner.parts.remotes().len() as u32;
+        if let Some(rank) = sender.filter(|rank| *rank >= size) {
+            return Err(NotifyError::Rank { rank, size });
+        }
+        self.inner.parts.releases.set_sender(ids, sender);
+        self.inner.parts.releases.update(&self.inner.life);
+        Ok(())
+    }
+
+    fn check_id(&self, id: u32) -> Result<(), NotifyError> {
+        let (rank, count) = (self.rank(), self.notifications());
+        if id < count { Ok(()) } else { Err(NotifyError::Notification { rank, id, count }) }
+    }
+
+    fn check_ids(&self, ids: &Range<u32>) -> Result<(), NotifyError> {
+        let (rank, count) = (self.rank(), self.notifications());
+        if ids.end > count {
+            return Err(NotifyError::Notification { rank, id: ids.end - 1, count });
+        }
+        Ok(())
+    }
+
+    /// Whether a wait for a notification was released because a rank is dead: after a stream has
+    /// passed the wait, this says whether what it waited for has come.
+    ///
+    /// A release stays until another rank is expected ([`Self::expect_from`]) or the dead one is
+    /// replaced; that of a notification that any rank may set, until the team drops the dead one.
+    ///
+    /// # Errors
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`].
+    pub fn check_notification(&self, id: u32) -> Result<(), NotifyError> {
+        self.check_id(id)?;
+        match self.inner.parts.releases.status(id) {
+            Some((rank, _)) => self.inner.life.check(rank),
+            None => Ok(()),
+        }
+    }
+
+    /// The status of a notification, for kernels and for descriptors behind the wait: 0, or, once
+    /// waits for it are released, bit 31, the number of the dead rank, and bit 30 if the team has
+    /// dropped that rank. The word is the library's: programs read it.
+    ///
+    /// # Errors
+    /// [`NotifyError::Notification`].
+    pub fn notification_status(&self, id: u32) -> Result<Word32, NotifyError> {
+        self.check_id(id)?;
+        self.inner.parts.releases.status_word(id)
     }
 
     /// A slice of this rank's data, to be written from: `segment.slice(..)`,
@@ -242,14 +234,18 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`].
     pub fn notification(&self, id: u32) -> Result<NotificationWord, NotifyError> {
-        let (rank, count) = (self.rank(), self.notifications());
-        if id >= count {
-            return Err(NotifyError::Notification { rank, id, count });
-        }
+        self.check_id(id)?;
+        let rank = self.rank();
+        let name = match self.inner.parts.releases.sender(id) {
+            Some(sender) => format!("notification {id} of rank {sender}"),
+            None => format!("notification {id} of rank {rank}'s segment, from any rank"),
+        };
         let offset = words_at(self.len()) + id as usize * WORD;
         Ok(match self.memory() {
-            SegmentMemory::Host(region) => NotificationWord::Host(Word32::new(region, offset)?),
-            SegmentMemory::Gpu(region) => NotificationWord::Gpu(GpuWord32::new(region.memory(), offset)?),
+            SegmentMemory::Host(region) => NotificationWord::Host(Word32::new(region, offset)?.named(name)),
+            SegmentMemory::Gpu(region) => {
+                NotificationWord::Gpu(GpuWord32::new(region.memory(), offset)?.named(name))
+            }
         })
     }
 
@@ -259,19 +255,24 @@ impl Segment {
     ///
     /// In GPU memory each look is a copy by the driver, which takes some microseconds.
     ///
+    /// A rank that is dead ends the wait if it might set one of them: if any rank may (as at first),
+    /// or that one ([`Self::expect_from`]). The notifications that a team's dropped ranks were to
+    /// set end it if there are no others in the range.
+    ///
     /// # Errors
-    /// [`NotifyError::Notification`] for a range that ends behind the notifications,
-    /// [`NotifyError::Cuda`], [`NotifyError::Consistency`].
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Notification`] for a range that ends behind the
+    /// notifications, [`NotifyError::Cuda`], [`NotifyError::Consistency`].
     pub fn notify_waitsome(&self, ids: Range<u32>, timeout: Duration) -> Result<Option<u32>, NotifyError> {
-        let (rank, count) = (self.rank(), self.notifications());
-        if ids.end > count {
-            return Err(NotifyError::Notification { rank, id: ids.end - 1, count });
-        }
+        self.check_ids(&ids)?;
         let mut pause = Pause::new();
         loop {
-            let found = self.first_of(ids.clone())?;
-            if found.is_some() || ids.is_empty() || pause.elapsed() >= timeout {
-                return Ok(found);
+            match self.look(ids.clone())? {
+                Look::Found(id) => return Ok(Some(id)),
+                Look::Dead(rank) => self.inner.life.check(rank)?,
+                Look::Nothing => {}
+            }
+            if ids.is_empty() || pause.elapsed() >= timeout {
+                return Ok(None);
             }
             pause.pause();
         }
@@ -293,29 +294,29 @@ impl Segment {
         }
     }
 
-    fn first_of(&self, ids: Range<u32>) -> Result<Option<u32>, NotifyError> {
+    fn look(&self, ids: Range<u32>) -> Result<Look, NotifyError> {
         let first = words_at(self.len()) / WORD;
         match self.memory() {
             SegmentMemory::Host(region) => {
                 let words = &region.words32()[first..];
-                let is_set = |id: &u32| {
-                    // Acquire: pairs with the card's write of the word, which follows its writes of
-                    // the data.
-                    words.get(*id as usize).is_some_and(|word| word.load(Ordering::Acquire) != 0)
-                };
-                Ok(ids.into_iter().find(is_set))
+                // Acquire: pairs with the card's write of the word, which follows its writes of the
+                // data.
+                Ok(self.inner.parts.releases.look(ids, |id| words[id as usize].load(Ordering::Acquire)))
             }
             SegmentMemory::Gpu(region) => {
                 self.check_order(|gpu| gpu.consistency() == Consistency::Ordered)?;
                 let mut bytes = vec![0; ids.len() * WORD];
                 region.memory().read((first + ids.start as usize) * WORD, &mut bytes)?;
-                let mut words = bytes.chunks_exact(WORD);
-                Ok(words.position(|word| word.iter().any(|byte| *byte != 0)).map(|i| ids.start + i as u32))
+                let (words, _) = bytes.as_chunks::<WORD>();
+                let start = ids.start;
+                Ok(self.inner.parts.releases.look(ids, |id| {
+                    words.get((id - start) as usize).map_or(0, |word| u32::from_ne_bytes(*word))
+                }))
             }
         }
     }
 
-    /// Clears a notification and returns its old value, 0 if it was not set. This is one step: of
+    /// Clears a notification and returns its old value, 0 if it was not set or is released. This is one step: of
     /// two callers one gets the value, and a notification that arrives meanwhile is either returned
     /// or stays set.
     ///
@@ -324,11 +325,13 @@ impl Segment {
     /// # Errors
     /// [`NotifyError::Notification`], [`NotifyError::Cuda`].
     pub fn notify_reset(&self, id: u32) -> Result<u32, NotifyError> {
-        match (self.notification(id)?, &self.inner.own.gpu) {
-            (NotificationWord::Gpu(word), Some(gpu)) => Ok(gpu.taker.take(&word)?),
-            (NotificationWord::Gpu(word), None) => Ok(word.load()?),
-            (NotificationWord::Host(word), _) => Ok(word.swap(0)),
-        }
+        let value = match (self.notification(id)?, &self.inner.own.gpu) {
+            (NotificationWord::Gpu(word), Some(gpu)) => gpu.taker.take(&word)?,
+            (NotificationWord::Gpu(word), None) => word.load()?,
+            (NotificationWord::Host(word), _) => word.swap(0),
+        };
+        // The monitor releases it again.
+        Ok(if self.inner.parts.releases.is_release(id, value) { 0 } else { value })
     }
 
     /// The target of a write into a rank's part.

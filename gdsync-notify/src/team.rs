@@ -1,48 +1,21 @@
 //! The ranks that write to each other, and their connections.
 
 use crate::bootstrap::Bootstrap;
+use crate::config::TeamConfig;
+use crate::connect::Unconnected;
 use crate::connections::Connections;
-use crate::error::NotifyError;
-use crate::options::setters;
-use crate::peer::Peer;
+use crate::error::{DeathCause, NotifyError};
+use crate::life::State;
+use crate::monitor;
+use crate::part::{OwnPart, PartPlan};
 use crate::queue::Queue;
-use crate::segment::{OwnPart, Segment};
+use crate::replace;
+use crate::segment::Segment;
+use crate::together::together;
+use gdsync::ProtectionDomain;
 use gdsync::cudarc::driver::CudaContext;
 use gdsync::verbs::Transport;
-use gdsync::{Access, ConnectOptions, Endpoint, Error, ProtectionDomain, QueuePair, QueuePairConfig};
-use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How a [`Team`] is made.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct TeamConfig {
-    /// Queues, each with a queue pair to every rank; the same number on all ranks. By default 1.
-    /// Give a stream that sends a queue of its own.
-    pub queues: u32,
-    /// Queue pairs, of transport RC; remote writes are always allowed. By default
-    /// [`QueuePairConfig::default`] with one receive.
-    pub queue_pair: QueuePairConfig<'static>,
-    /// Connections: `timeout` and `retry_count` decide when a rank counts as dead. By default
-    /// [`ConnectOptions::default`], which comes to some seconds.
-    pub connect: ConnectOptions,
-    /// How long a post waits for room in a queue. By default 30 s.
-    pub timeout: Duration,
-}
-
-impl Default for TeamConfig {
-    fn default() -> Self {
-        TeamConfig {
-            queues: 1,
-            queue_pair: QueuePairConfig::default().recv_depth(1),
-            connect: ConnectOptions::default(),
-            timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-setters!(TeamConfig: queues: u32, queue_pair: QueuePairConfig<'static>, connect: ConnectOptions, timeout: Duration);
 
 /// Ranks that write into each other's segments: a table of connections, which all ranks make
 /// together, once.
@@ -95,42 +68,26 @@ impl Team {
         if config.queue_pair.transport != Transport::Rc {
             return Err(NotifyError::Transport);
         }
-        let access = config.queue_pair.access | Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let options = config.queue_pair.access(access);
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        let bootstrap = Mutex::new(bootstrap);
-        let made = (0..config.queues)
-            .map(|_| (0..size).map(|_| QueuePair::new(pd, options)).collect::<Result<Vec<_>, _>>())
-            .collect::<Result<Vec<_>, _>>();
-        let described = made.and_then(|queues| {
-            let endpoints = queues.iter().flatten().map(|one| Ok(one.endpoint()?.to_string()));
-            let endpoints = endpoints.collect::<Result<Vec<_>, Error>>()?;
-            Ok((queues, endpoints.join(" ")))
+        let mut bootstrap = bootstrap;
+        let made = Unconnected::new(pd, (rank, size), &config);
+        let described = made.and_then(|made| {
+            let text = made.describe()?;
+            Ok((made, text))
         });
-        let (queues, everywhere) = together(&bootstrap, described.map_err(NotifyError::from))?;
-        let tables = (0..).zip(&everywhere).map(|(other, text)| {
-            let table = text.split_whitespace().map(str::parse).collect::<Result<Vec<Endpoint>, _>>()?;
-            let (theirs, ours) = (table.len(), (config.queues * size) as usize);
-            if theirs != ours {
-                let each = |all: usize| (all / size as usize).to_string();
-                let (theirs, ours) = (each(theirs), each(ours));
-                return Err(NotifyError::Mismatch { rank: other, what: "queues", theirs, ours });
-            }
-            Ok(table)
-        });
-        let tables = tables.collect::<Result<Vec<_>, NotifyError>>()?;
-        let at = |queue: usize, other: usize| &tables[other][queue * size as usize + rank as usize];
-        let connected = queues.iter().enumerate().try_for_each(|(queue, peers)| {
-            let mut peers = peers.iter().enumerate();
-            peers.try_for_each(|(other, one)| one.connect(at(queue, other), config.connect))
-        });
+        let (mut made, lines) = bootstrap.together(described)?;
+        let connected = made.connect(&lines).map(|()| ((), String::new()));
         // No rank writes before all of them can receive.
-        together(&bootstrap, connected.map(|()| ((), String::new())).map_err(NotifyError::from))?;
-        let with_rank =
-            |peers: Vec<QueuePair>| (0..).zip(peers).map(|(rank, one)| Peer::new(rank, one)).collect();
-        let queues = queues.into_iter().map(with_rank).collect();
-        let inner = Connections { rank, size, queues, timeout: config.timeout, bootstrap, pd: pd.clone() };
-        Ok(Team { inner: Arc::new(inner) })
+        bootstrap.together(connected)?;
+        Self::of(Connections::new(pd, made, config.timeout, bootstrap.timeout()))
+    }
+
+    /// A rank that is alone needs no monitor.
+    fn of(inner: Arc<Connections>) -> Result<Self, NotifyError> {
+        if inner.size > 1 {
+            monitor::start(&inner)?;
+        }
+        Ok(Team { inner })
     }
 
     /// The rank of this process.
@@ -190,40 +147,132 @@ impl Team {
             let text = part.describe();
             (part, text)
         });
-        let (part, everywhere) = together(&self.inner.bootstrap, described)?;
-        Segment::new(part, &everywhere)
+        let (part, everywhere) = together(described, |line| self.inner.exchange(line))?;
+        let segment = Segment::new(part, &everywhere, &self.inner.life)?;
+        self.inner.add_segment(segment.parts());
+        Ok(segment)
     }
 
     /// Returns when all ranks have called this. It does not flush outstanding writes.
     ///
     /// # Errors
-    /// [`NotifyError::Bootstrap`], which names the ranks that are late or have left.
+    /// [`NotifyError::PeerDead`]; [`NotifyError::Bootstrap`], which names the ranks that are late,
+    /// after the time that [`Bootstrap::timeout`] says. After an error of this call, or of
+    /// [`Self::allocate`] for another reason than this rank's own, the ranks may disagree on the
+    /// next such call: all later ones fail until [`Self::shrink`].
     pub fn barrier(&self) -> Result<(), NotifyError> {
-        Ok(self.inner.bootstrap.lock().barrier()?)
+        self.inner.exchange(&[]).map(drop)
     }
-}
 
-/// Exchanges the outcome of a step that each rank does by itself: its description, one line, or its
-/// failure, which then is an error on every rank.
-fn together<T>(
-    bootstrap: &Mutex<Bootstrap>,
-    done: Result<(T, String), NotifyError>,
-) -> Result<(T, Vec<String>), NotifyError> {
-    let line = match &done {
-        Ok((_, text)) => format!("+{text}"),
-        Err(error) => format!("-{error}"),
-    };
-    let all = bootstrap.lock().all_gather(line.as_bytes());
-    // This rank's own failure says more than that of the exchange.
-    let (value, _) = done?;
-    let mut texts = Vec::new();
-    for (rank, bytes) in (0..).zip(all?) {
-        let text = String::from_utf8_lossy(&bytes);
-        match text.split_at_checked(1) {
-            Some(("+", text)) => texts.push(text.to_owned()),
-            Some((_, reason)) => return Err(NotifyError::Elsewhere { rank, reason: reason.to_owned() }),
-            None => return Err(NotifyError::Elsewhere { rank, reason: "it sent an empty line".to_owned() }),
-        }
+    /// The ranks that are dead and not dropped yet, and how this rank knows.
+    pub fn dead(&self) -> Vec<(u32, DeathCause)> {
+        let state = |rank| match self.inner.life.state(rank) {
+            State::Dead(cause) => Some((rank, cause)),
+            State::Alive | State::Dropped(_) => None,
+        };
+        (0..self.size()).filter_map(state).collect()
     }
-    Ok((value, texts))
+
+    /// The ranks that the team consists of: all but those that were dropped.
+    pub fn members(&self) -> Vec<u32> {
+        let dropped = self.inner.life.set_of(|state| matches!(state, State::Dropped(_)));
+        (0..self.size()).filter(|rank| !dropped.contains(*rank)).collect()
+    }
+
+    /// Drops the dead ranks: the survivors agree on them, and go on. All survivors call this, and
+    /// all get the same ranks, which this returns: those that the team had not dropped before.
+    ///
+    /// Connections, segments, queues and the numbers of the survivors stay. Calls that address a
+    /// dropped rank are refused ([`NotifyError::PeerDead`]). Waits for notifications that it was to
+    /// set ([`Segment::expect_from`]) stay released; those for notifications of any rank wait
+    /// again. What the survivors wrote to each other before arrives: to begin anew, they flush, meet
+    /// at a [`Self::barrier`], clear the notifications that are left, and meet once more.
+    ///
+    /// Ranks that die during the call are dropped as well, or are found dead by the next call; the
+    /// agreement tolerates any number of deaths at any time. Without a dead rank, the call is a
+    /// barrier.
+    ///
+    /// # Errors
+    /// [`NotifyError::Expelled`] if a survivor has found this rank dead;
+    /// [`NotifyError::Bootstrap`], which names living ranks that do not call this within the time
+    /// of a [`Self::barrier`]: the call can be repeated.
+    pub fn shrink(&self) -> Result<Vec<u32>, NotifyError> {
+        self.inner.shrink()
+    }
+
+    /// Takes new processes into the places of all ranks that were dropped, and returns these ranks.
+    /// All survivors call this, and each new process calls [`Self::take_place`]; all meet in a
+    /// bootstrap of the team's size, under a name of its own, in which each has its rank in the
+    /// team.
+    ///
+    /// Only the connections with the new processes are made anew; the others, segments and the
+    /// numbers of ranks stay. Every rank has the same segments then, in the order in which they
+    /// were allocated: a handle that one rank has dropped is missing. What was described to a device
+    /// before does not name the new processes.
+    ///
+    /// Streams must have passed what they were given of the dropped ranks, and queues that are
+    /// attached to devices be detached. Waits for notifications of the new processes
+    /// ([`Segment::expect_from`]) wait again.
+    ///
+    /// # Errors
+    /// [`NotifyError::PeerDead`] if a rank is dead and not dropped: [`Self::shrink`] first;
+    /// [`NotifyError::Reset`]; [`NotifyError::Mismatch`] if the new processes are not in the places
+    /// of the dropped ranks, or have another number of queues or segments;
+    /// [`NotifyError::Elsewhere`], [`NotifyError::Bootstrap`], [`NotifyError::Device`].
+    pub fn replace(&self, bootstrap: Bootstrap) -> Result<Vec<u32>, NotifyError> {
+        let mut bootstrap = bootstrap;
+        self.check_place(&bootstrap)?;
+        self.inner.replace(&mut bootstrap)
+    }
+
+    /// The bootstrap has this rank in the same place.
+    fn check_place(&self, bootstrap: &Bootstrap) -> Result<(), NotifyError> {
+        let (rank, size) = (bootstrap.rank(), self.size());
+        if bootstrap.size() != size {
+            let (theirs, ours) = (bootstrap.size().to_string(), size.to_string());
+            return Err(NotifyError::Mismatch { rank, what: "ranks in its bootstrap", theirs, ours });
+        }
+        if rank != self.rank() {
+            return Err(NotifyError::Rank { rank, size });
+        }
+        Ok(())
+    }
+
+    /// Joins a team as a new process in the place of a dropped rank, while its survivors call
+    /// [`Self::replace`]. `segments` says what this rank's part of each of the team's segments is
+    /// to be. Returns the team, and the segments in that order.
+    ///
+    /// # Errors
+    /// As [`Self::replace`] and [`Self::new`].
+    pub fn take_place(
+        pd: &ProtectionDomain,
+        bootstrap: Bootstrap,
+        config: TeamConfig,
+        segments: &[PartPlan<'_>],
+    ) -> Result<(Self, Vec<Segment>), NotifyError> {
+        if config.queue_pair.transport != Transport::Rc {
+            return Err(NotifyError::Transport);
+        }
+        let mut bootstrap = bootstrap;
+        let (rank, size) = (bootstrap.rank(), bootstrap.size());
+        let made = Unconnected::new(pd, (rank, size), &config);
+        let own = segments.iter().map(|plan| plan.make(pd, rank)).collect::<Result<Vec<_>, _>>();
+        let (own, line) = match own {
+            Ok(own) => {
+                let lines: Vec<_> = own.iter().map(OwnPart::describe).collect();
+                (own, Ok(lines.join(";")))
+            }
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        let (made, lines) = replace::join(made, line, segments.len(), &mut bootstrap)?;
+        let team = Self::of(Connections::new(pd, made, config.timeout, bootstrap.timeout()))?;
+        let segment = |(at, part): (usize, OwnPart)| {
+            let texts: Vec<_> = lines.iter().map(|line| replace::description(line, at)).collect();
+            let segment = Segment::new(part, &texts, &team.inner.life)?;
+            team.inner.add_segment(segment.parts());
+            Ok(segment)
+        };
+        let segments = own.into_iter().enumerate().map(segment).collect::<Result<Vec<_>, NotifyError>>()?;
+        Ok((team, segments))
+    }
 }

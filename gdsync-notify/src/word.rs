@@ -9,6 +9,7 @@ use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::memop::{Condition, GpuWord32, StreamWord, Word32};
 use gdsync::{Batch, PinnedMemory};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -51,11 +52,24 @@ impl WaitNotification for Batch {
 }
 
 /// `take(word, result)`: exchanges the word with 0 in one step for the whole system, and stores its
-/// old value.
+/// old value. `change(words, from, to, count)`: each thread changes one word that has the value
+/// `from`.
 const PTX: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
+.visible .entry change(.param .u64 words, .param .u32 from, .param .u32 to, .param .u32 count) {
+    .reg .pred %p1; .reg .b32 %r<9>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [words]; ld.param.u32 %r1, [from]; ld.param.u32 %r2, [to]; ld.param.u32 %r3, [count];
+    mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ntid.x; mov.u32 %r6, %tid.x;
+    mad.lo.u32 %r7, %r4, %r5, %r6;
+    setp.ge.u32 %p1, %r7, %r3;
+    @%p1 ret;
+    mul.wide.u32 %rd2, %r7, 4;
+    add.u64 %rd1, %rd1, %rd2;
+    atom.acq_rel.sys.global.cas.b32 %r8, [%rd1], %r1, %r2;
+    ret;
+}
 .visible .entry take(.param .u64 word, .param .u64 result) {
     .reg .b32 %r<3>; .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [word]; ld.param.u64 %rd2, [result];
@@ -71,7 +85,8 @@ const PTX: &str = r"
 /// the store.
 #[derive(Debug)]
 pub(crate) struct Taker {
-    function: CudaFunction,
+    take: CudaFunction,
+    change: CudaFunction,
     stream: Arc<CudaStream>,
     /// The word into which the kernel stores the old value, for one caller at a time.
     result: Mutex<PinnedMemory>,
@@ -83,24 +98,40 @@ impl Taker {
     pub(crate) fn new(context: &Arc<CudaContext>) -> Result<Self, NotifyError> {
         let failed = |call| move |error: DriverError| CudaError::call(call, error.0);
         let module = context.load_module(Ptx::from_src(PTX)).map_err(failed("cuModuleLoadData"))?;
-        let function = module.load_function("take").map_err(failed("cuModuleGetFunction"))?;
+        let function = |name| module.load_function(name).map_err(failed("cuModuleGetFunction"));
+        let (take, change) = (function("take")?, function("change")?);
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let result = PinnedMemory::allocate(size_of::<u32>())
             .map_err(|error| CudaError::NoHostMemory { len: size_of::<u32>(), reason: error.to_string() })?;
         let result_address = cuda::pin(context, &result)?;
-        let taker = Taker { function, stream, result: Mutex::new(result), result_address };
+        let taker = Taker { take, change, stream, result: Mutex::new(result), result_address };
         // The driver loads a kernel at its first launch, and waits for blocked streams then; so the
         // first launch is here.
         let scratch = GpuMemory::allocate(context, size_of::<u32>())?;
         taker.take(&GpuWord32::new(&scratch, 0)?)?;
+        taker.change(&scratch, 0..1, 0, 0)?;
         Ok(taker)
+    }
+
+    /// Changes those words of a range, counted from the memory's begin, that have the value `from`.
+    fn change(&self, memory: &GpuMemory, words: Range<u32>, from: u32, to: u32) -> Result<(), CudaError> {
+        const THREADS: u32 = 256;
+        let (address, count) = (memory.address() + u64::from(words.start) * 4, words.len() as u32);
+        let grid = (count.div_ceil(THREADS), 1, 1);
+        let config = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+        let mut launch = self.stream.launch_builder(&self.change);
+        launch.arg(&address).arg(&from).arg(&to).arg(&count);
+        // SAFETY: the arguments are those of the kernel, which touches `count` words of `memory`:
+        // the caller's range lies inside, and `synchronize` returns after the kernel has ended.
+        unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
+        self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))
     }
 
     /// Clears the word, and returns its old value.
     pub(crate) fn take(&self, word: &GpuWord32) -> Result<u32, CudaError> {
         let result = self.result.lock();
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
-        let mut launch = self.stream.launch_builder(&self.function);
+        let mut launch = self.stream.launch_builder(&self.take);
         let address = word.address();
         launch.arg(&address).arg(&self.result_address);
         // SAFETY: the arguments are those of the kernel. `word` keeps its memory and `self` the
@@ -109,5 +140,38 @@ impl Taker {
         unsafe { launch.launch(config) }.map_err(|error| CudaError::call("cuLaunchKernel", error.0))?;
         self.stream.synchronize().map_err(|error| CudaError::call("cuStreamSynchronize", error.0))?;
         Ok(result.words32()[0].load(Ordering::Acquire))
+    }
+}
+
+/// The notifications of a rank's own part: words of its memory, from the index `first` on.
+#[derive(Debug)]
+pub(crate) enum Words {
+    Host { memory: PinnedMemory, first: usize },
+    Gpu { memory: GpuMemory, first: usize, taker: Option<Arc<Taker>> },
+}
+
+impl Words {
+    /// Changes those of the notifications that have the value `from`, each in one step. `ids`
+    /// ascend.
+    pub(crate) fn exchange(&self, ids: &[u32], from: u32, to: u32) -> Result<(), CudaError> {
+        match self {
+            Words::Host { memory, first } => {
+                let words = &memory.words32()[*first..];
+                for id in ids {
+                    // Release: who sees the word sees what was written before.
+                    // Another value is a notification, which stays.
+                    _ = words[*id as usize].compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Words::Gpu { taker: None, .. } => Ok(()),
+            Words::Gpu { memory, first, taker: Some(taker) } => {
+                let runs = ids.chunk_by(|one, next| one + 1 == *next);
+                runs.filter_map(|run| Some(*run.first()?..*run.last()? + 1)).try_for_each(|run| {
+                    let first = *first as u32;
+                    taker.change(memory, first + run.start..first + run.end, from, to)
+                })
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@
 
 pub mod api;
 pub mod barrier;
+pub mod contain;
 pub mod gdrdrv;
 pub mod host;
 pub mod mlx5dv;

@@ -5,6 +5,7 @@
 //! it, the card reaches the region's bytes through that client only, and never dereferences an
 //! address in it.
 
+use gdsync_sys::contain::contain;
 use parking_lot::RwLock;
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 ///
 /// A card calls its clients from the thread that registers memory and from its own thread, mostly
 /// with its lock held. So a function of a client or of its regions, `drop` included, must not call
-/// a card or wait for a thread that does: that would deadlock. It must not panic either. While a
+/// a card or wait for a thread that does: that would deadlock. A copy that panics has failed. While a
 /// client copies, its card does nothing else.
 pub trait PeerMemory: Send + Sync {
     /// Its name, for diagnostics.
@@ -100,11 +101,22 @@ pub(crate) struct PeerMapping {
 
 impl PeerMapping {
     pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerFailure> {
-        self.region.read(addr, into).map_err(|error| failure(&self.client, error))
+        self.copy(|region| region.read(addr, into))
     }
 
     pub(crate) fn write(&self, addr: u64, from: &[u8]) -> Result<(), PeerFailure> {
-        self.region.write(addr, from).map_err(|error| failure(&self.client, error))
+        self.copy(|region| region.write(addr, from))
+    }
+
+    /// A panic of the program's client must not end the card's thread.
+    fn copy(
+        &self,
+        copy: impl FnOnce(&dyn PeerRegion) -> Result<(), PeerMemoryError>,
+    ) -> Result<(), PeerFailure> {
+        let copied = contain(|| copy(&*self.region));
+        copied
+            .unwrap_or_else(|panic| Err(PeerMemoryError::new(format!("the copy panicked: {panic}"))))
+            .map_err(|error| failure(&self.client, error))
     }
 }
 
@@ -141,7 +153,8 @@ mod tests {
             Err(PeerMemoryError::new(format!("nothing is at {addr:#x}")))
         }
 
-        fn write(&self, _: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+        fn write(&self, addr: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+            assert_ne!(addr, 8, "the eighth is my own");
             Ok(())
         }
     }
@@ -195,5 +208,7 @@ mod tests {
         let mapping = acquire(BASE + 1, 1, true).unwrap().unwrap();
         assert_eq!(mapping.read(7, &mut [0]).unwrap_err().to_string(), "first: nothing is at 0x7");
         assert!(mapping.write(7, &[0]).is_ok());
+        let error = mapping.write(8, &[0]).unwrap_err().to_string();
+        assert!(error.starts_with("first: the copy panicked: ") && error.contains("my own"), "{error}");
     }
 }

@@ -28,6 +28,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How often a receiver may be not ready: receives are posted before the other side can send into
+/// them, so that one that is not ready for so long never will be.
+const RNR_RETRIES: u8 = 6;
 /// How long the other side may take to get ready.
 const SETUP: Duration = Duration::from_secs(30);
 
@@ -105,7 +108,7 @@ impl Side {
         let mut datagrams = None;
         match queue_pair.transport() {
             Transport::Ud => datagrams = Some(Datagrams::new(&queue_pair, &pd, &endpoint)?),
-            _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu))?,
+            _ => queue_pair.connect(&endpoint, ConnectOptions::default().mtu(mtu).rnr_retry(RNR_RETRIES))?,
         }
         let connection = Connection::new(device, queue_pair, flag, findings.error.clone());
         let side = Side {

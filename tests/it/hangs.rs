@@ -68,6 +68,16 @@ fn a_request_that_is_refused_ends_both_sides_of_a_pingpong() {
 }
 
 #[test]
+fn a_receiver_that_is_never_ready_ends_a_pingpong() {
+    if on_system() {
+        return;
+    }
+    for op in OPERATIONS {
+        fails(&["--op", op], &[("SOFTHCA_FAULTS", "rnr")], &["receiver-not-ready retries exceeded"]);
+    }
+}
+
+#[test]
 fn a_card_that_falls_silent_ends_a_pingpong() {
     if on_system() {
         return;
@@ -88,16 +98,22 @@ fn a_message_that_is_lost_for_good_ends_a_pingpong() {
     }
 }
 
-/// Stops the other process of a pingpong for longer than retries last, and has it go on. Returns
-/// how the pingpong ended.
-fn with_a_stop(options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+/// Stops the other process of a pingpong for longer than retries last, and has it go on; again,
+/// while the pingpong runs, up to so many times. Returns how the pingpong ended.
+fn with_stops(times: u32, options: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let arguments = [&["pingpong", "--check=false"], options].concat();
-    let parent = start(&arguments, environment);
+    let mut parent = start(&arguments, environment);
     let peer = children_of(parent.id(), 1)[0];
-    std::thread::sleep(Duration::from_millis(300));
-    signal(peer, libc::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(4));
-    signal(peer, libc::SIGCONT);
+    for _ in 0..times {
+        std::thread::sleep(Duration::from_millis(300));
+        signal(peer, libc::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(4));
+        signal(peer, libc::SIGCONT);
+        std::thread::sleep(Duration::from_secs(1));
+        if parent.try_wait().unwrap().is_some() {
+            break;
+        }
+    }
     let (status, said) = ends(parent, 4 * LIMIT, &format!("{options:?} with {environment:?}"));
     (status.code(), said)
 }
@@ -109,7 +125,7 @@ fn a_pingpong_goes_on_after_its_peer_was_stopped() {
     }
     for op in OPERATIONS {
         // As much as takes longer than the time until the stop, on every machine.
-        let (code, said) = with_a_stop(&["--op", op, "--size", "4MiB", "--iters", "1500"], &[]);
+        let (code, said) = with_stops(1, &["--op", op, "--size", "4MiB", "--iters", "1500"], &[]);
         assert_eq!((code, said.as_str()), (Some(0), ""), "{op}");
     }
 }
@@ -121,7 +137,8 @@ fn between_hosts_a_stopped_peer_is_an_error_that_both_sides_name() {
     }
     for op in OPERATIONS {
         let listen = ("SOFTHCA_LISTEN", "127.83.211.1:48311,127.83.211.2:48311");
-        let (code, said) = with_a_stop(&["--op", op, "--iters", "100000000"], &[listen]);
+        // The first stops may come before the two have met.
+        let (code, said) = with_stops(10, &["--op", op, "--iters", "100000000"], &[listen]);
         assert_eq!(code, Some(1), "{op}: {said}");
         let own: Vec<&str> = said.lines().filter(|line| line.starts_with("gdsync: ")).collect();
         assert!(!own.is_empty() && own.iter().all(|line| line.contains("retries exceeded")), "{op}: {said}");
@@ -145,17 +162,12 @@ fn a_pingpong_without_files_for_its_links_ends_and_says_so() {
         let (status, said) = ends(command.spawn().unwrap(), LIMIT, &format!("with {files} files"));
         (status.success(), said)
     };
-    let mut failures = 0;
-    for files in 10..64 {
-        let (succeeds, said) = run(files);
-        if succeeds {
-            assert!(failures > 0, "{files} files");
-            return;
-        }
-        failures += 1;
-        assert!(said.contains("oo many open files"), "with {files} files: {said}");
-    }
-    panic!("it fails with 63 files");
+    let fewest = (10..64).find(|files| {
+        let (succeeds, said) = run(*files);
+        assert!(succeeds || said.contains("oo many open files"), "with {files} files: {said}");
+        succeeds
+    });
+    assert!(fewest.is_some_and(|files| files > 10), "{fewest:?}");
 }
 
 #[test]

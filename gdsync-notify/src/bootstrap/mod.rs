@@ -69,7 +69,7 @@ enum Role {
     /// Rank 0, with the others in their order.
     Root(Vec<Link>),
     /// Any other rank, with its connection to rank 0.
-    Member(Link),
+    Member(Box<Link>),
 }
 
 impl fmt::Debug for Bootstrap {
@@ -93,7 +93,7 @@ impl Bootstrap {
         let role = match (job.rank(), job.size()) {
             (_, 1) => Role::Alone,
             (0, _) => Role::Root(rendezvous::gather(rendezvous::listen(job, base)?, job, timeout)?),
-            _ => Role::Member(rendezvous::reach(job, base, timeout)?),
+            _ => Role::Member(Box::new(rendezvous::reach(job, base, timeout)?)),
         };
         Ok(Self::with(job.rank(), job.size(), role, timeout))
     }
@@ -121,7 +121,7 @@ impl Bootstrap {
             };
             let (one, other) = pair().map_err(|source| BootstrapError::Connection { rank, source })?;
             links.push(Link::new(one, MAX_PART));
-            members.push(Self::with(rank, size, Role::Member(Link::new(other, MAX_ALL)), timeout));
+            members.push(Self::with(rank, size, Role::Member(Box::new(Link::new(other, MAX_ALL))), timeout));
         }
         members.insert(0, Self::with(0, size, Role::Root(links), timeout));
         Ok(members)

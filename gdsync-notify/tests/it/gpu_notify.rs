@@ -6,6 +6,7 @@ use crate::ranks::each_on_a_thread;
 use gdsync::cuda::{self, GpuMemory};
 use gdsync::cudarc::driver::{LaunchConfig, PushKernelArg};
 use gdsync::cudarc::nvrtc::Ptx;
+use gdsync::memop::Word32;
 use gdsync::stream::DoorbellPath;
 use gdsync::{Batch, CudaStream, PinnedMemory, QueuePairConfig, Stream};
 use gdsync_notify::{NotifyError, Queue, Segment, SegmentMemory, Team, TeamConfig, WaitNotification};
@@ -15,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 struct Rank {
-    _team: Team,
+    team: Team,
     segment: Segment,
     queue: Queue,
 }
@@ -53,7 +54,7 @@ fn ranks<const N: usize>(rig: &Rig, on_gpu: [bool; N], len: usize) -> [Rank; N] 
             true => team.allocate_gpu(context, len, NOTIFICATIONS).unwrap(),
             false => team.allocate(len, NOTIFICATIONS).unwrap(),
         };
-        Rank { queue: team.queue(0).unwrap(), _team: team, segment }
+        Rank { queue: team.queue(0).unwrap(), team, segment }
     });
     made.try_into().unwrap_or_else(|_| panic!("not {N} ranks"))
 }
@@ -154,6 +155,49 @@ fn a_reset_in_gpu_memory_loses_none_that_comes_meanwhile() {
             before = value;
         }
     });
+}
+
+#[test]
+fn a_dead_rank_releases_waits_in_gpu_memory() {
+    let Some(rig) = Rig::new("a_dead_rank_releases_waits_in_gpu_memory") else { return };
+    let [one, other, third] = ranks(&rig, [true, true, true], 16);
+    let stream = rig.stream();
+    one.segment.expect_from(5..8, 2).unwrap();
+    // What comes before the death stays.
+    third.queue.notify(0, &one.segment, 6, 7).unwrap();
+    third.queue.flush(LONG).unwrap();
+    let behind = Word32::new(&PinnedMemory::allocate(4).unwrap(), 0).unwrap();
+    for id in [5, 7, 5, 0] {
+        stream.post(Batch::new().wait_notification(&one.segment.notification(id).unwrap())).unwrap();
+    }
+    stream.post(Batch::new().write_value32(&behind, 1)).unwrap();
+    let oldest = stream.oldest_wait().unwrap();
+    assert!(oldest.contains("notification 5 of rank 2"), "{oldest}");
+    assert!(!stream.synchronize_timeout(Duration::from_millis(5)).unwrap());
+    // A rank that leaves is dead to the others.
+    drop(third);
+    synchronize(&stream);
+    assert_eq!(behind.load(), 1);
+    for id in [5, 7, 0] {
+        let error = one.segment.check_notification(id).unwrap_err();
+        assert!(matches!(error, NotifyError::PeerDead { rank: 2, .. }), "{error}");
+        assert_eq!(one.segment.notify_reset(id).unwrap(), 0);
+    }
+    assert_eq!(one.segment.notify_waitsome(0..8, LONG).unwrap(), Some(6));
+    assert_eq!(one.segment.notify_reset(6).unwrap(), 7);
+    let error = one.segment.notify_waitsome(5..6, LONG).unwrap_err();
+    assert!(matches!(error, NotifyError::PeerDead { rank: 2, .. }), "{error}");
+    std::thread::scope(|scope| {
+        let shrinks = [&one, &other].map(|rank| scope.spawn(|| rank.team.shrink().unwrap()));
+        assert_eq!(shrinks.map(|shrink| shrink.join().unwrap()), [[2], [2]]);
+    });
+    // Any rank may set that one: the stream waits again.
+    stream.post(Batch::new().wait_notification(&one.segment.notification(0).unwrap())).unwrap();
+    assert!(!stream.synchronize_timeout(Duration::from_millis(5)).unwrap());
+    other.queue.notify(0, &other.segment, 0, 1).unwrap();
+    synchronize(&stream);
+    one.segment.check_notification(0).unwrap();
+    other.queue.flush(LONG).unwrap();
 }
 
 #[test]

@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 mod bootstrap;
+mod death;
 mod gpu_notify;
 mod notify;
 mod notify_device;
 mod notify_model;
 mod notify_rig;
 mod ranks;
+mod survivors;

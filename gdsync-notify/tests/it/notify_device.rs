@@ -20,10 +20,10 @@ use std::time::Duration;
 const SHORT: Duration = Duration::from_millis(5);
 
 /// The kernels as functions for threads of this process.
-struct Kernels(Library);
+pub(crate) struct Kernels(Library);
 
 /// `None` without a C++ compiler: the test is skipped.
-fn kernels(test: &str) -> Option<&'static Kernels> {
+pub(crate) fn kernels(test: &str) -> Option<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels, String>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(|| device::load("kernels/notify.cu").map(Kernels));
     kernels.as_ref().map_err(|why| skipped(test, why)).ok()
@@ -64,7 +64,7 @@ impl Kernels {
         Ended::new(unsafe { function(job, &request) })
     }
 
-    fn waitsome(&self, job: &Job, ids: std::ops::Range<u32>, timeout: Duration) -> (Ended, u32) {
+    pub(crate) fn waitsome(&self, job: &Job, ids: std::ops::Range<u32>, timeout: Duration) -> (Ended, u32) {
         type Function = unsafe extern "C" fn(*const Job, u32, u32, *mut u32, u64) -> i32;
         let (function, mut id) = (self.get::<Function>("call_waitsome"), u32::MAX);
         // SAFETY: as the block's comment says.
@@ -72,7 +72,7 @@ impl Kernels {
         (Ended::new(code), id)
     }
 
-    fn reset(&self, job: &Job, id: u32) -> (Ended, u32) {
+    pub(crate) fn reset(&self, job: &Job, id: u32) -> (Ended, u32) {
         type Function = unsafe extern "C" fn(*const Job, u32, *mut u32) -> i32;
         let (function, mut value) = (self.get::<Function>("call_reset"), u32::MAX);
         // SAFETY: as the block's comment says.
@@ -80,13 +80,13 @@ impl Kernels {
         (Ended::new(code), value)
     }
 
-    fn quiet(&self, job: &Job, rank: u32, timeout: Duration) -> Ended {
+    pub(crate) fn quiet(&self, job: &Job, rank: u32, timeout: Duration) -> Ended {
         let function = self.get::<unsafe extern "C" fn(*const Job, u32, u64) -> i32>("call_quiet");
         // SAFETY: as the block's comment says.
         Ended::new(unsafe { function(job, rank, timeout.as_nanos() as u64) })
     }
 
-    fn quiet_all(&self, job: &Job, timeout: Duration) -> Ended {
+    pub(crate) fn quiet_all(&self, job: &Job, timeout: Duration) -> Ended {
         let function = self.get::<unsafe extern "C" fn(*const Job, u64) -> i32>("call_quiet_all");
         // SAFETY: as the block's comment says.
         Ended::new(unsafe { function(job, timeout.as_nanos() as u64) })
@@ -112,7 +112,8 @@ fn described(team: &Team, slot: usize, path: DoorbellPath) -> Rank {
 /// A device whose atomic operations are not the host's, as a GPU's behind PCIe.
 struct OverBus(Cpu);
 
-impl MemOpStream for OverBus {
+// SAFETY: it does what the stream inside does, and claims less.
+unsafe impl MemOpStream for OverBus {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { host_atomics: false, ..self.0.caps() }
     }
@@ -354,9 +355,9 @@ fn a_dead_rank_is_told_to_the_kernel_and_then_to_the_cpu() {
         assert_ne!(kernels.error(&job, 1), 0);
         let queue = rank.queue.detach_device(LONG).unwrap();
         let error = queue.flush(LONG).unwrap_err();
-        assert!(matches!(error, NotifyError::PeerDead { rank: 1 }), "{error}");
+        assert!(matches!(error, NotifyError::PeerDead { rank: 1, .. }), "{error}");
         let error = queue.attach_device(&Cpu::new(), &DeviceQueueOptions::default()).unwrap_err();
-        assert!(matches!(error, NotifyError::PeerDead { rank: 1 }), "{error}");
+        assert!(matches!(error, NotifyError::PeerDead { rank: 1, .. }), "{error}");
         queue.flush_rank(0, LONG).unwrap();
         team.barrier().unwrap();
     });

@@ -28,6 +28,8 @@ struct Inner {
     /// Tells it apart from others at that address.
     number: u64,
     len: usize,
+    /// Allocated here: at least one byte, whatever the length.
+    own: bool,
     context: Arc<GpuContext>,
     /// The newest mapping for the CPU, while a handle of it exists.
     mapping: Mutex<Weak<Mapping>>,
@@ -77,7 +79,7 @@ impl GpuMemory {
         let mut address = 0;
         // SAFETY: `address` is a valid place; the context is current.
         check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, len.max(1)) })?;
-        Ok(Self::known(address, len, context.clone(), Owner::Ours))
+        Ok(Self::known(address, len, true, context.clone(), Owner::Ours))
     }
 
     /// As [`Self::allocate`], of the kind that can be exported: whole pieces of what the GPU gives,
@@ -90,7 +92,7 @@ impl GpuMemory {
             Exportable::allocate(context, len)?
         };
         let (address, size) = (memory.address, memory.size);
-        let memory = Self::known(address, len, context.clone(), Owner::Program(Box::new(memory)));
+        let memory = Self::known(address, len, true, context.clone(), Owner::Program(Box::new(memory)));
         // SAFETY: allocated just now, so many bytes long.
         memory.inner.context.with_copier(|copier| unsafe { copier.zero(address, size) })?;
         Ok(memory)
@@ -117,7 +119,7 @@ impl GpuMemory {
             address
         };
         let len = slice.num_bytes();
-        Ok(Self::known(address, len, context, Owner::Program(Box::new(slice))))
+        Ok(Self::known(address, len, false, context, Owner::Program(Box::new(slice))))
     }
 
     /// Wraps memory of the program, for example of another library.
@@ -141,15 +143,15 @@ impl GpuMemory {
         len: usize,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, CudaError> {
-        Ok(Self::known(address, len, GpuContext::of(context)?, Owner::Program(Box::new(owner))))
+        Ok(Self::known(address, len, false, GpuContext::of(context)?, Owner::Program(Box::new(owner))))
     }
 
-    fn known(address: u64, len: usize, context: Arc<GpuContext>, owner: Owner) -> Self {
+    fn known(address: u64, len: usize, own: bool, context: Arc<GpuContext>, owner: Owner) -> Self {
         #[cfg(feature = "software-card")]
         super::peer_memory::register_client();
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let inner = Arc::new(Inner { address, number, len, context, mapping: Mutex::default(), owner });
+        let inner = Arc::new(Inner { address, number, len, own, context, mapping: Mutex::default(), owner });
         known().insert((address, number), (len, Arc::downgrade(&inner)));
         Self::of(inner)
     }
@@ -172,7 +174,7 @@ impl GpuMemory {
     /// # Safety
     /// As [`Self::from_raw`], with `()` for an owner.
     pub(crate) unsafe fn of_program(context: &Arc<GpuContext>, address: u64, len: usize) -> Self {
-        Self::known(address, len, context.clone(), Owner::Program(Box::new(())))
+        Self::known(address, len, false, context.clone(), Owner::Program(Box::new(())))
     }
 
     /// A keeper of the memory that holds `len` bytes from `address` on: `Some(Err)` where it holds
@@ -218,6 +220,12 @@ impl GpuMemory {
     /// True where the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes that a card registers for it: one at least of an own allocation, as there is no region of
+    /// none.
+    pub(crate) fn registered_len(&self) -> usize {
+        if self.inner.own { self.len().max(1) } else { self.len() }
     }
 
     /// Remembers a mapping of this memory.

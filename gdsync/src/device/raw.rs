@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 impl QueuePair {
@@ -36,13 +36,15 @@ impl QueuePair {
     /// Reads the state into which the program has moved the queue pair: sends may be prepared once
     /// it is RTS.
     ///
-    /// A queue pair that has failed stays failed, even if the program moves it through RESET.
+    /// A queue pair that has failed stays failed, even if the program moves it through RESET. Of one
+    /// that DEVX commands have made, verbs know no state: nothing is read.
     pub fn adopt_state(&self) {
         let inner = &self.inner;
+        let Some(raw) = inner.object.verbs() else { return };
         let mut status = inner.status();
-        // SAFETY: the queue pair is alive; libibverbs writes the field after each transition, and
-        // an aligned word is read whole.
-        let state = unsafe { (&raw const (*self.as_raw()).state).read_volatile() };
+        // SAFETY: the queue pair is alive. The provider writes the field after each transition, perhaps
+        // on another thread that aborts it now, which an atomic tolerates.
+        let state = unsafe { AtomicI32::from_ptr(&raw mut (*raw.as_ptr()).state) }.load(Ordering::Relaxed);
         if matches!(*status, QpState::Initialised) && state == verbs::IBV_QPS_RTS {
             *status = QpState::Connected;
             inner.connected.store(true, Ordering::Release);

@@ -2,6 +2,7 @@
 
 use super::{Named, Place, StreamWord, WordError};
 use crate::cuda::{CudaError, GpuMemory};
+use std::sync::Arc;
 
 macro_rules! gpu_word {
     ($(#[$doc:meta])* $name:ident, $value:ty) => {
@@ -10,6 +11,7 @@ macro_rules! gpu_word {
         pub struct $name {
             memory: GpuMemory,
             offset: usize,
+            name: Option<Arc<str>>,
         }
 
         impl $name {
@@ -24,7 +26,14 @@ macro_rules! gpu_word {
                 if !inside || !(memory.address() + offset as u64).is_multiple_of(size as u64) {
                     return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
-                Ok($name { memory: memory.clone(), offset })
+                Ok($name { memory: memory.clone(), offset, name: None })
+            }
+
+            /// The same word with a name: what describes a stream that waits for it
+            /// ([`crate::Stream::oldest_wait`], the watchdog) says the name, and not the address.
+            #[must_use]
+            pub fn named(self, name: impl Into<Arc<str>>) -> Self {
+                $name { name: Some(name.into()), ..self }
             }
 
             /// Its value now: a copy by the driver, which takes some microseconds. Not in the order
@@ -55,7 +64,7 @@ macro_rules! gpu_word {
 
         impl Named for $name {
             fn place(&self) -> Place {
-                Place::gpu(&self.memory, self.offset)
+                Place::gpu(&self.memory, self.offset).named(self.name.as_ref())
             }
         }
 

@@ -149,7 +149,27 @@ impl MemOpCaps {
 pub type Staged = Option<Box<dyn Any + Send + Sync>>;
 
 /// A backend: something that performs memory operations in the order of submission.
-pub trait MemOpStream: Send + Sync {
+///
+/// A [`Stream`](crate::Stream) owns its backend, or owns it in a `Box`: no other stream submits to it.
+///
+/// ```compile_fail,E0277
+/// use gdsync::{Stream, stream::Cpu};
+/// use std::sync::Arc;
+///
+/// let shared = Arc::new(Cpu::new());
+/// let (first, second) = (Stream::new(shared.clone()), Stream::new(shared));
+/// ```
+///
+/// # Safety
+/// Streams give memory back because of what a backend says. So an implementation keeps what its
+/// methods promise, the safe ones too:
+/// - An address of [`Self::translate`] is where the backend reaches that host memory, until
+///   [`Self::epoch`] changes; [`Self::reaches`] is true of its GPU memory.
+/// - Operations are performed in the order of their submission, each once, and not at all after an
+///   error as [`Self::submit`] says.
+/// - After [`Self::wait_idle`] has returned true, nothing that was submitted before is performed.
+/// - What [`Self::caps`] says of fences, it does.
+pub unsafe trait MemOpStream: Send + Sync {
     /// What it can do. Constant for one backend.
     fn caps(&self) -> MemOpCaps;
 

@@ -4,6 +4,7 @@ use super::{Word32, Word64};
 use crate::cuda::GpuMemory;
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr};
 use std::fmt;
+use std::sync::Arc;
 
 /// Whose memory something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +42,8 @@ pub(super) mod sealed {
 pub struct Place {
     memory: Memory,
     offset: usize,
+    /// What the program calls the word: descriptions say this in the place of the address.
+    name: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug)]
@@ -65,21 +68,26 @@ pub(crate) enum Site {
 
 impl Place {
     pub(crate) fn host(memory: &PinnedMemory, offset: usize) -> Self {
-        Place { memory: Memory::Host(memory.clone()), offset }
+        Place { memory: Memory::Host(memory.clone()), offset, name: None }
     }
 
     pub(crate) fn gpu(memory: &GpuMemory, offset: usize) -> Self {
-        Place { memory: Memory::Gpu(memory.clone()), offset }
+        Place { memory: Memory::Gpu(memory.clone()), offset, name: None }
     }
 
     /// Memory that is the program's, at an address of the stream's.
     pub(crate) fn stream(address: u64, len: usize) -> Self {
-        Place { memory: Memory::Stream { address, len }, offset: 0 }
+        Place { memory: Memory::Stream { address, len }, offset: 0, name: None }
+    }
+
+    /// The same place, with that name.
+    pub(crate) fn named(self, name: Option<&Arc<str>>) -> Self {
+        Place { name: name.cloned(), ..self }
     }
 
     /// The place `bytes` further on.
     pub(crate) fn at(&self, offset: usize) -> Self {
-        Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset) }
+        Place { memory: self.memory.clone(), offset: self.offset.saturating_add(offset), name: None }
     }
 
     pub(crate) fn kind(&self) -> MemoryKind {
@@ -143,6 +151,9 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.name {
+            return f.write_str(name);
+        }
         match self.kind() {
             MemoryKind::Host => write!(f, "host:{:#x}", self.address()),
             MemoryKind::Gpu => write!(f, "gpu:{:#x}", self.address()),

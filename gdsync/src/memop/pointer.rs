@@ -1,4 +1,6 @@
-//! Backends behind pointers, so that streams of different kinds fit one type.
+//! Backends in boxes, so that streams of different kinds fit one type.
+//!
+//! Not behind shared pointers: two streams could then submit to one backend at the same time.
 
 use super::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::cuda::GpuMemory;
@@ -6,57 +8,52 @@ use crate::memory::{HostAddr, StreamAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-macro_rules! forward {
-    ($($pointer:ident)*) => {$(
-        impl<B: MemOpStream + ?Sized> MemOpStream for $pointer<B> {
-            fn caps(&self) -> MemOpCaps {
-                (**self).caps()
-            }
+// SAFETY: every method is that of the backend in the box.
+unsafe impl<B: MemOpStream + ?Sized> MemOpStream for Box<B> {
+    fn caps(&self) -> MemOpCaps {
+        (**self).caps()
+    }
 
-            fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
-                (**self).translate(addr, len)
-            }
+    fn translate(&self, addr: HostAddr, len: usize) -> Result<StreamAddr, StreamError> {
+        (**self).translate(addr, len)
+    }
 
-            fn epoch(&self) -> u64 {
-                (**self).epoch()
-            }
+    fn epoch(&self) -> u64 {
+        (**self).epoch()
+    }
 
-            fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
-                (**self).idle_probe(probe)
-            }
+    fn idle_probe(&self, probe: Arc<dyn Fn() -> bool + Send + Sync>) {
+        (**self).idle_probe(probe)
+    }
 
-            fn is_synchronous(&self) -> bool {
-                (**self).is_synchronous()
-            }
+    fn is_synchronous(&self) -> bool {
+        (**self).is_synchronous()
+    }
 
-            fn device(&self) -> u64 {
-                (**self).device()
-            }
+    fn device(&self) -> u64 {
+        (**self).device()
+    }
 
-            unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
-                // SAFETY: the caller's.
-                unsafe { (**self).submit(ops) }
-            }
+    unsafe fn submit(&self, ops: &[MemOp]) -> Result<(), StreamError> {
+        // SAFETY: the caller's.
+        unsafe { (**self).submit(ops) }
+    }
 
-            fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
-                (**self).reaches(memory)
-            }
+    fn reaches(&self, memory: &GpuMemory) -> Result<(), StreamError> {
+        (**self).reaches(memory)
+    }
 
-            unsafe fn write_bytes(
-                &self,
-                to: StreamAddr,
-                kind: MemoryKind,
-                bytes: &[u8],
-            ) -> Result<Staged, StreamError> {
-                // SAFETY: the caller's.
-                unsafe { (**self).write_bytes(to, kind, bytes) }
-            }
+    unsafe fn write_bytes(
+        &self,
+        to: StreamAddr,
+        kind: MemoryKind,
+        bytes: &[u8],
+    ) -> Result<Staged, StreamError> {
+        // SAFETY: the caller's.
+        unsafe { (**self).write_bytes(to, kind, bytes) }
+    }
 
-            fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
-                (**self).wait_idle(timeout)
-            }
-        }
-    )*};
+    fn wait_idle(&self, timeout: Duration) -> Result<bool, StreamError> {
+        (**self).wait_idle(timeout)
+    }
 }
-
-forward! { Box Arc }

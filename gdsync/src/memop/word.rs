@@ -4,6 +4,7 @@ use super::WordError;
 use super::place::{Named, Place, StreamWord};
 use crate::memory::{HostAddr, PinnedMemory};
 use gdsync_sys::shared::{SharedU32, SharedU64};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 macro_rules! word {
@@ -13,6 +14,7 @@ macro_rules! word {
         pub struct $name {
             memory: PinnedMemory,
             index: usize,
+            name: Option<Arc<str>>,
         }
 
         impl $name {
@@ -26,7 +28,14 @@ macro_rules! word {
                 if !offset.is_multiple_of(size) || offset / size >= memory.$words().len() {
                     return Err(WordError::Outside { offset, size, len: memory.len() });
                 }
-                Ok($name { memory: memory.clone(), index: offset / size })
+                Ok($name { memory: memory.clone(), index: offset / size, name: None })
+            }
+
+            /// The same word with a name: what describes a stream that waits for it
+            /// ([`crate::Stream::oldest_wait`], the watchdog) says the name, and not the address.
+            #[must_use]
+            pub fn named(self, name: impl Into<Arc<str>>) -> Self {
+                $name { name: Some(name.into()), ..self }
             }
 
             /// Its value now, with acquire ordering: what was written before the word was is
@@ -59,7 +68,7 @@ macro_rules! word {
         impl Named for $name {
             #[inline]
             fn place(&self) -> Place {
-                Place::host(&self.memory, self.index * size_of::<$value>())
+                Place::host(&self.memory, self.index * size_of::<$value>()).named(self.name.as_ref())
             }
         }
 
@@ -97,5 +106,12 @@ mod tests {
         let word = Word64::new(&memory, 8).unwrap();
         assert_eq!(word.addr().get(), memory.addr().get() + 8);
         assert_eq!(word.load(), 5 << 32);
+    }
+
+    #[test]
+    fn a_named_word_is_called_by_its_name() {
+        let word = Word32::new(&PinnedMemory::allocate(8).unwrap(), 4).unwrap();
+        assert_eq!(word.place().to_string(), format!("host:{:#x}", word.addr().get()));
+        assert_eq!(word.named("the flag").place().to_string(), "the flag");
     }
 }

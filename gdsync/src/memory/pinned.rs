@@ -34,6 +34,8 @@ struct Handle {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    /// Whole pages, which belong to nothing else.
+    own: bool,
     /// Tells streams of the memory, and unmaps it, where it is ours, when all of them have
     /// forgotten it.
     _span: Arc<Span>,
@@ -78,7 +80,7 @@ impl PinnedMemory {
         });
         // All of its pages, also those behind `len`: no other memory shares them.
         let span = Span::announce(address as u64, mapped as u64, kind, unmap);
-        Ok(Self::of(Arc::new(Pages { base, len, _span: span })))
+        Ok(Self::of(Arc::new(Pages { base, len, own: true, _span: span })))
     }
 
     /// Wraps memory of the program.
@@ -101,7 +103,7 @@ impl PinnedMemory {
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         let release: Release = Box::new(move || drop(owner));
         let span = Span::announce(base.as_ptr() as u64, len as u64, Kind::Pages, release);
-        Self::of(Arc::new(Pages { base, len, _span: span }))
+        Self::of(Arc::new(Pages { base, len, own: false, _span: span }))
     }
 
     fn of(pages: Arc<Pages>) -> Self {
@@ -125,6 +127,11 @@ impl PinnedMemory {
     /// True where the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes that a card registers for it: one at least of own pages, as there is no region of none.
+    pub(crate) fn registered_len(&self) -> usize {
+        if self.handle.pages.own { self.len().max(1) } else { self.len() }
     }
 
     /// The address of its first byte.

@@ -77,6 +77,8 @@ enum Action {
     CancelWait(prop::sample::Index),
     StreamPasses,
     Poll,
+    /// The queue pair has failed; the card was rung for some of what is not written.
+    Release(prop::sample::Index),
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -88,12 +90,13 @@ fn action() -> impl Strategy<Value = Action> {
         1 => any::<prop::sample::Index>().prop_map(Action::CancelWait),
         2 => Just(Action::StreamPasses),
         3 => Just(Action::Poll),
+        1 => any::<prop::sample::Index>().prop_map(Action::Release),
     ]
 }
 
 proptest! {
     /// The card is never given an entry that a wait still needs, never overruns, and every
-    /// completion is polled once.
+    /// completion is polled once, whatever waits were ended before it came.
     #[test]
     fn entries_are_recycled_only_when_everybody_has_seen_them(actions in proptest::collection::vec(action(), 1..300)) {
         let (mut state, timeline) = (queue(), Timeline::new(0).unwrap());
@@ -101,6 +104,8 @@ proptest! {
         let mut prepared: Vec<u32> = Vec::new();
         let mut posted: VecDeque<(u32, TimelinePoint)> = VecDeque::new();
         let mut points = 0;
+        // Streams pass waits for entries before this one, written or not.
+        let mut released = 0;
         for action in actions {
             match action {
                 Action::Reserve => outstanding += u32::from(state.reserve(true).is_ok()),
@@ -126,11 +131,24 @@ proptest! {
                     let index = prepared.swap_remove(which.index(prepared.len()));
                     state.cancel_wait(index);
                 }
-                // In stream order, and only where the entry is there.
-                Action::StreamPasses if posted.front().is_some_and(|(index, _)| *index < written) => {
+                // In stream order, and only where the entry is there or the wait was ended.
+                Action::StreamPasses
+                    if posted.front().is_some_and(|(index, _)| satisfied(state.wait_op(*index), &state, *index)) =>
+                {
                     let (index, point) = posted.pop_front().unwrap();
-                    prop_assert!(satisfied(state.wait_op(index), &state, index), "the stream missed entry {}", index);
+                    prop_assert!(index < written.max(released), "the stream passed entry {} too early", index);
                     timeline.declare_passed(point);
+                }
+                Action::Release(which) => {
+                    let unwritten = polled + outstanding - written;
+                    let rung = which.index(unwritten as usize + 1) as u32;
+                    state.release_waits(7, written - polled + rung, unwritten - rung);
+                    if rung == 0 {
+                        released = released.max(written + unwritten);
+                        for (index, _) in &posted {
+                            prop_assert!(state.has_come(*index), "entry {} is still waited for", index);
+                        }
+                    }
                 }
                 Action::Poll => match state.peek() {
                     Some(raw) => {
@@ -143,6 +161,10 @@ proptest! {
                 },
                 _ => {}
             }
+            let missed = posted.iter().find(|(index, _)| {
+                *index < written && !satisfied(state.wait_op(*index), &state, *index)
+            });
+            prop_assert!(missed.is_none(), "the stream would miss entry {:?}", missed);
             let consumed = doorbell::ci_value(state.ring.record().load(Ordering::Relaxed));
             prop_assert!(consumed <= polled);
             let needed = prepared.iter().chain(posted.iter().map(|(index, _)| index));
@@ -183,4 +205,58 @@ fn entries_of_a_queue_pair_that_is_gone_keep_their_places() {
         state.prepare_wait(),
         Err(QueueError::Order(OrderError::NothingToWaitFor { waits: 0 }))
     ));
+}
+
+#[test]
+fn an_ended_wait_is_no_completion_and_gives_way_to_one() {
+    let mut state = queue();
+    let timeline = Timeline::new(0).unwrap();
+    for index in 0..3 * ENTRIES {
+        state.reserve(true).unwrap();
+        assert_eq!(state.prepare_wait().unwrap(), index);
+        let point = TimelinePoint(u64::from(index) + 1);
+        state.post_wait(index, &timeline, point);
+        // Something that the card was rung for is under way: its completion comes first.
+        state.release_waits(7, 1, 1);
+        assert!(!state.has_come(index) && !state.is_released(index));
+        state.release_waits(7, 0, 1);
+        assert!(state.is_released(index) && satisfied(state.wait_op(index), &state, index));
+        assert!(state.peek().is_none() && state.read(index).is_none());
+        timeline.declare_passed(point);
+        card_writes(&mut state, index);
+        state.release_waits(7, 1, 1);
+        assert!(!state.is_released(index));
+        assert_eq!(state.peek().unwrap().cqe.wqe_counter(), index as u16);
+        state.advance();
+        state.unreserve(true);
+    }
+}
+
+#[test]
+fn only_waits_for_sends_that_are_not_posted_run_ahead_of_them() {
+    let mut state = queue();
+    let timelines = [(); 2].map(|()| Timeline::new(0).unwrap());
+    (0..4).for_each(|_| state.reserve(true).unwrap());
+    (0..4).for_each(|index| assert_eq!(state.prepare_wait().unwrap(), index));
+    // Of four sends the last two are not posted.
+    for index in 0..4 {
+        assert_eq!(state.is_of_unposted(index, 2), index >= 2);
+        assert!(!state.is_of_unposted(index, 0) && state.is_of_unposted(index, 4));
+    }
+    state.post_wait(1, &timelines[0], TimelinePoint(1));
+    state.post_wait(3, &timelines[1], TimelinePoint(1));
+    let ahead = |state: &CompletionState, unposted| {
+        [Some(&timelines[0]), Some(&timelines[1]), None]
+            .map(|timeline| state.awaited_of_unposted(unposted, timeline))
+    };
+    assert_eq!(ahead(&state, 2), [None, Some(3), Some(3)]);
+    assert_eq!(ahead(&state, 3), [Some(1), Some(3), Some(1)]);
+    assert_eq!(ahead(&state, 0), [None; 3]);
+    // One is polled: the same sends are not posted.
+    card_writes(&mut state, 0);
+    state.advance();
+    state.unreserve(true);
+    assert_eq!(ahead(&state, 2), [None, Some(3), Some(3)]);
+    timelines[1].declare_passed(TimelinePoint(1));
+    assert_eq!(ahead(&state, 2), [None; 3]);
 }

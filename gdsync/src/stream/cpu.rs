@@ -52,7 +52,8 @@ impl Cpu {
     }
 }
 
-impl MemOpStream for Cpu {
+// SAFETY: stream addresses are host addresses, and everything is performed before `submit` returns.
+unsafe impl MemOpStream for Cpu {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { max_ops: usize::MAX, max_outstanding: usize::MAX, ..MemOpCaps::FULL }
     }

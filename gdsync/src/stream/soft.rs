@@ -3,7 +3,8 @@
 use super::execute;
 use crate::memop::{MemOp, MemOpCaps, MemOpStream, MemoryKind, Staged, StreamError};
 use crate::memory::{HostAddr, StreamAddr};
-use crate::util::contain::{contain, drop_contained, log};
+use crate::util::contain::{drop_contained, log};
+use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -124,7 +125,9 @@ impl fmt::Debug for SoftStream {
     }
 }
 
-impl MemOpStream for SoftStream {
+// SAFETY: stream addresses are host addresses, and one thread performs the items of the queue in their
+// order; it is idle when the queue is empty and that thread at none.
+unsafe impl MemOpStream for SoftStream {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps::FULL
     }

@@ -86,7 +86,8 @@ mod tests {
         submitted: Mutex<Vec<MemOp>>,
     }
 
-    impl MemOpStream for Shifted {
+    // SAFETY: it performs nothing.
+    unsafe impl MemOpStream for Shifted {
         fn caps(&self) -> MemOpCaps {
             MemOpCaps::FULL
         }

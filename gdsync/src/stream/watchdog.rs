@@ -5,8 +5,9 @@
 
 use crate::memop::MemOpStream;
 use crate::stream::Stream;
-use crate::util::contain::{contain, log};
+use crate::util::contain::log;
 use crate::verbs::error::{Error, OutOfRange};
+use gdsync_sys::contain::contain;
 use parking_lot::{Condvar, Mutex};
 use std::fmt;
 use std::sync::{Arc, Weak};

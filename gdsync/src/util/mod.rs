@@ -1,5 +1,5 @@
-//! What every layer may use: structs of options, locks and atomics, the polling thread, and the
-//! containment of panics.
+//! What every layer may use: structs of options, locks and atomics, the polling thread, and what
+//! contains panics of the program's values.
 
 pub(crate) mod contain;
 pub(crate) mod options;

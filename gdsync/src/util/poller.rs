@@ -5,7 +5,8 @@
 //! words. Each purpose has a poller of its own, with a name of its own, so that one purpose does
 //! not delay another.
 
-use crate::util::contain::{contain, drop_contained, log};
+use crate::util::contain::{drop_contained, log};
+use gdsync_sys::contain::contain;
 use gdsync_sys::pause::{Pause, use_fine_timers};
 use parking_lot::{Condvar, Mutex};
 use std::io;

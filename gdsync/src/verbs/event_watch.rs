@@ -4,8 +4,9 @@
 //! arrives, and ends with its handle.
 
 use super::events::AsyncEvent;
-use crate::util::contain::{contain, drop_contained, log};
+use crate::util::contain::{drop_contained, log};
 use crate::verbs::{Device, Error};
+use gdsync_sys::contain::contain;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};

@@ -140,7 +140,7 @@ fn register(
         Ok(raw) => return Ok((raw, RegistrationPath::DmaBuf)),
         Err(reason) => reason,
     };
-    let (pd, len) = (&pd.inner, memory.len().max(1));
+    let (pd, len) = (&pd.inner, memory.registered_len());
     let (address, flags) = (memory.address() as *mut libc::c_void, access.bits() as libc::c_int);
     // SAFETY: the domain is allocated as long as `pd` lives; the memory is kept until the region is
     // deregistered. The address is a GPU's, which the provider's peer memory takes, or refuses.
@@ -170,7 +170,7 @@ fn dma_buf(pd: &ProtectionDomain, memory: &GpuMemory, access: Access) -> Result<
         return Err("the GPU's driver makes no dma-bufs (the open kernel modules do)".to_owned());
     }
     let (fd, offset) = memory.dma_buf().map_err(|error: CudaError| error.to_string())?;
-    let (len, flags) = (memory.len().max(1), access.bits() as libc::c_int);
+    let (len, flags) = (memory.registered_len(), access.bits() as libc::c_int);
     // SAFETY: the domain is allocated as long as `pd` lives; the kernel takes a reference of its
     // own to the dma-buf.
     let raw = unsafe { reg_dmabuf_mr(pd.inner.raw(), offset, len, memory.address(), fd.as_raw_fd(), flags) };

@@ -101,7 +101,8 @@ impl MemoryRegion {
     /// Registers pinned memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] where the provider refuses.
+    /// [`Error::Verbs`] where the provider refuses. No provider takes 0 bytes of
+    /// [`PinnedMemory::from_raw`], where the next byte is not this memory's.
     pub fn register(pd: &ProtectionDomain, memory: PinnedMemory, access: Access) -> Result<Self, Error> {
         let inner = Arc::new(Self::register_inner(pd, &memory, access)?);
         Ok(MemoryRegion { inner, memory })
@@ -112,7 +113,7 @@ impl MemoryRegion {
         memory: &PinnedMemory,
         access: Access,
     ) -> Result<MemoryRegionInner, Error> {
-        let (pd, len) = (pd.inner.clone(), memory.len().max(1));
+        let (pd, len) = (pd.inner.clone(), memory.registered_len());
         let flags = access.bits() as libc::c_int;
         // SAFETY: the domain is allocated as long as `pd` lives; the memory is mapped as long as
         // `memory` lives, and both are kept until the region is deregistered.

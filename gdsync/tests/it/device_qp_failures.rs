@@ -286,7 +286,8 @@ impl Short {
     }
 }
 
-impl MemOpStream for Short {
+// SAFETY: it does what the stream inside does; an address that it refuses is not given out.
+unsafe impl MemOpStream for Short {
     fn caps(&self) -> MemOpCaps {
         self.cpu.caps()
     }

@@ -3,12 +3,12 @@
 //! traffic of the other files on such queues.
 
 use gdsync::memop::Condition;
-use gdsync::queue::{Syndrome, WorkKind};
+use gdsync::queue::{StateError, Syndrome, WorkKind};
 use gdsync::verbs::{DevxError, DevxStatus};
 use gdsync::verbs::{OutOfRange, Provider, QueueApi, Transport};
 use gdsync::{
     Access, Batch, CompletionQueue, CompletionQueueConfig, ConnectOptions, Error, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
+    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, RemoteMemory, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, Pair, device, poll, soft, synchronize};
 use gdsync_test_support::process::alone;
@@ -62,6 +62,19 @@ fn a_device_without_commands_says_so() {
     let error =
         CompletionQueue::new(&device, CompletionQueueConfig::from(8).queues(QueueApi::Devx)).unwrap_err();
     assert!(matches!(error, Error::Devx(DevxError::Unavailable { .. })), "{error}");
+}
+
+#[test]
+fn a_queue_pair_that_verbs_do_not_know_has_no_state_to_adopt() {
+    let Some(pair) = pair("a_queue_pair_that_verbs_do_not_know_has_no_state_to_adopt", config()) else {
+        return;
+    };
+    pair.left.adopt_state();
+    let alone = QueuePair::unmanaged(&pair.pd, config()).unwrap();
+    assert!(alone.as_raw().is_null());
+    alone.adopt_state();
+    let error = alone.post_send(WorkRequest::nop()).unwrap_err();
+    assert!(matches!(error, QueueError::State(StateError::NotConnected { .. })), "{error}");
 }
 
 #[test]

@@ -23,7 +23,8 @@ struct Fickle {
     most: usize,
 }
 
-impl MemOpStream for Fickle {
+// SAFETY: it does what the stream inside does; what it refuses is not performed.
+unsafe impl MemOpStream for Fickle {
     fn caps(&self) -> MemOpCaps {
         MemOpCaps { max_outstanding: self.most, ..self.inner.caps() }
     }

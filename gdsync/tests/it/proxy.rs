@@ -145,7 +145,8 @@ struct Refusing {
     register: AtomicU64,
 }
 
-impl MemOpStream for Refusing {
+// SAFETY: it does what the stream inside does; an address that it refuses is not given out.
+unsafe impl MemOpStream for Refusing {
     fn caps(&self) -> MemOpCaps {
         self.inner.caps()
     }

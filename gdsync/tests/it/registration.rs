@@ -3,7 +3,7 @@
 
 use gdsync::memory::OutOfBounds;
 use gdsync::verbs::{CacheLimits, RegistrationCache};
-use gdsync::{Access, Error, PinnedMemory, WorkRequest};
+use gdsync::{Access, Error, MemoryRegion, PinnedMemory, WorkRequest};
 use gdsync_test_support::pair::{Pair, poll, ring};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -199,4 +199,20 @@ fn threads_share_a_cache() {
     let statistics = cache.statistics();
     assert_eq!((statistics.entries, statistics.bytes), (0, 0), "{statistics:?}");
     assert_eq!(statistics.hits + statistics.misses, 800);
+}
+
+#[test]
+fn no_byte_behind_the_programs_memory_is_registered() {
+    let pair = Pair::new();
+    let (bytes, cache) = (Bytes::new(64), RegistrationCache::new(&pair.pd));
+    let refused = |result: Result<(), Error>| match result {
+        Err(Error::Verbs { call: "ibv_reg_mr", detail, .. }) => {
+            assert!(detail.contains("0 bytes"), "{detail}")
+        }
+        other => panic!("{other:?}"),
+    };
+    refused(MemoryRegion::register(&pair.pd, bytes.part(8, 0), ALL).map(drop));
+    refused(cache.host(&bytes.part(8, 0), ALL).map(drop));
+    // The library's own memory has whole pages.
+    assert_eq!(MemoryRegion::allocate(&pair.pd, 0, ALL).unwrap().remote().len, 0);
 }

@@ -9,6 +9,7 @@ use super::port::{GidEntry, LinkLayer, Port};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
 use crate::setting;
+use gdsync_sys::contain::contain;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 pub(super) const FIRST_NUMBER: u32 = 0x40;
 
 /// Receives asynchronous events. The engine's thread calls it, or the thread that caused the event,
-/// without holding a lock.
+/// without holding a lock. If it panics, that is logged, and the event is lost.
 pub type EventSink = Box<dyn Fn(Event) + Send + Sync>;
 
 /// A UAR page of a card.
@@ -50,6 +51,19 @@ pub(super) struct Shared {
     stop: AtomicBool,
 }
 
+/// Leaves the fabric where the card's thread panics, in the card or in its event sink. Peers would
+/// wait for as long as the process lives, as for one that is stopped.
+struct CloseOnPanic<'a>(&'a Shared);
+
+impl Drop for CloseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the software card's thread panicked: the card serves nothing any more");
+            self.0.engine.lock().fabric.close();
+        }
+    }
+}
+
 impl Card {
     /// Claims a LID and starts the card, its port on the given link layer. On the fabric of several
     /// hosts ([`LISTEN_VARIABLE`](crate::fabric::LISTEN_VARIABLE)) it claims an IPv4 address
@@ -61,8 +75,10 @@ impl Card {
     pub fn start(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         let mut card = Card::stopped(link, sink)?;
         let shared = card.shared.clone();
-        let thread =
-            std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || shared.run())?;
+        let thread = std::thread::Builder::new().name("gdsync-softhca".to_owned()).spawn(move || {
+            let _closes = CloseOnPanic(&shared);
+            shared.run();
+        })?;
         card.thread = Some(thread);
         Ok(card)
     }
@@ -133,6 +149,12 @@ impl Card {
         self.faults.counts()
     }
 
+    /// Whether its thread has panicked.
+    #[cfg(test)]
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// Runs a command, and wakes the engine for the work that it made.
     pub(super) fn command<R>(&self, command: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
@@ -169,7 +191,11 @@ impl Shared {
         let events = std::mem::take(&mut engine.resources.events);
         drop(engine);
         for event in events {
-            (self.sink)(event);
+            // A panic of the program's sink must not end the card's thread.
+            if let Err(panic) = contain(|| (self.sink)(event)) {
+                // Nor one of its subscriber, to which nothing can be said then.
+                let _ = contain(|| tracing::error!(panic, "what receives a card's events panicked"));
+            }
         }
     }
 

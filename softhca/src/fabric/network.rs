@@ -18,7 +18,7 @@ pub struct Fabric {
 }
 
 enum Network {
-    Shared(Shared),
+    Shared(Box<Shared>),
     Tcp(Box<Tcp>),
 }
 
@@ -38,7 +38,7 @@ impl Fabric {
 
     /// Joins the fabric of this host.
     pub(crate) fn on_host() -> Result<Fabric, FabricError> {
-        Ok(Fabric { network: Network::Shared(Shared::bind()?) })
+        Ok(Fabric { network: Network::Shared(Box::new(Shared::bind()?)) })
     }
 
     /// Joins the fabric of several hosts, at the first of these addresses that is free. Cards that
@@ -139,6 +139,14 @@ impl Fabric {
                 shared.poll(budget, |lid, header, payload| take(lid.into(), header, payload))
             }
             Network::Tcp(tcp) => tcp.poll(budget, take),
+        }
+    }
+
+    /// Leaves the fabric: every link ends, as if the process had ended, and none is accepted.
+    pub(crate) fn close(&mut self) {
+        match &mut self.network {
+            Network::Shared(shared) => shared.close(),
+            Network::Tcp(tcp) => tcp.close(),
         }
     }
 

@@ -20,7 +20,7 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
-use crate::os::wait;
+use crate::os::{socket, wait};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -191,6 +191,13 @@ impl Shared {
             }
         }
         taken
+    }
+
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.incoming.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {

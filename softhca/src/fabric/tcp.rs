@@ -17,6 +17,7 @@ use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, UNPROVEN, free_slot
 use super::sleeper::Sleeper;
 use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
+use crate::os::socket;
 use gdsync_auth::{Key, Limits, Unproven};
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -161,6 +162,14 @@ impl Tcp {
             }
         }
         taken
+    }
+
+    /// As [`super::Fabric::close`].
+    pub(super) fn close(&mut self) {
+        socket::refuse_connections(self.listener.as_fd());
+        self.outgoing.links.clear();
+        self.joining.clear();
+        self.incoming.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {

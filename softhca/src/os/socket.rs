@@ -116,6 +116,12 @@ pub(crate) unsafe fn send_parts(socket: BorrowedFd<'_>, parts: &[(*const u8, usi
     }
 }
 
+/// From now on a listening socket refuses connections, those that wait included.
+pub(crate) fn refuse_connections(listener: BorrowedFd<'_>) {
+    // SAFETY: a plain system call. A failure would mean that the socket does not listen.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+}
+
 /// The user that the peer of a socket ran as when it connected.
 pub(crate) fn peer_user(socket: &UnixStream) -> io::Result<libc::uid_t> {
     peer_credentials(socket).map(|peer| peer.uid)

@@ -18,12 +18,14 @@ pub enum Ended {
     Failed,
     /// `invalid`.
     Invalid,
+    /// `peer_dead`.
+    PeerDead,
 }
 
 impl Ended {
     /// The status of a code.
     pub fn new(code: i32) -> Self {
-        *[Ended::Ok, Ended::NoRoom, Ended::TimedOut, Ended::Failed, Ended::Invalid]
+        *[Ended::Ok, Ended::NoRoom, Ended::TimedOut, Ended::Failed, Ended::Invalid, Ended::PeerDead]
             .get(code as usize)
             .expect("a status that the header does not have")
     }

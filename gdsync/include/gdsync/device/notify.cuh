@@ -64,6 +64,21 @@ struct gdsync_segment_part {
 // threads alone (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0, as mostly over PCIe).
 #define GDSYNC_SEGMENT_ATOMIC_IN_GPU 1u
 
+// A status of a notification that is not 0: waits for it are released, as the rank in the low bits is dead, and might set it. The second
+// bit says that the team has dropped that rank (`Team::shrink`).
+#define GDSYNC_NOTIFY_PEER_DEAD 0x80000000u
+#define GDSYNC_NOTIFY_DROPPED 0x40000000u
+#define GDSYNC_NOTIFY_RANK 0x3fffffffu
+// What a notification is set to when waits for it are released. It is a notification's value, as any other, where the status is 0.
+#define GDSYNC_NOTIFY_RELEASED 0x9d5dead1u
+
+// Behind the last part of a segment that is `watched`.
+struct gdsync_segment_watch {
+    // A status of each own notification, 32-bit words: host memory.
+    unsigned long long statuses;
+    unsigned long long reserved[3];
+};
+
 // Memory that every rank has a part of: plain data, which the library fills in.
 struct gdsync_segment {
     // gdsync_segment_part of each rank, one after the other.
@@ -84,11 +99,13 @@ struct gdsync_segment {
     unsigned int version;
     // GDSYNC_SEGMENT_*.
     unsigned int flags;
-    unsigned int reserved;
+    // 1: behind the parts stands a gdsync_segment_watch.
+    unsigned int watched;
 };
 
 static_assert(sizeof(gdsync_queue) == 32, "as the library's");
 static_assert(sizeof(gdsync_segment_part) == 32, "as the library's");
+static_assert(sizeof(gdsync_segment_watch) == 32, "as the library's");
 static_assert(sizeof(gdsync_segment) == 64, "as the library's");
 
 namespace gdsync {
@@ -141,6 +158,62 @@ GDSYNC_DEVICE status post_to(const gdsync_queue &queue, u32 rank, bool valid, co
                            [&](u64 index, bool signaled) { return build(qp, index, signaled); });
 }
 
+// The status of an own notification that was found to be GDSYNC_NOTIFY_RELEASED: 0 where that is a value as any other. The library
+// writes the status before the word, and clears it after the word.
+GDSYNC_DEVICE u32 released_status(const gdsync_segment &segment, u32 id) {
+    if (segment.watched == 0) {
+        return 0;
+    }
+    const gdsync_segment_watch *watch = (const gdsync_segment_watch *)((const gdsync_segment_part *)segment.parts + segment.size);
+    return load_acquire_system((const u32 *)watch->statuses + id);
+}
+
+// What a thread has found in one pass over a range of notifications.
+struct notified {
+    // The first that is set; the range's end where none is.
+    u32 id;
+    // The status of the first that is released; a rank that the team has not dropped comes first. 0 where none is.
+    u32 status;
+    // Those of ranks that the team has dropped.
+    u32 dropped;
+};
+
+// Adds a notification that is GDSYNC_NOTIFY_RELEASED. True where it is set to that value, as to any other.
+GDSYNC_DEVICE_RARE bool add_released(const gdsync_segment &segment, u32 id, notified *found) {
+    const u32 *word = (const u32 *)segment.words + id;
+    // Acquire: the status is read after the word.
+    if (load_acquire_system(word) != GDSYNC_NOTIFY_RELEASED) {
+        return false;
+    }
+    const u32 status = released_status(segment, id);
+    if (status == 0) {
+        // Perhaps the release was taken back between the two loads.
+        return load_acquire_system(word) == GDSYNC_NOTIFY_RELEASED;
+    }
+    const bool is_dropped = (status & GDSYNC_NOTIFY_DROPPED) != 0;
+    found->dropped += is_dropped ? 1 : 0;
+    if (found->status == 0 || (!is_dropped && (found->status & GDSYNC_NOTIFY_DROPPED) != 0)) {
+        found->status = status;
+    }
+    return false;
+}
+
+// Looks at a range of own notifications once.
+GDSYNC_DEVICE notified look(const gdsync_segment &segment, u32 begin, u32 end) {
+    const u32 *words = (const u32 *)segment.words;
+    notified found = {end, 0, 0};
+    GDSYNC_DEVICE_LOOP
+    for (u32 id = begin; id < end; id++) {
+        // Relaxed until one is there; then one acquire.
+        const u32 value = load_relaxed_system(words + id);
+        if (value != 0 && (value != GDSYNC_NOTIFY_RELEASED || add_released(segment, id, &found))) {
+            found.id = id;
+            break;
+        }
+    }
+    return found;
+}
+
 // Takes a notification. Acquire: the thread sees the data written before it. Release: reads of this thread stay before writes that
 // a sender makes once the word is free.
 GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
@@ -164,9 +237,11 @@ GDSYNC_DEVICE u32 take_word(const gdsync_segment &segment, u32 *at) {
 
 } // namespace detail
 
-// The queue pair to a rank, for `error`, `syndrome`, `poll`, `wait` and every other call; null where there is no such rank.
+// The queue pair to a rank, for `error`, `syndrome`, `poll`, `wait` and every other call; null where there is no such rank, or the team
+// had dropped it when the queue was attached.
 GDSYNC_DEVICE const gdsync_device_qp *queue_pair(const gdsync_queue &queue, u32 rank) {
-    return detail::is_known(queue) && rank < queue.size ? (const gdsync_device_qp *)queue.queue_pairs + rank : nullptr;
+    const gdsync_device_qp *at = (const gdsync_device_qp *)queue.queue_pairs + rank;
+    return detail::is_known(queue) && rank < queue.size && at->version != 0 ? at : nullptr;
 }
 
 // Writes `bytes` (at most MAX_BYTES) of the own part of `from`, from `from_offset` on, into the part of `to` of a rank, without a
@@ -212,8 +287,11 @@ GDSYNC_DEVICE status write_notify(const gdsync_queue &queue, const gdsync_segmen
 }
 
 // Waits until one of the own notifications from `begin` to before `end` is there; `id` becomes its number, the lowest that is. With a
-// time of 0, and with an empty range, it checks once: `status::timed_out` if there is none. It stays until `notify_reset`. A rank that has
-// ended sends no notification, so the time must be finite.
+// time of 0, and with an empty range, it checks once: `status::timed_out` if there is none. It stays until `notify_reset`.
+//
+// `status::peer_dead`: none is there, and a rank that might set one of them is dead; `id` becomes that rank. Which rank may set a
+// notification is what the host has said (`Segment::expect_from` in Rust), else any rank. Those of ranks that the team has dropped end
+// the wait only if there are no others in the range.
 //
 // At warp and block scope the leader waits, for the range that it gives; all threads get its result and see the data. Diverged threads of
 // a warp are several groups, which may find different ones.
@@ -229,31 +307,34 @@ GDSYNC_DEVICE status notify_waitsome(const gdsync_segment &segment, u32 begin, u
         const u32 *words = (const u32 *)segment.words;
         detail::Waited waited;
         GDSYNC_DEVICE_LOOP
-        // Relaxed until one is there; then one acquire.
-        while (found == end || detail::load_relaxed_system(words + found) == 0) {
-            if (found + 1 < end) {
-                found += 1;
-                continue;
+        for (;;) {
+            const detail::notified seen = detail::look(segment, begin, end);
+            if (seen.id != end) {
+                found = seen.id;
+                detail::load_acquire_system(words + found);
+                break;
             }
-            found = begin;
+            const bool is_dropped = (seen.status & GDSYNC_NOTIFY_DROPPED) != 0;
+            if (seen.status != 0 && (!is_dropped || seen.dropped == end - begin)) {
+                found = seen.status & GDSYNC_NOTIFY_RANK;
+                result = status::peer_dead;
+                break;
+            }
             if (begin == end || waited.longer_than(timeout_ns)) {
                 result = status::timed_out;
                 break;
             }
         }
-        if (result == status::ok) {
-            detail::load_acquire_system(words + found);
-        }
     }
     // The leader's acquire is before what the others read.
     group.share(result, found);
-    if (result == status::ok) {
+    if (result == status::ok || result == status::peer_dead) {
         *id = (u32)found;
     }
     return result;
 }
 
-// Takes one of the own notifications: `value` becomes its value, 0 if there was none. If several threads of the GPU take it, one gets it.
+// Takes one of the own notifications: `value` becomes its value, 0 if there was none, or if waits for it are released. If several threads of the GPU take it, one gets it.
 //
 // In GPU memory that is atomic for the card, too: a notification that arrives at the same time is either taken or stays. In host memory
 // it is atomic only if the GPU's atomics on host memory are (GDSYNC_SEGMENT_ATOMIC_IN_GPU is set if not): otherwise a notification of the same
@@ -263,7 +344,9 @@ GDSYNC_DEVICE status notify_reset(const gdsync_segment &segment, u32 id, u32 *va
     if (!detail::is_known(segment) || id >= segment.count) {
         return status::invalid;
     }
-    *value = detail::take_word(segment, (u32 *)segment.words + id);
+    const u32 taken = detail::take_word(segment, (u32 *)segment.words + id);
+    // The host releases it again.
+    *value = taken == GDSYNC_NOTIFY_RELEASED && detail::released_status(segment, id) != 0 ? 0 : taken;
     return status::ok;
 }
 
@@ -277,7 +360,7 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue
     return at == nullptr ? status::invalid : detail::quiet_as(group, *at, timeout_ns);
 }
 
-// The same for all ranks, within one time. It waits for ranks behind a failed one, too; it returns the first status that is not `ok`, and
+// The same for all ranks of the team, within one time. It waits for ranks behind a failed one, too; it returns the first status that is not `ok`, and
 // `quiet` of each rank says which rank that was.
 template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue &queue, u64 timeout_ns) {
     if (!detail::is_known(queue)) {
@@ -287,6 +370,9 @@ template <scope S = scope::thread> GDSYNC_DEVICE status quiet(const gdsync_queue
     status result = status::ok;
     GDSYNC_DEVICE_LOOP
     for (u32 rank = 0; rank < queue.size; rank++) {
+        if (queue_pair(queue, rank) == nullptr) {
+            continue;
+        }
         const u64 gone = detail::now_ns() - start;
         const status one = quiet<S>(queue, rank, gone < timeout_ns ? timeout_ns - gone : 0);
         result = result == status::ok ? one : result;

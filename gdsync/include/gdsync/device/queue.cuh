@@ -95,6 +95,8 @@ enum class status : int {
     failed = 3,
     // The request, or the queue pair's description, is not one that can be posted. Nothing was posted.
     invalid = 4,
+    // A rank is dead that might set the notification that the call waits for: see `notify_waitsome`.
+    peer_dead = 5,
 };
 
 namespace detail {

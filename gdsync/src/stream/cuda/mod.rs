@@ -133,7 +133,9 @@ impl From<CudaError> for StreamError {
     }
 }
 
-impl MemOpStream for CudaStream {
+// SAFETY: addresses are the driver's for registered memory (`GpuContext`), whose epoch changes when a page is
+// unregistered; the driver performs a stream's operations in their order, and says when it is idle.
+unsafe impl MemOpStream for CudaStream {
     fn caps(&self) -> MemOpCaps {
         mem_ops(&self.context.capabilities)
     }

@@ -99,6 +99,23 @@ fn a_stopped_peer_that_dies_is_given_up() {
 }
 
 #[test]
+fn a_peer_whose_card_has_panicked_is_given_up() {
+    let panics = Card::start(LinkLayer::InfiniBand, Box::new(|event| panic!("{event:?}"))).unwrap();
+    let alive = card();
+    let (mut refused, target) = impatient(&alive, &panics);
+    let (mut late, _) = impatient(&alive, &panics);
+    // The card tells its program that a remote key is wrong, and the program panics.
+    let wrong = RemoteAddrSeg::new(0, target.key ^ 0x100);
+    refused.post(Opcode::RdmaWrite, &[wrong.as_bytes(), &inline(b"hello")]);
+    run_both(&alive, None, || refused.cq.peek().is_some());
+    until("the end of the card's thread", || panics.has_ended().then_some(()));
+    let [remote, data] = write(&target);
+    late.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, None, || late.cq.peek().is_some());
+    assert_eq!(error(late.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+#[test]
 fn what_faults_drop_counts_although_the_peer_is_stopped() {
     let (alive, stopped) = (card(), card());
     let (mut sender, target) = impatient(&alive, &stopped);

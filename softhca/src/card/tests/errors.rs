@@ -1,6 +1,7 @@
 //! Errors: syndromes of completions, queue pairs in ERR, and diagnostics.
 
 use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 /// Posts one request and expects it to fail.
@@ -134,6 +135,31 @@ fn a_queue_pair_that_allows_nothing_refuses_and_tells_by_an_event() {
     assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteAccess);
     assert_eq!(events.try_recv(), Ok(Event::QpAccessError { qpn: right.qpn }));
     assert!(card.diagnostics().iter().any(|d| d.field == "qp_access_flags" && d.qpn == Some(right.qpn)));
+}
+
+#[test]
+fn a_sink_that_panics_loses_that_event_and_the_card_goes_on() {
+    let (sender, events) = mpsc::channel();
+    let first = AtomicBool::new(true);
+    let sink = move |event| {
+        assert!(!first.swap(false, Ordering::Relaxed), "not the first");
+        sender.send(event).unwrap();
+    };
+    let card = Card::stopped(LinkLayer::InfiniBand, Box::new(sink)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let region = Region::new(&card, pdn, 64, everything());
+    let nothing = QpChange { access: Some(Access::empty()), ..QpChange::default() };
+    let refused = || {
+        let (mut left, right) = (TestQp::new(&card, pdn, &SIZES), TestQp::new(&card, pdn, &SIZES));
+        left.connect(&card, right.qpn, card.lid(), nothing);
+        right.connect(&card, left.qpn, card.lid(), nothing);
+        left.post(Opcode::RdmaWrite, &[region.remote(0).as_bytes(), &inline(b"no")]);
+        run(&card);
+        assert_eq!(error(left.cq.poll()).1, Syndrome::RemoteAccess);
+        Event::QpAccessError { qpn: right.qpn }
+    };
+    let [_, second] = [refused(), refused()];
+    assert_eq!((events.try_recv(), events.try_recv()), (Ok(second), Err(mpsc::TryRecvError::Empty)));
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! Messages of control connections, as bytes: a header of 12 bytes (kind 1, zero 3, epoch 4, number
+//! 4; little endian), then the payload. Parsing is pure and strict.
+
+use super::agreement::Proposal;
+use crate::rank_set::RankSet;
+
+/// Bytes before the payload.
+const HEADER: usize = 12;
+/// Most bytes that one rank gives to an exchange.
+pub(super) const MAX_PART: usize = 500;
+
+const PART: u8 = 1;
+const PROPOSAL: u8 = 2;
+const DECISION: u8 = 3;
+const REFUSAL: u8 = 4;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A rank's contribution to an exchange.
+    Part(Part),
+    /// A rank's word in the agreement on dead ranks.
+    Proposal(Proposal),
+    /// A rank takes part in no exchange of that epoch any more: it has seen a death.
+    Refusal { epoch: u32 },
+}
+
+/// A rank's contribution to an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Agreements before the exchange.
+    pub(super) epoch: u32,
+    /// Exchanges of the epoch before this one.
+    pub(super) number: u32,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Bytes of the longest message in a team of that size.
+pub(super) fn longest(size: u32) -> usize {
+    HEADER + MAX_PART.max(size.div_ceil(64) as usize * 8)
+}
+
+impl Message {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, epoch, number) = match self {
+            Message::Part(part) => (PART, part.epoch, part.number),
+            Message::Proposal(said) => (if said.is_decided { DECISION } else { PROPOSAL }, said.epoch, 0),
+            Message::Refusal { epoch } => (REFUSAL, *epoch, 0),
+        };
+        let mut bytes = vec![kind, 0, 0, 0];
+        bytes.extend(epoch.to_le_bytes());
+        bytes.extend(number.to_le_bytes());
+        match self {
+            Message::Part(part) => bytes.extend(&part.bytes),
+            Message::Proposal(said) => bytes.extend(said.dead.encode()),
+            Message::Refusal { .. } => {}
+        }
+        bytes
+    }
+
+    /// `None` where the bytes are no message of a team of that size.
+    pub(super) fn decode(bytes: &[u8], size: u32) -> Option<Self> {
+        let (header, payload) = bytes.split_first_chunk::<HEADER>()?;
+        let [kind, 0, 0, 0, e0, e1, e2, e3, n0, n1, n2, n3] = *header else { return None };
+        let (epoch, number) = (u32::from_le_bytes([e0, e1, e2, e3]), u32::from_le_bytes([n0, n1, n2, n3]));
+        match (kind, number) {
+            (PART, _) if payload.len() <= MAX_PART => {
+                Some(Message::Part(Part { epoch, number, bytes: payload.to_vec() }))
+            }
+            (PROPOSAL | DECISION, 0) => {
+                let dead = RankSet::decode(payload, size)?;
+                Some(Message::Proposal(Proposal { epoch, is_decided: kind == DECISION, dead }))
+            }
+            (REFUSAL, 0) if payload.is_empty() => Some(Message::Refusal { epoch }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SIZE: u32 = 200;
+
+    fn message() -> impl Strategy<Value = Message> {
+        let part = (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..=MAX_PART));
+        let said = (any::<u32>(), any::<bool>(), prop::collection::vec(0..SIZE, 0..10));
+        prop_oneof![
+            part.prop_map(|(epoch, number, bytes)| Message::Part(Part { epoch, number, bytes })),
+            said.prop_map(|(epoch, is_decided, dead)| {
+                Message::Proposal(Proposal { epoch, is_decided, dead: dead.into_iter().collect() })
+            }),
+            any::<u32>().prop_map(|epoch| Message::Refusal { epoch }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_round_trip_and_fit(message in message()) {
+            let bytes = message.encode();
+            prop_assert!(bytes.len() <= longest(SIZE));
+            prop_assert_eq!(Message::decode(&bytes, SIZE), Some(message));
+        }
+
+        #[test]
+        fn what_is_no_message_is_refused(kind in 0u8..6, mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            if let [first, zeroes @ ..] = &mut bytes[..] {
+                *first = kind;
+                zeroes.iter_mut().take(3).for_each(|byte| *byte = 0);
+            }
+            if let Some(message) = Message::decode(&bytes, SIZE) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Which ranks of a team live.
+//!
+//! A rank is alive, dead (its connection has been given up, and the team has not agreed on that
+//! yet), or dropped ([`Team::shrink`](crate::Team::shrink)). Only
+//! [`Team::replace`](crate::Team::replace) makes a rank alive again.
+
+use crate::error::{DeathCause, NotifyError};
+use crate::rank_set::RankSet;
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Alive,
+    Dead(DeathCause),
+    Dropped(DeathCause),
+}
+
+/// The state of every rank. Locked last: no other lock is taken while this one is held.
+#[derive(Debug)]
+pub(crate) struct Life {
+    states: Mutex<States>,
+    /// Ranks that are dead and not dropped, so that living teams pay one load.
+    dead: AtomicU32,
+    /// Signalled when the monitor has something to do before its next look.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct States {
+    ranks: Vec<State>,
+    /// Ranks that live and have withdrawn: see [`Life::set_withdrawn`].
+    withdrawn: RankSet,
+    /// The monitor is to look now.
+    is_due: bool,
+    is_closed: bool,
+}
+
+impl Life {
+    pub(crate) fn new(size: u32) -> Self {
+        let states = States {
+            ranks: vec![State::Alive; size as usize],
+            withdrawn: RankSet::default(),
+            is_due: false,
+            is_closed: false,
+        };
+        Life { states: Mutex::new(states), dead: AtomicU32::new(0), changed: Condvar::new() }
+    }
+
+    pub(crate) fn state(&self, rank: u32) -> State {
+        self.states.lock().ranks[rank as usize]
+    }
+
+    pub(crate) fn is_alive(&self, rank: u32) -> bool {
+        self.state(rank) == State::Alive
+    }
+
+    /// The error for a rank that is not alive.
+    pub(crate) fn check(&self, rank: u32) -> Result<(), NotifyError> {
+        match self.state(rank) {
+            State::Alive => Ok(()),
+            State::Dead(cause) | State::Dropped(cause) => Err(NotifyError::PeerDead { rank, cause }),
+        }
+    }
+
+    /// The error for the first rank that is dead and not dropped.
+    pub(crate) fn check_all(&self) -> Result<(), NotifyError> {
+        match self.first_dead() {
+            Some((rank, cause)) => Err(NotifyError::PeerDead { rank, cause }),
+            None => Ok(()),
+        }
+    }
+
+    /// The first rank that is dead and not dropped.
+    pub(crate) fn first_dead(&self) -> Option<(u32, DeathCause)> {
+        if self.dead.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let states = self.states.lock();
+        (0..).zip(&states.ranks).find_map(|(rank, state)| match state {
+            State::Dead(cause) => Some((rank, *cause)),
+            _ => None,
+        })
+    }
+
+    /// Of each rank, the one whose death ends waits for its notifications: that rank itself, or, where
+    /// it has withdrawn, the first that is dead and not dropped.
+    pub(crate) fn ended_waits(&self) -> Vec<Option<(u32, State)>> {
+        let states = self.states.lock();
+        let all = || (0..).zip(states.ranks.iter().copied());
+        let first = all().find(|(_, state)| matches!(state, State::Dead(_)));
+        let of = |(rank, state)| match state {
+            State::Alive => first.filter(|_| states.withdrawn.contains(rank)),
+            state => Some((rank, state)),
+        };
+        all().map(of).collect()
+    }
+
+    /// These ranks have seen a death, and wait in [`Team::shrink`](crate::Team::shrink) or will: what
+    /// they had not sent before does not come.
+    pub(crate) fn set_withdrawn(&self, ranks: RankSet) {
+        let mut states = self.states.lock();
+        if states.withdrawn != ranks {
+            (states.withdrawn, states.is_due) = (ranks, true);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ranks of a kind.
+    pub(crate) fn set_of(&self, is_one: impl Fn(State) -> bool) -> RankSet {
+        let states = self.states.lock();
+        (0..).zip(&states.ranks).filter(|(_, state)| is_one(**state)).map(|(rank, _)| rank).collect()
+    }
+
+    /// Ranks that are not alive.
+    pub(crate) fn lost(&self) -> RankSet {
+        self.set_of(|state| state != State::Alive)
+    }
+
+    /// A living rank has died. Returns false if that was known.
+    pub(crate) fn died(&self, rank: u32, cause: DeathCause) -> bool {
+        let mut states = self.states.lock();
+        let state = &mut states.ranks[rank as usize];
+        if *state != State::Alive {
+            return false;
+        }
+        *state = State::Dead(cause);
+        self.dead.fetch_add(1, Ordering::Release);
+        states.is_due = true;
+        drop(states);
+        tracing::warn!(rank, %cause, "a rank of the team is dead");
+        self.changed.notify_all();
+        true
+    }
+
+    /// The team goes on without these ranks. Returns those that it had not dropped before.
+    pub(crate) fn drop_ranks(&self, ranks: &RankSet) -> Vec<u32> {
+        let mut states = self.states.lock();
+        let mut dropped = Vec::new();
+        for rank in ranks.iter() {
+            let state = &mut states.ranks[rank as usize];
+            if let State::Dead(cause) = *state {
+                *state = State::Dropped(cause);
+                self.dead.fetch_sub(1, Ordering::Release);
+                dropped.push(rank);
+            }
+        }
+        states.is_due = true;
+        drop(states);
+        self.changed.notify_all();
+        dropped
+    }
+
+    /// New processes have taken the places of dropped ranks.
+    pub(crate) fn revive(&self, ranks: &RankSet) {
+        let mut states = self.states.lock();
+        for rank in ranks.iter() {
+            let state = &mut states.ranks[rank as usize];
+            if matches!(state, State::Dropped(_)) {
+                *state = State::Alive;
+            }
+        }
+    }
+
+    /// Lets the monitor look at once.
+    pub(crate) fn hurry(&self) {
+        self.states.lock().is_due = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends the monitor.
+    pub(crate) fn close(&self) {
+        self.states.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// For the monitor: waits until there is something to do, for up to `period`. False once the
+    /// team is closed.
+    pub(crate) fn wait(&self, period: Duration) -> bool {
+        let mut states = self.states.lock();
+        if !states.is_due && !states.is_closed {
+            self.changed.wait_for(&mut states, period);
+        }
+        states.is_due = false;
+        !states.is_closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_has_withdrawn_ends_waits_by_the_death_that_it_has_seen() {
+        let (life, cause) = (Life::new(3), DeathCause::Reported { by: 0 });
+        life.set_withdrawn([0].into_iter().collect());
+        assert_eq!(life.ended_waits(), [None; 3]);
+        life.died(2, cause);
+        let dead = Some((2, State::Dead(cause)));
+        assert_eq!(life.ended_waits(), [dead, None, dead]);
+        life.drop_ranks(&[2].into_iter().collect());
+        assert_eq!(life.ended_waits(), [None, None, Some((2, State::Dropped(cause)))]);
+    }
+
+    #[test]
+    fn a_rank_dies_once_and_is_dropped_once() {
+        let (life, cause) = (Life::new(3), DeathCause::Reported { by: 0 });
+        assert!(life.check_all().is_ok() && life.is_alive(2));
+        assert!(life.died(2, cause) && !life.died(2, DeathCause::Reported { by: 1 }));
+        assert_eq!(life.first_dead(), Some((2, cause)));
+        let error = life.check(2).unwrap_err();
+        assert!(
+            matches!(error, NotifyError::PeerDead { rank: 2, cause: found } if found == cause),
+            "{error}"
+        );
+        // A rank that lives is not dropped: the others have found it dead before.
+        assert_eq!(life.drop_ranks(&[1, 2].into_iter().collect()), [2]);
+        assert!(life.check_all().is_ok() && life.check(2).is_err() && life.check(1).is_ok());
+        assert_eq!(life.drop_ranks(&[2].into_iter().collect()), [0; 0]);
+        assert_eq!(life.lost().iter().collect::<Vec<_>>(), [2]);
+        life.revive(&[2].into_iter().collect());
+        assert!(life.is_alive(2) && life.lost() == RankSet::default());
+        life.close();
+        assert!(!life.wait(Duration::from_secs(60)));
+    }
+}

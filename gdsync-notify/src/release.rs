@@ -1,0 +1,154 @@
+//! Waits for notifications of dead ranks: the awaited word is released, with a status beside it.
+//!
+//! A stream can wait for one word only, so a wait ends by a value in the word. The value
+//! [`RELEASED`] is no notification as long as the status of the notification is not 0: readers look
+//! at the status when they find it. The status is written before the word is released, and cleared
+//! after the word is.
+
+use crate::error::NotifyError;
+use crate::life::{Life, State};
+use crate::word::Words;
+use gdsync::PinnedMemory;
+use gdsync::memop::Word32;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The value of a word whose waits are released: `GDSYNC_NOTIFY_RELEASED`.
+pub(crate) const RELEASED: u32 = 0x9d5d_ead1;
+/// Of a status: the rank in the low bits is dead. `GDSYNC_NOTIFY_PEER_DEAD`.
+pub(crate) const PEER_DEAD: u32 = 1 << 31;
+/// Of a status: the team has dropped the rank. `GDSYNC_NOTIFY_DROPPED`.
+pub(crate) const DROPPED: u32 = 1 << 30;
+/// Of a status: the rank.
+const RANK: u32 = DROPPED - 1;
+/// The sender of a notification that any rank may set.
+const ANY: u32 = u32::MAX;
+
+/// The notifications of one rank's part of a segment, their senders, and their statuses.
+#[derive(Debug)]
+pub(crate) struct Releases {
+    words: Words,
+    senders: Vec<AtomicU32>,
+    /// A word for each notification.
+    statuses: PinnedMemory,
+    /// Held while statuses change.
+    turn: Mutex<()>,
+}
+
+/// What a reader has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// The lowest notification that is set.
+    Found(u32),
+    /// None is set, and that rank, which is dead, might set one.
+    Dead(u32),
+    Nothing,
+}
+
+impl Releases {
+    pub(crate) fn new(words: Words, count: u32) -> Result<Self, NotifyError> {
+        let bytes = (count as usize * size_of::<u32>()).max(size_of::<u32>());
+        Ok(Releases {
+            words,
+            senders: (0..count).map(|_| AtomicU32::new(ANY)).collect(),
+            statuses: PinnedMemory::allocate(bytes).map_err(NotifyError::Memory)?,
+            turn: Mutex::default(),
+        })
+    }
+
+    /// A status for each notification, for kernels.
+    pub(crate) fn statuses(&self) -> &PinnedMemory {
+        &self.statuses
+    }
+
+    pub(crate) fn status_word(&self, id: u32) -> Result<Word32, NotifyError> {
+        Ok(Word32::new(&self.statuses, id as usize * size_of::<u32>())?)
+    }
+
+    /// Of a notification that is released: the rank, and whether the team has dropped it.
+    pub(crate) fn status(&self, id: u32) -> Option<(u32, bool)> {
+        // Acquire: pairs with `update`, as the loads of words do.
+        let status = self.statuses.words32()[id as usize].load(Ordering::Acquire);
+        (status != 0).then_some((status & RANK, status & DROPPED != 0))
+    }
+
+    pub(crate) fn sender(&self, id: u32) -> Option<u32> {
+        Some(self.senders[id as usize].load(Ordering::Relaxed)).filter(|sender| *sender != ANY)
+    }
+
+    /// Says which rank sets these notifications; `None` for any.
+    pub(crate) fn set_sender(&self, ids: Range<u32>, sender: Option<u32>) {
+        for id in ids {
+            self.senders[id as usize].store(sender.unwrap_or(ANY), Ordering::Relaxed);
+        }
+    }
+
+    /// Releases the notifications that dead ranks were to set, and, while a rank is dead and not
+    /// dropped, those that any rank may set, and those of ranks that have withdrawn. Takes back the release of others. Returns whether some
+    /// are released.
+    pub(crate) fn update(&self, life: &Life) -> bool {
+        let _turn = self.turn.lock();
+        let any = life.first_dead().map_or(0, |(rank, _)| PEER_DEAD | rank);
+        let status_of = |ended: &Option<(u32, State)>| match ended {
+            None => 0,
+            Some((rank, State::Dropped(_))) => PEER_DEAD | DROPPED | rank,
+            Some((rank, _)) => PEER_DEAD | rank,
+        };
+        let of_senders: Vec<u32> = life.ended_waits().iter().map(status_of).collect();
+        let (mut released, mut restored) = (Vec::new(), Vec::new());
+        for ((id, status), sender) in (0..).zip(self.statuses.words32()).zip(&self.senders) {
+            // `ANY` is above all ranks.
+            let sender = sender.load(Ordering::Relaxed) as usize;
+            let wanted = of_senders.get(sender).copied().unwrap_or(any);
+            if wanted != 0 {
+                // Release: who sees the word sees the status.
+                status.store(wanted, Ordering::Release);
+                released.push(id);
+            } else if status.load(Ordering::Relaxed) != 0 {
+                restored.push(id);
+            }
+        }
+        let changed =
+            self.words.exchange(&released, 0, RELEASED).and(self.words.exchange(&restored, RELEASED, 0));
+        if let Err(error) = changed {
+            tracing::error!(%error, "waits for notifications of a dead rank could not be released");
+        }
+        for id in restored {
+            self.statuses.words32()[id as usize].store(0, Ordering::Release);
+        }
+        !released.is_empty()
+    }
+
+    /// Whether a value that was taken from a notification is a release.
+    pub(crate) fn is_release(&self, id: u32, value: u32) -> bool {
+        value == RELEASED && self.status(id).is_some()
+    }
+
+    /// Looks at a range of notifications, by their values.
+    pub(crate) fn look(&self, ids: Range<u32>, value: impl Fn(u32) -> u32) -> Look {
+        let (mut dead, mut dropped, count) = (None, None, ids.len());
+        let mut of_dropped = 0;
+        for id in ids {
+            match value(id) {
+                0 => {}
+                RELEASED => match self.status(id) {
+                    Some((rank, false)) => dead = dead.or(Some(rank)),
+                    Some((rank, true)) => {
+                        dropped = dropped.or(Some(rank));
+                        of_dropped += 1;
+                    }
+                    // Perhaps the release was taken back between the two loads.
+                    None if value(id) == RELEASED => return Look::Found(id),
+                    None => {}
+                },
+                _ => return Look::Found(id),
+            }
+        }
+        // The others of the range may still come while not all of them are of dropped ranks.
+        match dead.or(dropped.filter(|_| of_dropped == count)) {
+            Some(rank) => Look::Dead(rank),
+            None => Look::Nothing,
+        }
+    }
+}

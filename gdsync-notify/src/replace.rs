@@ -1,0 +1,184 @@
+//! New processes in the places of dropped ranks.
+
+use crate::bootstrap::Bootstrap;
+use crate::connect::{Table, Unconnected};
+use crate::connections::Connections;
+use crate::error::NotifyError;
+use crate::life::State;
+use crate::parts::Parts;
+use crate::rank_set::RankSet;
+use std::sync::Arc;
+
+/// What a rank says of itself when new processes join a team: whether it is new, how many segments
+/// it has, and its endpoints.
+#[derive(Debug)]
+pub(crate) struct Introduction {
+    /// Agreements of the team so far; `None` of a new process.
+    epoch: Option<u32>,
+    segments: usize,
+    table: Table,
+}
+
+impl Introduction {
+    /// A line for the other ranks.
+    pub(crate) fn text(epoch: Option<u32>, segments: usize, table: &str) -> String {
+        let epoch = epoch.map_or("new".to_owned(), |epoch| epoch.to_string());
+        format!("{epoch} {segments} {table}")
+    }
+
+    /// Those of all ranks, where they fit together: the ranks that are new, and the epoch.
+    pub(crate) fn parse_all(lines: &[String], own: u32, queues: usize) -> Result<All, NotifyError> {
+        let size = lines.len() as u32;
+        let all = (0..).zip(lines).map(|(rank, line)| Self::parse(line, rank, size, queues));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        let ours = &all[own as usize];
+        for (rank, one) in (0..).zip(&all) {
+            if one.segments != ours.segments {
+                let (theirs, ours) = (one.segments.to_string(), ours.segments.to_string());
+                return Err(NotifyError::Mismatch { rank, what: "segments", theirs, ours });
+            }
+        }
+        let mut epochs = (0..).zip(&all).filter_map(|(rank, one)| Some((rank, one.epoch?)));
+        let Some((first, epoch)) = epochs.next() else {
+            let reason = "no rank of the team is there: new processes join one that has dropped their ranks";
+            return Err(NotifyError::Elsewhere { rank: own, reason: reason.to_owned() });
+        };
+        if let Some((rank, other)) = epochs.find(|(_, other)| *other != epoch) {
+            let reason = format!("it has shrunk its team {other} times, and rank {first} {epoch} times");
+            return Err(NotifyError::Elsewhere { rank, reason });
+        }
+        let new = (0..).zip(&all).filter(|(_, one)| one.epoch.is_none()).map(|(rank, _)| rank).collect();
+        Ok(All { new, epoch, tables: all.into_iter().map(|one| one.table).collect() })
+    }
+
+    fn parse(line: &str, rank: u32, size: u32, queues: usize) -> Result<Self, NotifyError> {
+        let fields: Vec<&str> = line.splitn(3, ' ').collect();
+        let bad = || NotifyError::Elsewhere { rank, reason: format!("{line:?} is no introduction") };
+        let [epoch, segments, table] = fields[..] else { return Err(bad()) };
+        let epoch = match epoch {
+            "new" => None,
+            number => Some(number.parse().map_err(|_| bad())?),
+        };
+        let segments = segments.parse().map_err(|_| bad())?;
+        let table = Table::parse(table, rank, size)?;
+        table.check(rank, queues)?;
+        Ok(Introduction { epoch, segments, table })
+    }
+}
+
+/// What all ranks have said.
+#[derive(Debug)]
+pub(crate) struct All {
+    /// The ranks that are new.
+    pub(crate) new: RankSet,
+    pub(crate) epoch: u32,
+    pub(crate) tables: Vec<Table>,
+}
+
+/// The descriptions of segments, as one line.
+pub(crate) fn describe(segments: &[Arc<Parts>]) -> String {
+    segments.iter().map(|one| one.description.as_str()).collect::<Vec<_>>().join(";")
+}
+
+/// The description of a segment in the line of a rank.
+pub(crate) fn description(line: &str, segment: usize) -> Option<String> {
+    line.split(';').nth(segment).map(str::to_owned)
+}
+
+impl Connections {
+    /// The first step of a survivor: connections that new processes can take over.
+    fn introduce(&self) -> Result<String, NotifyError> {
+        self.life.check_all()?;
+        let dropped = self.dropped();
+        let mut table = Table::empty(self.queues.len(), self.size);
+        for rank in dropped.iter() {
+            for (queue, peers) in self.queues.iter().enumerate() {
+                table.set_queue(queue, rank, peers[rank as usize].reset(self.timeout)?);
+            }
+        }
+        let mut control = self.control.lock();
+        for rank in dropped.iter() {
+            table.set_control(rank, control.renew(&self.pd, rank)?);
+        }
+        Ok(Introduction::text(Some(control.epoch()), self.segments().len(), &table.to_string()))
+    }
+
+    fn dropped(&self) -> RankSet {
+        self.life.set_of(|state| matches!(state, State::Dropped(_)))
+    }
+
+    /// Takes new processes into the places of all dropped ranks, together with them and with all
+    /// survivors.
+    pub(crate) fn replace(&self, bootstrap: &mut Bootstrap) -> Result<Vec<u32>, NotifyError> {
+        let _turn = self.turn.lock();
+        let introduced = self.introduce().map(|line| ((), line));
+        let ((), lines) = bootstrap.together(introduced)?;
+        let connected = self.connect_new(&lines);
+        let (all, _) = bootstrap.together(connected.map(|all| (all, String::new())))?;
+        let segments = self.segments();
+        let ((), lines) = bootstrap.together(Ok(((), describe(&segments))))?;
+        let renewed = all.new.iter().try_for_each(|rank| {
+            let mut segments = segments.iter().enumerate();
+            segments.try_for_each(|(at, one)| {
+                one.renew(rank, &description(&lines[rank as usize], at).unwrap_or_default())
+            })
+        });
+        bootstrap.together(renewed.map(|()| ((), String::new())))?;
+        self.control.lock().begin_epoch(all.epoch + 1);
+        self.life.revive(&all.new);
+        self.settle();
+        Ok(all.new.iter().collect())
+    }
+
+    fn connect_new(&self, lines: &[String]) -> Result<All, NotifyError> {
+        let all = Introduction::parse_all(lines, self.rank, self.queues.len())?;
+        let dropped = self.dropped();
+        if all.new != dropped {
+            let list = |set: &RankSet| format!("{:?}", set.iter().collect::<Vec<_>>());
+            let (theirs, ours) = (list(&all.new), list(&dropped));
+            let rank = all.new.iter().chain(dropped.iter()).next().unwrap_or(self.rank);
+            return Err(NotifyError::Mismatch {
+                rank,
+                what: "new processes, not those dropped:",
+                theirs,
+                ours,
+            });
+        }
+        for rank in all.new.iter() {
+            let table = &all.tables[rank as usize];
+            for (queue, peers) in self.queues.iter().enumerate() {
+                if let Some(remote) = table.queue(queue, self.rank) {
+                    peers[rank as usize].connect(remote, self.options)?;
+                }
+            }
+            if let Some(remote) = table.control(self.rank) {
+                self.control.lock().connect(rank, remote)?;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The connections of a new process, to all ranks; and the descriptions of all segments.
+pub(crate) fn join(
+    made: Result<Unconnected, NotifyError>,
+    own: Result<String, NotifyError>,
+    segments: usize,
+    bootstrap: &mut Bootstrap,
+) -> Result<(Unconnected, Vec<String>), NotifyError> {
+    let introduced = made.and_then(|made| {
+        let line = Introduction::text(None, segments, &made.describe()?);
+        Ok((made, line))
+    });
+    let (mut made, lines) = bootstrap.together(introduced)?;
+    let all = Introduction::parse_all(&lines, made.rank, made.queues.len());
+    let connected = all.and_then(|all| {
+        made.connect_to(&all.tables)?;
+        made.control.begin_epoch(all.epoch + 1);
+        Ok(((), String::new()))
+    });
+    bootstrap.together(connected)?;
+    let ((), lines) = bootstrap.together(own.map(|line| ((), line)))?;
+    bootstrap.together(Ok(((), String::new())))?;
+    Ok((made, lines))
+}

@@ -1,0 +1,359 @@
+//! Ranks that are killed while others wait for them: on the CPU, on streams, and in kernels.
+
+use crate::notify_device::{Kernels, kernels};
+use crate::notify_rig::Rank;
+use crate::ranks::{LONG, Ranks, domain, ended_well};
+use gdsync::memop::{Condition, Word32};
+use gdsync::stream::{Cpu, DoorbellPath};
+use gdsync::{Batch, PinnedMemory, QueuePairConfig, SoftStream, Stream};
+use gdsync_notify::bootstrap::{Bootstrap, Job};
+use gdsync_notify::{NotifyError, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::device::Ended;
+use gdsync_test_support::process::role;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+/// The time-out of the transport, 4.096 µs * 2^16, eight times, is 2.1 s. The rest is for a busy
+/// machine.
+const WITHIN: Duration = Duration::from_secs(15);
+const VICTIM: u32 = 2;
+
+pub(crate) fn team(queues: u32) -> Team {
+    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
+    Team::new(&domain(), bootstrap, TeamConfig::default().queues(queues)).unwrap()
+}
+
+/// Ends this process as a signal does that no process survives.
+pub(crate) fn be_killed() -> ! {
+    // SAFETY: a signal to this very process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("the signal ends the process")
+}
+
+fn is_dead<T: std::fmt::Debug>(result: Result<T, NotifyError>) {
+    match result {
+        Err(error @ NotifyError::PeerDead { rank: VICTIM, .. }) => {
+            let text = error.to_string();
+            assert!(text.starts_with("rank 2 is dead, as "), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Starts three ranks, of which one kills itself in its role, and asserts that the others pass.
+fn three(test: &'static str) {
+    three_in(test, &[]);
+}
+
+/// The same, with variables of the environment.
+fn three_in(test: &'static str, environment: &[(&str, &str)]) {
+    let ranks = Ranks::new(module_path!(), test, 3);
+    let spawn = |rank, role| {
+        let mut command = ranks.command(rank, role);
+        command.envs(environment.iter().copied()).spawn().unwrap()
+    };
+    let children = [spawn(0, "live"), spawn(1, "live"), spawn(VICTIM, "die")];
+    let outputs = children.map(|child| child.wait_with_output().unwrap());
+    let [.., dead] = &outputs;
+    assert_eq!(dead.status.signal(), Some(libc::SIGKILL), "{dead:?}");
+    // A rank that fails is a death for the other: both have their say.
+    let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = outputs.each_ref().map(text).join("\n");
+    assert!(outputs[..VICTIM as usize].iter().all(|output| output.status.success()), "{said}");
+}
+
+/// A rank that waits on the CPU in one way, and the time that this takes.
+fn ended_by_death(wait: impl FnOnce() -> Result<(), NotifyError>) {
+    let started = Instant::now();
+    is_dead(wait());
+    assert!(started.elapsed() < WITHIN, "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_wait_for_a_notification_ends_with_the_death_of_its_sender() {
+    let Some(role) = role() else {
+        return three("a_wait_for_a_notification_ends_with_the_death_of_its_sender");
+    };
+    let team = team(1);
+    let segment = team.allocate(64, 6).unwrap();
+    segment.expect_from(5..6, VICTIM).unwrap();
+    segment.expect_from(2..5, 1 - team.rank().min(1)).unwrap();
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    // This rank sends nothing to the dead one.
+    ended_by_death(|| segment.notify_waitsome(5..6, LONG).map(drop));
+    // Any rank may set those; and a range is ended by the one that is dead.
+    ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
+    ended_by_death(|| segment.notify_waitsome(4..6, LONG).map(drop));
+    is_dead(segment.check_notification(5));
+    assert_eq!(segment.notify_reset(5).unwrap(), 0, "a release is no notification");
+    // One of a rank that lives is waited for.
+    assert_eq!(segment.notify_waitsome(3..4, Duration::from_millis(50)).unwrap(), None);
+    segment.check_notification(3).unwrap();
+    let queue = team.queue(0).unwrap();
+    queue.notify(1 - team.rank(), &segment, 2, 7).unwrap();
+    queue.flush_rank(1 - team.rank(), LONG).unwrap();
+    assert_eq!(segment.notify_waitsome(2..3, LONG).unwrap(), Some(2));
+    assert_eq!(segment.notify_waitsome(2..6, LONG).unwrap(), Some(2), "what is there comes first");
+    assert_eq!(segment.notify_reset(2).unwrap(), 7);
+    // Whatever else would wait for the dead rank.
+    is_dead(queue.flush(LONG));
+    is_dead(queue.flush_rank(VICTIM, LONG));
+    is_dead(queue.ping(VICTIM, LONG));
+    is_dead(queue.notify(VICTIM, &segment, 0, 1));
+    is_dead(team.allocate(8, 1));
+    is_dead(team.barrier());
+    assert_eq!(team.dead().iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [VICTIM]);
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    assert_eq!((team.members(), team.dead().len()), (vec![0, 1], 0));
+    // Nothing of the range can come; then something may.
+    is_dead(segment.notify_waitsome(5..6, LONG));
+    assert_eq!(segment.notify_waitsome(0..6, Duration::from_millis(50)).unwrap(), None);
+    team.barrier().unwrap();
+    // The value of released words is one as any other where nothing is released.
+    queue.notify(1 - team.rank(), &segment, 4, 0x9d5d_ead1).unwrap();
+    assert_eq!(segment.notify_waitsome(4..6, LONG).unwrap(), Some(4));
+    assert_eq!(segment.notify_reset(4).unwrap(), 0x9d5d_ead1);
+    queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+#[test]
+fn a_rank_that_waits_for_one_that_has_given_up_is_not_left_waiting() {
+    let Some(role) = role() else {
+        return three("a_rank_that_waits_for_one_that_has_given_up_is_not_left_waiting");
+    };
+    let team = team(1);
+    let segment = team.allocate(64, 2).unwrap();
+    segment.expect_from(0..2, 1 - team.rank().min(1)).unwrap();
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    if team.rank() == 0 {
+        // Rank 1 lives, and sends nothing any more.
+        ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
+        is_dead(segment.check_notification(1));
+    } else {
+        ended_by_death(|| team.barrier());
+    }
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    team.queue(0).unwrap().notify(1 - team.rank(), &segment, 0, 5).unwrap();
+    assert_eq!(segment.notify_waitsome(0..2, LONG).unwrap(), Some(0));
+    team.queue(0).unwrap().flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+/// Posts a wait for a notification of the victim and writes behind it.
+fn post_wait(stream: &Stream<SoftStream>, segment: &Segment, id: u32, after: &Word32) {
+    let status = segment.notification_status(id).unwrap();
+    let seen = after.clone();
+    stream.post(Batch::new().wait_notification(&segment.notification(id).unwrap())).unwrap();
+    stream.launch(move || seen.store(status.load())).unwrap();
+}
+
+#[test]
+fn a_death_is_found_over_tcp() {
+    let Some(role) = role() else {
+        let addresses: Vec<_> = (1..=3).map(|host| format!("127.83.214.{host}:48314")).collect();
+        let environment =
+            [("SOFTHCA_LISTEN", &*addresses.join(",")), ("SOFTHCA_KEY", "the key of this very test")];
+        return three_in("a_death_is_found_over_tcp", &environment);
+    };
+    let team = team(1);
+    let segment = team.allocate(64, 1).unwrap();
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    ended_by_death(|| segment.notify_waitsome(0..1, LONG).map(drop));
+    is_dead(team.barrier());
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    team.barrier().unwrap();
+}
+
+/// The state of a process: `T` where it is stopped.
+fn state_of(process: u32) -> char {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_not_dead() {
+    const TEST: &str = "a_rank_that_is_stopped_is_not_dead";
+    let Some(role) = role() else {
+        let ranks = Ranks::new(module_path!(), TEST, 3);
+        let children = [ranks.spawn(0, "live"), ranks.spawn(1, "live"), ranks.spawn(VICTIM, "stop")];
+        let stopped = children[VICTIM as usize].id();
+        let started = Instant::now();
+        while state_of(stopped) != 'T' {
+            assert!(started.elapsed() < LONG, "it does not stop");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Longer than the transport's time-out.
+        std::thread::sleep(Duration::from_secs(5));
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(stopped as libc::pid_t, libc::SIGCONT) }, 0);
+        return children.into_iter().for_each(|child| _ = ended_well(child));
+    };
+    let team = team(1);
+    let segment = team.allocate(64, 3).unwrap();
+    segment.expect_from(2..3, VICTIM).unwrap();
+    team.barrier().unwrap();
+    let queue = team.queue(0).unwrap();
+    if role == "stop" {
+        // SAFETY: a signal to this very process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        (0..2).for_each(|to| queue.notify(to, &segment, 2, 1).unwrap());
+    } else {
+        queue.notify(VICTIM, &segment, team.rank(), 1).unwrap();
+        assert_eq!(segment.notify_waitsome(0..3, LONG).unwrap(), Some(2));
+    }
+    queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+    assert_eq!(team.dead(), []);
+}
+
+#[test]
+fn a_stream_is_released_with_a_status_that_is_read_behind_the_wait() {
+    let Some(role) = role() else {
+        return three("a_stream_is_released_with_a_status_that_is_read_behind_the_wait");
+    };
+    let team = team(2);
+    let segment = team.allocate(64, 6).unwrap();
+    segment.expect_from(5..6, VICTIM).unwrap();
+    let memory = PinnedMemory::allocate(12).unwrap();
+    let [named, any, branch] = [0, 4, 8].map(|at| Word32::new(&memory, at).unwrap());
+    let [first, second, third] = [(); 3].map(|()| Stream::new(SoftStream::new().unwrap()).unwrap());
+    // Of this one, the rank's own notification comes before the death.
+    team.queue(1).unwrap().notify(team.rank(), &segment, 1, 7).unwrap();
+    assert_eq!(segment.notify_waitsome(1..2, LONG).unwrap(), Some(1));
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    // Several waits for one notification: each is released.
+    (0..3).for_each(|_| post_wait(&first, &segment, 5, &named));
+    let oldest = first.oldest_wait().unwrap();
+    assert!(oldest.contains("notification 5 of rank 2"), "{oldest}");
+    post_wait(&second, &segment, 0, &any);
+    let oldest = second.oldest_wait().unwrap();
+    assert!(oldest.contains(&format!("notification 0 of rank {}'s segment", team.rank())), "{oldest}");
+    // A later descriptor waits for the status itself.
+    let status = segment.notification_status(5).unwrap();
+    third
+        .post(Batch::new().wait_value32(&status, Condition::And, 1 << 31).write_value32(&branch, 1))
+        .unwrap();
+    let started = Instant::now();
+    for stream in [&first, &second, &third] {
+        assert!(stream.synchronize_timeout(WITHIN).unwrap(), "{:?}", stream.oldest_wait());
+    }
+    assert!(started.elapsed() < WITHIN);
+    assert_eq!((named.load(), any.load(), branch.load()), (1 << 31 | VICTIM, 1 << 31 | VICTIM, 1));
+    is_dead(segment.check_notification(5));
+    is_dead(segment.check_notification(0));
+    // What had come before the death is there.
+    assert_eq!(segment.notify_waitsome(0..2, LONG).unwrap(), Some(1));
+    assert_eq!(segment.notify_reset(1).unwrap(), 7);
+    // A wait to come passes, too; once the rank is dropped, its status says so.
+    post_wait(&first, &segment, 5, &named);
+    assert!(first.synchronize_timeout(WITHIN).unwrap());
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    post_wait(&first, &segment, 5, &named);
+    assert!(first.synchronize_timeout(WITHIN).unwrap());
+    assert_eq!(named.load(), 3 << 30 | VICTIM);
+    // Waits for any rank wait again.
+    post_wait(&second, &segment, 0, &any);
+    assert!(!second.synchronize_timeout(Duration::from_millis(100)).unwrap());
+    team.barrier().unwrap();
+    team.queue(0).unwrap().notify(1 - team.rank(), &segment, 0, 9).unwrap();
+    assert!(second.synchronize_timeout(WITHIN).unwrap());
+    assert_eq!(any.load(), 0);
+    segment.check_notification(0).unwrap();
+    team.queue(0).unwrap().flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+#[test]
+fn a_ring_of_streams_ends_with_the_death_of_a_rank() {
+    let Some(role) = role() else {
+        return three("a_ring_of_streams_ends_with_the_death_of_a_rank");
+    };
+    // A short queue: ranks soon wait for room.
+    let bootstrap = Bootstrap::join(&Job::from_env().unwrap(), LONG).unwrap();
+    let config = TeamConfig::default().queue_pair(QueuePairConfig::default().send_depth(8));
+    let team = Team::new(&domain(), bootstrap, config).unwrap();
+    // A rank may be three rounds behind the one before it.
+    let segment = team.allocate(64, 4).unwrap();
+    let (queue, next) = (team.queue(0).unwrap(), (team.rank() + 1) % 3);
+    let stream = Stream::new(SoftStream::new().unwrap()).unwrap();
+    team.barrier().unwrap();
+    let mut last = Instant::now();
+    let error = (0..)
+        .find_map(|round| {
+            if role == "die" && round == 100 {
+                assert!(stream.synchronize_timeout(LONG).unwrap());
+                be_killed();
+            }
+            last = Instant::now();
+            let send = match queue.prepare_notify(next, &segment, round % 4, round + 1) {
+                Ok(send) => send,
+                Err(error) => return Some(error),
+            };
+            let arrival = segment.notification(round % 4).unwrap();
+            match stream.post_timeout(Batch::new().send(send).wait_notification(&arrival), LONG) {
+                Ok(_) => None,
+                // Prepared before its queue pair was ended.
+                Err(error) if !team.dead().is_empty() => {
+                    Some(queue.flush(LONG).expect_err(&error.to_string()))
+                }
+                Err(error) => panic!("{error}"),
+            }
+        })
+        .unwrap();
+    is_dead::<()>(Err(error));
+    assert!(last.elapsed() < WITHIN, "{:?}", last.elapsed());
+    assert!(stream.synchronize_timeout(WITHIN).unwrap(), "{:?}", stream.oldest_wait());
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    queue.flush(LONG).unwrap();
+    team.barrier().unwrap();
+}
+
+#[test]
+fn a_kernel_that_waits_for_a_dead_rank_is_told() {
+    const TEST: &str = "a_kernel_that_waits_for_a_dead_rank_is_told";
+    let Some(kernels): Option<&Kernels> = kernels(TEST) else { return };
+    let Some(role) = role() else { return three(TEST) };
+    let team = team(1);
+    let segments = (team.allocate(64, 1).unwrap(), team.allocate(64, 6).unwrap());
+    segments.1.expect_from(5..6, VICTIM).unwrap();
+    let rank = Rank::new(&team, segments, &Cpu::new(), (DoorbellPath::Direct, None));
+    let job = rank.job(0, 0, LONG);
+    team.barrier().unwrap();
+    if role == "die" {
+        be_killed();
+    }
+    let started = Instant::now();
+    assert_eq!(kernels.waitsome(&job, 5..6, LONG), (Ended::PeerDead, VICTIM));
+    assert_eq!(kernels.waitsome(&job, 0..1, LONG), (Ended::PeerDead, VICTIM));
+    assert!(started.elapsed() < WITHIN, "{:?}", started.elapsed());
+    assert_eq!(kernels.reset(&job, 5), (Ended::Ok, 0));
+    // What was posted to the dead rank fails; a detached queue says why.
+    assert_eq!(kernels.quiet(&job, 0, LONG), Ended::Ok);
+    is_dead(rank.queue.detach_device(LONG).unwrap().flush(LONG));
+    assert_eq!(team.shrink().unwrap(), [VICTIM]);
+    assert_eq!(kernels.waitsome(&job, 5..6, LONG), (Ended::PeerDead, VICTIM));
+    assert_eq!(kernels.waitsome(&job, 0..6, Duration::from_millis(20)).0, Ended::TimedOut);
+    // A queue that is attached now knows the dropped rank no more.
+    let queue = team.queue(0).unwrap().attach_device(&Cpu::new(), &Default::default()).unwrap();
+    let mut later = job;
+    later.queue = queue.data();
+    assert_eq!(kernels.quiet(&later, VICTIM, LONG), Ended::Invalid);
+    assert_eq!(kernels.quiet_all(&later, LONG), Ended::Ok);
+    is_dead(queue.queue_pair(VICTIM).map(drop));
+    queue.detach_device(LONG).unwrap();
+    team.barrier().unwrap();
+}

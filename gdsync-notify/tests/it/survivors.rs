@@ -1,0 +1,298 @@
+//! Teams of which a rank is killed at a random moment, and whose survivors go on.
+
+use crate::death::{be_killed, team};
+use crate::ranks::{LONG, Ranks, domain, ended_well};
+use gdsync::stream::PostFailure;
+use gdsync::{Batch, QueueError, SoftStream, Stream};
+use gdsync_notify::bootstrap::{Bootstrap, Job, Meeting};
+use gdsync_notify::{NotifyError, PartPlan, Queue, Segment, Team, TeamConfig, WaitNotification};
+use gdsync_test_support::process::role;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+const SIZE: u32 = 8;
+/// Bytes of a slot of a segment; a message may be shorter.
+const SLOT: usize = 200;
+/// Bytes of a segment: of even rounds a slot for each rank, and of odd rounds.
+const LEN: usize = 2 * SIZE as usize * SLOT;
+/// Rounds before the death, after it, and with a new process.
+const BEFORE: u32 = 1;
+const AFTER: u32 = 2;
+const REPLACED: u32 = 3;
+
+/// `GDSYNC_DEATH_RUNS`: how many ranks die, each in a team of its own (default: 2). If it is set,
+/// the survivors do 1,000 rounds each time, else 100.
+fn runs() -> (u32, u32) {
+    let runs = std::env::var("GDSYNC_DEATH_RUNS").ok().and_then(|runs| runs.parse().ok());
+    runs.map_or((2, 100), |runs| (runs, 1000))
+}
+
+/// A random number that differs from run to run.
+fn seed() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    (now.as_nanos() as u64)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        .rotate_left(29)
+        .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+/// A rank is dead: the round cannot be ended.
+struct Dead;
+
+fn unless_dead<T>(result: Result<T, NotifyError>) -> Result<T, Dead> {
+    match result {
+        Ok(value) => Ok(value),
+        Err(NotifyError::PeerDead { .. }) => Err(Dead),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn message(from: u32, to: u32, phase: u32, round: u32) -> Vec<u8> {
+    let seed = (from * 31 + to * 17 + phase * 7919 + round * 101) as usize;
+    (0..seed % (SLOT + 1)).map(|i| (i * 7 + i / 13 + seed) as u8).collect()
+}
+
+struct Rank {
+    team: Team,
+    outbox: Segment,
+    inbox: Segment,
+    /// Ranks with an odd number let a stream write and wait.
+    stream: Option<Stream<SoftStream>>,
+    /// Messages that a stream has found wrong.
+    wrong: Arc<AtomicU32>,
+}
+
+/// Where the message of a rank in a round lies, and the number of its notification: even and odd
+/// rounds differ, so that no message overwrites one that is still being read.
+fn slot(of: u32, round: u32) -> u32 {
+    of + (round % 2) * SIZE
+}
+
+/// Asserts that a message is right, and that nothing lies behind it.
+fn is_right(inbox: &Segment, from: u32, own: u32, phase: u32, round: u32) -> bool {
+    let expected = message(from, own, phase, round);
+    let mut bytes = vec![0; expected.len()];
+    inbox.read(slot(from, round) as usize * SLOT, &mut bytes).unwrap();
+    bytes == expected
+}
+
+impl Rank {
+    fn new() -> Rank {
+        let team = team(2);
+        let (outbox, inbox) = (team.allocate(LEN, 0).unwrap(), team.allocate(LEN, 2 * SIZE).unwrap());
+        Rank::of(team, outbox, inbox)
+    }
+
+    /// A new process in the place of one that was killed.
+    fn in_place() -> Rank {
+        let plans = [0, 2 * SIZE].map(|notifications| PartPlan::Host { len: LEN, notifications });
+        let config = TeamConfig::default().queues(2);
+        let (team, segments) = Team::take_place(&domain(), meet_again(), config, &plans).unwrap();
+        let [outbox, inbox] = segments.try_into().unwrap();
+        Rank::of(team, outbox, inbox)
+    }
+
+    fn of(team: Team, outbox: Segment, inbox: Segment) -> Rank {
+        for from in 0..SIZE {
+            inbox.expect_from(from..from + 1, from).unwrap();
+            inbox.expect_from(SIZE + from..SIZE + from + 1, from).unwrap();
+        }
+        let stream = (team.rank() % 2 == 1).then(|| Stream::new(SoftStream::new().unwrap()).unwrap());
+        Rank { team, outbox, inbox, stream, wrong: Arc::default() }
+    }
+
+    fn queue(&self) -> Queue {
+        self.team.queue(u32::from(self.stream.is_some())).unwrap()
+    }
+
+    /// Every member writes to every member, itself included.
+    fn round(&self, phase: u32, round: u32) -> Result<(), Dead> {
+        match &self.stream {
+            Some(stream) => self.round_by_stream(stream, phase, round),
+            None => self.round_by_cpu(phase, round),
+        }
+    }
+
+    fn fill(&self, to: u32, phase: u32, round: u32) -> gdsync::Slice {
+        let (bytes, at) = (message(self.team.rank(), to, phase, round), slot(to, round) as usize * SLOT);
+        self.outbox.write(at, &bytes).unwrap();
+        self.outbox.slice(at..at + bytes.len()).unwrap()
+    }
+
+    fn round_by_cpu(&self, phase: u32, round: u32) -> Result<(), Dead> {
+        let (queue, own, members) = (self.queue(), self.team.rank(), self.team.members());
+        let into = slot(own, round);
+        for to in &members {
+            let from = self.fill(*to, phase, round);
+            let at = u64::from(into) * SLOT as u64;
+            unless_dead(queue.write_notify(&from, *to, &self.inbox, at, into, round + 1))?;
+        }
+        for from in members {
+            let id = slot(from, round);
+            assert_eq!(unless_dead(self.inbox.notify_waitsome(id..id + 1, LONG))?, Some(id));
+            assert_eq!(self.inbox.notify_reset(id).unwrap(), round + 1, "round {round}, from {from}");
+            assert!(is_right(&self.inbox, from, own, phase, round), "round {round}, from {from}");
+        }
+        Ok(())
+    }
+
+    fn round_by_stream(&self, stream: &Stream<SoftStream>, phase: u32, round: u32) -> Result<(), Dead> {
+        let (queue, own, members) = (self.queue(), self.team.rank(), self.team.members());
+        let into = slot(own, round);
+        let mut batch = Batch::new();
+        for to in &members {
+            let from = self.fill(*to, phase, round);
+            let at = u64::from(into) * SLOT as u64;
+            let sends = queue.prepare_write_notify(&from, *to, &self.inbox, at, into, round + 1);
+            batch = unless_dead(sends)?.into_iter().fold(batch, Batch::send);
+        }
+        for from in &members {
+            batch = batch.wait_notification(&self.inbox.notification(slot(*from, round)).unwrap());
+        }
+        match stream.post(batch) {
+            Ok(_) => {}
+            // A queue pair to a rank that has died since is in the error state.
+            Err(error) => match error.source {
+                PostFailure::Queue(QueueError::State(_)) => return Err(Dead),
+                other => panic!("{other}"),
+            },
+        }
+        let (inbox, wrong, froms) = (self.inbox.clone(), self.wrong.clone(), members.clone());
+        let check = move || {
+            for from in froms {
+                // A status of 0 says that the message has come.
+                let status = inbox.notification_status(slot(from, round)).unwrap().load();
+                if status == 0 && !is_right(&inbox, from, own, phase, round) {
+                    wrong.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        };
+        stream.launch(check).unwrap();
+        assert!(stream.synchronize_timeout(LONG).unwrap(), "it stands at: {:?}", stream.oldest_wait());
+        for from in members {
+            unless_dead(self.inbox.check_notification(slot(from, round)))?;
+        }
+        Ok(())
+    }
+
+    /// From the death of a rank to a new begin.
+    fn begin_anew(&self, victim: u32) {
+        if let Some(stream) = &self.stream {
+            assert!(stream.synchronize_timeout(LONG).unwrap(), "it stands at: {:?}", stream.oldest_wait());
+        }
+        assert_eq!(self.team.shrink().unwrap(), [victim]);
+        self.queue().flush(LONG).unwrap();
+        self.team.barrier().unwrap();
+        (0..2 * SIZE).for_each(|id| _ = self.inbox.notify_reset(id).unwrap());
+        self.team.barrier().unwrap();
+    }
+
+    fn end(&self) {
+        self.queue().flush(LONG).unwrap();
+        self.team.barrier().unwrap();
+        assert_eq!(self.wrong.load(Ordering::Relaxed), 0, "wrong messages");
+    }
+}
+
+/// The bootstrap in which survivors and a new process meet.
+fn meet_again() -> Bootstrap {
+    let rank = Job::from_env().unwrap().rank();
+    let job = Job::new(rank, SIZE, Meeting::Local("again".to_owned())).unwrap();
+    Bootstrap::join(&job, LONG).unwrap()
+}
+
+/// Kills this process after some microseconds.
+fn die_later(delay: u32) {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_micros(delay.into()));
+        be_killed()
+    });
+}
+
+/// One rank; the role is `victim,microseconds,rounds`.
+fn live_or_die(role: &str) {
+    let numbers: Vec<u32> = role.split(',').map(|number| number.parse().unwrap()).collect();
+    let [victim, delay, rounds] = numbers[..] else { panic!("{role}") };
+    let rank = Rank::new();
+    rank.team.barrier().unwrap();
+    if rank.team.rank() == victim {
+        die_later(delay);
+    }
+    _ = (0..).find(|round| rank.round(BEFORE, *round).is_err());
+    rank.begin_anew(victim);
+    for round in 0..rounds {
+        assert!(rank.round(AFTER, round).is_ok(), "no other rank has died");
+    }
+    rank.end();
+}
+
+#[test]
+fn seven_of_eight_go_on_after_a_death_at_any_moment() {
+    const TEST: &str = "seven_of_eight_go_on_after_a_death_at_any_moment";
+    if let Some(role) = role() {
+        return live_or_die(&role);
+    }
+    let (runs, rounds) = runs();
+    for run in 0..runs {
+        let seed = seed();
+        let (victim, delay) = (seed as u32 % SIZE, (seed >> 32) as u32 % 300_000);
+        let ranks = Ranks::new(module_path!(), TEST, SIZE);
+        let role = format!("{victim},{delay},{rounds}");
+        println!("run {run}: rank {victim} is killed after {delay} µs");
+        let children: Vec<_> = (0..SIZE).map(|rank| ranks.spawn(rank, &role)).collect();
+        for (rank, child) in (0..).zip(children) {
+            if rank == victim {
+                let output = child.wait_with_output().unwrap();
+                assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
+            } else {
+                ended_well(child);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_new_process_takes_the_place_of_a_killed_one() {
+    const TEST: &str = "a_new_process_takes_the_place_of_a_killed_one";
+    const VICTIM: u32 = 0;
+    let all_do = |rank: &Rank, phase: u32| {
+        for round in 0..50 {
+            assert!(rank.round(phase, round).is_ok(), "no other rank has died");
+        }
+    };
+    match role().as_deref() {
+        Some("new") => {
+            let rank = Rank::in_place();
+            all_do(&rank, REPLACED);
+            return rank.end();
+        }
+        Some(_) => {
+            let rank = Rank::new();
+            rank.team.barrier().unwrap();
+            if rank.team.rank() == VICTIM {
+                die_later(50_000);
+            }
+            let numbers: Vec<_> = (0..SIZE).map(|to| rank.queue().queue_pair(to).unwrap().number()).collect();
+            let error = rank.team.replace(Bootstrap::threads(1, LONG).unwrap().remove(0)).unwrap_err();
+            assert!(matches!(error, NotifyError::Mismatch { what: "ranks in its bootstrap", .. }), "{error}");
+            _ = (0..).find(|round| rank.round(BEFORE, *round).is_err());
+            rank.begin_anew(VICTIM);
+            all_do(&rank, AFTER);
+            assert_eq!(rank.team.replace(meet_again()).unwrap(), [VICTIM]);
+            assert_eq!(rank.team.members().len(), SIZE as usize);
+            let now: Vec<_> = (0..SIZE).map(|to| rank.queue().queue_pair(to).unwrap().number()).collect();
+            assert_eq!(now, numbers, "queue pairs stay");
+            all_do(&rank, REPLACED);
+            return rank.end();
+        }
+        None => {}
+    }
+    let ranks = Ranks::new(module_path!(), TEST, SIZE);
+    let mut children: Vec<_> = (0..SIZE).map(|rank| ranks.spawn(rank, "old")).collect();
+    let output = children.remove(VICTIM as usize).wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
+    children.push(ranks.spawn(VICTIM, "new"));
+    children.into_iter().for_each(|child| _ = ended_well(child));
+}
