@@ -28,7 +28,7 @@ impl Gpu {
     }
 
     /// The GPU of a device handle. Calls on a handle that the driver does not know are
-    /// [`DriverError::Call`].
+    /// [`DriverError::Call`]; without a driver, they are [`DriverError::NoDriver`].
     pub fn from_device(device: sys::CUdevice) -> Self {
         Gpu(device)
     }
@@ -59,8 +59,9 @@ impl Gpu {
     /// Its name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// [`DriverError::Call`].
+    /// [`DriverError::Call`], and as [`driver::initialise`].
     pub fn name(self) -> Result<String, DriverError> {
+        driver::initialise()?;
         text("cuDeviceGetName", |at, len| {
             // SAFETY: `at` has room for `len` bytes.
             unsafe { sys::cuDeviceGetName(at, len, self.0) }
@@ -70,8 +71,9 @@ impl Gpu {
     /// Its PCI address as Linux writes it: `0000:3b:00.0`, lower case.
     ///
     /// # Errors
-    /// [`DriverError::Call`].
+    /// [`DriverError::Call`], and as [`driver::initialise`].
     pub fn pci_address(self) -> Result<String, DriverError> {
+        driver::initialise()?;
         let address = text("cuDeviceGetPCIBusId", |at, len| {
             // SAFETY: `at` has room for `len` bytes.
             unsafe { sys::cuDeviceGetPCIBusId(at, len, self.0) }
@@ -82,8 +84,9 @@ impl Gpu {
     /// One of the driver's attributes of the GPU.
     ///
     /// # Errors
-    /// [`DriverError::Call`].
+    /// [`DriverError::Call`], and as [`driver::initialise`].
     pub fn attribute(self, attribute: sys::CUdevice_attribute) -> Result<i32, DriverError> {
+        driver::initialise()?;
         let mut value = 0;
         // SAFETY: `value` is a valid place; the driver checks the handle.
         check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.0) })?;
@@ -115,4 +118,21 @@ fn text(
     // Should the driver ever leave out the zero: nothing rather than a guess.
     Ok(CStr::from_bytes_until_nul(&bytes)
         .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_that_no_driver_knows_is_an_error() {
+        let gpu = Gpu::from_device(1 << 20);
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
+        for refused in [gpu.name().err(), gpu.pci_address().err(), gpu.attribute(attribute).err()] {
+            match refused {
+                Some(DriverError::NoDriver | DriverError::TooOld { .. } | DriverError::Call { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }

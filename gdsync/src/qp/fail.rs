@@ -1,11 +1,14 @@
 //! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
 
+use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
+use crate::util::poller::{Polled, Task};
 use crate::verbs::error::Error;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 impl QueuePair {
     /// Moves the queue pair to the error state: the card flushes all its work, so that every stream
@@ -102,17 +105,26 @@ impl QueuePairInner {
         cause.and_then(|cqe| outcome(&cqe).err()).unwrap_or(error)
     }
 
-    pub(crate) fn abort(&self) -> Result<(), Error> {
+    pub(crate) fn abort(self: &Arc<Self>) -> Result<(), Error> {
         self.fail(FailureCause::Aborted);
         self.to_error()?;
         self.flush_unposted();
+        if self.send().is_rung_later() {
+            match start_checker() {
+                Ok(()) => CHECKER.add(Arc::new(Flushing(Arc::downgrade(self)))),
+                Err(error) => {
+                    tracing::warn!(%error, qpn = self.number, "no thread flushes what a stream has still to ring for: synchronize the stream")
+                }
+            }
+        }
         Ok(())
     }
 
     /// In the error state the card flushes what was rung. What is only prepared must be rung, too,
     /// for the sake of waits; but not before streams have posted what they still have to post. So
-    /// this is tried again by each thread that polls, synchronizes or posts. Meanwhile the CPU ends
-    /// waits for what was not rung, as a stream may stand there before it can ring.
+    /// this is tried again by each thread that polls, synchronizes or posts, and after an abort by
+    /// one of the library's. Meanwhile the CPU ends waits for what was not rung, as a stream may
+    /// stand there before it can ring.
     pub(crate) fn flush_unposted(&self) {
         let mut send = self.send();
         // It may have been reset since its failure was seen: resetting holds this lock.
@@ -147,5 +159,19 @@ impl QueuePairInner {
         // Starts before receives: one becomes the other.
         let starts = self.starts.load(Ordering::Acquire) > 0;
         sends || receives || starts || self.send().in_flight() || !self.recv().is_empty()
+    }
+}
+
+/// An aborted queue pair for whose sends a stream has still to ring: flushed by a thread of the
+/// library, as the program may wait for the stream by means of its own.
+struct Flushing(Weak<QueuePairInner>);
+
+impl Task for Flushing {
+    fn poll(&self) -> Polled {
+        let Some(queue_pair) = self.0.upgrade() else { return Polled::Done };
+        queue_pair.flush_unposted();
+        // Once reset, it has no sends.
+        let open = queue_pair.failure().is_some() && queue_pair.send().is_rung_later();
+        if open { Polled::Nothing } else { Polled::Done }
     }
 }

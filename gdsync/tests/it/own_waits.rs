@@ -10,7 +10,7 @@ use gdsync::{
 };
 use gdsync_test_support::pair::{self, LONG, Pair, cpu, drain_and_reconnect, poll, soft, synchronize};
 use gdsync_test_support::skipped;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(30);
 
@@ -238,6 +238,32 @@ fn an_abort_ends_waits_for_what_another_stream_has_still_to_ring_for() {
         stream.post(writer.exchange()).unwrap();
         synchronize(&stream);
         writer.polls(1);
+    }
+}
+
+/// The program does not ask the library for the stream, as where it waits for an event.
+#[test]
+fn an_abort_ends_the_wait_when_the_card_has_flushed_what_it_was_rung_for() {
+    if !waits_can_be_ended("an_abort_ends_the_wait_when_the_card_has_flushed_what_it_was_rung_for") {
+        return;
+    }
+    // The first is not received, and tried again for ever.
+    let pair = Pair::with(QueuePairConfig::default(), ConnectOptions::default().rnr_retry(7));
+    let writer = Writer::new(&pair);
+    pair.left.post_send(WorkRequest::send(&[])).unwrap();
+    let send = writer.send();
+    let (flushed, wait) = (writer.wait(), writer.wait());
+    let crossed = Crossed::new(send, |batch| batch.wait(flushed).wait(wait));
+    let event = crossed.waiting.record().unwrap();
+    pair.left.abort().unwrap();
+    let deadline = Instant::now() + LONG;
+    while event.completed_at().is_none() {
+        assert!(Instant::now() < deadline, "{:?}", crossed.waiting.oldest_wait());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    crossed.ends();
+    for _ in 0..2 {
+        assert!(poll(&pair.left.send_cq()).status.unwrap_err().is_flush());
     }
 }
 

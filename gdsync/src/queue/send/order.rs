@@ -171,6 +171,11 @@ impl SendState {
         self.guarded
     }
 
+    /// A stream has still to ring for sends that are to complete.
+    pub(crate) fn is_rung_later(&self) -> bool {
+        self.has_unpassed_posts() && self.rung().1 > 0
+    }
+
     /// Sends that are to complete: those for which the card was rung, as the record says, and those
     /// for which it was not.
     pub(crate) fn rung(&self) -> (u32, u32) {
