@@ -84,7 +84,9 @@ impl QueuePairInner {
     }
 
     pub(crate) fn to_error(&self) -> Result<(), Error> {
-        self.to_state(verbs::IBV_QPS_ERR, "to ERR")
+        self.to_state(verbs::IBV_QPS_ERR, "to ERR")?;
+        self.is_flushed.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// A step that takes no attributes.

@@ -87,6 +87,7 @@ impl QueuePairInner {
         let mut status = self.status();
         if self.psn.load(Ordering::Relaxed) == psn {
             self.fail_status(&mut status, cause);
+            self.is_flushed.store(true, Ordering::Release);
         }
     }
 
@@ -142,15 +143,27 @@ impl QueuePairInner {
         }
     }
 
+    /// Ends waits for sends that were not rung, where all queue pairs that complete in the queue
+    /// have failed. The work of another one could complete at the entry of such a wait, and well.
     #[cold]
     fn release_waits(&self) {
+        // Dropped after the locks: these may be the last references.
+        let Some(queue_pairs) = self.send_cq.attached() else { return };
         let completions = self.send_cq.lock();
-        let send = self.send();
-        // As above.
-        if self.failure().is_some() {
-            let (rung, unrung) = send.rung();
-            completions.release_waits(self.number, rung, unrung);
+        let (mut rung, mut unrung) = (Vec::new(), 0);
+        for queue_pair in &queue_pairs {
+            let send = queue_pair.send();
+            // As above.
+            if queue_pair.failure().is_none() || !queue_pair.is_flushed.load(Ordering::Acquire) {
+                return;
+            }
+            if Arc::ptr_eq(&queue_pair.send_cq, &self.send_cq) {
+                let counts = send.rung();
+                rung.push((queue_pair.number, counts.0));
+                unrung += counts.1;
+            }
         }
+        completions.release_waits(&rung, unrung);
     }
 
     fn in_flight(&self) -> bool {

@@ -121,6 +121,9 @@ pub(crate) struct QueuePairInner {
     /// The same in short, to be read without the lock: connected, not failed, and not handed over
     /// to kernels.
     pub(crate) connected: AtomicBool,
+    /// The card has it in the error state: what has not completed by now is flushed. A queue pair
+    /// that is being aborted has failed a moment before.
+    pub(crate) is_flushed: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
@@ -229,6 +232,7 @@ impl QueuePair {
             recv_segments: made.recv_segments,
             status: Mutex::new(QpState::Initialised),
             connected: AtomicBool::new(false),
+            is_flushed: AtomicBool::new(false),
             send: SpinMutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,

@@ -96,6 +96,7 @@ impl QueuePairInner {
         self.psn.store(next_psn(), Ordering::Relaxed);
         self.to_init()?;
         *status = QpState::Initialised;
+        self.is_flushed.store(false, Ordering::Release);
         drop(status);
         if self.config.transport == Transport::Ud {
             self.to_ready()?;

@@ -329,3 +329,32 @@ fn an_abort_ends_a_wait_before_its_own_send_in_a_shared_queue() {
     assert_eq!(completed, [5, 9]);
     assert!(shared.poll().unwrap().is_none());
 }
+
+#[test]
+fn an_abort_ends_no_wait_that_the_work_of_another_queue_pair_may_end() {
+    if !waits_can_be_ended("an_abort_ends_no_wait_that_the_work_of_another_queue_pair_may_end") {
+        return;
+    }
+    let pair = Pair::new();
+    let shared = pair::completion_queue(&pair.device, 64).unwrap();
+    let [aborted, other] = [(); 2].map(|()| {
+        let queue_pair = pair::sharing(&pair.pd, QueuePairConfig::default(), &shared, &shared).unwrap();
+        queue_pair.connect(&queue_pair.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+        queue_pair
+    });
+    let target = pair.region(8);
+    let write = || WorkRequest::write_inline(b"x", target.remote());
+    let send = aborted.prepare(write()).unwrap();
+    let wait = shared.prepare_wait().unwrap().checked().unwrap();
+    let status = wait.status();
+    let stream = soft();
+    stream.post(Batch::new().wait_checked(wait).send(send)).unwrap();
+    stands(&stream);
+    aborted.abort().unwrap();
+    other.post_send(write().wr_id(5)).unwrap();
+    synchronize(&stream);
+    assert_eq!(status.get(), Some(Ok(())));
+    let first = poll(&shared);
+    assert_eq!((first.wr_id, first.status), (5, Ok(())));
+    assert!(poll(&shared).status.unwrap_err().is_flush());
+}

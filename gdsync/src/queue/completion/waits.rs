@@ -35,26 +35,32 @@ impl CompletionState {
         (0..).zip(waits).find_map(|(position, waits)| waits.then(|| first.wrapping_add(position)))
     }
 
-    /// Queue pair `qpn` has failed, and a stream has still to ring the card for sends: for `rung` of
-    /// those that have a completion the card was rung, for `unrung` it was not. Ends as many waits
+    /// All queue pairs that complete here are in the error state, and a stream has still to ring the
+    /// card for sends. `rung` has the number of each queue pair, and for how many of its sends that
+    /// have a completion the card was rung; for `unrung` sends it was not. Ends as many waits
     /// as there are such sends, behind the completions of the others: the stream that has to ring
     /// may stand at one of them, or behind a stream that does.
     ///
     /// The entries get the owner bit that streams wait for, and stay invalid: polling passes over
     /// none, and the card writes them when the stream has rung.
-    pub(crate) fn release_waits(&self, qpn: u32, rung: u32, unrung: u32) {
+    pub(crate) fn release_waits(&self, rung: &[(u32, u32)], unrung: u32) {
         // Without an atomic exchange, the CPU could overwrite what the card writes at the same
         // moment; and there is none in a GPU's memory.
         if self.attached.is_some() || self.ring.combined {
             return;
         }
-        let (mut index, mut flushed) = (self.polled, 0);
+        let mut index = self.polled;
+        let mut written = vec![0; rung.len()];
         while let Some(entry) = self.read(index) {
-            flushed += u32::from(self.is_send_of(qpn, &entry));
+            for ((qpn, _), written) in rung.iter().zip(&mut written) {
+                *written += u32::from(self.is_send_of(*qpn, &entry));
+            }
             index = index.wrapping_add(1);
         }
-        // The card still works on what it was rung for. The next try finds that flushed.
-        if flushed < rung {
+        // The card still works on what it was rung for, or on receives. The next try finds that
+        // flushed.
+        let is_behind = rung.iter().zip(&written).any(|((_, rung), written)| written < rung);
+        if is_behind || index.wrapping_sub(self.polled) + unrung < self.expected {
             return;
         }
         for index in (0..unrung).map(|position| index.wrapping_add(position)) {
