@@ -47,7 +47,7 @@
 //!
 //! # Safety
 //! No `unsafe` is needed to use this library. Memory that a card or a stream touches is
-//! [`PinnedMemory`], shared by atomics and copies, never lent as a slice; queues, regions and words
+//! [`PinnedMemory`], shared by words and copies, never lent as a slice; queues, regions and words
 //! live until the last operation that names them has passed.
 
 pub mod batch;

@@ -29,7 +29,7 @@ fn words_of_all_sizes_are_the_same_memory() {
     let words = [const { SharedU64::new(0) }; 2];
     // SAFETY: two aligned words, of which only these types are used.
     let (bytes, short) = unsafe {
-        let first = words[0].as_ptr();
+        let first = words.as_ptr().cast_mut();
         (
             std::slice::from_raw_parts(first.cast::<SharedU8>(), 16),
             SharedU32::from_ptr(first.cast::<u32>().add(1)),
@@ -123,7 +123,7 @@ fn bytes_arrive_in_the_order_of_their_addresses_and_once() {
                 source.iter().for_each(|word| word.store(round, Ordering::Relaxed));
                 until(&wanted, round);
                 // SAFETY: both have so many words.
-                unsafe { copy(target[0].as_ptr().cast(), source[0].as_ptr().cast(), WORDS * 8) };
+                unsafe { copy(target.as_ptr().cast_mut().cast(), source.as_ptr().cast(), WORDS * 8) };
             }
         });
         for round in 1..=rounds {

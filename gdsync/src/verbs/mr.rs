@@ -33,7 +33,7 @@ bitflags::bitflags! {
 /// stays registered and mapped until the card has finished with it, whatever the program drops.
 ///
 /// The memory is shared with hardware, so it is read and written through [`PinnedMemory`]'s copies
-/// and atomic words; the region dereferences to it.
+/// and words; the region dereferences to it.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain};
