@@ -116,6 +116,11 @@ impl<S: Copy + Eq, T> Unproven<S, T> {
         self.waiting.remove(&number).map(|waiting| waiting.connection)
     }
 
+    /// Drops all.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.waiting.len()
@@ -181,5 +186,8 @@ mod tests {
         assert!(table.get_mut(first).is_none() && table.get_mut(second).is_some());
         assert_eq!((table.len(), table.take(second), table.is_empty()), (1, Some(11), true));
         assert!(table.next_end().is_none());
+        table.admit(1, 12, start).unwrap();
+        table.clear();
+        assert!(table.is_empty());
     }
 }

@@ -33,6 +33,9 @@
 mod error;
 mod folder;
 mod frame;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod job;
 mod link;
 mod rendezvous;

@@ -8,6 +8,9 @@
 
 mod error;
 mod frame;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod key;
 mod listen;
 mod names;

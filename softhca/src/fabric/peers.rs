@@ -61,3 +61,17 @@ pub(super) fn free_slot<L>(slots: &mut Vec<Option<L>>) -> usize {
         slots.len() - 1
     })
 }
+
+/// Which link is served first. Each call begins with another one: where one call cannot serve all,
+/// none is left out for ever.
+#[derive(Default)]
+pub(super) struct Turn(usize);
+
+impl Turn {
+    /// The indices of so many links, in the order of this call.
+    pub(super) fn next(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.0.checked_rem(count).unwrap_or(0);
+        self.0 = first + 1;
+        (first..count).chain(0..first)
+    }
+}

@@ -16,7 +16,7 @@ use super::error::FabricError;
 use super::names::{self, Claim};
 use super::node::LIDS;
 use super::packet::{Part, SendOutcome};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, free_slot};
 use super::ring;
 use super::shared_link::{Incoming, Outgoing};
 use super::sleeper::Sleeper;
@@ -43,6 +43,7 @@ pub(super) struct Shared {
     /// Cards that have not accepted a link yet, and since when.
     busy: HashMap<u16, Instant>,
     incoming: Vec<Option<Incoming>>,
+    turn: Turn,
     sleeper: Arc<Sleeper>,
     polled: Instant,
     /// Where the last packet ends on its link.
@@ -76,6 +77,7 @@ impl Shared {
             outgoing: Peers::new(),
             busy: HashMap::new(),
             incoming: Vec::new(),
+            turn: Turn::default(),
             sleeper,
             polled: Instant::now(),
             position: 0,
@@ -175,7 +177,8 @@ impl Shared {
             self.poll_sockets();
         }
         let mut taken = 0;
-        for place in &mut self.incoming {
+        for index in self.turn.next(self.incoming.len()) {
+            let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
             let share = (budget - taken).min(16);

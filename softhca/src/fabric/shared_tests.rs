@@ -63,6 +63,21 @@ fn packets_go_both_ways_in_order() {
 }
 
 #[test]
+fn no_link_starves_behind_busy_ones() {
+    let mut to = Shared::bind().unwrap();
+    let mut from: Vec<Shared> = (0..4).map(|_| Shared::bind().unwrap()).collect();
+    let mut missing: Vec<u16> = from.iter().map(Shared::lid).collect();
+    // Every link always has more packets than a call takes in all.
+    until("a packet of each", || {
+        for fabric in &mut from {
+            while send(fabric, to.lid(), b"x", &[1; 5000]) == SendOutcome::Sent {}
+        }
+        to.poll(16, |lid, _, _| missing.retain(|one| *one != lid));
+        missing.is_empty().then_some(())
+    });
+}
+
+#[test]
 fn a_full_link_wakes_the_sender_when_there_is_room() {
     let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
     let payload = vec![1; MAX_PAYLOAD];

@@ -13,7 +13,7 @@ use super::error::FabricError;
 use super::listen;
 use super::node::{Node, node_of_address};
 use super::packet::{Part, SendOutcome};
-use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, UNPROVEN, free_slot};
+use super::peers::{ACCEPT_BUDGET, LISTENER, OUTGOING, Peers, Turn, UNPROVEN, free_slot};
 use super::sleeper::Sleeper;
 use super::tcp_join::{Entering, Route};
 use super::tcp_link::{Incoming, Outgoing, PushError};
@@ -42,6 +42,7 @@ pub(super) struct Tcp {
     /// A connection was refused: further ones are logged more quietly, as any host can make them.
     refused: bool,
     incoming: Vec<Option<Incoming>>,
+    turn: Turn,
     sleeper: Arc<Sleeper>,
 }
 
@@ -64,6 +65,7 @@ impl Tcp {
                         unproven: Unproven::new(limits),
                         refused: false,
                         incoming: Vec::new(),
+                        turn: Turn::default(),
                         sleeper,
                     });
                 }
@@ -141,7 +143,8 @@ impl Tcp {
             self.tend(Instant::now());
         }
         let mut taken = 0;
-        for place in &mut self.incoming {
+        for index in self.turn.next(self.incoming.len()) {
+            let place = &mut self.incoming[index];
             let Some(link) = place else { continue };
             // Fairness: no link delivers more than 16 packets in one call.
             match link.poll((budget - taken).min(16), &mut take) {
@@ -170,6 +173,7 @@ impl Tcp {
         self.outgoing.links.clear();
         self.joining.clear();
         self.incoming.clear();
+        self.unproven.clear();
     }
 
     pub(super) fn prepare_sleep(&mut self) -> bool {
@@ -235,10 +239,7 @@ impl Tcp {
                 {
                     continue;
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "the fabric cannot accept links");
-                    return;
-                }
+                Err(error) => return self.refuse(&"any host", &error),
             };
             if let Err(error) = self.admit(socket, from) {
                 self.refuse(&from.ip(), &error);
