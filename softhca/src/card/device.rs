@@ -51,9 +51,9 @@ pub(super) struct Shared {
     stop: AtomicBool,
 }
 
-/// Leaves the fabric where the card's thread panics, in the card or in its event sink. Peers would
-/// wait for as long as the process lives, as for one that is stopped.
-struct CloseOnPanic<'a>(&'a Shared);
+/// Leaves the fabric where the card's thread panics. Peers would wait for as long as the process
+/// lives, as for one that is stopped.
+pub(super) struct CloseOnPanic<'a>(pub(super) &'a Shared);
 
 impl Drop for CloseOnPanic<'_> {
     fn drop(&mut self) {
@@ -147,12 +147,6 @@ impl Card {
     /// The rules in force for this card, with their counts.
     pub fn fault_counts(&self) -> Vec<RuleCount> {
         self.faults.counts()
-    }
-
-    /// Whether its thread has panicked.
-    #[cfg(test)]
-    pub(super) fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
     /// Runs a command, and wakes the engine for the work that it made.

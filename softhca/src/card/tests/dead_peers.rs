@@ -1,6 +1,7 @@
 //! Peers whose process ends or is stopped: how queue pairs notice, and when they do not. A card that
 //! is not stepped does what the card of a stopped process does: nothing.
 
+use super::super::device::CloseOnPanic;
 use super::datagrams::{QKEY, datagram_qp};
 use super::*;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
@@ -47,12 +48,12 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
 }
 
 /// A sender on a card, connected to a queue pair on another, whose memory takes writes. The first
-/// time-out of 1 ms that counts fails the sender.
+/// time-out of 17 ms that counts fails the sender.
 fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
     let sender = TestQp::new(sends, sends.alloc_pd().unwrap(), &SIZES);
     let pdn = receives.alloc_pd().unwrap();
     let to = TestQp::new(receives, pdn, &SIZES);
-    let with = QpChange { timeout: Some(8), retry_cnt: Some(0), ..QpChange::default() };
+    let with = QpChange { timeout: Some(12), retry_cnt: Some(0), ..QpChange::default() };
     sender.connect(sends, to.qpn, receives.lid(), with);
     to.connect(receives, sender.qpn, sends.lid(), with);
     (sender, Region::new(receives, pdn, 64, everything()))
@@ -60,7 +61,7 @@ fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
 
 /// Steps a card for many of the time-outs of [`impatient`].
 fn run_for_a_while(card: &Card) {
-    let end = Instant::now() + Duration::from_millis(100);
+    let end = Instant::now() + Duration::from_millis(200);
     while Instant::now() < end {
         run(card);
     }
@@ -100,19 +101,20 @@ fn a_stopped_peer_that_dies_is_given_up() {
 
 #[test]
 fn a_peer_whose_card_has_panicked_is_given_up() {
-    let panics = Card::start(LinkLayer::InfiniBand, Box::new(|event| panic!("{event:?}"))).unwrap();
-    let alive = card();
-    let (mut refused, target) = impatient(&alive, &panics);
-    let (mut late, _) = impatient(&alive, &panics);
-    // The card tells its program that a remote key is wrong, and the program panics.
-    let wrong = RemoteAddrSeg::new(0, target.key ^ 0x100);
-    refused.post(Opcode::RdmaWrite, &[wrong.as_bytes(), &inline(b"hello")]);
-    run_both(&alive, None, || refused.cq.peek().is_some());
-    until("the end of the card's thread", || panics.has_ended().then_some(()));
+    let (alive, panics) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &panics);
     let [remote, data] = write(&target);
-    late.post(Opcode::RdmaWrite, &[&remote, &data]);
-    run_both(&alive, None, || late.cq.peek().is_some());
-    assert_eq!(error(late.cq.poll()).1, Syndrome::RetryExceeded);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, Some(&panics), || sender.cq.peek().is_some());
+    success(sender.cq.poll());
+    let thread = || {
+        let _closes = CloseOnPanic(&panics.shared);
+        panic!("as the card's thread would");
+    };
+    std::thread::scope(|scope| scope.spawn(thread).join()).unwrap_err();
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
 }
 
 #[test]
