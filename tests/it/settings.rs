@@ -25,7 +25,11 @@ const WRONG: [(&str, &str, &str); 8] = [
         "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_DEVICES",
     ),
     ("SOFTHCA_DEVICE", "", "SOFTHCA_DEVICE is set, but there is no such setting"),
-    ("SOFTHCA_LISTEN", "192.0.2.1", "a card at 192.0.2.1:4791 is reached from other hosts, which needs a key"),
+    (
+        "SOFTHCA_LISTEN",
+        "192.0.2.1",
+        "a card at 192.0.2.1:4791 is reached from other hosts, which needs a key",
+    ),
     ("SOFTHCA_KEY", "too short", "SOFTHCA_KEY: the key has 9 bytes, and must have 16 to 4096"),
     ("SOFTHCA_KEY_FILE", "/nowhere/key", "SOFTHCA_KEY_FILE: the key file /nowhere/key cannot be read"),
 ];
