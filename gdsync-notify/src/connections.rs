@@ -2,7 +2,8 @@
 
 use crate::bootstrap::BootstrapError;
 use crate::connect::Unconnected;
-use crate::control::{Control, Outcome};
+use crate::control::Control;
+use crate::control::agreement::Outcome;
 use crate::error::NotifyError;
 use crate::life::{Life, State};
 use crate::parts::Parts;

@@ -31,7 +31,7 @@ impl RankSet {
         self.words.iter().flat_map(|word| word.to_le_bytes())
     }
 
-    /// A set of ranks below `size`; `None` where the bytes are none.
+    /// The set of ranks below `size` that the bytes are; `None` where they are no such set.
     pub(crate) fn decode(bytes: &[u8], size: u32) -> Option<Self> {
         let (words, []) = bytes.as_chunks::<8>() else { return None };
         let set: RankSet = RankSet { words: words.iter().map(|word| u64::from_le_bytes(*word)).collect() };

@@ -102,7 +102,7 @@ impl Releases {
             let sender = sender.load(Ordering::Relaxed) as usize;
             let wanted = of_senders.get(sender).copied().unwrap_or(any);
             if wanted != 0 {
-                // Release: who sees the word sees the status.
+                // Release: a reader that sees the word sees the status.
                 status.store(wanted, Ordering::Release);
                 released.push(id);
             } else if status.load(Ordering::Relaxed) != 0 {

@@ -158,8 +158,8 @@ impl Words {
             Words::Host { memory, first } => {
                 let words = &memory.words32()[*first..];
                 for id in ids {
-                    // Release: who sees the word sees what was written before.
-                    // Another value is a notification, which stays.
+                    // Release: a reader that sees the word sees what was written before.
+                    // Another value is a notification, and stays.
                     _ = words[*id as usize].compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
                 }
                 Ok(())

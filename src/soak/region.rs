@@ -47,7 +47,8 @@ impl Region {
             Place::Gpu(context) => {
                 // A software card copies through the mapping, which the region keeps, or else by the
                 // driver.
-                let memory = match MappedMemory::allocate(context, len) {
+                let mapped = MappedMemory::allocate(context, len);
+                let memory = match &mapped {
                     Ok(mapped) => mapped.gpu().clone(),
                     Err(_) => GpuMemory::allocate(context, len)?,
                 };

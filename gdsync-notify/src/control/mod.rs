@@ -1,7 +1,7 @@
 //! The control connections of a team: exchanges of short texts among all ranks, the agreement on
 //! dead ranks, and probes that find those.
 
-mod agreement;
+pub(crate) mod agreement;
 mod link;
 mod message;
 
@@ -9,8 +9,7 @@ use crate::bootstrap::BootstrapError;
 use crate::error::{DeathCause, NotifyError};
 use crate::life::{Life, State};
 use crate::rank_set::RankSet;
-use agreement::Agreement;
-pub(crate) use agreement::Outcome;
+use agreement::{Agreement, Outcome};
 use gdsync::{ConnectOptions, Endpoint, ProtectionDomain, QueuePairConfig};
 use link::Link;
 use message::{MAX_PART, Message, Part};
@@ -34,7 +33,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn of(team: ConnectOptions) -> Self {
         let attempt = |code: u8| TIMEOUT_UNIT * (1 << code.min(31));
-        // A receiver that takes its messages late is none that is dead.
+        // A receiver that takes its messages late is not dead.
         let team = team.rnr_retry(7);
         let (timeout, retries) = (team.timeout, team.retry_count);
         // IB specification, 9.7.6.1.3: a time-out of 0 never ends.

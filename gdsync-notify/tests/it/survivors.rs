@@ -17,10 +17,10 @@ const SIZE: u32 = 8;
 const SLOT: usize = 200;
 /// Bytes of a segment: of even rounds a slot for each rank, and of odd rounds.
 const LEN: usize = 2 * SIZE as usize * SLOT;
-/// Rounds before the death, after it, and with a new process.
+/// Rounds before the death, with a new process, and after deaths.
 const BEFORE: u32 = 1;
-const AFTER: u32 = 2;
-const REPLACED: u32 = 3;
+const REPLACED: u32 = 2;
+const AFTER: u32 = 3;
 
 /// `GDSYNC_DEATH_RUNS`: how many ranks die, each in a team of its own (default: 2). If it is set,
 /// the survivors do 1,000 rounds each time, else 100.
@@ -177,16 +177,35 @@ impl Rank {
         Ok(())
     }
 
-    /// From the death of a rank to a new begin.
-    fn begin_anew(&self, victim: u32) {
+    /// From the death of a rank to a new begin. Another death may prevent that.
+    fn begin_anew(&self) -> Result<(), Dead> {
         if let Some(stream) = &self.stream {
             assert!(stream.synchronize_timeout(LONG).unwrap(), "it stands at: {:?}", stream.oldest_wait());
         }
-        assert_eq!(self.team.shrink().unwrap(), [victim]);
-        self.queue().flush(LONG).unwrap();
-        self.team.barrier().unwrap();
+        self.team.shrink().unwrap();
+        unless_dead(self.queue().flush(LONG))?;
+        unless_dead(self.team.barrier())?;
         (0..2 * SIZE).for_each(|id| _ = self.inbox.notify_reset(id).unwrap());
-        self.team.barrier().unwrap();
+        unless_dead(self.team.barrier())
+    }
+
+    /// Goes on after a death, until so many rounds are done without another.
+    fn go_on(&self, rounds: u32) {
+        loop {
+            if self.begin_anew().is_err() {
+                continue;
+            }
+            // All survivors are of the same team, so their messages are those of the same phase.
+            let phase = AFTER + SIZE - self.team.members().len() as u32;
+            if (0..rounds).all(|round| self.round(phase, round).is_ok()) {
+                return;
+            }
+        }
+    }
+
+    fn assert_dropped(&self, victims: &[u32]) {
+        let left: Vec<_> = (0..SIZE).filter(|rank| !victims.contains(rank)).collect();
+        assert_eq!(self.team.members(), left);
     }
 
     fn end(&self) {
@@ -211,21 +230,39 @@ fn die_later(delay: u32) {
     });
 }
 
-/// One rank; the role is `victim,microseconds,rounds`.
+/// One rank. The role is a list of numbers: how many rounds the survivors do; a rank that is killed
+/// after some microseconds; and perhaps another, killed some microseconds after it has seen that.
 fn live_or_die(role: &str) {
     let numbers: Vec<u32> = role.split(',').map(|number| number.parse().unwrap()).collect();
-    let [victim, delay, rounds] = numbers[..] else { panic!("{role}") };
+    let (rounds, victims) = (numbers[0], numbers[1..].as_chunks::<2>().0);
     let rank = Rank::new();
+    let die_as = |victim: usize| {
+        let found = victims.get(victim).filter(|[who, _]| *who == rank.team.rank());
+        found.into_iter().for_each(|[_, delay]| die_later(*delay));
+    };
     rank.team.barrier().unwrap();
-    if rank.team.rank() == victim {
-        die_later(delay);
-    }
+    die_as(0);
     _ = (0..).find(|round| rank.round(BEFORE, *round).is_err());
-    rank.begin_anew(victim);
-    for round in 0..rounds {
-        assert!(rank.round(AFTER, round).is_ok(), "no other rank has died");
-    }
+    die_as(1);
+    rank.go_on(rounds);
+    rank.assert_dropped(&victims.iter().map(|[who, _]| *who).collect::<Vec<_>>());
     rank.end();
+}
+
+/// Starts eight ranks, of which some are killed, and asserts that the others pass.
+fn run(test: &'static str, rounds: u32, victims: &[(u32, u32)]) {
+    let ranks = Ranks::new(module_path!(), test, SIZE);
+    let victim = |(rank, delay): &(u32, u32)| format!(",{rank},{delay}");
+    let role = format!("{rounds}{}", victims.iter().map(victim).collect::<String>());
+    let children: Vec<_> = (0..SIZE).map(|rank| ranks.spawn(rank, &role)).collect();
+    for (rank, child) in (0..).zip(children) {
+        if victims.iter().any(|(victim, _)| *victim == rank) {
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
+        } else {
+            ended_well(child);
+        }
+    }
 }
 
 #[test]
@@ -235,21 +272,28 @@ fn seven_of_eight_go_on_after_a_death_at_any_moment() {
         return live_or_die(&role);
     }
     let (runs, rounds) = runs();
-    for run in 0..runs {
+    for number in 0..runs {
         let seed = seed();
         let (victim, delay) = (seed as u32 % SIZE, (seed >> 32) as u32 % 300_000);
-        let ranks = Ranks::new(module_path!(), TEST, SIZE);
-        let role = format!("{victim},{delay},{rounds}");
-        println!("run {run}: rank {victim} is killed after {delay} µs");
-        let children: Vec<_> = (0..SIZE).map(|rank| ranks.spawn(rank, &role)).collect();
-        for (rank, child) in (0..).zip(children) {
-            if rank == victim {
-                let output = child.wait_with_output().unwrap();
-                assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
-            } else {
-                ended_well(child);
-            }
-        }
+        println!("run {number}: rank {victim} is killed after {delay} µs");
+        run(TEST, rounds, &[(victim, delay)]);
+    }
+}
+
+#[test]
+fn six_of_eight_go_on_after_a_death_while_they_agree_on_one() {
+    const TEST: &str = "six_of_eight_go_on_after_a_death_while_they_agree_on_one";
+    if let Some(role) = role() {
+        return live_or_die(&role);
+    }
+    let (runs, rounds) = runs();
+    for number in 0..runs {
+        let seed = seed();
+        let (victim, delay) = (seed as u32 % SIZE, (seed >> 32) as u32 % 100_000);
+        let (next, later) =
+            ((victim + 1 + (seed >> 8) as u32 % (SIZE - 1)) % SIZE, (seed >> 16) as u32 % 3000);
+        println!("run {number}: rank {victim} is killed after {delay} µs, and {next} {later} µs later");
+        run(TEST, rounds, &[(victim, delay), (next, later)]);
     }
 }
 
@@ -278,8 +322,8 @@ fn a_new_process_takes_the_place_of_a_killed_one() {
             let error = rank.team.replace(Bootstrap::threads(1, LONG).unwrap().remove(0)).unwrap_err();
             assert!(matches!(error, NotifyError::Mismatch { what: "ranks in its bootstrap", .. }), "{error}");
             _ = (0..).find(|round| rank.round(BEFORE, *round).is_err());
-            rank.begin_anew(VICTIM);
-            all_do(&rank, AFTER);
+            rank.go_on(50);
+            rank.assert_dropped(&[VICTIM]);
             assert_eq!(rank.team.replace(meet_again()).unwrap(), [VICTIM]);
             assert_eq!(rank.team.members().len(), SIZE as usize);
             let now: Vec<_> = (0..SIZE).map(|to| rank.queue().queue_pair(to).unwrap().number()).collect();

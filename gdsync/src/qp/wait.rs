@@ -14,7 +14,9 @@ use std::sync::Arc;
 /// entry that it writes next. So a wait says that as many completions have arrived as were waited
 /// for, of any of the queue pairs.
 ///
-/// Put it into a [`crate::Batch`] and post that. Dropping it instead gives the completion back:
+/// Put it into a [`crate::Batch`] and post that. The send that it waits for is posted before it, or
+/// by another stream or the CPU: behind it on the same stream, the send is refused
+/// ([`OrderError::BehindOwnWait`](crate::queue::OrderError::BehindOwnWait)). Dropping it instead gives the completion back:
 /// where it was the newest wait, the next one prepared takes its place; otherwise no stream waits
 /// for that completion.
 ///

@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Performs memory operations on the thread that submits them, before `submit` returns.
+/// Performs memory operations on the thread that submits them, before `submit` returns. While it
+/// waits, other threads can ask its [`crate::Stream`] what it waits for.
 ///
 /// A wait that takes longer than the time-out, if there is one, fails the backend for good: later
 /// operations are not performed, and the queue pairs concerned are moved to the error state.

@@ -7,12 +7,19 @@ use gdsync_sys::prm::doorbell;
 /// The producer index of a work queue: the 16 bits of its doorbell record, extended to 32.
 #[derive(Debug)]
 pub(super) struct Producer {
-    record: Record,
+    /// None for a queue pair that has no queues.
+    record: Option<Record>,
     index: u32,
 }
 
 impl Producer {
-    pub(super) fn new(record: Record) -> Self {
+    /// That of a word of a queue pair's records.
+    ///
+    /// # Safety
+    /// The records are null; or the word is aligned, and stays valid as long as the value.
+    pub(super) unsafe fn new(records: *mut u32, word: usize) -> Self {
+        // SAFETY: not null, and so the caller's.
+        let record = (!records.is_null()).then(|| unsafe { Record::new(records.add(word)) });
         Producer { record, index: 0 }
     }
 
@@ -28,7 +35,7 @@ impl Producer {
 
     /// The doorbell record now.
     pub(super) fn load(&self) -> u16 {
-        doorbell::record_value(self.record.load())
+        self.record.map_or(self.index as u16, |record| doorbell::record_value(record.load()))
     }
 
     /// Advances the index to a value of the doorbell record.

@@ -2,7 +2,7 @@
 
 use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::{ReadRing, Record};
+use crate::card::memory::ring::ReadRing;
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
@@ -38,12 +38,12 @@ impl ReceiveQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's. Without a queue there may be no record: `poll_record` does not load it.
-        let (ring, record) = unsafe {
+        // SAFETY: the caller's.
+        let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
-            (ring, Record::new(config.dbrec.wrapping_add(doorbell::DBR_RECV)))
+            (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))
         };
-        ReceiveQueue { ring, producer: Producer::new(record), next: 0, current: None }
+        ReceiveQueue { ring, producer, next: 0, current: None }
     }
 
     /// Empties the queue. The front zeroes the doorbell record.

@@ -2,7 +2,7 @@
 
 use super::producer::Producer;
 use crate::card::config::QpConfig;
-use crate::card::memory::ring::{ReadRing, Record};
+use crate::card::memory::ring::ReadRing;
 use gdsync_sys::prm::doorbell::{self, Doorbell};
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlSeg};
 use zerocopy::FromBytes;
@@ -32,12 +32,12 @@ impl SendQueue {
     /// # Safety
     /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
     pub(crate) unsafe fn new(config: &QpConfig) -> Self {
-        // SAFETY: the caller's. Without a queue there may be no record: `record` does not load it.
-        let (ring, record) = unsafe {
+        // SAFETY: the caller's.
+        let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
-            (ring, Record::new(config.dbrec.wrapping_add(doorbell::DBR_SEND)))
+            (ring, Producer::new(config.dbrec, doorbell::DBR_SEND))
         };
-        SendQueue { ring, producer: Producer::new(record), fetched: 0, completed: 0 }
+        SendQueue { ring, producer, fetched: 0, completed: 0 }
     }
 
     /// Empties the queue. The front zeroes the doorbell record.
@@ -51,9 +51,9 @@ impl SendQueue {
         self.ring.entries()
     }
 
-    /// The doorbell record now. Without a queue, the record need not exist.
+    /// The doorbell record now.
     pub(crate) fn record(&self) -> u16 {
-        if self.blocks() == 0 { self.producer.index() as u16 } else { self.producer.load() }
+        self.producer.load()
     }
 
     /// Whether the card knows this value of the doorbell record.

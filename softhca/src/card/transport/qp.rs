@@ -81,8 +81,16 @@ impl Qp {
         QpAttributes { sq_psn, rq_psn, ..self.endpoint.attributes }
     }
 
-    /// Checks a doorbell against the doorbell record.
-    pub(crate) fn check_doorbell(&self, bell: Doorbell, context: &mut Context<'_>) {
+    /// Checks a doorbell against the doorbell record. Without a send queue there is nothing to
+    /// ring for: the queue pair fails.
+    pub(crate) fn check_doorbell(&mut self, bell: Doorbell, context: &mut Context<'_>) {
+        if self.requester.queue.blocks() == 0 && self.endpoint.state() == QpState::Rts {
+            let qpn = self.endpoint.qpn;
+            let message = "the queue pair is rung, and has no send queue".to_owned();
+            context.report(qpn, Some(bell.index()), "send doorbell record", message);
+            context.emit(Event::QpFatal { qpn });
+            return self.fail(context);
+        }
         if let Err(record) = self.requester.queue.check_doorbell(bell) {
             let message = format!("WQE {} is rung, but the record says {record}: it is behind", bell.index());
             context.report(self.endpoint.qpn, Some(bell.index()), "send doorbell record", message);
