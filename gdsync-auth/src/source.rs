@@ -65,7 +65,7 @@ impl Key {
     }
 
     /// The key of this user on this host. If there is none, it is made, in a folder that only the
-    /// user can reach. All processes of the user that share [`folder::base_folder`] have it.
+    /// user can reach. All processes of the user that share [`base_folder`](crate::base_folder) have it.
     ///
     /// # Errors
     /// [`KeyError`].
