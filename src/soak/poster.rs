@@ -16,7 +16,7 @@ pub(super) enum By {
 
 pub(super) enum Poster {
     Cpu,
-    Stream(AnyStream),
+    Stream(Box<AnyStream>),
     Kernels(Kernels),
 }
 
@@ -24,7 +24,7 @@ impl Poster {
     pub(super) fn new(gpu: &Gpu, by: By) -> Result<Self, Failure> {
         Ok(match by {
             By::Cpu => Poster::Cpu,
-            By::Stream => Poster::Stream(gpu.stream()?),
+            By::Stream => Poster::Stream(Box::new(gpu.stream()?)),
             By::Kernels => Poster::Kernels(Kernels::new(gpu)?),
         })
     }
