@@ -58,8 +58,10 @@ unsafe fn move_piece(to: *mut u8, from: *const u8, size: usize) {
 /// As [`copy`]. If the ranges overlap, `to` comes first.
 #[inline]
 unsafe fn copy_up(to: *mut u8, from: *const u8, len: usize) {
-    // Lines are worth being aligned for, shorter copies are not.
-    let head = if len < LINE + VECTOR { len } else { to.align_offset(VECTOR) };
+    // A line is moved by wide loads: of a work request in GPU memory, each load costs the CPU a
+    // round trip on the bus.
+    let head = to.align_offset(VECTOR);
+    let head = if len.saturating_sub(head) < LINE { len } else { head };
     let lines = (len - head) / LINE;
     // SAFETY: the caller's: the parts make up the whole, and the lines' target is aligned.
     unsafe {
