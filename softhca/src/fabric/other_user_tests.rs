@@ -88,12 +88,14 @@ fn other_user() {
     if words[0] == "connect" {
         let stream = socket::connect_unix(&names[0]).unwrap();
         let (_, memory) = crate::os::memory::SharedMemory::create(4096).unwrap();
-        socket::send_with_fd(&stream, b"gdsft2\0\x07", std::os::fd::AsFd::as_fd(&memory)).unwrap();
+        let greeting = socket::send_with_fd(&stream, b"gdsft2\0\x07", std::os::fd::AsFd::as_fd(&memory));
         stream.set_nonblocking(false).unwrap();
-        let ended = match std::io::Read::read(&mut &stream, &mut [0; 64]) {
-            Ok(count) => count == 0,
-            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        // The card may have closed the connection before the greeting.
+        let is_closed = |error: &std::io::Error| {
+            matches!(error.kind(), std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::BrokenPipe)
         };
+        let answer = greeting.and_then(|_| std::io::Read::read(&mut &stream, &mut [0; 64]));
+        let ended = answer.map_or_else(|error| is_closed(&error), |count| count == 0);
         return say(format!("closed: {ended}"));
     }
     let hold = |name: &Vec<u8>| {
