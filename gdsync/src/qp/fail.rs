@@ -13,8 +13,9 @@ use std::sync::{Arc, Weak};
 impl QueuePair {
     /// Moves the queue pair to the error state: the card flushes all its work, so that every stream
     /// that waits for it wakes. What completes from now on completes with an error; preparing and
-    /// posting is refused. Waits for sends for which a stream has still to ring end before it has
-    /// (where the completion queue is not in a GPU's memory).
+    /// posting is refused. Waits for sends for which a stream has still to ring end before it has,
+    /// where neither the completion queue nor its doorbell record is in a GPU's memory, and once
+    /// all queue pairs that complete there have failed.
     ///
     /// May be called from any thread, and more than once.
     ///
