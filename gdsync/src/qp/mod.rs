@@ -55,7 +55,7 @@ use self::create::QpObject;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
 use crate::queue::recv::RecvState;
-use crate::queue::request::{Limits, Rules, data_segments};
+use crate::queue::request::{Limits, MAX_COUNT, Rules, data_segments};
 use crate::queue::send::SendState;
 use crate::queue::{Claim, FailureCause, QueueError, QueueParts, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
@@ -223,7 +223,7 @@ impl QueuePair {
                 inline: made.inline,
                 message: match config.transport {
                     Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
-                    Transport::Rc | Transport::Uc => port.max_message.into(),
+                    Transport::Rc | Transport::Uc => port.max_message.min(MAX_COUNT).into(),
                 },
                 transport: config.transport,
                 atomics: abilities.atomics,

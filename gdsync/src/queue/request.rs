@@ -72,6 +72,7 @@ enum Payload<'a> {
 pub(crate) struct Limits {
     pub(crate) segments: u32,
     pub(crate) inline: u32,
+    /// At most [`MAX_COUNT`], so that no data segment of a message is longer.
     pub(crate) message: u64,
     pub(crate) transport: Transport,
     /// The device has atomic operations.
@@ -395,7 +396,7 @@ impl<'a> WorkRequest<'a> {
         let Some(first) = slices.first() else { return Ok((0, false)) };
         let mut region = first.region();
         rules.check(first, self.card_writes())?;
-        let (mut length, mut all, mut several) = (0u64, 0, false);
+        let (mut length, mut several) = (0u64, false);
         for slice in slices {
             if !Arc::ptr_eq(region, slice.region()) {
                 self.check_other_region(slice, rules)?;
@@ -404,23 +405,16 @@ impl<'a> WorkRequest<'a> {
             }
             let len = slice.len() as u64;
             length += len;
-            all |= len;
             if len != 0 {
                 out.put(zerocopy::transmute!(DataSeg::new(len as u32, slice.lkey(), slice.addr())));
             }
-        }
-        if all > u64::from(MAX_COUNT) {
-            return Err(QueueError::Request(RequestError::MessageTooLong {
-                given: length,
-                limit: MAX_COUNT.into(),
-            }));
         }
         Ok((length, several))
     }
 }
 
 /// Most bytes of one data segment: 31 bits.
-const MAX_COUNT: u32 = (1 << 31) - 1;
+pub(crate) const MAX_COUNT: u32 = (1 << 31) - 1;
 /// Queue pair numbers have 24 bits.
 const MAX_QPN: u32 = (1 << 24) - 1;
 
