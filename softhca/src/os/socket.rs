@@ -220,6 +220,10 @@ pub(crate) fn receive_with_fd(socket: &UnixStream, bytes: &mut [u8]) -> io::Resu
             }
             header = libc::CMSG_NXTHDR(&message, header);
         }
+        // The kernel drops a descriptor for which this process has no place.
+        if fd.is_none() && message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         Ok((got, fd))
     }
 }
