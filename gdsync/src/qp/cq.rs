@@ -251,7 +251,9 @@ impl CompletionQueueInner {
                     continue;
                 }
             };
-            let mut taken = queue_pair.complete(&mut state, &raw).map_err(bad).transpose();
+            let completed = queue_pair.complete(&mut state, &raw).map_err(bad);
+            let is_hidden = queue_pair.is_dropped.load(Ordering::Relaxed);
+            let mut taken = completed.map(|completion| completion.filter(|_| !is_hidden)).transpose();
             if aside {
                 // Under the same lock, so that completions stay in their order.
                 state.set_aside.extend(taken.take());

@@ -36,6 +36,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        self.inner.hide_completions();
         if self.inner.in_flight()
             && let Err(error) = self.inner.abort()
         {
@@ -165,6 +166,15 @@ impl QueuePairInner {
             }
         }
         completions.release_waits(&rung, unrung);
+    }
+
+    /// From now on, polling returns no completion of this queue pair.
+    fn hide_completions(&self) {
+        // Before the locks: a poll that takes one of them later sees it.
+        self.is_dropped.store(true, Ordering::Relaxed);
+        for queue in [&self.send_cq, &self.recv_cq] {
+            queue.lock().drop_set_aside(self.number);
+        }
     }
 
     fn in_flight(&self) -> bool {

@@ -77,7 +77,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Its transport is a reliable connection unless [`QueuePairConfig::transport`] says otherwise.
 ///
 /// Dropping it while work is in flight moves it to the error state, so that streams that wait for
-/// it wake; its memory is released when the last of them has passed.
+/// it wake; its memory is released when the last of them has passed. Polling returns no completion
+/// of a queue pair that was dropped, as after `ibv_destroy_qp`.
 ///
 /// ```
 /// use gdsync::{Access, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, WorkRequest};
@@ -124,6 +125,9 @@ pub(crate) struct QueuePairInner {
     /// The card has it in the error state: what has not completed by now is flushed. A queue pair
     /// that is being aborted has failed a moment before.
     pub(crate) is_flushed: AtomicBool,
+    /// The program has dropped its handle: polling returns no more completions of this queue pair.
+    /// Its memory stays while prepared waits and posted batches need it.
+    pub(crate) is_dropped: AtomicBool,
     pub(crate) send: SpinMutex<SendState, Yield>,
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
@@ -233,6 +237,7 @@ impl QueuePair {
             status: Mutex::new(QpState::Initialised),
             connected: AtomicBool::new(false),
             is_flushed: AtomicBool::new(false),
+            is_dropped: AtomicBool::new(false),
             send: SpinMutex::new(SendState::new(sq, number, register)),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,

@@ -135,6 +135,11 @@ impl CompletionState {
     /// passed over by [`Self::take_left_behind`].
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.leave_behind(qpn);
+        self.drop_set_aside(qpn);
+    }
+
+    /// Completions of a queue pair that were set aside are not returned.
+    pub(crate) fn drop_set_aside(&mut self, qpn: u32) {
         self.set_aside.retain(|taken| !matches!(taken, Ok(completion) if completion.qp_num == qpn));
     }
 
