@@ -1,13 +1,18 @@
 //! The command line.
 
+#[path = "cli_choices.rs"]
+mod choices;
+#[path = "cli_values.rs"]
+mod values;
+
+pub(crate) use choices::{DoorbellChoice, Operation, QueueChoice, Service, Trigger};
+
 use crate::fault_plan;
 use crate::hca::{self, Hca};
 use crate::placement::Layout;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gdsync::mapped::MappingBackend;
-use gdsync::stream::DoorbellPath;
-use gdsync::verbs::{QueueApi, Transport};
 use serde::{Deserialize, Serialize};
 use softhca::FaultPlan;
 use softhca::card::LinkLayer;
@@ -356,86 +361,6 @@ pub(crate) enum Benchmark {
     Overlap,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Operation {
-    /// Send into a posted receive
-    Send,
-    /// RDMA write, then an inline RDMA write of a flag word that the other side waits for
-    Write,
-    /// RDMA write with immediate, which completes a receive
-    WriteImm,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Service {
-    /// Reliable connection
-    Rc,
-    /// Unreliable connection
-    Uc,
-    /// Unreliable datagrams
-    Ud,
-}
-
-impl From<Service> for Transport {
-    fn from(service: Service) -> Self {
-        match service {
-            Service::Rc => Transport::Rc,
-            Service::Uc => Transport::Uc,
-            Service::Ud => Transport::Ud,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Trigger {
-    /// A stream
-    Stream,
-    /// The CPU
-    Cpu,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum DoorbellChoice {
-    /// The stream stores to the card's register where it can reach it, else as with `proxy`
-    Auto,
-    /// The stream stores to the card's register
-    Direct,
-    /// The stream stores to a mailbox, and a thread forwards it
-    Proxy,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum QueueChoice {
-    /// Verbs
-    Verbs,
-    /// Commands in the device's own language
-    Devx,
-}
-
-impl From<QueueChoice> for QueueApi {
-    fn from(choice: QueueChoice) -> Self {
-        match choice {
-            QueueChoice::Verbs => QueueApi::Verbs,
-            QueueChoice::Devx => QueueApi::Devx,
-        }
-    }
-}
-
-impl From<DoorbellChoice> for DoorbellPath {
-    fn from(choice: DoorbellChoice) -> Self {
-        match choice {
-            DoorbellChoice::Auto => DoorbellPath::Auto,
-            DoorbellChoice::Direct => DoorbellPath::Direct,
-            DoorbellChoice::Proxy => DoorbellPath::Proxy,
-        }
-    }
-}
-
 /// The word for a value on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|possible| possible.get_name().to_owned()).unwrap_or_default()
@@ -448,9 +373,6 @@ pub(crate) fn one_line(message: &str) -> String {
     let words: Vec<&str> = said.map(str::trim).filter(|line| !line.is_empty()).collect();
     words.join(" ")
 }
-
-#[path = "cli_values.rs"]
-mod values;
 
 #[cfg(test)]
 #[path = "cli_tests.rs"]

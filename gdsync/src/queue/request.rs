@@ -1,5 +1,7 @@
 //! Work requests: what a user asks a queue pair to do, and its encoding.
 
+mod checks;
+
 use crate::memory::OutOfBounds;
 use crate::queue::regions::Regions;
 use crate::queue::{QueueError, RequestError, Segments};
@@ -233,60 +235,6 @@ impl<'a> WorkRequest<'a> {
         CtrlSeg::new(self.opcode, index, qpn, units, self.flags, self.immediate.to_be_bytes())
     }
 
-    /// Refuses what the queue pair or its device cannot do. Most requests are none of that.
-    #[inline(always)]
-    pub(crate) fn check(&self, rules: &impl Rules) -> Result<(), QueueError> {
-        let limits = rules.limits();
-        let plain = self.operands.is_none() && self.opcode != Opcode::SendInval;
-        if limits.transport == Transport::Rc && plain && self.to.is_none() {
-            return Ok(());
-        }
-        self.check_special(limits)?;
-        self.to.map_or(Ok(()), |to| rules.check_address(to.handle))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn check_special(&self, limits: Limits) -> Result<(), RequestError> {
-        let transport = limits.transport;
-        transport
-            .check(self.opcode)
-            .map_err(|operation| RequestError::NotOnTransport { operation, transport })?;
-        let goes_somewhere = transport == Transport::Ud && self.opcode != Opcode::Nop;
-        match &self.to {
-            None if goes_somewhere => return Err(RequestError::NoDestination),
-            Some(_) if !goes_somewhere => {
-                return Err(RequestError::NotOnTransport { operation: "an address of its own", transport });
-            }
-            Some(to) if to.qpn > MAX_QPN => return Err(RequestError::BadDestination { qpn: to.qpn }),
-            _ => {}
-        }
-        if self.opcode == Opcode::SendInval && !limits.invalidation {
-            return Err(RequestError::NotOnDevice { operation: "sends that invalidate a remote key" });
-        }
-        if self.operands.is_some() { self.check_atomic(limits) } else { Ok(()) }
-    }
-
-    fn check_atomic(&self, limits: Limits) -> Result<(), RequestError> {
-        if !limits.atomics {
-            return Err(RequestError::NotOnDevice { operation: "atomic operations" });
-        }
-        let given = match &self.payload {
-            Payload::Slices([result]) if result.len() == ATOMIC_BYTES => None,
-            Payload::Slices(slices) => Some(slices.iter().map(Slice::len).sum()),
-            Payload::Inline(bytes) => Some(bytes.len()),
-        };
-        if let Some(given) = given {
-            return Err(RequestError::AtomicResult { given });
-        }
-        match &self.remote {
-            Some(remote) if !remote.addr.is_multiple_of(ATOMIC_BYTES as u64) => {
-                Err(RequestError::AtomicTarget { addr: remote.addr })
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The card writes into the slices.
     #[inline(always)]
     fn card_writes(&self) -> bool {
@@ -415,9 +363,6 @@ impl<'a> WorkRequest<'a> {
 
 /// Most bytes of one data segment: 31 bits.
 pub(crate) const MAX_COUNT: u32 = (1 << 31) - 1;
-/// Queue pair numbers have 24 bits.
-const MAX_QPN: u32 = (1 << 24) - 1;
-
 /// What a queue pair asks of the requests that it takes.
 pub(crate) trait Rules {
     fn limits(&self) -> Limits;

@@ -6,6 +6,7 @@
 
 mod device;
 mod order;
+mod restart;
 
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, Replaced};
@@ -16,7 +17,7 @@ use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
 use crate::queue::request::Rules;
-use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, ResetBlocker, WorkRequest};
+use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use order::LastPost;
@@ -408,39 +409,6 @@ impl SendState {
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
         self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
-    }
-
-    /// What prevents a restart of the queue.
-    ///
-    /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless
-    /// for sends that asked for no completion, if that is all there is: it was done before the
-    /// failure.
-    pub(crate) fn blocker(&self, failed: bool) -> Option<ResetBlocker> {
-        if self.attached {
-            return Some(ResetBlocker::Kernel);
-        }
-        match self.unsettled() {
-            Some(last) if !last.timeline.has_passed(last.point) => {
-                return Some(ResetBlocker::Stream(last.timeline.blocked_on(last.point)));
-            }
-            _ if self.proxied > 0 => return Some(ResetBlocker::Doorbells(self.proxied)),
-            _ => {}
-        }
-        let is_silent = |entry: &Entry| failed && !entry.signaled && entry.state != State::Prepared;
-        let is_drained = self.entries.iter().all(is_silent);
-        (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
-    }
-
-    /// Restarts the queue after the card was reset: block 0 is next. Serial numbers continue, so
-    /// that a send prepared before is known as such.
-    pub(crate) fn reset(&mut self) {
-        self.first_serial += self.entries.len() as u64;
-        self.entries.clear();
-        self.next_to_post = self.next_to_post.max(self.first_serial);
-        (self.head, self.tail) = (0, 0);
-        self.last_post = None;
-        (self.flushed, self.guarded) = (false, false);
-        self.ring.publish(0);
     }
 
     /// What is not retired.

@@ -15,7 +15,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Stdio};
 
-/// The other user: `nobody`.
+/// The other user: uid 65534.
 const OTHER: libc::uid_t = 65534;
 /// The role of a test's body, in the namespace.
 const ALONE: &str = "alone";

@@ -1,0 +1,86 @@
+//! The words that options of the command line take.
+
+use clap::ValueEnum;
+use gdsync::stream::DoorbellPath;
+use gdsync::verbs::{QueueApi, Transport};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Operation {
+    /// Send into a posted receive
+    Send,
+    /// RDMA write, then an inline RDMA write of a flag word that the other side waits for
+    Write,
+    /// RDMA write with immediate, which completes a receive
+    WriteImm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Service {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection
+    Uc,
+    /// Unreliable datagrams
+    Ud,
+}
+
+impl From<Service> for Transport {
+    fn from(service: Service) -> Self {
+        match service {
+            Service::Rc => Transport::Rc,
+            Service::Uc => Transport::Uc,
+            Service::Ud => Transport::Ud,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Trigger {
+    /// A stream
+    Stream,
+    /// The CPU
+    Cpu,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DoorbellChoice {
+    /// The stream stores to the card's register where it can reach it, else as with `proxy`
+    Auto,
+    /// The stream stores to the card's register
+    Direct,
+    /// The stream stores to a mailbox, and a thread forwards it
+    Proxy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum QueueChoice {
+    /// Verbs
+    Verbs,
+    /// Commands in the device's own language
+    Devx,
+}
+
+impl From<QueueChoice> for QueueApi {
+    fn from(choice: QueueChoice) -> Self {
+        match choice {
+            QueueChoice::Verbs => QueueApi::Verbs,
+            QueueChoice::Devx => QueueApi::Devx,
+        }
+    }
+}
+
+impl From<DoorbellChoice> for DoorbellPath {
+    fn from(choice: DoorbellChoice) -> Self {
+        match choice {
+            DoorbellChoice::Auto => DoorbellPath::Auto,
+            DoorbellChoice::Direct => DoorbellPath::Direct,
+            DoorbellChoice::Proxy => DoorbellPath::Proxy,
+        }
+    }
+}
