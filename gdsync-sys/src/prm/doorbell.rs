@@ -18,6 +18,9 @@ pub const DBR_CQ_ARM: usize = 1;
 pub const UAR_PAGE: usize = 4096;
 /// Offsets of a UAR page's doorbell registers (`MLX5_BF_OFFSET` and its multiples).
 pub const UAR_DOORBELLS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
+/// Offset of the register of queue pairs without a doorbell record of sends (`send_dbr_mode`;
+/// `DOCA_VERBS_UAR_DBR_LESS_DB_OFFSET` of DOCA's `doca_verbs_uar.cpp`): [`Doorbell::without_record`].
+pub const UAR_NO_RECORD: usize = 0x600;
 /// Offset of the register that arms completion queues (`MLX5_CQ_DOORBELL`).
 pub const UAR_CQ_ARM: usize = 0x20;
 
@@ -49,6 +52,13 @@ impl Doorbell {
     /// From the native word that was stored.
     pub fn from_raw(raw: u64) -> Self {
         Doorbell(raw)
+    }
+
+    /// A doorbell for [`UAR_NO_RECORD`]: its index is the producer index, one past the last block
+    /// that is announced, in the place of that of the last WQE. (`doca_gpu_dev_verbs_prepare_db` and
+    /// `submit_db_no_dbr` of DOCA GPUNetIO; no more than the two fields is set.)
+    pub fn without_record(producer: u16, qpn: u32) -> Self {
+        Doorbell((u64::from(producer) << 40 | u64::from(qpn & 0xff_ffff) << 8).to_be())
     }
 
     /// The native word.
@@ -152,6 +162,14 @@ mod tests {
         assert_eq!(arm.record().to_ne_bytes(), [0x21, 2, 3, 4]);
         assert_eq!(arm.doorbell(0x0a_0b0c).to_ne_bytes(), [0x21, 2, 3, 4, 0, 0x0a, 0x0b, 0x0c]);
         assert_eq!(CqArm::new(0, false, 0).record(), 0, "as a new record is");
+    }
+
+    #[test]
+    fn a_doorbell_without_a_record_has_the_producer_index_and_the_number() {
+        // DOCA GPUNetIO, doca_gpu_dev_verbs_prepare_db: be32(index << 8), be32(number << 8).
+        let doorbell = Doorbell::without_record(0x1234, 0xabcdef);
+        assert_eq!(doorbell.raw().to_ne_bytes(), [0, 0x12, 0x34, 0, 0xab, 0xcd, 0xef, 0]);
+        assert_eq!((doorbell.index(), doorbell.qpn()), (0x1234, 0xabcdef));
     }
 
     proptest! {

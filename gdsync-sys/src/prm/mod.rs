@@ -11,6 +11,7 @@ pub mod cqe;
 pub mod doorbell;
 pub mod field;
 pub mod recv;
+pub mod wait;
 pub mod wqe;
 
 /// A code that this library does not know, with its value.

@@ -39,6 +39,8 @@ pub struct CreateCq {
     pub uar_page: u32,
     /// Event queue, as `mlx5dv_devx_query_eqn` names it.
     pub event_queue: u32,
+    /// The card overwrites entries that are not consumed.
+    pub ignore_overrun: bool,
 }
 
 impl CreateCq {
@@ -51,6 +53,7 @@ impl CreateCq {
         cq::UMEM_VALID.put(&mut command, 1u8);
         let context = &mut command[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
         cqc::DBR_UMEM_VALID.put(context, 1u8);
+        cqc::OI.put(context, self.ignore_overrun);
         cqc::DBR_UMEM_ID.put(context, self.record.id);
         cqc::DBR_ADDR.put(context, self.record.offset);
         cqc::LOG_CQ_SIZE.put(context, self.log_entries);
@@ -100,6 +103,13 @@ pub struct CreateQp {
     pub user_index: u32,
     /// Format of time stamps (`qpc::TS_*`).
     pub ts_format: u8,
+    /// It may release the sends of other queue pairs (SEND_EN, `cd_master`).
+    pub master: bool,
+    /// Another queue pair's SEND_EN may release its sends (`cd_slave_send`).
+    pub slave_send: bool,
+    /// Its sends have no doorbell record: it is rung by
+    /// [`Doorbell::without_record`](crate::prm::doorbell::Doorbell::without_record).
+    pub no_send_record: bool,
 }
 
 impl CreateQp {
@@ -118,6 +128,9 @@ impl CreateQp {
         qpc::LOG_RQ_STRIDE.put(context, self.log_rq_stride);
         qpc::LOG_SQ_SIZE.put(context, self.log_sq_blocks);
         qpc::TS_FORMAT.put(context, self.ts_format);
+        qpc::SEND_DBR_MODE.put(context, if self.no_send_record { qpc::DBR_NONE } else { qpc::DBR_RECORD });
+        qpc::CD_MASTER.put(context, self.master);
+        qpc::CD_SLAVE_SEND.put(context, self.slave_send);
         qpc::UAR_PAGE.put(context, self.uar_page);
         qpc::USER_INDEX.put(context, self.user_index);
         qpc::CQN_SND.put(context, self.send_cq);

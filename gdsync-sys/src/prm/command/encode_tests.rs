@@ -23,6 +23,7 @@ fn a_completion_queues_command_is_as_the_device_reads_it() {
         log_entries: 9,
         uar_page: 0xabcdef,
         event_queue: 5,
+        ignore_overrun: true,
     }
     .encode();
     // By hand, from `create_cq_in_bits` and `cqc_bits` of Linux' mlx5_ifc.h; byte, value. The
@@ -30,6 +31,7 @@ fn a_completion_queues_command_is_as_the_device_reads_it() {
     let mut expected = [0; COMMAND];
     expected[..2].copy_from_slice(&[0x04, 0x00]);
     expected[16] = 2;
+    expected[17] = 2;
     expected[20..24].copy_from_slice(&[0x55, 0x66, 0x77, 0x88]);
     expected[28..32].copy_from_slice(&[9, 0xab, 0xcd, 0xef]);
     expected[39] = 5;
@@ -82,11 +84,12 @@ proptest! {
         (service, pd, rings, record) in (service(), bits(24), place(), place()),
         (log_rq_entries, log_rq_stride, log_sq_blocks) in (bits(4), bits(3), bits(4)),
         (uar_page, send_cq, recv_cq, user_index) in (bits(24), bits(24), bits(24), bits(24)),
-        ts_format in 0u8..3,
+        (ts_format, roles) in (0u8..3, any::<[bool; 3]>()),
     ) {
+        let [master, slave_send, no_send_record] = roles;
         let asked = CreateQp {
             service, pd, rings, record, log_rq_entries, log_rq_stride, log_sq_blocks, uar_page, send_cq, recv_cq, user_index,
-            ts_format,
+            ts_format, master, slave_send, no_send_record,
         };
         let command = asked.encode();
         let context = &command[qp::CONTEXT..];
@@ -98,7 +101,8 @@ proptest! {
             (qpc::LOG_RQ_STRIDE, log_rq_stride), (qpc::LOG_SQ_SIZE, log_sq_blocks), (qpc::UAR_PAGE, uar_page),
             (qpc::CQN_SND, send_cq), (qpc::CQN_RCV, recv_cq), (qpc::USER_INDEX, user_index),
             (qpc::DBR_UMEM_ID, record.id), (qpc::TS_FORMAT, ts_format.into()), (qpc::NO_SQ, 0), (qpc::RQ_TYPE, 0),
-            (qpc::WQ_SIGNATURE, 0), (qpc::SEND_DBR_MODE, 0), (qpc::DBR_UMEM_VALID, 1),
+            (qpc::WQ_SIGNATURE, 0), (qpc::SEND_DBR_MODE, no_send_record.into()), (qpc::DBR_UMEM_VALID, 1),
+            (qpc::CD_MASTER, master.into()), (qpc::CD_SLAVE_SEND, slave_send.into()), (qpc::CD_SLAVE_RECEIVE, 0),
         ] {
             prop_assert_eq!(field.get32(context), value);
         }

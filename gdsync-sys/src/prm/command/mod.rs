@@ -178,7 +178,7 @@ pub mod qpc {
     pub const LOG_SQ_SIZE: Field = Field::new(0x51, 4);
     pub const TS_FORMAT: Field = Field::new(0x58, 2);
     pub const UAR_PAGE: Field = Field::new(0x68, 24);
-    /// In the place of older headers' reserved bits: doorbells without a record.
+    /// In the place of older headers' reserved bits: doorbells without a record (`DBR_*`).
     pub const SEND_DBR_MODE: Field = Field::new(0x80, 2);
     pub const USER_INDEX: Field = Field::new(0x88, 24);
     pub const LOG_PAGE_SIZE: Field = Field::new(0xa3, 5);
@@ -196,6 +196,12 @@ pub mod qpc {
     pub const RWE: Field = Field::new(0x491, 1);
     pub const RAE: Field = Field::new(0x492, 1);
     pub const PAGE_OFFSET: Field = Field::new(0x494, 6);
+    /// Its receives are released by another queue.
+    pub const CD_SLAVE_RECEIVE: Field = Field::new(0x49d, 1);
+    /// Its sends are released by another queue's SEND_EN, too.
+    pub const CD_SLAVE_SEND: Field = Field::new(0x49e, 1);
+    /// It may release the work requests of other queues.
+    pub const CD_MASTER: Field = Field::new(0x49f, 1);
     pub const MIN_RNR_NAK: Field = Field::new(0x4a3, 5);
     pub const NEXT_RCV_PSN: Field = Field::new(0x4a8, 24);
     pub const CQN_RCV: Field = Field::new(0x4e8, 24);
@@ -205,6 +211,12 @@ pub mod qpc {
     pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
     pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
 
+    /// `send_dbr_mode`: doorbells with a record; without one, rung by the program
+    /// ([`UAR_NO_RECORD`](crate::prm::doorbell::UAR_NO_RECORD)); without one, rung by a processor of
+    /// the card. (`enum doca_verbs_qp_send_dbr_mode` of DOCA's `doca_verbs.h`.)
+    pub const DBR_RECORD: u8 = 0;
+    pub const DBR_NONE: u8 = 1;
+    pub const DBR_NONE_INTERNAL: u8 = 2;
     /// `rq_type`: a receive queue of its own, and none.
     pub const RQ_OWN: u8 = 0;
     pub const RQ_NONE: u8 = 3;
@@ -289,6 +301,7 @@ pub mod cap {
     pub const TYPE_ATOMIC: u64 = 3;
     pub const TYPE_ROCE: u64 = 4;
     pub const TYPE_QOS: u64 = 0xc;
+    pub const TYPE_GENERAL_2: u64 = 0x20;
 
     pub const VHCA_ID: Field = field(0x30, 16);
     pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);
@@ -306,6 +319,10 @@ pub mod cap {
     pub const CQE_VERSION: Field = field(0x1fc, 4);
     pub const ROCE: Field = field(0x21d, 1);
     pub const ATOMIC: Field = field(0x21e, 1);
+    /// Completion queues that ignore overruns (`oi`).
+    pub const CQ_OI: Field = field(0x220, 1);
+    /// Work requests that release those of other queues, and wait for completion queues.
+    pub const CD: Field = field(0x22c, 1);
     pub const UD: Field = field(0x23d, 1);
     pub const UC: Field = field(0x23e, 1);
     pub const RC: Field = field(0x23f, 1);
@@ -317,7 +334,19 @@ pub mod cap {
     pub const MAX_WQE_SZ_RQ: Field = field(0x2b0, 16);
     pub const LOG_MAX_PD: Field = field(0x32b, 5);
     pub const SQ_TS_FORMAT: Field = field(0x440, 2);
+    /// Ticks of the card's clock in a millisecond.
+    pub const DEVICE_FREQUENCY_KHZ: Field = field(0x4e0, 32);
     pub const NUM_OF_UARS_PER_PAGE: Field = field(0x520, 32);
+    /// Work requests that wait for a word of memory, and for a time. (In `cmd_hca_cap` of Linux and of
+    /// DPDK's `mlx5_prm.h` alike.)
+    pub const WAIT_ON_DATA: Field = field(0x68b, 1);
+    pub const WAIT_ON_TIME: Field = field(0x68c, 1);
+
+    /// Of the second part of the general capabilities (`cmd_hca_cap_2`; `CmdHcaCap2` of rdma-core's
+    /// `tests/mlx5_prm_structs.py`): queue pairs without a doorbell record of sends, rung by programs,
+    /// and how many there may be.
+    pub const SEND_DBR_MODE_NO_DBR_EXT: Field = field(0x2e1, 1);
+    pub const LOG_MAX_SEND_DBR_LESS_QP_SQ: Field = field(0x2e3, 5);
 
     /// Of the RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);

@@ -38,6 +38,7 @@ impl Cq {
             log_entries: entries.trailing_zeros(),
             uar_page: domain.uar.page,
             event_queue: domain.event_queue,
+            ignore_overrun: false,
         };
         let detail = || format!("{entries} entries");
         let object = Object::create(&domain.device, "CREATE_CQ", &command.encode(), detail)?;

@@ -62,6 +62,7 @@ impl Qp {
             recv_cq,
             user_index: NO_INDEX,
             ts_format: domain.ts_format,
+            ..CreateQp::default()
         };
         let object =
             Object::create(&domain.device, "CREATE_QP", &command.encode(), || format!("{config:?}"))?;
