@@ -65,7 +65,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 }
 
 fn send(queue_pair: u32, index: u32) -> Descriptor {
-    Descriptor::Send(PaperSend { queue_pair, index })
+    Descriptor::Send(PaperSend { queue_pair, index, trigger: None })
 }
 
 fn wait(queue: u32, index: u32) -> Descriptor {

@@ -169,7 +169,7 @@ impl Text {
         let descriptor = match word {
             "send" => {
                 let queue_pair = line.named("a queue pair", &mut self.queue_pairs)?;
-                Descriptor::Send(PaperSend { queue_pair, index: 0 })
+                Descriptor::Send(PaperSend { queue_pair, index: 0, trigger: None })
             }
             "wait" | "wait-checked" => {
                 let queue = line.named("a completion queue", &mut self.queues)?;
@@ -220,9 +220,9 @@ mod tests {
         let text =
             Text::parse("# two\nsend a x2\n\nsend b\n  wait a.recv # why\nwait32 go >= 0x10\n").unwrap();
         let expected = [
-            Descriptor::Send(PaperSend { queue_pair: 0, index: 0 }),
-            Descriptor::Send(PaperSend { queue_pair: 0, index: 1 }),
-            Descriptor::Send(PaperSend { queue_pair: 1, index: 0 }),
+            Descriptor::Send(PaperSend { queue_pair: 0, index: 0, trigger: None }),
+            Descriptor::Send(PaperSend { queue_pair: 0, index: 1, trigger: None }),
+            Descriptor::Send(PaperSend { queue_pair: 1, index: 0, trigger: None }),
             Descriptor::WaitCq(PaperWait { queue: 0, index: 0, checked: false }),
             Descriptor::Wait32(0, Condition::Geq, 16),
         ];

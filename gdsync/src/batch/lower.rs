@@ -8,7 +8,8 @@ use super::descriptor::Descriptor;
 use super::{Chunk, Fate, Word, Words};
 use crate::memop::{Condition, MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::queue::doorbell::{Doorbell, PeerOp, Release};
+use gdsync_sys::prm::wait;
 
 /// What the lowering asks of the stream for which it lowers.
 pub(crate) trait Driver: Sized {
@@ -35,8 +36,15 @@ pub(crate) trait Driver: Sized {
         Err(StreamError::Unsupported { what: "writes of bytes" }.into())
     }
 
-    /// Marks a send as posted. Returns its doorbell, or `None` if the card has the send already.
-    fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Doorbell>, Self::Error>;
+    /// Marks a send as posted. Returns what hands it to the card, or `None` if the card performs it
+    /// already.
+    fn commit_send(&self, send: &mut Self::Send) -> Result<Option<Release>, Self::Error>;
+
+    /// The stream's address of the trigger that releases a send. Drivers whose sends have none leave
+    /// it out.
+    fn trigger(&self, _send: &Self::Send) -> Result<StreamAddr, StreamError> {
+        Err(StreamError::Unsupported { what: "triggers" })
+    }
 
     /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is
     /// known to be there. The stream performs no operation for a covered wait.
@@ -172,9 +180,17 @@ impl<'a, D: Driver> Lowering<'a, D> {
     pub(crate) fn send(&mut self, send: &mut D::Send, fate: Fate) -> Result<(), D::Error> {
         self.end_run();
         match self.driver.commit_send(send)? {
-            Some(doorbell) if fate == Fate::Kept => Ok(D::ring(self, send, doorbell)?),
+            Some(Release::Ring(doorbell)) if fate == Fate::Kept => Ok(D::ring(self, send, doorbell)?),
+            Some(Release::Ticket(ticket)) if fate == Fate::Kept => Ok(self.release(send, ticket)?),
             _ => Ok(()),
         }
+    }
+
+    /// Appends the write of a ticket, behind everything before it.
+    fn release(&mut self, send: &D::Send, ticket: u64) -> Result<(), StreamError> {
+        self.peer_op(PeerOp::Fence)?;
+        let addr = self.driver.trigger(send)?;
+        self.write64(addr, wait::word(ticket))
     }
 
     #[inline]

@@ -29,8 +29,8 @@ impl Driver for Shifted {
         self.translate(*place, len)
     }
 
-    fn commit_send(&self, send: &mut Doorbell) -> Result<Option<Doorbell>, StreamError> {
-        Ok(Some(*send))
+    fn commit_send(&self, send: &mut Doorbell) -> Result<Option<Release>, StreamError> {
+        Ok(Some(Release::Ring(*send)))
     }
 
     fn commit_wait(&self, wait: &mut PeerOp, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {

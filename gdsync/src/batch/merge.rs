@@ -8,11 +8,20 @@ use super::descriptor::Descriptor;
 use super::table::Table;
 use crate::memop::MemOpCaps;
 
-/// What the planner has to know of a part of a descriptor: of a send its queue pair; of a wait its
-/// completion queue and index, unless it has a word of its own; of bytes the number of words,
-/// unless they are copied.
+/// What the planner has to know of a part of a descriptor: of a send what hands it to the card; of a
+/// wait its completion queue and index, unless it has a word of its own; of bytes the number of
+/// words, unless they are copied.
 pub(crate) trait Keyed<K> {
     fn key(&self, caps: &MemOpCaps) -> K;
+}
+
+/// What hands a send to the card. Sends with the same one share its operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendKey {
+    /// The doorbell of a queue pair.
+    Doorbell(u64),
+    /// A trigger.
+    Trigger(u64),
 }
 
 /// What becomes of a descriptor.
@@ -59,7 +68,8 @@ impl Scope {
 
 /// Numbers of operations, for one backend.
 struct Costs {
-    send: usize,
+    doorbell: usize,
+    trigger: usize,
     flush: usize,
     point: usize,
 }
@@ -67,7 +77,12 @@ struct Costs {
 impl Costs {
     fn of(caps: &MemOpCaps) -> Self {
         let fences = usize::from(!caps.writes_are_fenced);
-        Costs { send: 2 + 2 * fences, flush: usize::from(caps.flush_after_wait), point: 1 + fences }
+        Costs {
+            doorbell: 2 + 2 * fences,
+            trigger: 1 + fences,
+            flush: usize::from(caps.flush_after_wait),
+            point: 1 + fences,
+        }
     }
 }
 
@@ -89,7 +104,7 @@ impl Planner {
         merged: bool,
     ) -> Chunk
     where
-        S: Keyed<u64>,
+        S: Keyed<SendKey>,
         W: Keyed<Option<(u64, u32)>>,
         B: Keyed<Option<usize>>,
     {
@@ -107,15 +122,19 @@ impl Planner {
             let mut closed = merged && chunk.closed;
             match descriptor {
                 Descriptor::Send(send) => {
+                    let (key, cost) = match send.key(caps) {
+                        SendKey::Doorbell(key) => (key, costs.doorbell),
+                        SendKey::Trigger(key) => (key, costs.trigger),
+                    };
                     let earlier = if merged {
                         self.enter(&mut scope, Scope::Sends);
-                        self.table.replace(send.key(caps), position, 0)
+                        self.table.replace(key, position, 0)
                     } else {
                         None
                     };
                     match earlier {
                         Some((earlier, _)) => self.fates[earlier as usize] = Fate::Covered,
-                        None => operations += costs.send,
+                        None => operations += cost,
                     }
                 }
                 Descriptor::WaitCq(wait) => {

@@ -1,8 +1,8 @@
 use super::*;
-use Descriptor::{Barrier, Bytes, Send, Wait32, WaitCq};
+use Descriptor::{Barrier, Bytes, Wait32, WaitCq};
 use Fate::{Covered, Kept};
 
-type Key = Descriptor<u64, Option<(u64, u32)>, (), Option<usize>>;
+type Key = Descriptor<SendKey, Option<(u64, u32)>, (), Option<usize>>;
 
 impl<K: Copy> Keyed<K> for K {
     fn key(&self, _caps: &MemOpCaps) -> K {
@@ -17,6 +17,16 @@ const COPY: Key = Bytes(None);
 /// A wait for a completion.
 const fn wait(queue: u64, index: u32) -> Key {
     WaitCq(Some((queue, index)))
+}
+
+/// A send by a doorbell.
+const fn ring(queue_pair: u64) -> Key {
+    Descriptor::Send(SendKey::Doorbell(queue_pair))
+}
+
+/// A send that a trigger releases.
+const fn release(trigger: u64) -> Key {
+    Descriptor::Send(SendKey::Trigger(trigger))
 }
 
 const fn bytes(words: usize) -> Key {
@@ -34,16 +44,28 @@ fn fates(items: &[Key]) -> Vec<Fate> {
 }
 
 #[test]
+fn the_last_send_of_a_trigger_releases_all() {
+    let (chunk, fates) =
+        plan(&[release(1), bytes(1), release(1), ring(1), release(2)], &MemOpCaps::FULL, true);
+    assert_eq!(fates, [Covered, Kept, Kept, Kept, Kept]);
+    // A write, a word, two for the doorbell, a word.
+    assert_eq!(chunk.operations, 1 + 1 + 2 + 1);
+    let unfenced = MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL };
+    assert_eq!(plan(&[release(1), release(1)], &unfenced, true).0.operations, 2);
+    assert_eq!(plan(&[release(1), release(1)], &MemOpCaps::FULL, false).0.operations, 2);
+}
+
+#[test]
 fn the_last_send_of_a_queue_pair_rings_for_all() {
-    assert_eq!(fates(&[Send(1), Send(1), Send(1)]), [Covered, Covered, Kept]);
-    assert_eq!(fates(&[Send(1), Send(2), Send(1), Send(3)]), [Covered, Kept, Kept, Kept]);
-    assert_eq!(fates(&[Send(1), bytes(2), Send(1)]), [Covered, Kept, Kept]);
+    assert_eq!(fates(&[ring(1), ring(1), ring(1)]), [Covered, Covered, Kept]);
+    assert_eq!(fates(&[ring(1), ring(2), ring(1), ring(3)]), [Covered, Kept, Kept, Kept]);
+    assert_eq!(fates(&[ring(1), bytes(2), ring(1)]), [Covered, Kept, Kept]);
 }
 
 #[test]
 fn no_send_is_moved_across_a_wait_or_a_fence() {
     for between in [wait(9, 0), WAIT_CHECKED, WAIT_WORD, Barrier] {
-        assert_eq!(fates(&[Send(1), between, Send(1)]), [Kept, Kept, Kept], "{between:?}");
+        assert_eq!(fates(&[ring(1), between, ring(1)]), [Kept, Kept, Kept], "{between:?}");
     }
 }
 
@@ -57,7 +79,7 @@ fn the_latest_completion_of_a_queue_is_waited_for() {
 
 #[test]
 fn anything_else_ends_a_run_of_waits() {
-    for between in [Send(1), WAIT_WORD, bytes(1), Barrier] {
+    for between in [ring(1), WAIT_WORD, bytes(1), Barrier] {
         assert_eq!(fates(&[wait(1, 0), between, wait(1, 1)]), [Kept, Kept, Kept], "{between:?}");
     }
 }
@@ -66,13 +88,13 @@ fn anything_else_ends_a_run_of_waits() {
 fn operations_and_points_are_counted() {
     let all = |count| vec![Kept; count];
     let cases: [(&[Key], _, _); 6] = [
-        (&[Send(1), Send(1)], (2, 0, false), (4, 0, false)),
+        (&[ring(1), ring(1)], (2, 0, false), (4, 0, false)),
         // Two doorbells; two waits and one point.
-        (&[Send(1), Send(2), wait(1, 0), wait(2, 0)], (7, 1, true), (8, 2, true)),
+        (&[ring(1), ring(2), wait(1, 0), wait(2, 0)], (7, 1, true), (8, 2, true)),
         // The point of the run is the batch's.
-        (&[wait(1, 0), wait(1, 1), Send(1)], (4, 1, true), (6, 2, false)),
+        (&[wait(1, 0), wait(1, 1), ring(1)], (4, 1, true), (6, 2, false)),
         // Before the wait for a word there is one.
-        (&[wait(1, 0), Send(1), WAIT_WORD], (5, 1, false), (5, 1, false)),
+        (&[wait(1, 0), ring(1), WAIT_WORD], (5, 1, false), (5, 1, false)),
         (&[wait(1, 0), Barrier, wait(1, 1)], (5, 2, true), (5, 2, true)),
         (&[bytes(3), WAIT_WORD], (4, 0, false), (4, 0, false)),
     ];
@@ -88,7 +110,7 @@ fn operations_and_points_are_counted() {
 fn what_does_not_fit_begins_the_next_submission() {
     let caps = MemOpCaps { max_ops: 5, ..MemOpCaps::FULL };
     // Two doorbells and the closing point.
-    let (chunk, fates) = plan(&[Send(1), Send(2), Send(1), Send(3), Send(1)], &caps, true);
+    let (chunk, fates) = plan(&[ring(1), ring(2), ring(1), ring(3), ring(1)], &caps, true);
     assert_eq!((chunk.count, chunk.operations), (3, 4));
     assert_eq!(fates, [Covered, Kept, Kept], "the send of the next submission covers none of this one");
     // A wait that is covered always fits.
@@ -104,16 +126,16 @@ fn what_does_not_fit_begins_the_next_submission() {
 fn a_copy_is_by_itself_and_one_descriptor_always_goes() {
     let caps = MemOpCaps { max_ops: 1, ..MemOpCaps::FULL };
     for merged in [true, false] {
-        assert_eq!(plan(&[COPY, Send(1)], &MemOpCaps::FULL, merged).0.count, 1);
-        assert_eq!(plan(&[Send(1), COPY], &MemOpCaps::FULL, merged).0.count, 1);
-        assert_eq!(plan(&[Send(1), Send(2)], &caps, merged).0.count, 1);
+        assert_eq!(plan(&[COPY, ring(1)], &MemOpCaps::FULL, merged).0.count, 1);
+        assert_eq!(plan(&[ring(1), COPY], &MemOpCaps::FULL, merged).0.count, 1);
+        assert_eq!(plan(&[ring(1), ring(2)], &caps, merged).0.count, 1);
     }
 }
 
 #[test]
 fn backends_that_need_more_operations_have_them_counted() {
     let caps = MemOpCaps { writes_are_fenced: false, flush_after_wait: true, ..MemOpCaps::FULL };
-    let items = [Send(1), wait(1, 0), wait(2, 0), WAIT_WORD];
+    let items = [ring(1), wait(1, 0), wait(2, 0), WAIT_WORD];
     // Four; two waits, their flush and their point, which has a barrier; a wait and its flush.
     assert_eq!(plan(&items, &caps, true).0.operations, 4 + 2 + 1 + 2 + 2);
     assert_eq!(plan(&items, &caps, false).0.operations, 4 + 3 + 3 + 2);

@@ -20,7 +20,7 @@ mod table;
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use lower::{Driver, Lowering, Points};
-pub(crate) use merge::{Chunk, Fate, Keyed, Planner};
+pub(crate) use merge::{Chunk, Fate, Keyed, Planner, SendKey};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
@@ -198,10 +198,13 @@ impl Batch {
     }
 }
 
-impl Keyed<u64> for PreparedSend {
+impl Keyed<SendKey> for PreparedSend {
     #[inline]
-    fn key(&self, _caps: &MemOpCaps) -> u64 {
-        Arc::as_ptr(&self.queue_pair) as u64
+    fn key(&self, _caps: &MemOpCaps) -> SendKey {
+        match self.trigger() {
+            None => SendKey::Doorbell(Arc::as_ptr(&self.queue_pair) as u64),
+            Some(trigger) => SendKey::Trigger(std::ptr::from_ref(trigger) as u64),
+        }
     }
 }
 
@@ -254,7 +257,10 @@ impl fmt::Display for Batch {
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Descriptor::Send(send) => write!(f, "send on queue pair {:#x}", send.qp_num()),
+            Descriptor::Send(send) => {
+                write!(f, "send on queue pair {:#x}", send.qp_num())?;
+                send.ticket().map_or(Ok(()), |ticket| write!(f, " by ticket {ticket}"))
+            }
             Descriptor::WaitCq(wait) => write!(f, "{wait}"),
             Descriptor::Wait32(word, condition, value) => {
                 write!(f, "wait until {word} {condition:?} {value:#x}")

@@ -5,10 +5,10 @@
 //! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
 //! explain` prints the program; benches and the proof of the merges use it, too.
 
-use super::{Driver, Fate, Keyed, Lowering, Planner, Points, descriptor};
+use super::{Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::queue::{Doorbell, PeerOp, Status};
+use crate::queue::{Doorbell, PeerOp, Release, Status};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
 use std::convert::Infallible;
@@ -35,6 +35,8 @@ pub struct PaperSend {
     pub queue_pair: u32,
     /// Index of the send in the queue pair's order, from 0 on.
     pub index: u32,
+    /// The trigger that releases it, and its ticket, from 1 on; none: a doorbell.
+    pub trigger: Option<(u32, u32)>,
 }
 
 /// A wait for a completion on paper.
@@ -62,6 +64,8 @@ pub enum Target {
     Status(u32, u32),
     /// A word of the program.
     Word(u32),
+    /// The word of a trigger.
+    Trigger(u32),
     /// The timeline's word.
     Progress,
 }
@@ -84,7 +88,8 @@ impl Target {
             2 => Target::Register(number),
             3 => Target::Entry(number, index),
             4 => Target::Status(number, index),
-            _ => Target::Word(number),
+            5 => Target::Word(number),
+            _ => Target::Trigger(number),
         })
     }
 
@@ -99,11 +104,19 @@ impl Target {
             Target::Entry(number, index) => place(3, number, u64::from(index) * ENTRY + ENTRY_DWORD),
             Target::Status(number, index) => place(4, number, u64::from(index) * ENTRY),
             Target::Word(number) => place(5, number, 0),
+            Target::Trigger(number) => place(6, number, 0),
         }
     }
 }
 
 impl PaperSend {
+    fn release(self) -> Release {
+        match self.trigger {
+            None => Release::Ring(self.doorbell()),
+            Some((_, ticket)) => Release::Ticket(ticket.into()),
+        }
+    }
+
     /// The doorbell of a send of one block: the record as the card reads it; in the register, in
     /// place of the work request's first 8 bytes, the index and the queue pair.
     fn doorbell(self) -> Doorbell {
@@ -127,9 +140,12 @@ impl PaperWait {
     }
 }
 
-impl Keyed<u64> for PaperSend {
-    fn key(&self, _caps: &MemOpCaps) -> u64 {
-        Target::Record(self.queue_pair).addr().get()
+impl Keyed<SendKey> for PaperSend {
+    fn key(&self, _caps: &MemOpCaps) -> SendKey {
+        match self.trigger {
+            None => SendKey::Doorbell(Target::Record(self.queue_pair).addr().get()),
+            Some((trigger, _)) => SendKey::Trigger(Target::Trigger(trigger).addr().get()),
+        }
     }
 }
 
@@ -150,6 +166,7 @@ impl Descriptor {
     /// flushes.
     pub fn peer_operations(&self) -> Vec<&'static str> {
         let ops = match self {
+            Descriptor::Send(PaperSend { trigger: Some(_), .. }) => return vec!["Fence", "StoreQword"],
             Descriptor::Send(send) => send.doorbell().peer_ops().to_vec(),
             Descriptor::WaitCq(wait) => vec![wait.poll()],
             _ => Vec::new(),
@@ -183,8 +200,13 @@ impl Driver for Paper {
         self.translate(Target::Word(*word).addr(), len)
     }
 
-    fn commit_send(&self, send: &mut PaperSend) -> Result<Option<Doorbell>, StreamError> {
-        Ok(Some(send.doorbell()))
+    fn commit_send(&self, send: &mut PaperSend) -> Result<Option<Release>, StreamError> {
+        Ok(Some(send.release()))
+    }
+
+    fn trigger(&self, send: &PaperSend) -> Result<StreamAddr, StreamError> {
+        let trigger = send.trigger.map_or(0, |(trigger, _)| trigger);
+        self.translate(Target::Trigger(trigger).addr(), size_of::<u64>())
     }
 
     fn commit_wait(&self, wait: &mut PaperWait, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
@@ -297,7 +319,7 @@ mod tests {
     #[test]
     fn a_send_and_its_wait_on_paper() {
         let batch = [
-            Descriptor::Send(PaperSend { queue_pair: 2, index: 0 }),
+            Descriptor::Send(PaperSend { queue_pair: 2, index: 0, trigger: None }),
             Descriptor::WaitCq(PaperWait { queue: 4, index: 0, checked: false }),
         ];
         let mut program = Program::new();

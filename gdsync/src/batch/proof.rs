@@ -103,7 +103,11 @@ impl Case {
             let descriptor = match kind {
                 0..=4 => {
                     sends[own] += 1;
-                    Descriptor::Send(PaperSend { queue_pair: own as u32, index: sends[own] - 1 })
+                    Descriptor::Send(PaperSend {
+                        queue_pair: own as u32,
+                        index: sends[own] - 1,
+                        trigger: None,
+                    })
                 }
                 5..=10 => {
                     waits[queue] += 1;

@@ -20,9 +20,13 @@ impl BatchShape {
         Self::default()
     }
 
-    /// The shape of a batch.
+    /// The shape of a batch. A send that a trigger releases is a write of a 64-bit word there.
     pub fn of(batch: &Batch) -> Self {
-        BatchShape { kinds: batch.descriptors.iter().map(|one| one.kind()).collect() }
+        let kind = |one: &super::Descriptor| match one {
+            Descriptor::Send(send) if send.ticket().is_some() => Kind::Write64((), 0),
+            other => other.kind(),
+        };
+        BatchShape { kinds: batch.descriptors.iter().map(kind).collect() }
     }
 
     fn with(mut self, kind: Kind) -> Self {

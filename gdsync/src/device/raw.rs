@@ -8,7 +8,7 @@
 use crate::memop::{Condition, Named, Place, StreamMemory, StreamWord, WordError};
 use crate::memory::{HostAddr, Timeline, TimelinePoint};
 use crate::qp::{CompletionQueue, PreparedSend, PreparedWait, QpState, QueuePair, QueuePairConfig};
-use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull};
+use crate::queue::{Doorbell, OrderError, PeerOp, QueueError, QueueFull, Release, StateError};
 use crate::verbs::{AddressHandle, Error, MemoryRegionInner, ProtectionDomain, Slice};
 use gdsync_sys::pause::Pause;
 use gdsync_sys::verbs::{self, ibv_ah, ibv_cq, ibv_qp};
@@ -299,8 +299,10 @@ impl PreparedSend {
     /// [`QueueError`]: an earlier send is not posted, or the queue pair has failed. The send is
     /// dropped then.
     pub fn give_to_kernel(mut self) -> Result<KernelSend, QueueError> {
+        let Release::Ring(Doorbell { record_at, record, register, value }) = self.place().1 else {
+            return Err(QueueError::State(StateError::Triggered { qpn: self.qp_num() }));
+        };
         let timeline = passed_timeline()?;
-        let Doorbell { record_at, record, register, value } = self.place().1;
         self.commit(&timeline, timeline.progress())?;
         drop(self.into_queue_pair());
         Ok(KernelSend { record_at, record, register, doorbell: value })

@@ -36,7 +36,7 @@ impl QueuePairInner {
         let (wr_id, kind, claim) = if is_send {
             let retired = self.send().retire(counter).ok_or_else(unknown)?;
             (0..retired.entries).for_each(|i| state.unreserve(i < retired.signaled));
-            if retired.cancelled {
+            if retired.hidden {
                 return Ok(None);
             }
             (retired.wr_id, requester_kind(cqe)?, retired.claim)

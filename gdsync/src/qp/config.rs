@@ -1,6 +1,7 @@
 //! How queue pairs and completion queues are made.
 
 use super::cq::CompletionQueue;
+use super::trigger::Trigger;
 use crate::cuda::QueuePlacement;
 use crate::util::options::options;
 use crate::verbs::{Access, DEFAULT_PORT, QueueApi, Transport};
@@ -64,6 +65,8 @@ options! {
         /// Where its receives complete; as [`Self::send_cq`](#structfield.send_cq), and it may be
         /// the same queue.
         recv_cq: Option<&'a CompletionQueue> = None,
+        /// What releases its sends: a word for which the card waits, or by default doorbells.
+        trigger: Option<&'a Trigger> = None,
     }
 }
 
@@ -74,9 +77,16 @@ impl<'a> QueuePairConfig<'a> {
         QueuePairConfig { send_cq: Some(send), recv_cq: Some(recv), ..self }
     }
 
-    /// The same without references to completion queues, to be kept.
+    /// Has a word release its sends, for which the card waits, in the place of doorbells. Its send
+    /// queue is made twice as deep, as each send has a WAIT in front of it.
+    #[must_use]
+    pub fn trigger(self, trigger: &'a Trigger) -> Self {
+        QueuePairConfig { trigger: Some(trigger), ..self }
+    }
+
+    /// The same without references, to be kept.
     pub(crate) fn to_static(self) -> QueuePairConfig<'static> {
-        QueuePairConfig { send_cq: None, recv_cq: None, ..self }
+        QueuePairConfig { send_cq: None, recv_cq: None, trigger: None, ..self }
     }
 }
 

@@ -40,6 +40,7 @@ mod reset;
 mod spoilt_tests;
 #[cfg(test)]
 pub(crate) mod testing;
+pub(crate) mod trigger;
 pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
@@ -49,11 +50,13 @@ pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
+pub use trigger::Trigger;
 pub use wait::PreparedWait;
 
 use self::create::QpObject;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::qp::trigger::TriggerInner;
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, MAX_COUNT, Rules, data_segments};
 use crate::queue::send::SendState;
@@ -132,6 +135,8 @@ pub(crate) struct QueuePairInner {
     pub(crate) recv: Mutex<RecvState>,
     pub(crate) send_cq: Arc<CompletionQueueInner>,
     pub(crate) recv_cq: Arc<CompletionQueueInner>,
+    /// What releases its sends, in the place of doorbells.
+    pub(crate) trigger: Option<Arc<TriggerInner>>,
     /// Receives that will be posted when a stream has reached the start of a persistent request.
     pub(crate) starts: AtomicU32,
     /// Tells streams of the page of doorbell registers.
@@ -175,6 +180,23 @@ impl QueuePair {
         if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
             return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
         }
+        if let Some(trigger) = config.trigger {
+            return Self::triggered(pd, config, trigger);
+        }
+        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
+    }
+
+    /// A queue pair whose sends a trigger releases; left in the state RESET.
+    fn triggered(
+        pd: &ProtectionDomain,
+        config: QueuePairConfig<'_>,
+        trigger: &Trigger,
+    ) -> Result<Self, Error> {
+        if !Arc::ptr_eq(&trigger.inner.pd, &pd.inner) {
+            return Err(Error::QueuePair(QueuePairError::OtherDomain));
+        }
+        // A WAIT in front of each send.
+        let config = config.send_depth(config.send_depth.saturating_mul(2));
         Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
     }
 
@@ -192,7 +214,8 @@ impl QueuePair {
         };
         let send_cq = queue(config.send_cq, config.send_depth)?;
         let recv_cq = queue(config.recv_cq, config.recv_depth)?;
-        Self::complete_to(domain, config.to_static(), send_cq, recv_cq)
+        let trigger = config.trigger.map(|trigger| trigger.inner.clone());
+        Self::complete_to(domain, config.to_static(), send_cq, recv_cq, trigger)
     }
 
     /// In the state in which the provider makes it: RESET.
@@ -201,6 +224,7 @@ impl QueuePair {
         config: QueuePairConfig<'static>,
         send_cq: Arc<CompletionQueueInner>,
         recv_cq: Arc<CompletionQueueInner>,
+        trigger: Option<Arc<TriggerInner>>,
     ) -> Result<Self, Error> {
         let device = domain.pd.device.clone();
         let port = device.active_port(config.port)?;
@@ -210,6 +234,7 @@ impl QueuePair {
         let QueueParts { number, sq, rq, register, .. } = made;
         let combined = domain.placement.work_is_combined();
         let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
+        let send = SendState::new(sq, number, register);
         let page = register.get() & !(UAR_PAGE as u64 - 1);
         // The page stays as long as the domain, which the span holds until no device has the page
         // mapped.
@@ -238,10 +263,11 @@ impl QueuePair {
             connected: AtomicBool::new(false),
             is_flushed: AtomicBool::new(false),
             is_dropped: AtomicBool::new(false),
-            send: SpinMutex::new(SendState::new(sq, number, register)),
+            send: SpinMutex::new(if trigger.is_some() { send.armed() } else { send }),
             recv: Mutex::new(RecvState::new(rq)),
             send_cq,
             recv_cq,
+            trigger,
             starts: AtomicU32::new(0),
             _registers: registers,
             domain,

@@ -2,8 +2,10 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::QueuePairInner;
-use crate::queue::send::{Before, Replaced};
-use crate::queue::{Claim, Doorbell, OrderError, QueueError, WorkRequest};
+use crate::qp::trigger::TriggerInner;
+use crate::queue::completion::CompletionState;
+use crate::queue::send::{Before, Replaced, SendState};
+use crate::queue::{Claim, OrderError, QueueError, Release, StateError, WorkRequest};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,9 +41,15 @@ use std::sync::atomic::Ordering;
 pub struct PreparedSend {
     pub(crate) queue_pair: Arc<QueuePairInner>,
     serial: u64,
-    doorbell: Doorbell,
-    /// Set while posted: where the queue pair's sends were before.
-    posted: Option<Before>,
+    release: Release,
+    posted: Option<Posted>,
+}
+
+/// Where the sends of a queue pair were before one was posted, and the tickets of its trigger.
+#[derive(Debug)]
+struct Posted {
+    sends: Before,
+    tickets: Option<Before>,
 }
 
 impl PreparedSend {
@@ -63,14 +71,14 @@ impl PreparedSend {
         request: WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
     ) -> Result<Self, QueueError> {
-        let (serial, doorbell) = queue_pair.prepare_send(&request, claim)?;
-        Ok(Self::assemble(queue_pair, serial, doorbell))
+        let (serial, release) = queue_pair.prepare_send(&request, claim)?;
+        Ok(Self::assemble(queue_pair, serial, release))
     }
 
     /// What [`QueuePairInner::prepare_send`] has prepared.
     #[inline]
-    pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, doorbell: Doorbell) -> Self {
-        PreparedSend { queue_pair, serial, doorbell, posted: None }
+    pub(crate) fn assemble(queue_pair: Arc<QueuePairInner>, serial: u64, release: Release) -> Self {
+        PreparedSend { queue_pair, serial, release, posted: None }
     }
 
     /// The number of the queue pair.
@@ -78,15 +86,48 @@ impl PreparedSend {
         self.queue_pair.number
     }
 
-    /// Marks it as posted. Returns the doorbell that hands it to the card: none where the card got
-    /// it already because its queue pair failed meanwhile. The caller holds what orders the posts of
-    /// that timeline.
+    /// Hands the ticket to the program, which releases the send itself: a kernel, a node of a graph, a
+    /// card's RDMA write or the CPU stores [`Trigger::word_of`](crate::Trigger::word_of) the ticket to
+    /// the trigger's word. gdsync treats the send as posted from now on: it cannot see when it is
+    /// released, and the program keeps the queue pair until it has completed.
+    ///
+    /// # Errors
+    /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);
+    /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder); the queue pair
+    /// has failed. The send is dropped then.
+    pub fn into_ticket(mut self) -> Result<u64, QueueError> {
+        let Release::Ticket(ticket) = self.release else {
+            return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
+        };
+        self.queue_pair.check_connected()?;
+        self.trigger().map_or(Ok(()), |trigger| trigger.give(ticket))?;
+        self.queue_pair.send().give(self.serial);
+        // Nothing takes it back any more.
+        drop(self.into_queue_pair());
+        Ok(ticket)
+    }
+
+    /// The ticket that releases it; none where its queue pair has no trigger.
+    pub fn ticket(&self) -> Option<u64> {
+        match self.release {
+            Release::Ring(_) => None,
+            Release::Ticket(ticket) => Some(ticket),
+        }
+    }
+
+    pub(crate) fn trigger(&self) -> Option<&TriggerInner> {
+        self.queue_pair.trigger.as_deref()
+    }
+
+    /// Marks it as posted. Returns what hands it to the card: none where the card got it already
+    /// because its queue pair failed meanwhile. The caller holds what orders the posts of that
+    /// timeline.
     #[inline]
     pub(crate) fn commit(
         &mut self,
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
-    ) -> Result<Option<Doorbell>, QueueError> {
+    ) -> Result<Option<Release>, QueueError> {
         self.queue_pair.check_connected()?;
         let mut send = self.queue_pair.send();
         if send.is_guarded() {
@@ -94,15 +135,27 @@ impl PreparedSend {
             self.queue_pair.check_not_behind(self.serial, timeline)?;
             send = self.queue_pair.send();
         }
-        self.posted = Some(send.post(self.serial, timeline, point)?);
-        Ok((!send.is_flushed()).then_some(self.doorbell))
+        let sends = send.post(self.serial, timeline, point)?;
+        let is_due = !send.is_flushed();
+        let tickets = match (self.release, &self.queue_pair.trigger) {
+            (Release::Ticket(ticket), Some(trigger)) => match trigger.post(ticket, timeline, point) {
+                Ok(before) => Some(before),
+                Err(error) => {
+                    send.undo_post(self.serial, sends);
+                    return Err(error);
+                }
+            },
+            _ => None,
+        };
+        self.posted = Some(Posted { sends, tickets });
+        Ok(is_due.then_some(self.release))
     }
 
-    /// Which one of its queue pair's sends it is, and the doorbell that hands it to the card,
-    /// unless the card got it already because the queue pair failed.
+    /// Which one of its queue pair's sends it is, and what hands it to the card, unless the card got
+    /// it already because the queue pair failed.
     #[inline]
-    pub(crate) fn place(&self) -> (u64, Doorbell) {
-        (self.serial, self.doorbell)
+    pub(crate) fn place(&self) -> (u64, Release) {
+        (self.serial, self.release)
     }
 
     /// Once posted: what has to live until the stream has passed it.
@@ -116,8 +169,12 @@ impl PreparedSend {
     }
 
     pub(crate) fn undo(&mut self) {
-        if let Some(before) = self.posted.take() {
-            self.queue_pair.send().undo_post(self.serial, before);
+        let Some(Posted { sends, tickets }) = self.posted.take() else { return };
+        self.queue_pair.send().undo_post(self.serial, sends);
+        if let (Release::Ticket(ticket), Some(trigger), Some(before)) =
+            (self.release, self.trigger(), tickets)
+        {
+            trigger.undo_post(ticket, before);
         }
     }
 }
@@ -130,16 +187,42 @@ impl QueuePairInner {
         &self,
         request: &WorkRequest<'_>,
         claim: Option<Arc<Claim>>,
-    ) -> Result<(u64, Doorbell), QueueError> {
+    ) -> Result<(u64, Release), QueueError> {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         // Under the locks: it may be handed over to kernels meanwhile.
         self.check_connected()?;
-        let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
+        let (serial, release) = match &self.trigger {
+            None => {
+                let prepared = send.prepare(request, self, |signaled| completions.reserve(signaled))?;
+                (prepared.0, Release::Ring(prepared.1))
+            }
+            Some(trigger) => self.prepare_triggered(&mut send, &mut completions, request, trigger)?,
+        };
         if let Some(claim) = claim {
-            send.claims.add(prepared.0, claim);
+            send.claims.add(serial, claim);
         }
-        Ok(prepared)
+        Ok((serial, release))
+    }
+
+    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card.
+    #[cold]
+    fn prepare_triggered(
+        &self,
+        send: &mut SendState,
+        completions: &mut CompletionState,
+        request: &WorkRequest<'_>,
+        trigger: &TriggerInner,
+    ) -> Result<(u64, Release), QueueError> {
+        let (ticket, wait) = trigger.take();
+        // SAFETY: the register belongs to this queue pair, which is alive.
+        match unsafe { send.prepare_behind(wait, request, self, completions) } {
+            Ok(serial) => Ok((serial, Release::Ticket(ticket))),
+            Err(error) => {
+                trigger.cancel(ticket);
+                Err(error)
+            }
+        }
     }
 
     /// Refuses the next send where its stream has still to pass a wait that only this send, or one
@@ -184,7 +267,12 @@ impl Drop for PreparedSend {
         if self.posted.is_some() {
             return;
         }
+        let ticket = self.trigger().zip(self.ticket());
         if self.queue_pair.failure().is_some() {
+            // The card flushes the send; the tickets after it may be released.
+            if let Some((trigger, ticket)) = ticket {
+                trigger.cancel(ticket);
+            }
             // A wait for its completion may be posted already: let the card flush it.
             self.queue_pair.flush_unposted();
             return;
@@ -194,6 +282,11 @@ impl Drop for PreparedSend {
             self.queue_pair.send().cancel(self.serial, |removed| completions.newest_is_awaited(removed));
         for i in 0..removed.entries {
             completions.unreserve(i < removed.signaled);
+        }
+        drop(completions);
+        // Once it is a NOP: this may release it.
+        if let Some((trigger, ticket)) = ticket {
+            trigger.cancel(ticket);
         }
     }
 }

@@ -59,6 +59,15 @@ pub(crate) struct Doorbell {
     pub(crate) value: u64,
 }
 
+/// What hands a prepared send to the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// Its doorbell.
+    Ring(Doorbell),
+    /// This ticket in its queue pair's trigger: the card has the send, and waits for the ticket.
+    Ticket(u64),
+}
+
 impl Doorbell {
     /// The same in peer operations: WQE bytes (written at preparation) before the record, the
     /// record before the register.

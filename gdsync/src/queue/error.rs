@@ -198,6 +198,20 @@ pub enum StateError {
         /// The first error.
         cause: FailureCause,
     },
+    /// A kernel cannot ring for a send that the card has already.
+    #[error(
+        "sends of queue pair {qpn:#x} are released by a trigger, and not by a doorbell: take the ticket (PreparedSend::into_ticket)"
+    )]
+    Triggered {
+        /// Its number.
+        qpn: u32,
+    },
+    /// The queue pair has no trigger.
+    #[error("queue pair {qpn:#x} has no trigger: make it with QueuePairConfig::trigger")]
+    NoTrigger {
+        /// Its number.
+        qpn: u32,
+    },
     /// The completion queue has overrun, and the card writes nothing there any more.
     #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]
     CompletionQueueLost {
@@ -239,6 +253,24 @@ pub enum OrderError {
         /// The queue pair.
         qpn: u32,
         /// Where they are.
+        blocked: Blocked,
+    },
+    /// Sends of one trigger are released in an order other than that of their preparation.
+    #[error(
+        "ticket {ticket} is released before ticket {expected} of the same trigger, whose send was prepared earlier: post or drop that send first, or use two triggers"
+    )]
+    TicketOutOfOrder {
+        /// The ticket of the send that was to be released.
+        ticket: u64,
+        /// The oldest ticket that is not released.
+        expected: u64,
+    },
+    /// Another stream has still to write the trigger.
+    #[error(
+        "another stream has still to write an earlier ticket of the trigger ({blocked}): synchronize it first"
+    )]
+    TriggerOnOtherStream {
+        /// Where that stream is.
         blocked: Blocked,
     },
     /// A send would follow, on the same stream, a wait that it alone ends: the stream would stand

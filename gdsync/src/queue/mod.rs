@@ -18,7 +18,7 @@ pub(crate) mod send;
 pub(crate) mod status;
 
 pub(crate) use claim::Claim;
-pub(crate) use doorbell::{Doorbell, PeerOp};
+pub(crate) use doorbell::{Doorbell, PeerOp, Release};
 
 pub use datagram::{DatagramSource, GRH_BYTES, NetworkHeader};
 pub use error::{OrderError, PollError, QueueError, QueueFull, RequestError, StateError};

@@ -4,12 +4,14 @@
 //! again because a polled completion covered them. Work requests carry serial numbers, so that a
 //! prepared send can be found again.
 
+mod behind;
 mod device;
 mod order;
 mod restart;
 
+pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
-pub(crate) use order::{Before, Replaced};
+pub(crate) use order::{Before, LastPost, Replaced};
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
@@ -20,10 +22,9 @@ use crate::queue::request::Rules;
 use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
-use order::LastPost;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use zerocopy::IntoBytes;
+use std::sync::atomic::Ordering;
 
 /// Segments of a basic block.
 const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
@@ -32,9 +33,9 @@ const UNITS_PER_BLOCK: u32 = (BASIC_BLOCK / SEGMENT) as u32;
 enum State {
     /// In the ring, not announced to the card.
     Prepared,
-    /// Dropped before it was posted: its blocks are NOPs, and go to the card with the next send
-    /// that is posted.
-    Cancelled,
+    /// Its completion is not returned: a WAIT in front of a send; or a send that was dropped before
+    /// it was posted, and is a NOP, which goes to the card with the next send that is posted.
+    Hidden,
     /// Handed to a stream (or rung by the CPU).
     Posted,
 }
@@ -66,8 +67,8 @@ pub(crate) struct Retired {
     /// coming.
     pub(crate) entries: u32,
     pub(crate) signaled: u32,
-    /// The send had been dropped: its completion is not returned.
-    pub(crate) cancelled: bool,
+    /// A WAIT, or a send that was dropped: its completion is not returned.
+    pub(crate) hidden: bool,
     pub(crate) claim: Option<Arc<Claim>>,
 }
 
@@ -138,6 +139,8 @@ pub(crate) struct SendState {
     guarded: bool,
     /// A kernel drives the queue.
     attached: bool,
+    /// The CPU rings for sends when they are prepared, and the card waits in front of each.
+    armed: bool,
 }
 
 impl SendState {
@@ -157,7 +160,13 @@ impl SendState {
             flushed: false,
             guarded: false,
             attached: false,
+            armed: false,
         }
+    }
+
+    /// A queue whose sends the card has from their preparation on: [`Self::prepare_behind`].
+    pub(crate) fn armed(self) -> Self {
+        SendState { armed: true, ..self }
     }
 
     /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
@@ -316,17 +325,20 @@ impl SendState {
     /// otherwise.
     ///
     /// A wait that was prepared for its completion must still be satisfied: then it stays as a NOP,
-    /// too (`awaited`). Returns what was taken out of the ring.
+    /// too (`awaited`); and so does a send that the card has already. Returns what was taken out of
+    /// the ring.
     pub(crate) fn cancel(&mut self, serial: u64, awaited: impl Fn(u32) -> bool) -> Removed {
         let mut removed = Removed::default();
         let Some(position) = self.position(serial) else { return removed };
         if self.entries[position].state != State::Prepared {
             return removed;
         }
-        self.entries[position].state = State::Cancelled;
+        self.entries[position].state = State::Hidden;
         self.claims.forget(serial);
-        while let Some(newest) = self.entries.back() {
-            if newest.state != State::Cancelled || (newest.signaled && awaited(removed.signaled)) {
+        while !self.armed
+            && let Some(newest) = self.entries.back()
+        {
+            if newest.state != State::Hidden || (newest.signaled && awaited(removed.signaled)) {
                 break;
             }
             removed.entries += 1;
@@ -348,17 +360,19 @@ impl SendState {
     fn write_nop(&mut self, position: usize) {
         let first = self.entries[position].first;
         let ctrl = CtrlSeg::new(Opcode::Nop, first as u16, 0, 0, CtrlFlags::empty(), [0; 4]);
-        self.ring.write(first, &ctrl.as_bytes()[..4]);
+        let [word, ..]: [u32; SEGMENT / 4] = zerocopy::transmute!(ctrl);
+        // In one piece: the card may have been rung for it, and may be looking.
+        self.ring.word(first, 0).store(word, Ordering::Release);
         self.ring.drain();
     }
 
     /// Matches a completion with its work request, which retires together with all before it.
     pub(crate) fn retire(&mut self, wqe_counter: u16) -> Option<Retired> {
         let position = self.entries.iter().position(|entry| entry.first as u16 == wqe_counter)?;
-        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, cancelled: false, claim: None };
+        let mut retired = Retired { wr_id: 0, entries: 0, signaled: 0, hidden: false, claim: None };
         for entry in self.entries.drain(..=position) {
             retired.wr_id = entry.wr_id;
-            retired.cancelled = entry.state == State::Cancelled;
+            retired.hidden = entry.state == State::Hidden;
             retired.entries += 1;
             retired.signaled += u32::from(entry.signaled);
             self.tail = entry.end();
@@ -408,7 +422,7 @@ impl SendState {
     #[cfg(test)]
     pub(crate) fn spoil_key(&self) {
         let newest = self.entries.back().map_or(0, |entry| entry.first);
-        self.ring.word(newest, SEGMENT + 4).store(!0, std::sync::atomic::Ordering::Release);
+        self.ring.word(newest, SEGMENT + 4).store(!0, Ordering::Release);
     }
 
     /// What is not retired.
@@ -426,7 +440,7 @@ impl SendState {
     fn has_posted(&self) -> bool {
         self.entries
             .iter()
-            .find(|entry| entry.state != State::Cancelled)
+            .find(|entry| entry.state != State::Hidden)
             .is_some_and(|e| e.state == State::Posted)
     }
 }

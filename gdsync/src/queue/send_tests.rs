@@ -110,7 +110,7 @@ fn an_awaited_send_stays_as_a_nop() {
     assert_eq!(control(&queue, 0).opcode(), Ok(Opcode::Nop));
     assert_eq!(queue.cancel(serial, |_| false), Removed::default(), "only once");
     let retired = queue.retire(0).unwrap();
-    assert!(retired.cancelled && retired.signaled == 1);
+    assert!(retired.hidden && retired.signaled == 1);
 }
 
 #[test]

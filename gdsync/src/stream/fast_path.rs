@@ -8,7 +8,7 @@ use crate::batch::{Batch, Fate, Points};
 use crate::memop::{MemOp, MemOpStream, StreamError};
 use crate::memory::timeline::TimelinePoint;
 use crate::qp::{PreparedSend, QueuePair, QueuePairInner};
-use crate::queue::{Doorbell, WorkRequest};
+use crate::queue::{Release, WorkRequest};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use tracing::level_filters::LevelFilter;
@@ -45,8 +45,8 @@ impl<B: MemOpStream> Stream<B> {
     /// As [`Self::post`].
     pub fn post_send(&self, send: PreparedSend) -> Result<Posted, PostError> {
         let mut state = self.lock();
-        let (serial, doorbell) = send.place();
-        match self.submit_fast(&mut state, &send.queue_pair, serial, doorbell) {
+        let (serial, release) = send.place();
+        match self.submit_fast(&mut state, &send.queue_pair, serial, release) {
             FastPath::Posted(end) => {
                 state.hold(end, send.into_queue_pair());
                 Ok(POSTED)
@@ -68,15 +68,15 @@ impl<B: MemOpStream> Stream<B> {
         request: WorkRequest<'_>,
     ) -> Result<Posted, PostFailure> {
         let queue_pair = &queue_pair.inner;
-        let (serial, doorbell) = queue_pair.prepare_send(&request, None)?;
+        let (serial, release) = queue_pair.prepare_send(&request, None)?;
         let mut state = self.lock();
-        let fast = self.submit_fast(&mut state, queue_pair, serial, doorbell);
+        let fast = self.submit_fast(&mut state, queue_pair, serial, release);
         let queue_pair = queue_pair.clone();
         if let FastPath::Posted(end) = fast {
             state.hold(end, queue_pair);
             return Ok(POSTED);
         }
-        self.queue_in_full(state, fast, PreparedSend::assemble(queue_pair, serial, doorbell))
+        self.queue_in_full(state, fast, PreparedSend::assemble(queue_pair, serial, release))
     }
 
     #[cold]
@@ -102,9 +102,10 @@ impl<B: MemOpStream> Stream<B> {
         state: &mut State,
         queue_pair: &QueuePairInner,
         serial: u64,
-        doorbell: Doorbell,
+        release: Release,
     ) -> FastPath {
         let left = state.fast_posts_left.get();
+        let Release::Ring(doorbell) = release else { return FastPath::NotTaken };
         if left == 0 || LevelFilter::current() >= LevelFilter::TRACE {
             return FastPath::NotTaken;
         }

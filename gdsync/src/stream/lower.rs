@@ -9,7 +9,7 @@ use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::qp::{PreparedSend, PreparedWait, QueuePair};
-use crate::queue::{Doorbell, PeerOp, QueueError};
+use crate::queue::{Doorbell, PeerOp, QueueError, Release};
 use std::sync::Arc;
 
 /// A submission that a stream is about to make.
@@ -44,8 +44,15 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
     }
 
     #[inline]
-    fn commit_send(&self, send: &mut PreparedSend) -> Result<Option<Doorbell>, PostFailure> {
+    fn commit_send(&self, send: &mut PreparedSend) -> Result<Option<Release>, PostFailure> {
         Ok(send.commit(&self.stream.timeline, self.end)?)
+    }
+
+    fn trigger(&self, send: &PreparedSend) -> Result<StreamAddr, StreamError> {
+        match send.trigger() {
+            Some(trigger) => self.stream.address(&trigger.place(), size_of::<u64>()),
+            None => Err(StreamError::Unsupported { what: "triggers of queue pairs without one" }),
+        }
     }
 
     #[inline]

@@ -1,6 +1,7 @@
 //! Errors of verbs objects. Every message names the value, the limit and the remedy.
 
 use crate::cuda::{CudaError, PlacementError};
+use crate::memop::WordError;
 use crate::verbs::{DevxError, GidKind, LinkLayer, PortState, RegistrationError, Transport};
 use std::io;
 
@@ -55,6 +56,9 @@ pub enum Error {
     /// An endpoint or remote memory description does not parse.
     #[error(transparent)]
     Parse(#[from] ParseError),
+    /// A word is none that a stream can name.
+    #[error(transparent)]
+    Word(#[from] WordError),
     /// CUDA failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -180,6 +184,17 @@ pub enum QueuePairError {
         /// Its number.
         qpn: u32,
     },
+    /// The card does not wait for words in memory.
+    #[error(
+        "device {device} has no WAIT for data (`gdsync doctor` says why): make the queue pair without a trigger"
+    )]
+    NoCardWaits {
+        /// Name of the device.
+        device: String,
+    },
+    /// A trigger of another protection domain.
+    #[error("the trigger belongs to another protection domain than the queue pair: make it there")]
+    OtherDomain,
     /// A completion queue of another device.
     #[error("the completion queue belongs to another opening of a device than {device}: make it there")]
     OtherDevice {

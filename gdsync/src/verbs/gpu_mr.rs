@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// failing that, through the `nvidia-peermem` module.
 #[derive(Clone, Debug)]
 pub struct GpuMemoryRegion {
-    inner: Arc<MemoryRegionInner>,
+    pub(crate) inner: Arc<MemoryRegionInner>,
     memory: GpuMemory,
 }
 

@@ -84,7 +84,8 @@ fn posting_allocates_nothing_once_a_stream_is_warm() {
 
 #[test]
 fn the_compiler_allocates_nothing_once_it_is_warm() {
-    let sends = (0..500).map(|i| Descriptor::Send(PaperSend { queue_pair: i % 70, index: i / 70 }));
+    let sends =
+        (0..500).map(|i| Descriptor::Send(PaperSend { queue_pair: i % 70, index: i / 70, trigger: None }));
     let waits = (0..500).map(|index| Descriptor::WaitCq(PaperWait { queue: 3, index, checked: false }));
     let batch: Vec<_> = sends.chain(waits).collect();
     let mut program = Program::new();

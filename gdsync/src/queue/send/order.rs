@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 /// Where the newest posted sends of a queue are.
 #[derive(Debug)]
 pub(crate) struct LastPost {
-    pub(super) timeline: Arc<Timeline>,
-    pub(super) point: TimelinePoint,
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) point: TimelinePoint,
     /// The stream is known to have passed it, because the card has completed all that was posted,
     /// or the CPU has posted since.
     pub(super) settled: bool,
@@ -24,6 +24,32 @@ impl LastPost {
         let replaced = Replaced { point: self.point, settled: self.settled };
         (self.point, self.settled) = (point, false);
         replaced
+    }
+
+    /// Says in `last` that the newest post is on that timeline now, at `point`.
+    #[inline]
+    pub(crate) fn renew(
+        last: &mut Option<LastPost>,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Before {
+        match last {
+            Some(last) if Arc::ptr_eq(&last.timeline, timeline) => Before::SameLane(last.replace(point)),
+            other => {
+                Before::Other(other.replace(LastPost { timeline: timeline.clone(), point, settled: false }))
+            }
+        }
+    }
+
+    /// Undoes [`Self::renew`].
+    pub(crate) fn restore(last: &mut Option<LastPost>, before: Before) {
+        match (before, last) {
+            (Before::SameLane(Replaced { point, settled }), Some(last)) => {
+                (last.point, last.settled) = (point, settled)
+            }
+            (Before::SameLane(_), None) => {}
+            (Before::Other(before), now) => *now = before,
+        }
     }
 
     #[cold]
@@ -80,12 +106,15 @@ impl SendState {
             entry.state = State::Posted;
             self.skip_unprepared();
         }
-        Ok(match &mut self.last_post {
-            Some(last) if same => Before::SameLane(last.replace(point)),
-            other => {
-                Before::Other(other.replace(LastPost { timeline: timeline.clone(), point, settled: false }))
-            }
-        })
+        Ok(LastPost::renew(&mut self.last_post, timeline, point))
+    }
+
+    /// Marks a send as posted by the program itself, in a way that the library does not see.
+    pub(crate) fn give(&mut self, serial: u64) {
+        if let Some(position) = self.position(serial) {
+            self.entries[position].state = State::Posted;
+            self.skip_unprepared();
+        }
     }
 
     /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last
@@ -133,13 +162,7 @@ impl SendState {
             // A stream may wait for it.
             self.guarded = true;
         }
-        match (before, &mut self.last_post) {
-            (Before::SameLane(Replaced { point, settled }), Some(last)) => {
-                (last.point, last.settled) = (point, settled)
-            }
-            (Before::SameLane(_), None) => {}
-            (Before::Other(before), now) => *now = before,
-        }
+        LastPost::restore(&mut self.last_post, before);
     }
 
     /// A stream has still to ring for sends, or perhaps has.

@@ -6,7 +6,7 @@ use crate::batch::{BatchShape, Driver, Fate, Lowering, Words};
 use crate::cuda::{CudaError, check};
 use crate::memop::{MemOp, MemOpStream, StreamError, Word32};
 use crate::memory::{HostAddr, PinnedMemory, StreamAddr, TimelinePoint};
-use crate::queue::doorbell::{Doorbell, PeerOp};
+use crate::queue::doorbell::{Doorbell, PeerOp, Release};
 use crate::stream::Stream;
 use cudarc::driver::sys;
 use std::marker::PhantomData;
@@ -89,9 +89,9 @@ impl Driver for Idle<'_> {
         Err(GraphError::Copy)
     }
 
-    fn commit_send(&self, _send: &mut ()) -> Result<Option<Doorbell>, GraphError> {
+    fn commit_send(&self, _send: &mut ()) -> Result<Option<Release>, GraphError> {
         let (record_at, register) = (self.at(ZERO32), self.at(ZERO64));
-        Ok(Some(Doorbell { record_at, record: 0, register, value: 0 }))
+        Ok(Some(Release::Ring(Doorbell { record_at, record: 0, register, value: 0 })))
     }
 
     fn commit_wait(&self, _wait: &mut (), _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {

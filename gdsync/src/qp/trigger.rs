@@ -1,0 +1,269 @@
+//! Triggers: words for which cards wait in front of sends.
+
+use crate::memop::{GpuWord64, Named, Place, Word64, WordError};
+use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::queue::send::{Before, CardWait, LastPost};
+use crate::queue::{OrderError, QueueError};
+use crate::verbs::{Access, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner};
+use gdsync_sys::prm::wait;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A word of 64 bits for which cards wait in front of sends: one store to it releases sends of any
+/// number of queue pairs.
+///
+/// Queue pairs are made for it ([`crate::QueuePairConfig::trigger`]). Each of their sends takes a
+/// *ticket* when it is prepared: the trigger's next number, from 1 on. The CPU rings the card at
+/// once, and the card waits until the word has reached the ticket. A batch that is posted on a
+/// stream writes the word once, whatever number of such sends it has; it touches no doorbell.
+/// Kernels, nodes of a graph and the CPU may write the word themselves
+/// ([`crate::PreparedSend::into_ticket`], [`Trigger::release`]).
+///
+/// # Order
+/// A ticket releases all sends with lower ones. So the sends of one trigger are posted in the order
+/// in which they were prepared, whatever queue pairs they are of; another order is refused
+/// ([`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder)), and so is another
+/// stream before the first has written the word
+/// ([`OrderError::TriggerOnOtherStream`](crate::queue::OrderError::TriggerOnOtherStream)). Sends
+/// that are to go independently of each other have different triggers. What a send does is ordered
+/// with other queue pairs as it is with doorbells: not at all.
+///
+/// # Dropping
+/// A send that is dropped becomes a NOP where it stands, if the card has not fetched it yet; it is
+/// released with the next ticket that is written, or at once where none is to be written.
+///
+/// A cheap handle; clones name the same word. Queue pairs hold it.
+///
+/// ```
+/// use gdsync::{Access, Batch, Device, MemoryRegion, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// let trigger = Trigger::new(&pd)?;
+/// let config = QueuePairConfig::default().trigger(&trigger);
+/// let (left, right) = (QueuePair::new(&pd, config)?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// # let region = MemoryRegion::allocate(&pd, 64, Access::all())?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// let slices = [region.slice(..8)?];
+/// let first = left.prepare(WorkRequest::write(&slices, region.remote().slice(8..16)?))?;
+/// let second = left.prepare(WorkRequest::write(&slices, region.remote().slice(16..24)?))?;
+/// let waits = [left.send_cq().prepare_wait()?, left.send_cq().prepare_wait()?];
+/// let batch = waits.into_iter().fold(Batch::new().send(first).send(second), Batch::wait);
+/// let posted = stream.post(batch)?; // the word, the wait, the point of the timeline
+/// assert_eq!(posted.operations, 3);
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    pub(crate) inner: Arc<TriggerInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct TriggerInner {
+    word: Word,
+    lkey: u32,
+    /// The word's address, as the card knows it.
+    addr: u64,
+    pub(crate) pd: Arc<ProtectionDomainInner>,
+    state: Mutex<Tickets>,
+    /// Keeps the word registered.
+    _region: Region,
+}
+
+#[derive(Debug)]
+enum Word {
+    Host(Word64),
+    Gpu(GpuWord64),
+}
+
+#[derive(Debug)]
+enum Region {
+    Host { _region: MemoryRegion },
+    Gpu { _region: GpuMemoryRegion },
+}
+
+/// Which tickets are out.
+#[derive(Debug, Default)]
+struct Tickets {
+    /// The newest one.
+    newest: u64,
+    /// Those of sends that are prepared, and not posted.
+    prepared: BTreeSet<u64>,
+    /// The highest one that the program releases itself.
+    given: u64,
+    /// Where the newest one is that a stream writes.
+    last_post: Option<LastPost>,
+}
+
+impl Trigger {
+    /// A trigger in host memory of its own.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Verbs`] where the provider refuses to register it.
+    pub fn new(pd: &ProtectionDomain) -> Result<Self, Error> {
+        let region = MemoryRegion::allocate(pd, size_of::<u64>(), Access::empty())?;
+        let word = region.word64(0)?;
+        Ok(Self::on(region, word))
+    }
+
+    /// A trigger in a region of host memory, at a byte offset. The word is set to 0.
+    ///
+    /// # Errors
+    /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not aligned to 8
+    /// bytes or lies outside.
+    pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, WordError> {
+        let word = region.word64(offset)?;
+        Ok(Self::on(region.clone(), word))
+    }
+
+    fn on(region: MemoryRegion, word: Word64) -> Self {
+        word.store(wait::word(0));
+        let (lkey, addr, pd) = (region.lkey(), word.addr().get(), region.inner.pd.clone());
+        Self::with(Word::Host(word), lkey, addr, pd, Region::Host { _region: region })
+    }
+
+    /// A trigger in GPU memory, at a byte offset: kernels of that GPU store to it in less time than
+    /// to host memory, and the card reads it over PCIe. The word is set to 0.
+    ///
+    /// # Errors
+    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside; [`Error::Cuda`]
+    /// where the driver cannot write the word.
+    pub fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
+        let word = GpuWord64::new(region.memory(), offset)?;
+        word.store(wait::word(0))?;
+        let (lkey, addr, pd) = (region.lkey(), word.address(), region.inner.pd.clone());
+        Ok(Self::with(Word::Gpu(word), lkey, addr, pd, Region::Gpu { _region: region.clone() }))
+    }
+
+    fn with(word: Word, lkey: u32, addr: u64, pd: Arc<ProtectionDomainInner>, region: Region) -> Self {
+        let state = Mutex::default();
+        Trigger { inner: Arc::new(TriggerInner { word, lkey, addr, pd, state, _region: region }) }
+    }
+
+    /// What the word holds once a ticket is released: its 8 bytes as a native number, for a kernel, a
+    /// node of a graph or an RDMA write that stores it. Cards compare big-endian numbers, so these
+    /// bytes are the ticket's in that order; the lower half of a ticket below 2^32 is the second
+    /// 32-bit word.
+    pub const fn word_of(ticket: u64) -> u64 {
+        wait::word(ticket)
+    }
+
+    /// The address of the word: the host's, or in GPU memory the GPU's.
+    pub fn address(&self) -> u64 {
+        self.inner.addr
+    }
+
+    /// Releases a ticket, and all below it, by the CPU. Does nothing where the word is there or
+    /// further already. A trigger has one writer at a time: this is for tickets that no stream writes
+    /// ([`crate::PreparedSend::into_ticket`]).
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the word is in GPU memory and the driver cannot write it.
+    pub fn release(&self, ticket: u64) -> Result<(), Error> {
+        let _state = self.inner.state.lock();
+        self.inner.raise(ticket)
+    }
+}
+
+impl TriggerInner {
+    /// Stores a ticket, unless the word has reached it. The caller holds the lock.
+    fn raise(&self, ticket: u64) -> Result<(), Error> {
+        let is_behind = |word: u64| (ticket.wrapping_sub(wait::word(word)) as i64) > 0;
+        match &self.word {
+            Word::Host(word) if is_behind(word.load()) => word.store(wait::word(ticket)),
+            Word::Gpu(word) if is_behind(word.load()?) => word.store(wait::word(ticket))?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The word, for a stream.
+    pub(crate) fn place(&self) -> Place {
+        match &self.word {
+            Word::Host(word) => word.place(),
+            Word::Gpu(word) => word.place(),
+        }
+    }
+
+    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, whose WAITs
+    /// then stand in the order of their tickets.
+    pub(crate) fn take(&self) -> (u64, CardWait) {
+        let mut state = self.state.lock();
+        state.newest += 1;
+        let ticket = state.newest;
+        state.prepared.insert(ticket);
+        (ticket, CardWait::Ticket { lkey: self.lkey, addr: self.addr, ticket })
+    }
+
+    /// The send of a ticket was dropped, or could not be prepared: no one releases it any more.
+    pub(crate) fn cancel(&self, ticket: u64) {
+        let mut state = self.state.lock();
+        if !state.prepared.remove(&ticket) {
+            return;
+        }
+        // What stands in its place is released at once, where no write of the word is to come. (The
+        // program's own may come, once it has taken tickets.)
+        let is_quiet = state.last_post.as_ref().is_none_or(|last| last.timeline.has_passed(last.point));
+        if state.prepared.is_empty()
+            && state.given == 0
+            && is_quiet
+            && let Err(error) = self.raise(ticket)
+        {
+            tracing::warn!(%error, ticket, "a dropped send stays in its queue until the next ticket is written");
+        }
+    }
+
+    /// A stream will write a ticket when it has reached `point`. Checks that it is the next one.
+    ///
+    /// Returns what that has replaced, for [`Self::undo_post`].
+    pub(crate) fn post(
+        &self,
+        ticket: u64,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+    ) -> Result<Before, QueueError> {
+        let mut state = self.state.lock();
+        state.check_next(ticket)?;
+        if let Some(last) = &state.last_post
+            && !Arc::ptr_eq(&last.timeline, timeline)
+            && !last.timeline.has_passed(last.point)
+        {
+            let blocked = last.timeline.blocked_on(last.point);
+            return Err(QueueError::Order(OrderError::TriggerOnOtherStream { blocked }));
+        }
+        state.prepared.remove(&ticket);
+        Ok(LastPost::renew(&mut state.last_post, timeline, point))
+    }
+
+    /// The stream refused the batch: the send is only prepared again. A group is undone newest first.
+    pub(crate) fn undo_post(&self, ticket: u64, before: Before) {
+        let mut state = self.state.lock();
+        state.prepared.insert(ticket);
+        LastPost::restore(&mut state.last_post, before);
+    }
+
+    /// The program releases a ticket itself.
+    pub(crate) fn give(&self, ticket: u64) -> Result<(), QueueError> {
+        let mut state = self.state.lock();
+        state.check_next(ticket)?;
+        state.prepared.remove(&ticket);
+        state.given = ticket;
+        Ok(())
+    }
+}
+
+impl Tickets {
+    fn check_next(&self, ticket: u64) -> Result<(), QueueError> {
+        match self.prepared.first() {
+            Some(expected) if *expected < ticket => {
+                Err(QueueError::Order(OrderError::TicketOutOfOrder { ticket, expected: *expected }))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Work requests behind WAITs: the card has them from the start, and performs them when what it waits
+//! for is there.
+
+use super::{Entry, SendState, State};
+use crate::queue::completion::CompletionState;
+use crate::queue::doorbell::ring;
+use crate::queue::regions::Regions;
+use crate::queue::request::Rules;
+use crate::queue::{OrderError, QueueError, WorkRequest};
+use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitDataSeg};
+use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags};
+use zerocopy::IntoBytes;
+
+/// What a send queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CardWait {
+    /// A number in memory that has reached `ticket` (`gdsync_sys::prm::wait::word`).
+    Ticket { lkey: u32, addr: u64, ticket: u64 },
+    /// The entry `index` of a completion queue, and so all before it.
+    Entry { cqn: u32, index: u32 },
+}
+
+impl CardWait {
+    /// The WAIT, at block `head` of that queue pair's send queue. It is one block.
+    fn encode(self, head: u32, qpn: u32) -> [u8; BASIC_BLOCK] {
+        let mut block = [0; BASIC_BLOCK];
+        let kind = match self {
+            CardWait::Ticket { .. } => Kind::Data,
+            CardWait::Entry { .. } => Kind::Completions,
+        };
+        let control = kind.control(head as u16, qpn, CtrlFlags::empty());
+        let (first, rest) = block.split_at_mut(size_of_val(&control));
+        first.copy_from_slice(control.as_bytes());
+        match self {
+            CardWait::Ticket { lkey, addr, ticket } => {
+                let segment = WaitDataSeg::reached(lkey, addr, ticket);
+                rest[..size_of_val(&segment)].copy_from_slice(segment.as_bytes());
+            }
+            CardWait::Entry { cqn, index } => {
+                let segment = IndexSeg::new(index, cqn);
+                rest[..size_of_val(&segment)].copy_from_slice(segment.as_bytes());
+            }
+        }
+        block
+    }
+}
+
+impl SendState {
+    /// Writes a work request behind a WAIT into the ring of an armed queue, and rings the card for
+    /// both. A stream still has to post it, in its turn. Where that fails, nothing has changed.
+    ///
+    /// Returns its serial number.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn prepare_behind(
+        &mut self,
+        wait: CardWait,
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        completions: &mut CompletionState,
+    ) -> Result<u64, QueueError> {
+        // SAFETY: the caller's.
+        unsafe { self.place_behind(&[wait], request, rules, completions, State::Prepared) }
+    }
+
+    /// Writes a work request behind WAITs, and rings the card for all of them: they count as posted
+    /// by the CPU. Where that fails, nothing has changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::place`]; earlier sends that are prepared and not posted.
+    ///
+    /// # Safety
+    /// The register is valid.
+    pub(crate) unsafe fn post_behind(
+        &mut self,
+        waits: &[CardWait],
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        completions: &mut CompletionState,
+    ) -> Result<(), QueueError> {
+        let (serial, expected) = (self.next_serial(), self.next_to_post);
+        if serial != expected {
+            return Err(QueueError::Order(OrderError::OutOfOrder { qpn: self.qpn, serial, expected }));
+        }
+        // SAFETY: the caller's.
+        unsafe { self.place_behind(waits, request, rules, completions, State::Posted) }.map(drop)
+    }
+
+    /// # Safety
+    /// The register is valid.
+    unsafe fn place_behind(
+        &mut self,
+        waits: &[CardWait],
+        request: &WorkRequest<'_>,
+        rules: &impl Rules,
+        completions: &mut CompletionState,
+        state: State,
+    ) -> Result<u64, QueueError> {
+        let (head, entries) = (self.head, self.entries.len());
+        let placed = waits.iter().try_for_each(|wait| self.place_wait(*wait, completions));
+        let placed =
+            placed.and_then(|()| self.place(request, rules, |signaled| completions.reserve(signaled), state));
+        let value = match placed {
+            Ok(value) => value,
+            Err(error) => {
+                // The card was not rung for them.
+                let booked = self.entries.len() - entries;
+                self.entries.truncate(entries);
+                self.head = head;
+                (0..booked).for_each(|_| completions.unreserve(false));
+                return Err(error);
+            }
+        };
+        // Before any send that was prepared earlier, nothing is due: a WAIT is nothing to post.
+        self.skip_unprepared();
+        // SAFETY: the caller's.
+        unsafe { ring(&self.ring, doorbell::record(self.head), self.register, value) };
+        Ok(self.next_serial() - 1)
+    }
+
+    /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
+    fn place_wait(&mut self, wait: CardWait, completions: &mut CompletionState) -> Result<(), QueueError> {
+        self.check_room(1)?;
+        completions.reserve(false)?;
+        let head = self.head;
+        self.ring.write(head, &wait.encode(head, self.qpn));
+        self.entries.push_back(Entry {
+            wr_id: 0,
+            first: head,
+            blocks: 1,
+            signaled: false,
+            state: State::Hidden,
+            _regions: Regions::None,
+        });
+        self.head = head.wrapping_add(1);
+        Ok(())
+    }
+}
