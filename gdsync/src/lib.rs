@@ -72,7 +72,8 @@ pub use cudarc;
 pub use device::raw;
 pub use memory::PinnedMemory;
 pub use qp::{
-    CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair, QueuePairConfig, Trigger,
+    Collector, CompletionQueue, CompletionQueueConfig, PreparedSend, PreparedWait, QueuePair,
+    QueuePairConfig, Trigger,
 };
 pub use queue::{Completion, QueueError, WorkRequest};
 pub use stream::{CudaStream, SoftStream, Stream, graph, persistent};

@@ -47,8 +47,15 @@ pub(crate) trait Driver: Sized {
     }
 
     /// Marks a wait as posted. Returns the operation that waits, or `None` if the completion is
-    /// known to be there. The stream performs no operation for a covered wait.
+    /// known to be there. The stream performs no operation for a covered or collected wait.
     fn commit_wait(&self, wait: &mut Self::Wait, fate: Fate, point: TimelinePoint) -> Option<PeerOp>;
+
+    /// Has a collector wait for the entries of waits whose fate was [`Fate::Collected`] since the last
+    /// call. Returns the stream's address of its word, and the number to wait for. Drivers that
+    /// collect nothing leave it out.
+    fn collect(&self) -> Result<(StreamAddr, u64), Self::Error> {
+        Err(StreamError::Unsupported { what: "collectors" }.into())
+    }
 
     /// Appends the operations that ring the card for a send.
     fn ring(
@@ -99,6 +106,8 @@ pub(crate) struct Lowering<'a, D> {
     pub(crate) point: TimelinePoint,
     /// The last descriptor was a wait for a completion (merged batches only).
     in_run: bool,
+    /// A collector waits for some of the run.
+    collected: bool,
     /// The last point is not written yet (merged batches only).
     unwritten: bool,
 }
@@ -114,7 +123,17 @@ impl<'a, D: Driver> Lowering<'a, D> {
         before: TimelinePoint,
         ops: &'a mut Vec<MemOp>,
     ) -> Self {
-        Lowering { driver, caps, timeline, ops, merged, point: before, in_run: false, unwritten: false }
+        Lowering {
+            driver,
+            caps,
+            timeline,
+            ops,
+            merged,
+            point: before,
+            in_run: false,
+            collected: false,
+            unwritten: false,
+        }
     }
 
     /// Marks a descriptor as posted and appends its operations.
@@ -142,17 +161,17 @@ impl<'a, D: Driver> Lowering<'a, D> {
                 self.flush();
             }
             Descriptor::Write32(place, value) => {
-                self.end_run();
+                self.end_run()?;
                 let addr = self.driver.address(place, 4)?;
                 self.write32(addr, *value);
             }
             Descriptor::Write64(place, value) => {
-                self.end_run();
+                self.end_run()?;
                 let addr = self.driver.address(place, 8)?;
                 self.write64(addr, *value)?;
             }
             Descriptor::Bytes(bytes) => {
-                self.end_run();
+                self.end_run()?;
                 let (mut addr, words) = self.driver.words(bytes)?;
                 for word in words {
                     match word {
@@ -163,11 +182,11 @@ impl<'a, D: Driver> Lowering<'a, D> {
                 }
             }
             Descriptor::Barrier => {
-                self.end_run();
+                self.end_run()?;
                 self.ops.push(MemOp::Barrier);
             }
             Descriptor::Flush => {
-                self.end_run();
+                self.end_run()?;
                 need(self.caps.flush_remote, "flushing what cards wrote")?;
                 self.ops.push(MemOp::FlushRemote);
             }
@@ -178,7 +197,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     /// Marks a send as posted, and rings for it unless a later one does.
     #[inline]
     pub(crate) fn send(&mut self, send: &mut D::Send, fate: Fate) -> Result<(), D::Error> {
-        self.end_run();
+        self.end_run()?;
         match self.driver.commit_send(send)? {
             Some(Release::Ring(doorbell)) if fate == Fate::Kept => Ok(D::ring(self, send, doorbell)?),
             Some(Release::Ticket(ticket)) if fate == Fate::Kept => Ok(self.release(send, ticket)?),
@@ -194,7 +213,7 @@ impl<'a, D: Driver> Lowering<'a, D> {
     }
 
     #[inline]
-    fn wait(&mut self, wait: &mut D::Wait, fate: Fate) -> Result<(), StreamError> {
+    fn wait(&mut self, wait: &mut D::Wait, fate: Fate) -> Result<(), D::Error> {
         if !self.in_run {
             // A wait may depend on what the CPU does once it has seen an earlier point.
             self.catch_up()?;
@@ -203,32 +222,39 @@ impl<'a, D: Driver> Lowering<'a, D> {
             self.unwritten = self.merged;
         }
         match self.driver.commit_wait(wait, fate, self.point) {
-            _ if fate == Fate::Covered => Ok(()),
-            Some(op) if self.merged => self.peer_op(op),
+            _ if fate == Fate::Covered => {}
+            _ if fate == Fate::Collected => self.collected = true,
+            Some(op) if self.merged => self.peer_op(op)?,
             Some(op) => {
                 self.peer_op(op)?;
                 self.flush();
-                self.write_point(self.point)
+                self.write_point(self.point)?;
             }
-            None if self.merged => Ok(()),
-            None => self.progress(self.point),
+            None if self.merged => {}
+            None => self.progress(self.point)?,
         }
+        Ok(())
     }
 
     /// Before anything else than a wait for a completion.
     #[inline]
-    fn end_run(&mut self) {
+    fn end_run(&mut self) -> Result<(), D::Error> {
         if self.in_run {
             self.in_run = false;
+            if std::mem::take(&mut self.collected) {
+                let (addr, value) = self.driver.collect()?;
+                self.ops.push(MemOp::Wait64 { addr, condition: Condition::Geq, value });
+            }
             self.flush();
         }
+        Ok(())
     }
 
     /// Before a wait for a word, and at the end: writes the last point, unless it is written.
     #[inline]
-    pub(crate) fn catch_up(&mut self) -> Result<(), StreamError> {
-        self.end_run();
-        if std::mem::take(&mut self.unwritten) { self.progress(self.point) } else { Ok(()) }
+    pub(crate) fn catch_up(&mut self) -> Result<(), D::Error> {
+        self.end_run()?;
+        if std::mem::take(&mut self.unwritten) { Ok(self.progress(self.point)?) } else { Ok(()) }
     }
 
     /// Writes a point: everything before it is done.

@@ -32,6 +32,29 @@ pub(crate) enum Fate {
     /// It has none: those of a later send, or of a wait for a later completion, have the same
     /// effect.
     Covered,
+    /// A wait for a completion: a collector waits for it, and the stream for the collector's word,
+    /// at the end of the run of waits.
+    Collected,
+}
+
+/// A wait for a completion that may share its operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitKey {
+    /// The completion queue.
+    pub(crate) queue: u64,
+    /// Index of the completion.
+    pub(crate) index: u32,
+    /// The device, whose collector can wait for it.
+    pub(crate) device: u64,
+}
+
+/// Which waits a collector takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Collecting {
+    /// The collector's device.
+    pub(crate) device: u64,
+    /// Those of runs of waits for at least so many queues.
+    pub(crate) from: u32,
 }
 
 /// The next descriptors of a batch, which become one submission.
@@ -66,6 +89,17 @@ impl Scope {
     }
 }
 
+/// A run of waits for completions.
+#[derive(Default)]
+struct Run {
+    /// Its first descriptor.
+    start: u32,
+    /// Queues that a collector can wait for.
+    queues: u32,
+    /// It does.
+    is_collected: bool,
+}
+
 /// Numbers of operations, for one backend.
 struct Costs {
     doorbell: usize,
@@ -90,6 +124,8 @@ impl Costs {
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
     pub(crate) fates: Vec<Fate>,
+    /// None: a stream waits for each queue itself.
+    pub(crate) collecting: Option<Collecting>,
     /// Of each queue in the scope: the descriptor that is kept so far, and its index.
     table: Table,
 }
@@ -105,7 +141,7 @@ impl Planner {
     ) -> Chunk
     where
         S: Keyed<SendKey>,
-        W: Keyed<Option<(u64, u32)>>,
+        W: Keyed<Option<WaitKey>>,
         B: Keyed<Option<usize>>,
     {
         let costs = Costs::of(caps);
@@ -114,6 +150,7 @@ impl Planner {
         self.table.reserve(descriptors.len());
         let mut chunk = Chunk { count: 0, points: 0, closed: false, operations: 0 };
         let mut scope = Scope::Nothing;
+        let mut run = Run::default();
         for (position, descriptor) in (0..).zip(descriptors) {
             let mut fate = Fate::Kept;
             let Chunk { mut operations, mut points, .. } = chunk;
@@ -139,19 +176,27 @@ impl Planner {
                 }
                 Descriptor::WaitCq(wait) => {
                     if !merged || self.enter(&mut scope, Scope::Waits) {
+                        run = Run { start: position, ..Run::default() };
                         // The point of the run before is written first, if it is not written yet.
                         operations += costs.flush + if merged { costs.point } else { 1 };
                         (points, closed) = (points + 1, true);
                     }
                     match wait.key(caps) {
-                        Some((queue, index)) if merged => match self.table.replace(queue, position, index) {
-                            Some((other, kept)) if kept.wrapping_sub(index) as i32 > 0 => {
-                                self.table.replace(queue, other, kept);
-                                fate = Fate::Covered;
+                        Some(WaitKey { queue, index, device }) if merged => {
+                            match self.table.replace(queue, position, index) {
+                                Some((other, kept)) if kept.wrapping_sub(index) as i32 > 0 => {
+                                    self.table.replace(queue, other, kept);
+                                    fate = Fate::Covered;
+                                }
+                                Some((other, _)) => {
+                                    fate = std::mem::replace(&mut self.fates[other as usize], Fate::Covered);
+                                }
+                                None if self.collecting.is_some_and(|by| by.device == device) => {
+                                    fate = self.collect(&mut run, descriptors, caps, &mut operations);
+                                }
+                                None => operations += 1,
                             }
-                            Some((other, _)) => self.fates[other as usize] = Fate::Covered,
-                            None => operations += 1,
-                        },
+                        }
                         _ => operations += 1,
                     }
                 }
@@ -191,6 +236,41 @@ impl Planner {
             chunk = Chunk { count: chunk.count + 1, points, closed, operations };
         }
         chunk
+    }
+
+    /// One queue more in a run whose waits a collector can take over: it does so once there are
+    /// enough of them. Returns the fate of its wait.
+    fn collect<S, W, P, B>(
+        &mut self,
+        run: &mut Run,
+        descriptors: &[Descriptor<S, W, P, B>],
+        caps: &MemOpCaps,
+        operations: &mut usize,
+    ) -> Fate
+    where
+        W: Keyed<Option<WaitKey>>,
+    {
+        let Some(Collecting { device, from }) = self.collecting else { return Fate::Kept };
+        run.queues += 1;
+        if run.queues < from || !caps.ops_64_bit {
+            *operations += 1;
+            return Fate::Kept;
+        }
+        if !run.is_collected {
+            run.is_collected = true;
+            // One operation in the place of those of the others.
+            *operations = *operations + 1 - (run.queues as usize - 1);
+            let start = run.start as usize;
+            for (fate, descriptor) in self.fates.iter_mut().zip(descriptors).skip(start) {
+                let is_of = |key: Option<WaitKey>| key.is_some_and(|key| key.device == device);
+                if let (Fate::Kept, Descriptor::WaitCq(wait)) = (&*fate, descriptor)
+                    && is_of(wait.key(caps))
+                {
+                    *fate = Fate::Collected;
+                }
+            }
+        }
+        Fate::Collected
     }
 
     /// True where that is another scope than before.

@@ -20,7 +20,7 @@ mod table;
 pub(crate) use bytes::{Bytes, Word, Words};
 pub use bytes::{MemoryWrite, WriteError};
 pub(crate) use lower::{Driver, Lowering, Points};
-pub(crate) use merge::{Chunk, Fate, Keyed, Planner, SendKey};
+pub(crate) use merge::{Chunk, Collecting, Fate, Keyed, Planner, SendKey, WaitKey};
 pub use shape::BatchShape;
 pub use stream_wait::StreamWait;
 
@@ -208,10 +208,11 @@ impl Keyed<SendKey> for PreparedSend {
     }
 }
 
-impl Keyed<Option<(u64, u32)>> for PreparedWait {
+impl Keyed<Option<WaitKey>> for PreparedWait {
     #[inline]
-    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
-        if self.checked.is_some() { None } else { Some((self.queue_id(), self.index())) }
+    fn key(&self, _caps: &MemOpCaps) -> Option<WaitKey> {
+        let key = || WaitKey { queue: self.queue_id(), index: self.index(), device: self.device_id() };
+        self.checked.is_none().then(key)
     }
 }
 
@@ -245,7 +246,11 @@ impl fmt::Display for Batch {
             let plan = planner.plan(rest, &caps, !self.unmerged);
             writeln!(f, "submission of {} memory operations:", plan.operations)?;
             for (descriptor, fate) in rest.iter().zip(&planner.fates) {
-                let note = if *fate == Fate::Covered { " (covered)" } else { "" };
+                let note = match fate {
+                    Fate::Kept => "",
+                    Fate::Covered => " (covered)",
+                    Fate::Collected => " (collected)",
+                };
                 writeln!(f, "  {descriptor}{note}")?;
             }
             first += plan.count;

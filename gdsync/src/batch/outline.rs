@@ -5,12 +5,13 @@
 //! ([`Target::of`]). The planner and the lowering are those of [`crate::Stream::post`]. `gdsync
 //! explain` prints the program; benches and the proof of the merges use it, too.
 
-use super::{Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, descriptor};
+use super::{Collecting, Driver, Fate, Keyed, Lowering, Planner, Points, SendKey, WaitKey, descriptor};
 use crate::memop::{MemOp, MemOpCaps, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
 use crate::queue::{Doorbell, PeerOp, Release, Status};
 use gdsync_sys::prm::cqe::OWNER_MASK_DWORD;
 use gdsync_sys::prm::doorbell;
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::ops::Range;
 
@@ -66,6 +67,8 @@ pub enum Target {
     Word(u32),
     /// The word of a trigger.
     Trigger(u32),
+    /// The word of the stream's collector.
+    Arrival,
     /// The timeline's word.
     Progress,
 }
@@ -89,7 +92,8 @@ impl Target {
             3 => Target::Entry(number, index),
             4 => Target::Status(number, index),
             5 => Target::Word(number),
-            _ => Target::Trigger(number),
+            6 => Target::Trigger(number),
+            _ => Target::Arrival,
         })
     }
 
@@ -105,6 +109,7 @@ impl Target {
             Target::Status(number, index) => place(4, number, u64::from(index) * ENTRY),
             Target::Word(number) => place(5, number, 0),
             Target::Trigger(number) => place(6, number, 0),
+            Target::Arrival => place(7, 0, 0),
         }
     }
 }
@@ -149,9 +154,10 @@ impl Keyed<SendKey> for PaperSend {
     }
 }
 
-impl Keyed<Option<(u64, u32)>> for PaperWait {
-    fn key(&self, _caps: &MemOpCaps) -> Option<(u64, u32)> {
-        (!self.checked).then(|| (Target::Entry(self.queue, 0).addr().get(), self.index))
+impl Keyed<Option<WaitKey>> for PaperWait {
+    fn key(&self, _caps: &MemOpCaps) -> Option<WaitKey> {
+        let queue = Target::Entry(self.queue, 0).addr().get();
+        (!self.checked).then_some(WaitKey { queue, index: self.index, device: 0 })
     }
 }
 
@@ -183,9 +189,14 @@ impl Descriptor {
 }
 
 /// The driver of a lowering on paper.
-struct Paper;
+struct Paper<'a> {
+    /// See [`Program::collected`].
+    collected: &'a RefCell<Vec<Vec<PaperWait>>>,
+    /// Waits that are to be collected.
+    run: RefCell<Vec<PaperWait>>,
+}
 
-impl Driver for Paper {
+impl Driver for Paper<'_> {
     type Send = PaperSend;
     type Wait = PaperWait;
     type Place = u32;
@@ -209,8 +220,17 @@ impl Driver for Paper {
         self.translate(Target::Trigger(trigger).addr(), size_of::<u64>())
     }
 
-    fn commit_wait(&self, wait: &mut PaperWait, _fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
+    fn commit_wait(&self, wait: &mut PaperWait, fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
+        if fate == Fate::Collected {
+            self.run.borrow_mut().push(*wait);
+        }
         Some(wait.poll())
+    }
+
+    fn collect(&self) -> Result<(StreamAddr, u64), StreamError> {
+        let mut collected = self.collected.borrow_mut();
+        collected.push(self.run.take());
+        Ok((self.translate(Target::Arrival.addr(), size_of::<u64>())?, collected.len() as u64))
     }
 }
 
@@ -222,6 +242,7 @@ pub struct Program {
     /// The descriptor of each operation.
     descriptors: Vec<u32>,
     covered: Vec<bool>,
+    collected: RefCell<Vec<Vec<PaperWait>>>,
     /// Where each submission ends, in operations.
     ends: Vec<usize>,
     point: TimelinePoint,
@@ -231,6 +252,13 @@ impl Program {
     /// An empty program.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Has a collector wait for the waits of runs for at least that many completion queues.
+    #[must_use]
+    pub fn collect_from(mut self, queues: u32) -> Self {
+        self.planner.collecting = Some(Collecting { device: 0, from: queues });
+        self
     }
 
     /// Compiles a batch for a backend, and replaces what was compiled before. The last point of a
@@ -255,7 +283,8 @@ impl Program {
             let plan = self.planner.plan(rest, caps, merged);
             let points = Points::planned(self.point, &plan);
             let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
-            let mut lowering = Lowering::new(Paper, caps, timeline, merged, points.before, ops);
+            let paper = Paper { collected: &self.collected, run: RefCell::default() };
+            let mut lowering = Lowering::new(paper, caps, timeline, merged, points.before, ops);
             for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
@@ -281,6 +310,12 @@ impl Program {
     /// The descriptor of each operation; that of a point is the one before or after it.
     pub fn descriptors(&self) -> &[u32] {
         &self.descriptors
+    }
+
+    /// What the collector waits for, by the number of its word, from 1 on: the newest wait of each
+    /// queue. Goes on from one batch to the next.
+    pub fn collected(&self) -> Vec<Vec<PaperWait>> {
+        self.collected.borrow().clone()
     }
 
     /// Of each descriptor: whether another one covers it, so that it has no operations.

@@ -24,6 +24,7 @@
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+pub(crate) mod collector;
 mod complete;
 pub(crate) mod config;
 pub(crate) mod connect;
@@ -46,6 +47,7 @@ pub(crate) mod wait;
 pub(crate) use cq::CompletionQueueInner;
 
 pub use checked::CheckedWait;
+pub use collector::Collector;
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
 pub use prepared::PreparedSend;
@@ -59,7 +61,7 @@ use crate::qp::domain::{Maker, QueueDomain};
 use crate::qp::trigger::TriggerInner;
 use crate::queue::recv::RecvState;
 use crate::queue::request::{Limits, MAX_COUNT, Rules, data_segments};
-use crate::queue::send::SendState;
+use crate::queue::send::{CardWait, SendState};
 use crate::queue::{Claim, FailureCause, QueueError, QueueParts, StateError, WorkRequest};
 use crate::verbs::events::EventSink;
 use crate::verbs::{
@@ -417,6 +419,19 @@ impl QueuePairInner {
         self.check_connected()?;
         // SAFETY: the register belongs to this queue pair, which is alive.
         unsafe { send.post_now(request, self, |signaled| completions.reserve(signaled)) }
+    }
+
+    /// Posts a request behind WAITs: the card performs it when it has what these wait for.
+    pub(crate) fn post_behind(
+        &self,
+        waits: &[CardWait],
+        request: &WorkRequest<'_>,
+    ) -> Result<(), QueueError> {
+        let mut completions = self.send_cq.lock();
+        let mut send = self.send();
+        self.check_connected()?;
+        // SAFETY: as in `post_send`.
+        unsafe { send.post_behind(waits, request, self, &mut completions) }
     }
 
     /// The segments of a receive into the slices, if it could be posted.

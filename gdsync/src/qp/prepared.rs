@@ -95,7 +95,7 @@ impl PreparedSend {
     /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);
     /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder); the queue pair
     /// has failed. The send is dropped then.
-    pub fn into_ticket(mut self) -> Result<u64, QueueError> {
+    pub fn into_ticket(self) -> Result<u64, QueueError> {
         let Release::Ticket(ticket) = self.release else {
             return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
         };

@@ -2,6 +2,7 @@
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::checked::Checked;
+use crate::qp::collector::Entry;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
 use crate::queue::completion::CompletionState;
 use crate::queue::{PeerOp, QueueError};
@@ -119,6 +120,21 @@ impl PreparedWait {
         self.cq.lock().release_wait(self.index);
     }
 
+    /// Marks it as posted, where a collector waits for the entry in the stream's place.
+    pub(crate) fn commit_collected(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) {
+        self.point = Some(point);
+        let mut completions = self.cq.lock();
+        if !completions.is_recycled(self.index) {
+            completions.post_wait(self.index, timeline, point);
+            self.guard_sends(&completions);
+        }
+    }
+
+    /// What a collector has to know to wait for it.
+    pub(crate) fn entry(&self) -> Entry<'_> {
+        (&self.cq, self.index, &self.queue_pairs)
+    }
+
     pub(crate) fn undo(&mut self) {
         if let Some(checked) = &self.checked {
             checked.undo();
@@ -149,6 +165,11 @@ impl PreparedWait {
     /// Identifies its completion queue, as long as it lives.
     pub(crate) fn queue_id(&self) -> u64 {
         Arc::as_ptr(&self.cq) as u64
+    }
+
+    /// Identifies its device, as long as it lives.
+    pub(crate) fn device_id(&self) -> u64 {
+        Arc::as_ptr(&self.cq.device) as u64
     }
 
     /// The number of its completion queue.

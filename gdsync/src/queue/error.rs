@@ -158,6 +158,14 @@ pub enum RequestError {
         /// The queue pair.
         qpn: u32,
     },
+    /// A collector cannot wait for a completion queue of another device.
+    #[error(
+        "completion queue {cqn:#x} is of another opening of a device than the collector: make the collector there"
+    )]
+    OtherDevice {
+        /// Number of the completion queue.
+        cqn: u32,
+    },
     /// The result of an atomic operation has no place.
     #[error("the result of an atomic operation has 8 bytes, the slice {given}: give it 8")]
     AtomicResult {

@@ -8,8 +8,9 @@ use super::proxy::{self, Queue, Ring};
 use crate::batch::{Bytes, Descriptor, Driver, Fate, Lowering, Points, Words};
 use crate::memop::{MemOp, MemOpStream, Place, StreamError};
 use crate::memory::{HostAddr, StreamAddr, TimelinePoint};
-use crate::qp::{PreparedSend, PreparedWait, QueuePair};
+use crate::qp::{CompletionQueueInner, PreparedSend, PreparedWait, QueuePair, QueuePairInner};
 use crate::queue::{Doorbell, PeerOp, QueueError, Release};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// A submission that a stream is about to make.
@@ -20,7 +21,12 @@ pub(super) struct Posting<'a, B: MemOpStream> {
     end: TimelinePoint,
     /// Doorbells that the proxy will ring.
     pub(super) rings: Vec<Ring>,
+    /// Entries for a collector to wait for.
+    collected: RefCell<Vec<CollectedWait>>,
 }
+
+/// A completion queue, an index there, and the queue pairs that it may be of.
+type CollectedWait = (Arc<CompletionQueueInner>, u32, Vec<Arc<QueuePairInner>>);
 
 impl<B: MemOpStream> Driver for Posting<'_, B> {
     type Send = PreparedSend;
@@ -63,7 +69,23 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
                 wait.commit_covered(point);
                 None
             }
+            Fate::Collected => {
+                wait.commit_collected(&self.stream.timeline, point);
+                let (queue, index, queue_pairs) = wait.entry();
+                self.collected.borrow_mut().push((queue.clone(), index, queue_pairs.to_vec()));
+                None
+            }
         }
+    }
+
+    fn collect(&self) -> Result<(StreamAddr, u64), PostFailure> {
+        let waits = self.collected.take();
+        let entries: Vec<_> =
+            waits.iter().map(|(queue, index, queue_pairs)| (queue, *index, &queue_pairs[..])).collect();
+        let collector =
+            self.state.collector.collector().ok_or(StreamError::Unsupported { what: "collectors" })?;
+        let number = collector.inner.collect(&entries)?;
+        Ok((self.stream.address(&collector.inner.place(), size_of::<u64>())?, number))
     }
 
     /// To the card's register, or through the proxy.
@@ -139,7 +161,13 @@ impl<B: MemOpStream> Stream<B> {
         merged: bool,
         ops: &'a mut Vec<MemOp>,
     ) -> Lowering<'a, Posting<'a, B>> {
-        let driver = Posting { stream: self, state, end: points.end, rings: Vec::new() };
+        let driver = Posting {
+            stream: self,
+            state,
+            end: points.end,
+            rings: Vec::new(),
+            collected: RefCell::default(),
+        };
         Lowering::new(driver, &self.caps, self.timeline.word(), merged, points.before, ops)
     }
 

@@ -6,6 +6,7 @@
 //! how far the backend has come.
 
 mod bytes;
+mod collecting;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod doorbells;

@@ -1,5 +1,6 @@
 //! Posting batches on a backend.
 
+use super::collecting::StreamCollector;
 use super::doorbells::{DoorbellPath, Doorbells, StreamOptions};
 use super::in_flight::{self, Held, InFlight, Past, Spare};
 use super::lower::Posting;
@@ -84,6 +85,7 @@ pub(super) struct State {
     /// Memory operations of the last submission; kept for their allocation, as is the planner.
     ops: Vec<MemOp>,
     planner: Planner,
+    pub(super) collector: StreamCollector,
     pub(super) spare: Arc<Spare>,
 }
 
@@ -120,6 +122,7 @@ impl<B: MemOpStream> Stream<B> {
             proxied: Arc::default(),
             ops: Vec::new(),
             planner: Planner::default(),
+            collector: StreamCollector::new(options.collect_from),
             spare: Arc::default(),
         };
         if options.always_signal {
@@ -189,6 +192,7 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             let mut planner = std::mem::take(&mut state.planner);
+            planner.collecting = state.collector.collecting(rest.as_slice());
             let plan = planner.plan(rest.as_slice(), &self.caps, !unmerged);
             // A batch that is one submission is not copied.
             let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {
@@ -258,7 +262,7 @@ impl<B: MemOpStream> Stream<B> {
         let points = Points::planned(state.issued, plan);
         let lowered = self.lower_submission(state, points, merged, |lowering| {
             Self::lower(lowering, chunk.iter_mut().zip(planner.fates.iter().copied()))?;
-            Ok(lowering.catch_up()?)
+            lowering.catch_up()
         });
         if LevelFilter::current() >= LevelFilter::TRACE {
             trace_lowered(chunk, &planner.fates, &state.ops);

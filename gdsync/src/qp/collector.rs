@@ -1,0 +1,316 @@
+//! Collectors: queues in which the card waits for many completions, and then writes one word.
+
+use crate::memop::{Place, Word64};
+use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::{CompletionQueueInner, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner};
+use crate::queue::send::CardWait;
+use crate::queue::{QueueError, RequestError, WorkRequest};
+use crate::util::poller::{Polled, Task};
+use crate::verbs::device::DeviceInner;
+use crate::verbs::{Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// 64-byte blocks of a collector's send queue: a block for each completion queue that is awaited, and
+/// one for each write of the word.
+const BLOCKS: u32 = 2048;
+/// What the CPU knows to be there, and the card has not counted for so long, the card does not count.
+const GRACE: Duration = Duration::from_millis(5);
+
+/// Has a card wait for completions of any number of queues, and count in one word of 64 bits: the
+/// *arrival word*. A stream or a kernel that waits for all of them looks at that word alone.
+///
+/// A collector is a reliable queue pair that is connected to itself. For each [`Self::collect`] its
+/// send queue has one WAIT for each completion queue, and a write of the word by the next number.
+/// These go in the order of their calls. A stream collects by itself where
+/// [`StreamOptions::collect_from`](crate::stream::StreamOptions) says so.
+///
+/// # Failures
+/// An error entry is an entry: work that fails, or is flushed because a peer has died, counts. What
+/// was awaited and never gets an entry is released by a thread of the library, which watches while a
+/// queue pair that is awaited has failed: it takes the collector's queue over, and writes the word in
+/// the card's place. The outcome of work stands in its completion, and in
+/// [`crate::QueuePair::failure`].
+///
+/// A cheap handle; clones name the same collector.
+///
+/// ```
+/// use gdsync::memop::Condition;
+/// use gdsync::{Access, Batch, Collector, Device, MemoryRegion, ProtectionDomain, QueuePair, SoftStream, Stream, WorkRequest};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::software()?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let (left, right) = (QueuePair::new(&pd, Default::default())?, QueuePair::new(&pd, Default::default())?);
+/// # left.connect(&right.endpoint()?, Default::default())?;
+/// # right.connect(&left.endpoint()?, Default::default())?;
+/// let collector = Collector::new(&device)?;
+/// right.post_recv(&[], 0)?;
+/// left.post_send(WorkRequest::send(&[]))?;
+/// let all = [left.send_cq().prepare_wait()?, right.recv_cq().prepare_wait()?];
+/// let number = collector.collect(all)?;
+/// let stream = Stream::new(SoftStream::new()?)?;
+/// stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number))?;
+/// stream.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Collector {
+    pub(crate) inner: Arc<CollectorInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct CollectorInner {
+    word: Word64,
+    region: MemoryRegion,
+    pub(crate) device: Arc<DeviceInner>,
+    pd: ProtectionDomain,
+    port: u8,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    queue_pair: QueuePair,
+    writer: Writer,
+    /// The newest number.
+    newest: u64,
+    /// What the word has not reached, oldest first.
+    awaited: VecDeque<Awaited>,
+    /// The library's thread looks at it.
+    watched: bool,
+}
+
+/// Who writes the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    Card,
+    /// The card, until its queue has been flushed.
+    Leaving,
+    /// The library's thread, until nothing is awaited any more.
+    Cpu,
+}
+
+/// The completions of one number.
+#[derive(Debug)]
+struct Awaited {
+    number: u64,
+    entries: Vec<(Arc<CompletionQueueInner>, u32)>,
+    /// The queue pairs that complete there, which stay until they have, and their sequence numbers: a
+    /// reset changes these.
+    queue_pairs: Vec<(Arc<QueuePairInner>, u32)>,
+    /// Since when the CPU has known all entries to be there, where a queue pair has failed.
+    overdue: Option<Instant>,
+}
+
+/// A completion that a collector is to wait for: its queue, its index, and the queue pairs that it may
+/// be of.
+pub(crate) type Entry<'a> = (&'a Arc<CompletionQueueInner>, u32, &'a [Arc<QueuePairInner>]);
+
+impl Collector {
+    /// A collector on port 1 of a device.
+    ///
+    /// # Errors
+    /// As [`Self::on_port`].
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        Self::on_port(device, crate::verbs::DEFAULT_PORT)
+    }
+
+    /// A collector on a port of a device, in a protection domain of its own.
+    ///
+    /// # Errors
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits); those of
+    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`];
+    /// [`Error::Thread`].
+    pub fn on_port(device: &Device, port: u8) -> Result<Self, Error> {
+        start_checker()?;
+        let pd = ProtectionDomain::new(device)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let region = MemoryRegion::allocate(&pd, size_of::<u64>(), access)?;
+        let word = region.word64(0)?;
+        let queue_pair = queue_pair(&pd, port)?;
+        let (writer, newest, awaited, watched) = (Writer::Card, 0, VecDeque::new(), false);
+        let state = Mutex::new(State { queue_pair, writer, newest, awaited, watched });
+        let device = pd.inner.device.clone();
+        Ok(Collector { inner: Arc::new(CollectorInner { word, region, device, pd, port, state }) })
+    }
+
+    /// The arrival word: the number of the newest [`Self::collect`] whose completions are all there.
+    /// Wait for it with [`Condition::Geq`](crate::memop::Condition::Geq).
+    pub fn word(&self) -> &Word64 {
+        &self.inner.word
+    }
+
+    /// Has the card wait for these completions; no stream waits for them. Returns the number that the
+    /// arrival word reaches then.
+    ///
+    /// # Errors
+    /// [`QueueFull::SendQueue`](crate::queue::QueueFull::SendQueue) while the card waits for too many;
+    /// [`RequestError::OtherDevice`](crate::queue::RequestError::OtherDevice) for a completion queue of
+    /// another device. The waits are dropped then.
+    pub fn collect(&self, waits: impl IntoIterator<Item = PreparedWait>) -> Result<u64, QueueError> {
+        let waits: Vec<PreparedWait> = waits.into_iter().collect();
+        let entries: Vec<Entry<'_>> = waits.iter().map(PreparedWait::entry).collect();
+        let number = self.inner.collect(&entries)?;
+        waits.into_iter().for_each(PreparedWait::give_up);
+        Ok(number)
+    }
+}
+
+/// A queue pair, and its sequence number now.
+fn numbered(queue_pair: &Arc<QueuePairInner>) -> (Arc<QueuePairInner>, u32) {
+    (queue_pair.clone(), queue_pair.psn.load(Ordering::Relaxed))
+}
+
+/// A queue pair that is connected to itself.
+fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
+    let config = QueuePairConfig::default().send_depth(BLOCKS).recv_depth(1).port(port);
+    let queue_pair = QueuePair::new(pd, config)?;
+    queue_pair.connect(&queue_pair.endpoint()?, ConnectOptions::default())?;
+    Ok(queue_pair)
+}
+
+impl CollectorInner {
+    /// The arrival word, for a stream.
+    pub(crate) fn place(&self) -> Place {
+        self.word.clone().into()
+    }
+
+    /// Whether the card can wait for that many entries more.
+    pub(crate) fn has_room(&self, entries: usize) -> bool {
+        let state = self.state.lock();
+        state.retire();
+        let blocks = u32::try_from(entries + 1).unwrap_or(u32::MAX);
+        state.queue_pair.inner.send().check_room(blocks).is_ok()
+    }
+
+    /// Has the card wait for entries, and write the next number then, which is returned. Takes the
+    /// last one of each queue; the caller keeps all of them from being the card's again.
+    pub(crate) fn collect(self: &Arc<Self>, entries: &[Entry<'_>]) -> Result<u64, QueueError> {
+        if let Some((queue, ..)) =
+            entries.iter().find(|(queue, ..)| !Arc::ptr_eq(&queue.device, &self.device))
+        {
+            return Err(QueueError::Request(RequestError::OtherDevice { cqn: queue.number() }));
+        }
+        let mut state = self.state.lock();
+        state.retire();
+        if state.writer == Writer::Cpu && state.awaited.is_empty() {
+            state.replace(self);
+        }
+        let number = state.newest + 1;
+        if state.writer == Writer::Card {
+            let waits: Vec<CardWait> = entries
+                .iter()
+                .map(|(queue, index, _)| CardWait::Entry { cqn: queue.number(), index: *index })
+                .collect();
+            let bytes = number.to_ne_bytes();
+            let write = WorkRequest::write_inline(&bytes, self.region.remote()).wr_id(number);
+            state.queue_pair.inner.post_behind(&waits, &write)?;
+        }
+        state.newest = number;
+        state.awaited.push_back(Awaited {
+            number,
+            entries: entries.iter().map(|(queue, index, _)| ((*queue).clone(), *index)).collect(),
+            queue_pairs: entries.iter().flat_map(|(.., queue_pairs)| *queue_pairs).map(numbered).collect(),
+            overdue: None,
+        });
+        if !std::mem::replace(&mut state.watched, true) {
+            CHECKER.add(Arc::new(Watch(self.clone())));
+        }
+        Ok(number)
+    }
+}
+
+impl State {
+    /// Frees the places of what the card has done.
+    fn retire(&self) {
+        while let Ok(Some(completion)) = self.queue_pair.inner.send_cq.poll() {
+            if let Err(error) = completion.status {
+                tracing::debug!(%error, number = completion.wr_id, "a collector's write did not go");
+            }
+        }
+    }
+
+    /// The card waits again, in a new queue. Without one, the CPU goes on.
+    fn replace(&mut self, collector: &CollectorInner) {
+        match queue_pair(&collector.pd, collector.port) {
+            Ok(queue_pair) => (self.queue_pair, self.writer) = (queue_pair, Writer::Card),
+            Err(error) => tracing::warn!(%error, "a collector has no queue: the CPU counts in its place"),
+        }
+    }
+}
+
+impl Awaited {
+    /// Whether the CPU knows all entries to be there, or never to come.
+    fn has_come(&self) -> bool {
+        self.entries.iter().all(|(queue, index)| queue.lock().has_come(*index))
+    }
+
+    fn has_failed(&self) -> bool {
+        let lost = || self.entries.iter().any(|(queue, _)| queue.lock().is_lost());
+        let failed = |(queue_pair, psn): &(Arc<QueuePairInner>, u32)| {
+            queue_pair.failure().is_some() || queue_pair.psn.load(Ordering::Relaxed) != *psn
+        };
+        self.queue_pairs.iter().any(failed) || lost()
+    }
+}
+
+/// Looks at what a collector waits for, as long as there is something.
+struct Watch(Arc<CollectorInner>);
+
+impl Task for Watch {
+    fn poll(&self) -> Polled {
+        let collector = &*self.0;
+        let mut past = Vec::new();
+        let mut state = collector.state.lock();
+        let polled = state.look(collector, &mut past);
+        drop(state);
+        // Outside the lock: they may hold the last handles of queues.
+        drop(past);
+        polled
+    }
+}
+
+impl State {
+    fn look(&mut self, collector: &CollectorInner, past: &mut Vec<Awaited>) -> Polled {
+        let reached = collector.word.load();
+        while self.awaited.front().is_some_and(|front| front.number <= reached) {
+            past.extend(self.awaited.pop_front());
+        }
+        self.retire();
+        let own_failure = self.queue_pair.failure().is_some();
+        let Some(front) = self.awaited.front_mut() else {
+            self.watched = false;
+            return Polled::Done;
+        };
+        if front.overdue.is_none() && front.has_failed() {
+            // What was only prepared is flushed, so that its entries come.
+            let failed = front.queue_pairs.iter().filter(|(queue_pair, _)| queue_pair.failure().is_some());
+            failed.for_each(|(queue_pair, _)| queue_pair.flush_unposted());
+            if front.has_come() {
+                front.overdue = Some(Instant::now());
+            }
+        }
+        match self.writer {
+            Writer::Card if own_failure || front.overdue.is_some_and(|since| since.elapsed() > GRACE) => {
+                tracing::debug!(number = front.number, "the CPU counts in the place of a collector's card");
+                if let Err(error) = self.queue_pair.abort() {
+                    tracing::error!(%error, "a collector's queue could not be aborted");
+                }
+                self.writer = Writer::Leaving;
+            }
+            Writer::Card => {}
+            // Its own write that was under way is past once everything has been flushed.
+            Writer::Leaving if self.queue_pair.inner.send().outstanding().entries == 0 => {
+                self.writer = Writer::Cpu;
+            }
+            Writer::Leaving => {}
+            Writer::Cpu if front.has_come() => collector.word.store(front.number),
+            Writer::Cpu => {}
+        }
+        if past.is_empty() { Polled::Nothing } else { Polled::Progress }
+    }
+}
