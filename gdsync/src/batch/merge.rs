@@ -15,7 +15,8 @@ pub(crate) trait Keyed<K> {
     fn key(&self, caps: &MemOpCaps) -> K;
 }
 
-/// What hands a send to the card. Sends with the same one share its operations.
+/// What hands a send to the card. Sends with the same one share its operations. Numbers of both kinds
+/// differ: they are addresses of what is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendKey {
     /// The doorbell of a queue pair.

@@ -2,7 +2,7 @@ use super::*;
 use Descriptor::{Barrier, Bytes, Wait32, WaitCq};
 use Fate::{Covered, Kept};
 
-type Key = Descriptor<SendKey, Option<(u64, u32)>, (), Option<usize>>;
+type Key = Descriptor<SendKey, Option<WaitKey>, (), Option<usize>>;
 
 impl<K: Copy> Keyed<K> for K {
     fn key(&self, _caps: &MemOpCaps) -> K {
@@ -16,7 +16,7 @@ const COPY: Key = Bytes(None);
 
 /// A wait for a completion.
 const fn wait(queue: u64, index: u32) -> Key {
-    WaitCq(Some((queue, index)))
+    WaitCq(Some(WaitKey { queue, index, device: 0 }))
 }
 
 /// A send by a doorbell.
@@ -46,13 +46,37 @@ fn fates(items: &[Key]) -> Vec<Fate> {
 #[test]
 fn the_last_send_of_a_trigger_releases_all() {
     let (chunk, fates) =
-        plan(&[release(1), bytes(1), release(1), ring(1), release(2)], &MemOpCaps::FULL, true);
+        plan(&[release(8), bytes(1), release(8), ring(1), release(9)], &MemOpCaps::FULL, true);
     assert_eq!(fates, [Covered, Kept, Kept, Kept, Kept]);
     // A write, a word, two for the doorbell, a word.
     assert_eq!(chunk.operations, 1 + 1 + 2 + 1);
     let unfenced = MemOpCaps { writes_are_fenced: false, ..MemOpCaps::FULL };
     assert_eq!(plan(&[release(1), release(1)], &unfenced, true).0.operations, 2);
     assert_eq!(plan(&[release(1), release(1)], &MemOpCaps::FULL, false).0.operations, 2);
+}
+
+#[test]
+fn runs_for_many_queues_are_collected() {
+    use Fate::Collected;
+    let plan = |from: u32, items: &[Key]| {
+        let mut planner = Planner { collecting: Some(Collecting { device: 0, from }), ..Planner::default() };
+        let chunk = planner.plan(items, &MemOpCaps::FULL, true);
+        (chunk.operations, planner.fates.to_vec())
+    };
+    let other = WaitCq(Some(WaitKey { queue: 9, index: 0, device: 1 }));
+    let run = [wait(1, 0), other, wait(2, 0), wait(1, 1), WAIT_CHECKED, wait(3, 0), wait(3, 1)];
+    // The point, the other device's queue, the status word, the arrival word.
+    let expected = [Covered, Kept, Collected, Collected, Kept, Covered, Collected];
+    assert_eq!(plan(3, &run), (1 + 3, expected.to_vec()));
+    let expected = [Covered, Kept, Kept, Kept, Kept, Covered, Kept];
+    assert_eq!(plan(4, &run), (1 + 5, expected.to_vec()));
+    // Each run counts by itself.
+    let runs = [wait(1, 0), wait(2, 0), ring(1), wait(1, 1), wait(2, 1), wait(3, 0)];
+    let expected = [Kept, Kept, Kept, Collected, Collected, Collected];
+    assert_eq!(plan(3, &runs), (2 + 1 + 2 + 1 + 1, expected.to_vec()));
+    // An earlier entry than one that is collected is covered by it.
+    let run = [wait(1, 5), wait(2, 0), wait(1, 3)];
+    assert_eq!(plan(2, &run), (2, vec![Collected, Collected, Covered]));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod addressing;
 mod allocations;
 mod borrowed;
+mod collectors;
 mod cpu_waits;
 mod datagrams;
 mod device_calls;
@@ -46,4 +47,5 @@ mod registration_peer;
 mod shared_memory;
 mod shared_queues;
 mod transports;
+mod triggers;
 mod words;

@@ -1,0 +1,232 @@
+//! Waits that a collector takes over: one word for the completions of any number of queues, and what
+//! releases it where work fails.
+
+use gdsync::memop::Condition;
+use gdsync::queue::{QueueFull, RequestError};
+use gdsync::stream::StreamOptions;
+use gdsync::{
+    Access, Batch, Collector, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
+    QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
+};
+use gdsync_test_support::pair::{self, LONG, drain, poll, soft, synchronize};
+use std::time::{Duration, Instant};
+
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Queue pairs with completion queues of their own, each with a remote side.
+struct Peers {
+    device: Device,
+    pd: ProtectionDomain,
+    trigger: Trigger,
+    pairs: Vec<(QueuePair, QueuePair)>,
+    target: MemoryRegion,
+}
+
+impl Peers {
+    fn new(peers: usize) -> Self {
+        let device = pair::device();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let trigger = Trigger::new(&pd).unwrap();
+        let target = MemoryRegion::allocate(&pd, peers * 8, Access::all()).unwrap();
+        let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
+        let pairs = (0..peers).map(|_| {
+            let left = pair::queue_pair(&pd, config.trigger(&trigger)).unwrap();
+            let right = pair::queue_pair(&pd, config).unwrap();
+            connect(&left, &right);
+            (left, right)
+        });
+        let pairs = pairs.collect();
+        Peers { device, pd, trigger, pairs, target }
+    }
+
+    fn left(&self, peer: usize) -> &QueuePair {
+        &self.pairs[peer].0
+    }
+
+    /// A write to each peer, and a wait for each.
+    fn step(&self, number: u64) -> Batch {
+        let mut batch = Batch::new();
+        for peer in 0..self.pairs.len() {
+            let place = self.target.remote().slice(peer * 8..peer * 8 + 8).unwrap();
+            let bytes = number.to_le_bytes();
+            let request = WorkRequest::write_inline(&bytes, place).wr_id(number);
+            batch = batch.send(self.left(peer).prepare(request).unwrap());
+        }
+        let waits = (0..self.pairs.len()).map(|peer| self.left(peer).send_cq().prepare_wait().unwrap());
+        waits.fold(batch, Batch::wait)
+    }
+
+    fn polls(&self, number: u64) {
+        for peer in 0..self.pairs.len() {
+            let completion = poll(&self.left(peer).send_cq());
+            assert_eq!((completion.wr_id, completion.status), (number, Ok(())));
+            assert_eq!(self.target.word64(peer * 8).unwrap().load(), number);
+        }
+    }
+}
+
+fn connect(left: &QueuePair, right: &QueuePair) {
+    left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+    right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
+}
+
+fn collecting(from: u32) -> Stream<SoftStream> {
+    Stream::with_options(SoftStream::new().unwrap(), StreamOptions::default().collect_from(Some(from)))
+        .unwrap()
+}
+
+/// Waits until the word has reached a number.
+fn reaches(collector: &Collector, number: u64) {
+    let deadline = Instant::now() + LONG;
+    while collector.word().load() < number {
+        assert!(Instant::now() < deadline, "the arrival word stands at {}", collector.word().load());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_step_of_many_peers_is_three_operations() {
+    let peers = Peers::new(24);
+    let stream = collecting(2);
+    for number in 1..=50 {
+        // A ticket, an arrival, a point of the timeline.
+        assert_eq!(stream.post(peers.step(number)).unwrap().operations, 3);
+        synchronize(&stream);
+        peers.polls(number);
+    }
+}
+
+#[test]
+fn short_runs_and_unmerged_batches_are_the_streams() {
+    let peers = Peers::new(3);
+    let stream = collecting(4);
+    assert_eq!(stream.post(peers.step(1)).unwrap().operations, 1 + 3 + 1);
+    synchronize(&stream);
+    peers.polls(1);
+    let stream = collecting(3);
+    assert_eq!(stream.post(peers.step(2).merged(false)).unwrap().operations, 3 + 3 * 2);
+    synchronize(&stream);
+    peers.polls(2);
+    assert_eq!(stream.post(peers.step(3)).unwrap().operations, 3);
+    synchronize(&stream);
+    peers.polls(3);
+}
+
+#[test]
+fn a_stream_stands_until_the_last_completion_has_come() {
+    let peers = Peers::new(4);
+    let stream = collecting(2);
+    let mut batch = Batch::new();
+    for (left, right) in &peers.pairs {
+        right.post_recv(&[], 1).unwrap();
+        batch = batch.wait(right.recv_cq().prepare_wait().unwrap());
+        let _ = left;
+    }
+    stream.post(batch).unwrap();
+    for (left, _) in &peers.pairs {
+        assert!(!stream.synchronize_timeout(SHORT).unwrap());
+        assert!(stream.oldest_wait().is_some());
+        left.post_send(WorkRequest::send(&[])).unwrap();
+    }
+    synchronize(&stream);
+    assert!(stream.oldest_wait().is_none());
+}
+
+#[test]
+fn a_kernel_or_a_graph_may_wait_for_the_word_itself() {
+    let peers = Peers::new(3);
+    let collector = Collector::new(&peers.device).unwrap();
+    let sends: Vec<_> =
+        (0..3).map(|peer| peers.left(peer).prepare(WorkRequest::nop().wr_id(7)).unwrap()).collect();
+    let tickets: Vec<u64> = sends.into_iter().map(|send| send.into_ticket().unwrap()).collect();
+    let waits = (0..3).map(|peer| peers.left(peer).send_cq().prepare_wait().unwrap());
+    let number = collector.collect(waits.collect::<Vec<_>>()).unwrap();
+    std::thread::sleep(SHORT);
+    assert!(collector.word().load() < number);
+    peers.trigger.release(tickets[1]).unwrap();
+    std::thread::sleep(SHORT);
+    assert!(collector.word().load() < number);
+    peers.trigger.release(tickets[2]).unwrap();
+    reaches(&collector, number);
+    let stream = soft();
+    stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number)).unwrap();
+    synchronize(&stream);
+    (0..3).for_each(|peer| assert_eq!(poll(&peers.left(peer).send_cq()).wr_id, 7));
+}
+
+#[test]
+fn failures_count_as_arrivals_and_the_others_go_on() {
+    let peers = Peers::new(5);
+    let stream = collecting(2);
+    for number in 1..=40u64 {
+        let failing = number as usize % 5;
+        let receive = peers.pairs[failing].1.recv_cq();
+        // One that nothing ends but the failure.
+        peers.pairs[failing].1.post_recv(&[], 0).unwrap();
+        let batch = peers.step(number).wait(receive.prepare_wait().unwrap());
+        stream.post(batch).unwrap();
+        peers.pairs[failing].1.abort().unwrap();
+        synchronize(&stream);
+        for peer in (0..5).filter(|peer| *peer != failing) {
+            assert_eq!(poll(&peers.left(peer).send_cq()).status, Ok(()));
+        }
+        let (left, right) = &peers.pairs[failing];
+        left.abort().unwrap();
+        drain(left);
+        drain(right);
+        connect(left, right);
+    }
+}
+
+#[test]
+fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
+    let peers = Peers::new(3);
+    let stream = collecting(2);
+    for number in 1..=5 {
+        // Receives of a queue pair that is dropped: no entry ever comes for the wait that is behind.
+        let (left, right) = (
+            pair::queue_pair(&peers.pd, QueuePairConfig::default()).unwrap(),
+            pair::queue_pair(&peers.pd, QueuePairConfig::default()).unwrap(),
+        );
+        connect(&left, &right);
+        right.post_recv(&[], 1).unwrap();
+        let wait = right.recv_cq().prepare_wait().unwrap();
+        stream.post(peers.step(number).wait(wait)).unwrap();
+        assert!(!stream.synchronize_timeout(SHORT).unwrap());
+        drop((left, right));
+        synchronize(&stream);
+        peers.polls(number);
+    }
+}
+
+#[test]
+fn what_a_collector_cannot_wait_for_is_refused() {
+    let (peers, other) = (Peers::new(1), Peers::new(1));
+    let collector = Collector::new(&peers.device).unwrap();
+    other.pairs[0].1.post_recv(&[], 0).unwrap();
+    let wait = other.pairs[0].1.recv_cq().prepare_wait().unwrap();
+    let error = collector.collect([wait]).unwrap_err();
+    assert!(matches!(error, QueueError::Request(RequestError::OtherDevice { .. })), "{error}");
+    // It gave the wait back.
+    drop(other.pairs[0].1.recv_cq().prepare_wait().unwrap());
+
+    // As many as its queue holds, and then it is full.
+    let config = QueuePairConfig::default().recv_depth(2048);
+    let (left, right) = (
+        pair::queue_pair(&peers.pd, config).unwrap(),
+        pair::queue_pair(&peers.pd, QueuePairConfig::default()).unwrap(),
+    );
+    connect(&left, &right);
+    let mut collected = 0;
+    let error = loop {
+        left.post_recv(&[], 0).unwrap();
+        match collector.collect([left.recv_cq().prepare_wait().unwrap()]) {
+            Ok(number) => collected = number,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, QueueError::Full(QueueFull::SendQueue { .. })), "{error}");
+    assert!(collected > 100 && collector.word().load() == 0);
+    left.abort().unwrap();
+    reaches(&collector, collected);
+}
