@@ -1,5 +1,6 @@
 //! The environment as a whole.
 
+use crate::card::check_wait_rules;
 use crate::devices;
 use crate::fabric::{check_addresses, check_key};
 use crate::faults::check_plan;
@@ -15,5 +16,6 @@ pub fn check() -> Result<(), SettingError> {
     devices::devices_from_environment()?;
     check_addresses()?;
     check_key()?;
+    check_wait_rules()?;
     check_plan()
 }

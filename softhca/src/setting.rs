@@ -8,7 +8,7 @@ pub const PREFIX: &str = "SOFTHCA_";
 
 /// The settings of the card, and those of the programs around it: the log of the preload library,
 /// and the file that `gdsync soft` preloads.
-pub const NAMES: [&str; 7] = [
+pub const NAMES: [&str; 8] = [
     "SOFTHCA_DEVICES",
     "SOFTHCA_FAULTS",
     "SOFTHCA_KEY",
@@ -16,6 +16,7 @@ pub const NAMES: [&str; 7] = [
     "SOFTHCA_LISTEN",
     "SOFTHCA_LOG",
     "SOFTHCA_UVERBS_LIBRARY",
+    "SOFTHCA_WAITS",
 ];
 
 /// Longest part of a value that a message repeats, in characters.
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "SOFTHCA_FAULT is set, but there is no such setting: the settings are SOFTHCA_DEVICES, SOFTHCA_FAULTS, \
-             SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_UVERBS_LIBRARY; correct the name, or unset it"
+             SOFTHCA_KEY, SOFTHCA_KEY_FILE, SOFTHCA_LISTEN, SOFTHCA_LOG, SOFTHCA_UVERBS_LIBRARY, SOFTHCA_WAITS; correct the name, or unset it"
         );
     }
 

@@ -107,7 +107,7 @@ impl Card {
     /// [`CardError::Invalid`] for an offset that is none of a register, [`CardError::TooMany`],
     /// [`CardError::System`].
     pub fn alloc_uar(&self, registers: &[usize]) -> Result<UarHandle, CardError> {
-        let registers = registers.iter().copied().map(Register::new).collect::<Result<Box<[_]>, _>>()?;
+        let registers = registers.iter().copied().map(Register::new).collect::<Result<Vec<_>, _>>()?;
         self.command(|engine| {
             // A queue pair needs one at most.
             within("UARs", engine.uars.len(), LIMITS.max_qp)?;
@@ -157,7 +157,7 @@ impl Card {
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec } = *config;
+        let CqConfig { ring, entries, dbrec, ignore_overrun } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
             return Err(invalid("completion queue entries", entries, limit));
@@ -166,7 +166,7 @@ impl Card {
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
-            Cq::new(CqRing::new(ring, entries), consumer, arm)
+            Cq::new(CqRing::new(ring, entries), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
             within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
@@ -223,12 +223,24 @@ impl Card {
         }
         self.command(|engine| {
             within("queue pairs", engine.qps.len(), LIMITS.max_qp)?;
+            if config.no_send_record {
+                let recordless = engine.qps.values().filter(|qp| qp.endpoint.config.no_send_record).count();
+                let what = "queue pairs without a doorbell record of sends";
+                within(what, recordless, LIMITS.max_recordless_qp)?;
+            }
             for cqn in [config.send_cq, config.recv_cq] {
                 engine.resources.cqs.get(&cqn).ok_or(missing(CQ, cqn))?;
             }
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
             let qpn = self.number(|number| engine.qps.contains_key(&number));
-            engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?.qps.insert(qpn);
+            let uar = engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?;
+            uar.qps.insert(qpn);
+            if config.no_send_record {
+                uar.poll_also(Register::new(doorbell::UAR_NO_RECORD)?);
+            }
+            if config.slave_send {
+                engine.resources.slaves.insert(qpn);
+            }
             for cqn in [config.send_cq, config.recv_cq] {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
             }
@@ -271,7 +283,7 @@ impl Card {
             engine.with_qp(qpn, now, |qp, context| match to {
                 QpState::Reset => qp.reset(),
                 QpState::Err => {
-                    qp.ring(context);
+                    qp.ring(true, context);
                     qp.fail(context);
                 }
                 to => qp.apply(change, to),

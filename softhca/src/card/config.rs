@@ -56,6 +56,8 @@ pub struct Limits {
     pub max_message: u32,
     /// Bytes of a datagram: the port's MTU.
     pub max_datagram: u32,
+    /// Queue pairs without a doorbell record of sends.
+    pub max_recordless_qp: u32,
 }
 
 /// The limits of every software card.
@@ -71,6 +73,7 @@ pub const LIMITS: Limits = Limits {
     max_rd_atomic: 16,
     max_message: 1 << 30,
     max_datagram: 4096,
+    max_recordless_qp: 1 << 8,
 };
 
 bitflags::bitflags! {
@@ -123,6 +126,8 @@ pub struct CqConfig {
     pub entries: u32,
     /// Doorbell record: consumer index and arm word. The card writes the arm word.
     pub dbrec: *mut u32,
+    /// The card overwrites entries that are not consumed, and never overruns.
+    pub ignore_overrun: bool,
 }
 
 /// State of a completion queue.
@@ -193,6 +198,14 @@ pub struct QpConfig {
     /// Value of `srqn_uidx` in completion entries of the queue pair, 24 bits; 0 without it. With
     /// CQE version 1, libmlx5 finds the queue pair by it.
     pub user_index: Option<u32>,
+    /// It may release the sends of other queue pairs (SEND_EN).
+    pub master: bool,
+    /// Another queue pair's SEND_EN releases its sends; its own doorbell does, too, but no other one
+    /// of its page.
+    pub slave_send: bool,
+    /// Its sends have no doorbell record: it is rung at the register
+    /// [`UAR_NO_RECORD`](gdsync_sys::prm::doorbell::UAR_NO_RECORD) of its page, by the producer index.
+    pub no_send_record: bool,
 }
 
 // SAFETY: addresses and numbers; only the engine uses the addresses, under its lock.

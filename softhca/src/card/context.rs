@@ -8,15 +8,16 @@ use super::memory::copy::{self, Place};
 use super::memory::gather::Gather;
 use super::memory::region::{Refusal, Regions};
 use super::port::Port;
-use super::queue::cq::{Cq, Fires};
+use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::wqe::each_piece;
+use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::faults::{Direction, Faults};
 use crate::packet::PacketKind;
 use crate::peer_memory::PeerFailure;
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode};
 use gdsync_sys::prm::wqe::{DataSeg, Opcode};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Field of a diagnostic about a peer-memory client that failed.
@@ -36,10 +37,26 @@ pub(crate) struct Resources {
     pub(crate) faults: Faults,
     /// Completion entries that faults delay.
     pub(crate) delayed: DelayedCompletions,
+    pub(crate) waits: WaitRules,
+    /// Queue pairs that SEND_EN may release.
+    pub(crate) slaves: HashSet<u32>,
+    /// SEND_ENs that were executed, for the engine to pass on.
+    pub(crate) enables: Vec<Enable>,
+}
+
+/// A SEND_EN that was executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enable {
+    pub(crate) slave: u32,
+    /// One past the last block that the slave may execute, modulo 2^16.
+    pub(crate) until: u16,
+    pub(crate) master: u32,
+    /// Index of the work request.
+    pub(crate) index: u16,
 }
 
 impl Resources {
-    pub(crate) fn new(port: Port, faults: Faults) -> Self {
+    pub(crate) fn new(port: Port, faults: Faults, waits: WaitRules) -> Self {
         Resources {
             port,
             regions: Regions::with(faults.clone()),
@@ -50,6 +67,9 @@ impl Resources {
             bounce: Vec::new(),
             faults,
             delayed: DelayedCompletions::default(),
+            waits,
+            slaves: HashSet::new(),
+            enables: Vec::new(),
         }
     }
 
@@ -67,6 +87,9 @@ impl Resources {
             bounce: &mut self.bounce,
             faults: &self.faults,
             delayed: &mut self.delayed,
+            waits: self.waits,
+            slaves: &self.slaves,
+            enables: &mut self.enables,
         }
     }
 }
@@ -83,6 +106,9 @@ pub(crate) struct Context<'a> {
     pub(crate) bounce: &'a mut Vec<u8>,
     pub(crate) faults: &'a Faults,
     delayed: &'a mut DelayedCompletions,
+    pub(crate) waits: WaitRules,
+    slaves: &'a HashSet<u32>,
+    enables: &'a mut Vec<Enable>,
 }
 
 /// Why payload cannot be copied to a list of segments.
@@ -111,6 +137,20 @@ impl Context<'_> {
 
     pub(crate) fn emit(&mut self, event: Event) {
         self.events.push(event);
+    }
+
+    /// How far a completion queue is filled; `None` if it does not exist.
+    pub(crate) fn progress(&self, cqn: u32) -> Option<Progress> {
+        self.cqs.get(&cqn).map(Cq::progress)
+    }
+
+    /// Releases sends of another queue pair. False if it is none that may be released so.
+    pub(crate) fn enable(&mut self, enable: Enable) -> bool {
+        let is_slave = self.slaves.contains(&enable.slave);
+        if is_slave {
+            self.enables.push(enable);
+        }
+        is_slave
     }
 
     /// Copies payload to the bytes of a list of segments from `offset` on.

@@ -6,8 +6,10 @@ use super::engine::{self, Engine};
 use super::error::CardError;
 use super::event::Event;
 use super::port::{GidEntry, LinkLayer, Port};
+use super::waits::{self, WaitRules};
 use crate::fabric::{Fabric, Sleeper};
 use crate::faults::{self, FaultPlan, Faults, RuleCount};
+use crate::os::clock;
 use crate::setting;
 use gdsync_sys::contain::contain;
 use parking_lot::{Mutex, MutexGuard};
@@ -87,17 +89,18 @@ impl Card {
     pub(super) fn stopped(link: LinkLayer, sink: EventSink) -> Result<Card, CardError> {
         setting::check_names()?;
         faults::check_plan()?;
-        Ok(Card::on(Fabric::bind()?, link, sink))
+        let waits = waits::from_environment()?;
+        Ok(Card::on(Fabric::bind()?, link, sink, waits))
     }
 
-    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink) -> Card {
+    pub(super) fn on(fabric: Fabric, link: LinkLayer, sink: EventSink, waits: WaitRules) -> Card {
         let sleeper = fabric.sleeper();
         let ipv4 = fabric.ipv4();
         // The fabric of several hosts has no LIDs.
         let link = if ipv4.is_some() { LinkLayer::Ethernet } else { link };
         let port = Port { link, lid: fabric.lid(), ipv4 };
         let faults = faults::join();
-        let engine = Mutex::new(Engine::new(fabric, port, faults.clone()));
+        let engine = Mutex::new(Engine::new(fabric, port, faults.clone(), waits));
         let shared = Arc::new(Shared { engine, sleeper, sink, stop: AtomicBool::new(false) });
         let next_number = AtomicU32::new(FIRST_NUMBER);
         Card { shared, thread: None, next_number, port, gids: port.gids(), faults }
@@ -130,6 +133,22 @@ impl Card {
     /// Its limits.
     pub fn limits(&self) -> &'static Limits {
         &LIMITS
+    }
+
+    /// How it treats work requests that wait.
+    pub fn wait_rules(&self) -> WaitRules {
+        self.shared.engine.lock().resources.waits
+    }
+
+    /// Changes how it treats work requests that wait, those that wait already included.
+    pub fn set_wait_rules(&self, rules: WaitRules) {
+        self.command(|engine| engine.resources.waits = rules);
+    }
+
+    /// The time now of the clock that WAIT for a time compares: nanoseconds of `CLOCK_MONOTONIC`. The
+    /// card looks at it as it looks at doorbells, so an idle card is up to 1 ms late.
+    pub fn ticks(&self) -> u64 {
+        clock::nanoseconds()
     }
 
     /// The strict checker's findings, oldest first. The last 256 are kept.

@@ -28,6 +28,7 @@ mod memory;
 mod port;
 mod queue;
 mod transport;
+mod waits;
 
 pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
@@ -41,6 +42,8 @@ pub use memory::mapped::is_mapped;
 pub use memory::region::RegionError;
 pub use port::{GidEntry, GidKind, LinkLayer};
 pub use transport::transition::ModifyError;
+pub(crate) use waits::check_wait_rules;
+pub use waits::{WAITS_VARIABLE, WaitRules};
 
 #[cfg(test)]
 mod tests;

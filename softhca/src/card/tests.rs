@@ -4,12 +4,14 @@ use super::config::{
     Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, Transport,
 };
 use super::device::Card;
+use super::diagnostic::Diagnostic;
 use super::engine::Engine;
 use super::error::CardError;
 use super::event::Event;
 use super::memory::region::RegionError;
 use super::port::LinkLayer;
 use super::transport::deliver::deliver;
+use super::waits::WaitRules;
 use crate::fabric::Part;
 use crate::packet::Header;
 use crate::testing::until;
@@ -36,6 +38,7 @@ mod hosts;
 mod interface;
 mod peer;
 mod transfers;
+mod waits;
 
 /// Memory that is never freed, aligned to a page.
 pub(super) fn memory(len: usize) -> *mut u8 {
@@ -65,12 +68,16 @@ pub(super) struct TestCq {
 
 impl TestCq {
     pub(super) fn new(card: &Card, entries: u32) -> Self {
+        TestCq::with(card, entries, false)
+    }
+
+    pub(super) fn with(card: &Card, entries: u32, ignore_overrun: bool) -> Self {
         let (ring, dbrec) = (memory(entries as usize * CQE_SIZE), memory(8).cast::<u32>());
         for entry in bytes(ring, entries as usize * CQE_SIZE).chunks_mut(CQE_SIZE) {
             entry[63] = OP_OWN_INVALID;
         }
         // SAFETY: the memory is never freed.
-        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec }) }.unwrap();
+        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec, ignore_overrun }) }.unwrap();
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 
@@ -151,6 +158,9 @@ impl TestQp {
             dbrec,
             signal_all: false,
             user_index: None,
+            master: false,
+            slave_send: false,
+            no_send_record: false,
         };
         change(&mut config);
         // SAFETY: the memory is never freed.

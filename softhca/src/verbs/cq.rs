@@ -23,7 +23,7 @@ use std::sync::Arc;
 const STANDARD_WC_FLAGS: u64 = 0x7f;
 /// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: a promise of the caller, which has no effect.
 const SINGLE_THREADED: u32 = 1 << 0;
-/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: refused, as this card always detects overruns.
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: the card overwrites entries that are not consumed.
 const IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5DV_CQ_INIT_ATTR_MASK_FLAGS`.
 const MLX5_MASK_FLAGS: u64 = 1 << 1;
@@ -93,7 +93,7 @@ unsafe fn new_cq(
 ) -> Result<*mut ibv_cq> {
     // SAFETY: the caller's.
     let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
-    let entries = check(attr)?;
+    let (entries, ignore_overrun) = check(attr)?;
     // SAFETY: null or valid, as the caller says.
     if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
         check_mlx5(mlx5_attr)?;
@@ -109,7 +109,7 @@ unsafe fn new_cq(
         None
     };
     let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
-    let config = CqConfig { ring: ring.start(), entries, dbrec: dbrec.start().cast() };
+    let config = CqConfig { ring: ring.start(), entries, dbrec: dbrec.start().cast(), ignore_overrun };
     // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
     let ibv = ibv_cq {
@@ -132,8 +132,8 @@ unsafe fn new_cq(
     Ok(object::into_raw(cq))
 }
 
-/// Checks in libmlx5's order. Returns the number of entries.
-fn check(attr: &ibv_cq_init_attr_ex) -> Result<u32> {
+/// Checks in libmlx5's order. Returns the number of entries, and whether overruns are ignored.
+fn check(attr: &ibv_cq_init_attr_ex) -> Result<(u32, bool)> {
     if attr.cqe == 0 || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(Errno::INVALID);
     }
@@ -141,11 +141,10 @@ fn check(attr: &ibv_cq_init_attr_ex) -> Result<u32> {
     if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
         return Err(Errno::INVALID);
     }
-    if flags & IGNORE_OVERRUN != 0 || attr.wc_flags & !STANDARD_WC_FLAGS != 0 || !attr.channel.is_null() {
+    if attr.wc_flags & !STANDARD_WC_FLAGS != 0 || !attr.channel.is_null() {
         tracing::warn!(
-            flags,
             attr.wc_flags,
-            "the software card has no overrun suppression, no extended completion fields and no completion channels"
+            "the software card has no extended completion fields and no completion channels"
         );
         return Err(Errno::NOT_SUPPORTED);
     }
@@ -153,7 +152,8 @@ fn check(attr: &ibv_cq_init_attr_ex) -> Result<u32> {
         return Err(Errno::INVALID);
     }
     let entries = attr.cqe.checked_add(1).and_then(u32::checked_next_power_of_two);
-    entries.filter(|entries| *entries <= LIMITS.max_cqe).ok_or(Errno::INVALID)
+    let entries = entries.filter(|entries| *entries <= LIMITS.max_cqe).ok_or(Errno::INVALID)?;
+    Ok((entries, flags & IGNORE_OVERRUN != 0))
 }
 
 fn check_mlx5(attr: &mlx5dv_cq_init_attr) -> Result<()> {

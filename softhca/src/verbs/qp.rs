@@ -161,6 +161,10 @@ impl Memory {
             dbrec: self.dbrec.start().cast(),
             signal_all,
             user_index: None,
+            // Only commands of DEVX make such queue pairs.
+            master: false,
+            slave_send: false,
+            no_send_record: false,
         }
     }
 }

@@ -39,6 +39,7 @@ impl Engine {
         self.flush_delayed_completions(qpn, Instant::now());
         let qp = self.qps.remove(&qpn)?;
         self.schedule.remove(&qp);
+        self.resources.slaves.remove(&qpn);
         if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {
             uar.qps.remove(&qpn);
         }

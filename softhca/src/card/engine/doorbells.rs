@@ -18,10 +18,10 @@ impl Engine {
             }
         }
         for (id, offset, bell) in &rung {
-            if *offset == doorbell::UAR_CQ_ARM {
-                self.arm(*bell);
-            } else {
-                self.ring(*id, *bell, now);
+            match *offset {
+                doorbell::UAR_CQ_ARM => self.arm(*bell),
+                doorbell::UAR_NO_RECORD => self.ring_without_record(*id, *bell, now),
+                _ => self.ring(*id, *bell, now),
             }
         }
         !rung.is_empty()
@@ -58,19 +58,35 @@ impl Engine {
         let is_known = rung.qps.contains(&bell.qpn());
         let qps: Vec<u32> = rung.qps.iter().copied().collect();
         if !is_known {
-            let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
-            let index = Some(bell.index());
-            let diagnostic = Diagnostic { qpn: None, index, field: "doorbell", message };
-            self.resources.diagnostics.report(diagnostic);
+            self.report_stranger(uar, bell);
         }
         for qpn in qps {
+            let is_own = qpn == bell.qpn();
             self.with_qp(qpn, now, |qp, context| {
-                if qpn == bell.qpn() {
+                if is_own {
                     qp.check_doorbell(bell, context);
                 }
-                qp.ring(context);
+                qp.ring(is_own, context);
             });
             self.activate(qpn);
         }
+    }
+
+    /// Handles a doorbell of queue pairs without a record: only the one that it names is served.
+    fn ring_without_record(&mut self, uar: u32, bell: Doorbell, now: Instant) {
+        let qpn = bell.qpn();
+        if self.uars.get(&uar).is_some_and(|uar| uar.qps.contains(&qpn)) {
+            self.with_qp(qpn, now, |qp, context| qp.ring_without_record(bell, context));
+            self.activate(qpn);
+        } else {
+            self.report_stranger(uar, bell);
+        }
+    }
+
+    fn report_stranger(&mut self, uar: u32, bell: Doorbell) {
+        let message = format!("names queue pair {:#x}, which is not on UAR {uar}", bell.qpn());
+        let index = Some(bell.index());
+        let diagnostic = Diagnostic { qpn: None, index, field: "doorbell", message };
+        self.resources.diagnostics.report(diagnostic);
     }
 }

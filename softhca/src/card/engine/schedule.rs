@@ -14,6 +14,8 @@ pub(super) struct Schedule {
     blocked: Vec<u32>,
     /// Queue pairs in ERR. Receives that are posted to them are flushed.
     failed: HashSet<u32>,
+    /// Queue pairs whose next request is a WAIT that was not met when the card looked last.
+    waiting: HashSet<u32>,
     timers: BTreeSet<(Instant, u32)>,
 }
 
@@ -55,6 +57,9 @@ impl Schedule {
         if qp.endpoint.state() == QpState::Err {
             self.failed.insert(qpn);
         }
+        if qp.requester.is_held() {
+            self.waiting.insert(qpn);
+        }
         // A timer that is set too early expires without effect and is set again. This costs less
         // than moving it with every packet.
         if let Some(wake) = qp.requester.next_wake()
@@ -65,6 +70,16 @@ impl Schedule {
             }
             self.timers.insert((wake, qpn));
         }
+    }
+
+    /// Queue pairs that wait; none in a card that no work request makes wait.
+    pub(super) fn waiting(&self) -> Vec<u32> {
+        self.waiting.iter().copied().collect()
+    }
+
+    /// A queue pair waits no more.
+    pub(super) fn released(&mut self, qpn: u32) {
+        self.waiting.remove(&qpn);
     }
 
     /// The next queue pair whose timer has expired.
@@ -88,6 +103,7 @@ impl Schedule {
     pub(super) fn remove(&mut self, qp: &Qp) {
         let qpn = qp.endpoint.qpn;
         self.failed.remove(&qpn);
+        self.waiting.remove(&qpn);
         if let Some(timer) = qp.timer {
             self.timers.remove(&(timer, qpn));
         }

@@ -33,6 +33,7 @@ impl Engine {
         for _ in 0..SEND_BUDGET {
             self.resources.payload.clear();
             let made = self.with_qp(qpn, now, |qp, context| qp.next_packet(context));
+            self.pass_on_enables(now);
             let Some(Some(packet)) = made else { return Served::All };
             if self.resources.payload.is_waiting() {
                 match self.fetch_payload(&packet, now) {
@@ -46,6 +47,14 @@ impl Engine {
             }
         }
         Served::Part
+    }
+
+    /// Hands the SEND_ENs that were executed to the queue pairs that they release.
+    fn pass_on_enables(&mut self, now: Instant) {
+        for enable in std::mem::take(&mut self.resources.enables) {
+            self.with_qp(enable.slave, now, |qp, context| qp.enable(enable, context));
+            self.activate(enable.slave);
+        }
     }
 
     /// Reads the pieces of a packet's payload that are in peer memory. If that fails, the request

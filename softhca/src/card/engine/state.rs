@@ -6,6 +6,7 @@ use crate::card::delayed::DelayedPackets;
 use crate::card::memory::uar::{Register, UarPage, UarPages};
 use crate::card::port::Port;
 use crate::card::transport::qp::Qp;
+use crate::card::waits::WaitRules;
 use crate::fabric::Fabric;
 use crate::faults::Faults;
 use std::collections::{BTreeSet, HashMap};
@@ -15,8 +16,17 @@ use std::time::Instant;
 pub(crate) struct Uar {
     pub(crate) page: UarPage,
     /// The registers that can be rung.
-    pub(crate) registers: Box<[Register]>,
+    pub(crate) registers: Vec<Register>,
     pub(crate) qps: BTreeSet<u32>,
+}
+
+impl Uar {
+    /// Polls another register of the page, too.
+    pub(crate) fn poll_also(&mut self, register: Register) {
+        if !self.registers.contains(&register) {
+            self.registers.push(register);
+        }
+    }
 }
 
 /// All state of a card.
@@ -35,14 +45,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults) -> Self {
+    pub(crate) fn new(fabric: Fabric, port: Port, faults: Faults, waits: WaitRules) -> Self {
         Engine {
             fabric,
             pds: HashMap::new(),
             uars: HashMap::new(),
             uar_pages: UarPages::default(),
             qps: HashMap::new(),
-            resources: Resources::new(port, faults),
+            resources: Resources::new(port, faults, waits),
             schedule: Schedule::default(),
             delayed: DelayedPackets::default(),
         }

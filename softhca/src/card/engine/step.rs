@@ -21,6 +21,7 @@ impl Engine {
         worked |= self.fire_timers(now);
         worked |= self.release_packets(now);
         worked |= self.release_completions(now);
+        worked |= self.look_for_waits(now);
         for qpn in self.schedule.take_blocked() {
             self.activate(qpn);
         }
@@ -69,6 +70,22 @@ impl Engine {
             flushed |= self.with_qp(qpn, now, Qp::flush_new_receives).unwrap_or(false);
         }
         flushed
+    }
+
+    /// Looks again at what queue pairs wait for. Returns whether one may go on.
+    ///
+    /// A store to a word raises no event, so this is polled as doorbells are. It costs nothing while no
+    /// queue pair waits: an empty list takes no memory.
+    fn look_for_waits(&mut self, now: Instant) -> bool {
+        let mut goes_on = false;
+        for qpn in self.schedule.waiting() {
+            if self.with_qp(qpn, now, Qp::look).unwrap_or(true) {
+                self.schedule.released(qpn);
+                self.activate(qpn);
+                goes_on = true;
+            }
+        }
+        goes_on
     }
 
     fn fire_timers(&mut self, now: Instant) -> bool {

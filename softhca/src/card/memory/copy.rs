@@ -3,6 +3,7 @@
 use crate::fabric::{MAX_PAYLOAD, Part};
 use crate::os::memory::append;
 use crate::peer_memory::{PeerFailure, PeerMapping};
+use gdsync_sys::barrier;
 use gdsync_sys::shared::{self, SharedU32, SharedU64};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,6 +126,32 @@ unsafe fn copy_to_peer(
         done += count;
     }
     Ok(())
+}
+
+/// Loads a word of 8 bytes of registered memory, as it lies there. `None` if it is not aligned.
+///
+/// What the card reads after this is at least as new as the word.
+///
+/// # Errors
+/// The client of peer memory cannot read it.
+///
+/// # Safety
+/// 8 bytes there are mapped readable.
+pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFailure> {
+    let native = match place {
+        Place::Host(at) if !at.cast::<u64>().is_aligned() => return Ok(None),
+        // SAFETY: the caller's, and aligned; programs change it concurrently, which a shared word
+        // tolerates.
+        Place::Host(at) => unsafe { SharedU64::from_ptr(at.cast()) }.load(Ordering::Acquire),
+        Place::Peer(memory, addr) => {
+            let mut bytes = [0; size_of::<u64>()];
+            memory.read(addr, &mut bytes)?;
+            u64::from_ne_bytes(bytes)
+        }
+    };
+    // The word may lie in a GPU's memory that the CPU has mapped, from which it may load early.
+    barrier::from_device();
+    Ok(Some(native))
 }
 
 /// An atomic operation on 8 bytes, in host order.

@@ -18,6 +18,17 @@ pub(crate) struct Overrun {
     pub(crate) first: bool,
 }
 
+/// How far the card has filled a queue, for those who wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Entries that it has written.
+    pub(crate) produced: u32,
+    /// Index of the first entry that is an error.
+    pub(crate) first_error: Option<u32>,
+    /// It takes no more entries.
+    pub(crate) overrun: bool,
+}
+
 /// Whether the card raises a completion event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -44,13 +55,16 @@ pub(crate) struct Cq {
     notified: u32,
     /// Index of the last entry that is solicited or an error.
     last_solicited: Option<u32>,
+    /// Index of the first entry that is an error.
+    first_error: Option<u32>,
+    ignores_overrun: bool,
     overrun: bool,
     /// Send and receive queues that complete here.
     pub(crate) users: u32,
 }
 
 impl Cq {
-    pub(crate) fn new(ring: CqRing, consumer: Record, arm_record: Record) -> Self {
+    pub(crate) fn new(ring: CqRing, consumer: Record, arm_record: Record, ignores_overrun: bool) -> Self {
         arm_record.exchange(TAKEN);
         Cq {
             ring,
@@ -61,6 +75,8 @@ impl Cq {
             produced: 0,
             notified: 0,
             last_solicited: None,
+            first_error: None,
+            ignores_overrun,
             overrun: false,
             users: 0,
         }
@@ -77,11 +93,19 @@ impl Cq {
         }
     }
 
+    /// How far it is filled.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress { produced: self.produced, first_error: self.first_error, overrun: self.overrun }
+    }
+
+    fn is_full(&self) -> bool {
+        let consumed = doorbell::ci_value(self.consumer.load());
+        self.produced.wrapping_sub(consumed) & 0xff_ffff >= self.ring.entries()
+    }
+
     /// Writes the next entry.
     pub(crate) fn write(&mut self, cqe: Cqe64) -> Result<Fires, Overrun> {
-        let consumed = doorbell::ci_value(self.consumer.load());
-        let used = self.produced.wrapping_sub(consumed) & 0xff_ffff;
-        if self.overrun || used >= self.ring.entries() {
+        if self.overrun || !self.ignores_overrun && self.is_full() {
             let first = !self.overrun;
             self.overrun = true;
             return Err(Overrun { first });
@@ -91,6 +115,9 @@ impl Cq {
         let solicited = cqe.is_solicited() || cqe.is_error();
         if solicited {
             self.last_solicited = Some(self.produced);
+        }
+        if cqe.is_error() {
+            self.first_error.get_or_insert(self.produced);
         }
         self.produced = self.produced.wrapping_add(1);
         let fires = self.armed.take_if(|arm| solicited || !arm.is_solicited_only()).is_some();
@@ -187,7 +214,7 @@ mod tests {
             // or these pointers only.
             unsafe {
                 let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries);
-                Cq::new(ring, Record::new(record), Record::new(record.add(1)))
+                Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
             }
         }
 

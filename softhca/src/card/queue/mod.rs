@@ -1,7 +1,9 @@
 //! Queues, as the card sees them: work requests that it reads, completion entries that it writes.
 
 pub(crate) mod cq;
+pub(crate) mod error;
 pub(crate) mod producer;
 pub(crate) mod receive;
 pub(crate) mod send;
+pub(crate) mod wait;
 pub(crate) mod wqe;

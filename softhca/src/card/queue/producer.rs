@@ -7,7 +7,7 @@ use gdsync_sys::prm::doorbell;
 /// The producer index of a work queue: the 16 bits of its doorbell record, extended to 32.
 #[derive(Debug)]
 pub(super) struct Producer {
-    /// None for a queue pair that has no queues.
+    /// None for a queue pair that has no queues, and for sends without a record.
     record: Option<Record>,
     index: u32,
 }

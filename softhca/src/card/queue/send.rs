@@ -35,7 +35,8 @@ impl SendQueue {
         // SAFETY: the caller's.
         let (ring, producer) = unsafe {
             let ring = ReadRing::new(config.sq, config.sq_blocks, BASIC_BLOCK);
-            (ring, Producer::new(config.dbrec, doorbell::DBR_SEND))
+            let records = if config.no_send_record { std::ptr::null_mut() } else { config.dbrec };
+            (ring, Producer::new(records, doorbell::DBR_SEND))
         };
         SendQueue { ring, producer, fetched: 0, completed: 0 }
     }
@@ -61,7 +62,13 @@ impl SendQueue {
         self.producer.index() as u16 == record
     }
 
-    /// Advances the producer index to a value of the doorbell record.
+    /// Whether an index is behind the producer index that the card knows, by less than half a lap.
+    pub(crate) fn is_behind(&self, index: u16) -> bool {
+        (index.wrapping_sub(self.producer.index() as u16) as i16) < 0
+    }
+
+    /// Advances the producer index to a value of the doorbell record, or of a doorbell or a SEND_EN in
+    /// its place.
     pub(crate) fn announce(&mut self, record: u16) {
         self.producer.advance(record);
     }

@@ -1,5 +1,7 @@
 //! The strict parser of send work-queue entries.
 
+use super::error::WqeError;
+use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
@@ -23,16 +25,9 @@ pub(crate) struct Work {
     pub(crate) operands: Option<AtomicSeg>,
     /// Destination of a datagram.
     pub(crate) to: Option<Box<AddressVector>>,
+    pub(crate) wait: Option<Wait>,
     pub(crate) payload: Payload,
     pub(crate) length: u32,
-}
-
-/// An error in a work request: the syndrome of its completion, and the words of its diagnostic.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WqeError {
-    pub(crate) syndrome: Syndrome,
-    pub(crate) field: &'static str,
-    pub(crate) message: String,
 }
 
 fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
@@ -51,9 +46,13 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
         remote: None,
         operands: None,
         to: None,
+        wait: wait::parse(ctrl, body)?,
         payload: Payload::Segments(Vec::new()),
         length: 0,
     };
+    if work.wait.is_some() {
+        return Ok(work);
+    }
     use Transport::{Rc, Uc, Ud};
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
@@ -307,11 +306,14 @@ mod tests {
             (Transport::Uc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm]),
             (Transport::Ud, &[Nop, Send, SendImm]),
         ];
+        // Without their segments they are refused for that.
+        let waits = [Opcode::Wait, Opcode::SendEnable];
         for (transport, allowed) in allowed {
             for &opcode in Opcode::ALL {
                 let parsed = parse(&ctrl(opcode, &[]), &[], transport);
                 let is_refused = parsed.is_err_and(|error| error.field == "opcode");
-                assert_eq!(is_refused, !allowed.contains(&opcode), "{opcode:?} on {transport}");
+                let is_allowed = allowed.contains(&opcode) || waits.contains(&opcode);
+                assert_eq!(is_refused, !is_allowed, "{opcode:?} on {transport}");
             }
         }
     }
@@ -325,7 +327,7 @@ mod tests {
                 for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
                     if let Ok(work) = parse(&ctrl, &body, transport) {
                         prop_assert!(work.length <= LIMITS.max_message);
-                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop);
+                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop && work.wait.is_none());
                     }
                 }
             }

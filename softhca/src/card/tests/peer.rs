@@ -5,7 +5,7 @@ use crate::peer_memory::{PeerMemory, PeerMemoryError, PeerRegion, register_peer_
 use fake_gpu::Buffer;
 
 mod failures;
-mod fake_gpu;
+pub(super) mod fake_gpu;
 mod transfers;
 
 /// Registered memory, of the host or of the fake GPU.

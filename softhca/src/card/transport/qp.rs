@@ -6,7 +6,7 @@ use super::responder::Responder;
 use super::step::Step;
 use super::transition;
 use crate::card::config::{QpAttributes, QpChange, QpConfig, QpState, Transport};
-use crate::card::context::{Context, PEER_MEMORY};
+use crate::card::context::{Context, Enable, PEER_MEMORY};
 use crate::card::event::Event;
 use crate::fabric::Node;
 use crate::packet::{Header, NakCode, Packet, PacketKind};
@@ -36,7 +36,14 @@ pub(crate) struct Qp {
     pub(crate) timer: Option<Instant>,
     /// The first packet has arrived.
     established: bool,
+    /// The queue pair whose SEND_EN has released its sends.
+    master: Option<u32>,
 }
+
+/// Fields of the diagnostics of an index of sends.
+const RECORD: &str = "send doorbell record";
+const DOORBELL: &str = "doorbell";
+const ENABLED: &str = "SEND_EN index";
 
 impl Qp {
     /// # Safety
@@ -52,6 +59,7 @@ impl Qp {
             scheduled: false,
             timer: None,
             established: false,
+            master: None,
         }
     }
 
@@ -60,7 +68,7 @@ impl Qp {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);
         self.responder.restart(0);
-        self.established = false;
+        (self.established, self.master) = (false, None);
     }
 
     /// Applies a change that [`transition::check`] has accepted, for every state but RESET and ERR.
@@ -87,45 +95,94 @@ impl Qp {
         if self.requester.queue.blocks() == 0 && self.endpoint.state() == QpState::Rts {
             let qpn = self.endpoint.qpn;
             let message = "the queue pair is rung, and has no send queue".to_owned();
-            context.report(qpn, Some(bell.index()), "send doorbell record", message);
+            context.report(qpn, Some(bell.index()), RECORD, message);
             context.emit(Event::QpFatal { qpn });
             return self.fail(context);
         }
+        if self.endpoint.config.no_send_record {
+            let message = "the queue pair has no doorbell record of sends: it is rung at 0x600".to_owned();
+            return context.report(self.endpoint.qpn, Some(bell.index()), DOORBELL, message);
+        }
         if let Err(record) = self.requester.queue.check_doorbell(bell) {
             let message = format!("WQE {} is rung, but the record says {record}: it is behind", bell.index());
-            context.report(self.endpoint.qpn, Some(bell.index()), "send doorbell record", message);
+            context.report(self.endpoint.qpn, Some(bell.index()), RECORD, message);
         }
     }
 
-    /// Handles a doorbell of its UAR: takes the work requests up to the doorbell record.
-    pub(crate) fn ring(&mut self, context: &mut Context<'_>) {
+    /// Handles a doorbell of its UAR: takes the work requests up to the doorbell record. `is_own`: the
+    /// doorbell names this queue pair. A slave takes none for another one's.
+    pub(crate) fn ring(&mut self, is_own: bool, context: &mut Context<'_>) {
+        let is_slave = self.endpoint.config.slave_send;
+        let record = self.requester.queue.record();
+        if !is_slave || is_own && !self.requester.queue.is_behind(record) {
+            self.announce(record, RECORD, context);
+        }
+    }
+
+    /// Handles its doorbell at the register of queue pairs without a record.
+    pub(crate) fn ring_without_record(&mut self, bell: Doorbell, context: &mut Context<'_>) {
+        let (qpn, index) = (self.endpoint.qpn, bell.index());
+        if !self.endpoint.config.no_send_record {
+            let message = "the queue pair has a doorbell record of sends: it is not rung at 0x600".to_owned();
+            return context.report(qpn, Some(index), DOORBELL, message);
+        }
+        if self.requester.queue.is_behind(index) {
+            let message = format!("the producer index {index} is behind that of an earlier doorbell");
+            return context.report(qpn, Some(index), DOORBELL, message);
+        }
+        self.announce(index, DOORBELL, context);
+    }
+
+    /// Handles a SEND_EN for it.
+    pub(crate) fn enable(&mut self, enable: Enable, context: &mut Context<'_>) {
+        let Enable { slave, until, master, index } = enable;
+        let other = self.master.replace(master).filter(|other| *other != master);
+        if let Some(other) = other {
+            let message =
+                format!("queue pair {slave:#x} is released by {other:#x}, too: their order is luck");
+            context.report(master, Some(index), "SEND_EN queue pair", message);
+        }
+        if self.requester.queue.is_behind(until) || self.requester.queue.knows(until) {
+            let message = format!("{until} of queue pair {slave:#x} is behind: it releases nothing");
+            context.report(master, Some(index), ENABLED, message);
+        } else {
+            self.announce(until, ENABLED, context);
+        }
+    }
+
+    /// Takes the work requests before an index. `field` is where it comes from.
+    fn announce(&mut self, index: u16, field: &'static str, context: &mut Context<'_>) {
         let queue = &mut self.requester.queue;
-        let record = queue.record();
         match self.endpoint.state() {
             QpState::Rts => {
-                queue.announce(record);
+                queue.announce(index);
                 let (backlog, blocks) = (queue.backlog(), queue.blocks());
                 if backlog > blocks {
                     let qpn = self.endpoint.qpn;
                     let message = format!("{backlog} blocks are outstanding in a ring of {blocks}");
-                    context.report(qpn, None, "send doorbell record", message);
+                    context.report(qpn, None, field, message);
                     context.emit(Event::QpFatal { qpn });
                     queue.limit_backlog();
                     self.fail(context);
                 }
             }
             QpState::Err => {
-                queue.announce(record);
+                queue.announce(index);
                 queue.limit_backlog();
                 self.requester.flush(&mut Step { endpoint: &mut self.endpoint, context });
             }
             state => {
-                if !queue.knows(record) {
+                if !queue.knows(index) {
                     let message = format!("rung in state {state:?}: nothing is sent before RTS");
-                    context.report(self.endpoint.qpn, None, "doorbell", message);
+                    context.report(self.endpoint.qpn, None, DOORBELL, message);
                 }
             }
         }
+    }
+
+    /// Looks again at what its requester waits for. Returns whether it may go on.
+    pub(crate) fn look(&mut self, context: &mut Context<'_>) -> bool {
+        self.requester.look(&mut Step { endpoint: &mut self.endpoint, context })
     }
 
     /// The next packet to send. Its payload is in `context.payload`.

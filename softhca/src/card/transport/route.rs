@@ -2,7 +2,8 @@
 
 use crate::card::context::Context;
 use crate::card::port::{GidEntry, GidKind, LinkLayer, Port};
-use crate::card::queue::wqe::{Work, WqeError};
+use crate::card::queue::error::WqeError;
+use crate::card::queue::wqe::Work;
 use crate::fabric::Node;
 use crate::packet::{GLOBAL, Header};
 use gdsync_sys::prm::cqe::{L3_GRH, L3_IPV4, L3_IPV6, Syndrome};

@@ -28,7 +28,6 @@ pub(super) fn create(
     for (field, limit) in [
         (cqc::CQE_SZ, "entries of 64 bytes (cqe_sz 0)"),
         (cqc::CC, "no collapsed queues (cc 0)"),
-        (cqc::OI, "no overrun without an error (oi 0)"),
         (cqc::CQE_COMPRESSION_EN, "no compressed entries (cqe_compression_en 0)"),
     ] {
         if field.is_set(asked) {
@@ -58,6 +57,7 @@ pub(super) fn create(
         ring: ring.address(objects)? as *mut u8,
         entries,
         dbrec: record.address(objects)? as *mut u32,
+        ignore_overrun: cqc::OI.is_set(asked),
     };
     // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it

@@ -45,11 +45,23 @@ pub(super) fn create(
     check_length(input, qp::BYTES)?;
     let asked = &input[qp::CONTEXT..qp::CONTEXT + qpc::BYTES];
     let transport = transport_of(qpc::ST.get8(asked))?;
-    for (field, limit) in [
-        (qpc::WQ_SIGNATURE, "no signatures of work-queue entries (wq_signature 0)"),
-        (qpc::SEND_DBR_MODE, "doorbells with a record (send_dbr_mode 0)"),
+    let waits = context.card().wait_rules().supported;
+    for (field, most, limit) in [
+        (qpc::WQ_SIGNATURE, 0, "no signatures of work-queue entries (wq_signature 0)"),
+        (
+            qpc::SEND_DBR_MODE,
+            qpc::DBR_NONE,
+            "doorbells of the program: with a record or without (send_dbr_mode 0 or 1)",
+        ),
+        (qpc::CD_SLAVE_RECEIVE, 0, "no receives that another queue releases (cd_slave_receive 0)"),
+        (qpc::CD_MASTER, waits.into(), "no master of other queues, as the card has no waits (cd_master 0)"),
+        (
+            qpc::CD_SLAVE_SEND,
+            waits.into(),
+            "no slave of other queues, as the card has no waits (cd_slave_send 0)",
+        ),
     ] {
-        if field.is_set(asked) {
+        if field.get8(asked) > most {
             return Err(Refusal::parameter(Syndrome::QpContext, field.get(asked), limit));
         }
     }
@@ -97,6 +109,9 @@ pub(super) fn create(
         dbrec: record.address(objects)? as *mut u32,
         signal_all: false,
         user_index: Some(qpc::USER_INDEX.get32(asked)),
+        master: qpc::CD_MASTER.is_set(asked),
+        slave_send: qpc::CD_SLAVE_SEND.is_set(asked),
+        no_send_record: qpc::SEND_DBR_MODE.get8(asked) == qpc::DBR_NONE,
     };
     // SAFETY: `Part::address` found rings and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it
@@ -145,6 +160,9 @@ fn describe(config: &QpConfig, place: &mut [u8]) {
             qpc::LOG_RQ_STRIDE.put(place, config.rq_stride.ilog2().saturating_sub(4));
         }
     }
+    qpc::CD_MASTER.put(place, config.master);
+    qpc::CD_SLAVE_SEND.put(place, config.slave_send);
+    qpc::SEND_DBR_MODE.put(place, if config.no_send_record { qpc::DBR_NONE } else { qpc::DBR_RECORD });
     match config.sq_blocks.checked_ilog2() {
         None => qpc::NO_SQ.put(place, 1u8),
         Some(log_size) => qpc::LOG_SQ_SIZE.put(place, log_size),

@@ -18,6 +18,8 @@ pub(crate) mod command {
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
+/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
+pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
 /// `IB_UVERBS_PCF_IP_BASED_GIDS`.

@@ -7,6 +7,7 @@ use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CQ_UAR_PAGE_INDEX, CreateCq};
+use crate::uapi::verbs::CQ_IGNORE_OVERRUN;
 use softhca::card::{CqConfig, LIMITS, is_mapped};
 
 /// Bytes of an entry. libmlx5 also has entries of 128 bytes, for hosts with such cache lines.
@@ -38,9 +39,10 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         attr::UHW_OUT,
     ])?;
     let asked: CreateCq = request.structure(attr::UHW_IN)?;
+    let flags = request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0);
     let more =
         asked.cqe_comp_en != 0 || asked.flags & !CQ_UAR_PAGE_INDEX != 0 || u64::from(asked.cqe_size) != ENTRY;
-    if more || request.optional_number(attr::CQ_FLAGS)?.unwrap_or(0) != 0 {
+    if more || flags & !CQ_IGNORE_OVERRUN != 0 {
         tracing::warn!(
             ?asked,
             "completion queues have entries of 64 bytes, neither compressed nor with timestamps"
@@ -59,7 +61,12 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         false => None,
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;
-    let config = CqConfig { ring: asked.buf_addr as *mut u8, entries, dbrec: asked.db_addr as *mut u32 };
+    let config = CqConfig {
+        ring: asked.buf_addr as *mut u8,
+        entries,
+        dbrec: asked.db_addr as *mut u32,
+        ignore_overrun: flags & CQ_IGNORE_OVERRUN != 0,
+    };
     // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped
     // until it has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;

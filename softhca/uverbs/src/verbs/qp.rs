@@ -142,6 +142,10 @@ fn config(
         dbrec: asked.db_addr as *mut u32,
         signal_all,
         user_index: Some(asked.uidx & 0xff_ffff),
+        // Only commands of DEVX make such queue pairs.
+        master: false,
+        slave_send: false,
+        no_send_record: false,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Completion of work requests: in order, with an error, or flushed.
 
 use super::request::Request;
-use super::state::Requester;
+use super::state::{Requester, Waits};
 use crate::card::transport::step::Step;
 use gdsync_sys::prm::cqe::{Cqe64, Syndrome};
 
@@ -73,5 +73,6 @@ impl Requester {
             self.complete_with_error(&request, Syndrome::WrFlush, step);
         }
         self.cursor = 0;
+        self.waits = Waits::default();
     }
 }

@@ -14,7 +14,7 @@ impl Requester {
     /// Makes the request of a work-queue entry, and moves past its blocks.
     fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
         let packets = match &work {
-            Ok(work) if work.opcode != Opcode::Nop => packets_of(work.length),
+            Ok(work) if work.opcode != Opcode::Nop && work.wait.is_none() => packets_of(work.length),
             _ => 0,
         };
         let first_psn = self.next_psn;
@@ -44,6 +44,8 @@ impl Requester {
         let index = entry.first as u16;
         let blocks = u32::from(ctrl.ds()).div_ceil(4);
         let qpn = step.endpoint.qpn;
+        let waits_are_missing =
+            !step.context.waits.supported && matches!(ctrl.opcode(), Ok(Opcode::Wait | Opcode::SendEnable));
         let mut broken = |field, message| {
             step.report(Some(index), field, message);
             Err(Syndrome::LocalQpOperation)
@@ -64,6 +66,8 @@ impl Requester {
             )
         } else if ctrl.qpn() != qpn {
             broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
+        } else if waits_are_missing {
+            broken("opcode", format!("{ctrl}: this card has no work requests that wait (SOFTHCA_WAITS)"))
         } else {
             self.queue.read_rest(&mut entry, blocks);
             let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];

@@ -7,5 +7,6 @@ mod fetch;
 mod request;
 mod send;
 mod state;
+mod wait;
 
 pub(crate) use state::{PeerState, Requester};

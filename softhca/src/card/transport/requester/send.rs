@@ -20,6 +20,7 @@ const WINDOW: usize = 64;
 impl Requester {
     /// The next request packet, if one can be sent now. Its payload is in the context.
     pub(crate) fn next_request(&mut self, step: &mut Step<'_, '_>) -> Option<Header> {
+        self.waits.held = false;
         if step.endpoint.state() != QpState::Rts || self.rnr_until.is_some() {
             return None;
         }
@@ -53,6 +54,11 @@ impl Requester {
                     self.cursor += 1;
                     self.complete_done(step);
                     if step.endpoint.state() != QpState::Rts {
+                        return None;
+                    }
+                }
+                Ok(work) if work.wait.is_some() => {
+                    if !self.pass_wait(step) {
                         return None;
                     }
                 }

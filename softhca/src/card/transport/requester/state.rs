@@ -26,6 +26,22 @@ pub(crate) struct Requester {
     pub(crate) left_at: u64,
     /// The peer had not taken that packet when the timer expired last.
     pub(super) was_behind: bool,
+    pub(super) waits: Waits,
+}
+
+/// What a requester knows of its work requests that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// The next request is a WAIT that was not met when the card looked last.
+    pub(super) held: bool,
+    /// Before this, a word in peer memory is not looked at again.
+    pub(super) look_at: Option<Instant>,
+    /// The word that was looked at last, by key and address, and its number then.
+    pub(super) word: Option<((u32, u64), u64)>,
+    /// The completion queue that was waited for last, and the index.
+    pub(super) entry: Option<(u32, u32)>,
+    /// The WAIT at this block was found to be hopeless, and that is reported.
+    pub(super) hopeless: Option<u32>,
 }
 
 /// What the fabric knows of a peer when the retransmission timer expires.
@@ -56,6 +72,7 @@ impl Requester {
             rnr_until: None,
             left_at: 0,
             was_behind: false,
+            waits: Waits::default(),
         }
     }
 
@@ -67,6 +84,7 @@ impl Requester {
         self.next_psn = psn;
         (self.deadline, self.rnr_until) = (None, None);
         (self.left_at, self.was_behind) = (0, false);
+        self.waits = Waits::default();
         self.refill_retries(attributes);
     }
 

@@ -1,0 +1,215 @@
+//! Work requests that wait for a completion queue, a word or a time, and those that release another
+//! queue.
+
+use super::state::Requester;
+use crate::card::config::{Access, QpState};
+use crate::card::context::{Enable, PEER_MEMORY};
+use crate::card::memory::copy::{Place, load_word};
+use crate::card::queue::cq::Progress;
+use crate::card::queue::error::WqeError;
+use crate::card::queue::wait::{self, Wait};
+use crate::card::transport::step::Step;
+use crate::os::clock;
+use gdsync_sys::prm::cqe::Syndrome;
+use gdsync_sys::prm::wait::{CQ_INDEX, WaitDataSeg, has_entry, word};
+use std::time::Duration;
+
+/// Time between two looks at a word in peer memory: its clients are slow, and the card does nothing
+/// else while one copies.
+const PEER_PERIOD: Duration = Duration::from_micros(50);
+
+/// What a look has found.
+enum Look {
+    Met,
+    NotYet,
+    Refused(WqeError),
+}
+
+fn refused(syndrome: Syndrome, field: &'static str, message: String) -> Look {
+    Look::Refused(WqeError { syndrome, field, message })
+}
+
+impl Requester {
+    /// Whether its next request is a WAIT that was not met.
+    #[inline]
+    pub(crate) fn is_held(&self) -> bool {
+        self.waits.held
+    }
+
+    /// Looks again at what it waits for. Returns whether it may go on, be it with an error.
+    pub(crate) fn look(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let next = self.requests.get(self.cursor).and_then(|request| request.work.as_ref().ok()?.wait);
+        let waits = match next {
+            Some(next) if self.waits.held => matches!(self.look_at(next, step), Look::NotYet),
+            _ => false,
+        };
+        self.waits.held = waits;
+        !waits
+    }
+
+    /// Executes the request under the cursor, one that waits or that releases another queue. Returns
+    /// whether the next one's turn has come.
+    pub(super) fn pass_wait(&mut self, step: &mut Step<'_, '_>) -> bool {
+        let Some(request) = self.requests.get(self.cursor) else { return false };
+        let Some(next) = request.work.as_ref().ok().and_then(|work| work.wait) else { return false };
+        let index = request.first as u16;
+        self.check_luck(next, step);
+        match self.look_at(next, step) {
+            Look::NotYet => {
+                self.waits.held = true;
+                return false;
+            }
+            Look::Refused(error) => {
+                step.report(Some(index), error.field, error.message);
+                self.fail_current(error.syndrome, step);
+                return false;
+            }
+            Look::Met => {}
+        }
+        self.waits.look_at = None;
+        if let Wait::Completions { cqn, index } = next {
+            self.waits.entry = Some((cqn, index));
+        }
+        self.requests[self.cursor].done = true;
+        self.cursor += 1;
+        self.complete_done(step);
+        step.endpoint.state() == QpState::Rts
+    }
+
+    /// Looks once.
+    fn look_at(&mut self, next: Wait, step: &mut Step<'_, '_>) -> Look {
+        match next {
+            Wait::Completions { cqn, index } => self.look_at_queue(cqn, index, step),
+            Wait::Data(segment) => self.look_at_word(&segment, step),
+            Wait::Time(segment) => compare(&segment, clock::nanoseconds()),
+            Wait::SendEnable { qpn, index } => self.enable(qpn, index, step),
+        }
+    }
+
+    fn look_at_queue(&mut self, cqn: u32, index: u32, step: &mut Step<'_, '_>) -> Look {
+        let Some(Progress { produced, first_error, overrun }) = step.context.progress(cqn) else {
+            let message = format!("waits for completion queue {cqn:#x}, which does not exist");
+            return refused(Syndrome::LocalQpOperation, "cqn", message);
+        };
+        // From the first error entry on, none counts.
+        let is_spoilt = !step.context.waits.errors_count
+            && first_error.is_some_and(|error| has_entry(index.wrapping_add(1), error));
+        if has_entry(produced, index) && !is_spoilt {
+            return Look::Met;
+        }
+        if is_spoilt || overrun {
+            let cause = if overrun { "has overrun" } else { "has an error entry, which does not count here" };
+            self.report_hopeless(format!("entry {index} of completion queue {cqn:#x}, which {cause}"), step);
+        }
+        Look::NotYet
+    }
+
+    fn look_at_word(&mut self, segment: &WaitDataSeg, step: &mut Step<'_, '_>) -> Look {
+        let (key, addr) = (segment.lkey(), segment.addr());
+        let bytes = size_of::<u64>() as u64;
+        let regions = step.context.regions;
+        let place = match regions.resolve(key, step.endpoint.config.pdn, addr, bytes, Access::empty()) {
+            Ok(place) => place,
+            Err(refusal) => return refused(Syndrome::LocalProtection, "lkey", refusal.to_string()),
+        };
+        if let Place::Peer(..) = place {
+            let now = step.context.now;
+            if self.waits.look_at.is_some_and(|at| now < at) {
+                return Look::NotYet;
+            }
+            self.waits.look_at = Some(now + PEER_PERIOD);
+        }
+        // SAFETY: resolved just now, to registered memory of that many bytes, which stays registered
+        // while the engine is locked.
+        let number = match unsafe { load_word(place) } {
+            Ok(Some(native)) => word(native),
+            Ok(None) => {
+                let message = format!("{addr:#x} is not aligned to 8 bytes in the program's memory");
+                return refused(Syndrome::LocalProtection, "address", message);
+            }
+            Err(failure) => return refused(Syndrome::LocalProtection, PEER_MEMORY, failure.to_string()),
+        };
+        self.check_word(segment, number, step);
+        match compare(segment, number) {
+            Look::NotYet if wait::fails_at_once(segment) => {
+                let message = format!("{segment}: the word is {number:#x}, and action 1 asks for an error");
+                refused(Syndrome::LocalQpOperation, "action", message)
+            }
+            Look::Met => {
+                self.waits.look_at = None;
+                Look::Met
+            }
+            other => other,
+        }
+    }
+
+    fn enable(&mut self, slave: u32, until: u16, step: &mut Step<'_, '_>) -> Look {
+        if !step.endpoint.config.master {
+            let message = "SEND_EN on a queue pair that was not created with cd_master".to_owned();
+            return refused(Syndrome::LocalQpOperation, "cd_master", message);
+        }
+        let index = self.requests.get(self.cursor).map_or(0, |request| request.first as u16);
+        if step.context.enable(Enable { slave, until, master: step.endpoint.qpn, index }) {
+            return Look::Met;
+        }
+        let message = format!("{slave:#x} is no queue pair that was created with cd_slave_send");
+        refused(Syndrome::LocalQpOperation, "qpn", message)
+    }
+
+    /// Reports what works by luck only, before the first look.
+    fn check_luck(&mut self, next: Wait, step: &mut Step<'_, '_>) {
+        match next {
+            Wait::Data(segment) => {
+                if let Some(reason) = wait::never_met(&segment).filter(|_| !wait::fails_at_once(&segment)) {
+                    self.report_hopeless(format!("{segment}: {reason}"), step);
+                }
+            }
+            Wait::Completions { cqn, index }
+                if self.waits.entry.is_some_and(|last| is_stale(last, cqn, index)) =>
+            {
+                let message = format!("entry {index} of completion queue {cqn:#x} was awaited before");
+                self.report(step, "WAIT index", message + ": this WAIT holds nothing back");
+            }
+            _ => {}
+        }
+    }
+
+    /// Reports a word that goes backwards while a WAIT is for it to grow.
+    fn check_word(&mut self, segment: &WaitDataSeg, number: u64, step: &mut Step<'_, '_>) {
+        let name = (segment.lkey(), segment.addr());
+        let last = self.waits.word.replace((name, number)).filter(|(last, _)| *last == name);
+        let Some((_, before)) = last.filter(|_| wait::is_ordered(segment)) else { return };
+        let mask = segment.mask();
+        let grown = (number & mask).wrapping_sub(before & mask) << mask.leading_zeros().min(63);
+        if (grown as i64) < 0 {
+            let message = format!("went back from {before:#x} to {number:#x}");
+            self.report(step, "trigger word", message);
+        }
+    }
+
+    fn report_hopeless(&mut self, message: String, step: &mut Step<'_, '_>) {
+        let first = self.requests.get(self.cursor).map(|request| request.first);
+        if self.waits.hopeless != first {
+            self.waits.hopeless = first;
+            self.report(step, "WAIT", message + ": it is never met");
+        }
+    }
+
+    fn report(&self, step: &mut Step<'_, '_>, field: &'static str, message: String) {
+        let index = self.requests.get(self.cursor).map(|request| request.first as u16);
+        step.report(index, field, message);
+    }
+}
+
+/// Whether an entry comes not after the one that was awaited last in the same queue.
+fn is_stale((queue, last): (u32, u32), cqn: u32, index: u32) -> bool {
+    queue == cqn && last.wrapping_sub(index) & CQ_INDEX <= CQ_INDEX / 2
+}
+
+fn compare(segment: &WaitDataSeg, number: u64) -> Look {
+    match segment.is_met(number) {
+        Ok(true) => Look::Met,
+        Ok(false) => Look::NotYet,
+        Err(unknown) => refused(Syndrome::LocalQpOperation, "operation", unknown.to_string()),
+    }
+}

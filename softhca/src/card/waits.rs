@@ -1,0 +1,84 @@
+//! What hardware leaves open about work requests that wait, as switches.
+
+use crate::setting::{self, SettingError};
+use std::str::FromStr;
+
+/// Environment variable with the [`WaitRules`] of every card of this process: words with `,` or
+/// spaces between them.
+///
+/// | word | rule |
+/// |---|---|
+/// | `off` | [`WaitRules::supported`] is false |
+/// | `errors-hold` | [`WaitRules::errors_count`] is false |
+pub const WAITS_VARIABLE: &str = "SOFTHCA_WAITS";
+
+/// How a card treats work requests that wait.
+///
+/// ```
+/// use softhca::card::WaitRules;
+/// assert_eq!("errors-hold".parse(), Ok(WaitRules { errors_count: false, ..WaitRules::default() }));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitRules {
+    /// The card has WAIT and SEND_EN, and its capabilities say so. Without, it is like cards before
+    /// ConnectX-7: such work requests fail. Default: true.
+    pub supported: bool,
+    /// An error entry counts for WAIT for a completion queue as any other. Without, no entry from the
+    /// first error entry on meets such a WAIT. Default: true: the modifier of that WAIT is named
+    /// `CQ_PI` (DPDK's `mlx5_prm.h`), after the producer index, which counts all entries; what
+    /// hardware does is not published.
+    pub errors_count: bool,
+}
+
+impl Default for WaitRules {
+    fn default() -> Self {
+        WaitRules { supported: true, errors_count: true }
+    }
+}
+
+impl FromStr for WaitRules {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut rules = WaitRules::default();
+        for word in text.split([',', ' ']).filter(|word| !word.is_empty()) {
+            match word {
+                "off" => rules.supported = false,
+                "errors-hold" => rules.errors_count = false,
+                _ => return Err(format!("`{word}` is none of its words, which are off and errors-hold")),
+            }
+        }
+        Ok(rules)
+    }
+}
+
+/// The rules in the environment.
+///
+/// # Errors
+/// [`SettingError::Malformed`].
+pub(super) fn from_environment() -> Result<WaitRules, SettingError> {
+    let Some(text) = setting::value(WAITS_VARIABLE) else { return Ok(WaitRules::default()) };
+    text.parse().map_err(|problem: String| SettingError::malformed(WAITS_VARIABLE, &text, problem))
+}
+
+/// Checks the rules in the environment.
+///
+/// # Errors
+/// [`SettingError::Malformed`].
+pub(crate) fn check_wait_rules() -> Result<(), SettingError> {
+    from_environment().map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_switch_rules_off_and_others_are_refused() {
+        let parse = |text: &str| text.parse::<WaitRules>();
+        assert_eq!(parse(""), Ok(WaitRules { supported: true, errors_count: true }));
+        assert_eq!(parse("off"), Ok(WaitRules { supported: false, errors_count: true }));
+        assert_eq!(parse(" errors-hold, off"), Ok(WaitRules { supported: false, errors_count: false }));
+        assert!(parse("on").unwrap_err().contains("`on` is none of its words"));
+    }
+}
