@@ -176,8 +176,22 @@ pub struct VerbsTable {
     pub ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
     pub mlx5dv_is_supported: unsafe extern "C" fn(device: *mut ibv_device) -> bool,
     pub mlx5dv_init_obj: unsafe extern "C" fn(obj: *mut mlx5dv_obj, obj_type: u64) -> c_int,
-    /// Commands in the device's own language. The in-process software card has none; libraries
-    /// before rdma-core 21 lack them.
+    /// A command about the device as a whole, in the device's own language
+    /// (`mlx5dv_devx_general_cmd`). The in-process software card has QUERY_HCA_CAP only; libraries
+    /// before rdma-core 21 lack it.
+    ///
+    /// It fails with EREMOTEIO where the device refuses the command: see [`DevxApi`].
+    pub devx_general_cmd: Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            input: *const c_void,
+            input_len: size_t,
+            output: *mut c_void,
+            output_len: size_t,
+        ) -> c_int,
+    >,
+    /// Objects made by commands. The in-process software card has none; libraries before rdma-core 21
+    /// lack them.
     pub devx: Option<DevxApi>,
 }
 
@@ -200,13 +214,6 @@ pub struct DevxApi {
     pub obj_query: DevxCommand,
     pub obj_modify: DevxCommand,
     pub obj_destroy: unsafe extern "C" fn(object: *mut mlx5dv_devx_obj) -> c_int,
-    pub general_cmd: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        input: *const c_void,
-        input_len: size_t,
-        output: *mut c_void,
-        output_len: size_t,
-    ) -> c_int,
     /// `access` is of `IBV_ACCESS_*`.
     pub umem_reg: unsafe extern "C" fn(
         context: *mut ibv_context,

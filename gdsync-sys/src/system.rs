@@ -122,6 +122,7 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
                 alloc_td: inline::alloc_td,
                 dealloc_td: inline::dealloc_td,
                 alloc_parent_domain: inline::alloc_parent_domain,
+                devx_general_cmd: mlx5.symbol("mlx5dv_devx_general_cmd", DEVX_SINCE).ok(),
                 devx: devx(&mlx5).ok(),
             }
             required {
@@ -142,15 +143,17 @@ fn fill(libibverbs: &'static str, libmlx5: &'static str) -> Result<VerbsTable, L
     })
 }
 
+/// The release of rdma-core that brought commands in the device's own language.
+const DEVX_SINCE: &str = "rdma-core 21 (MLX5_1.7)";
+
 fn devx(mlx5: &Loaded) -> Result<DevxApi, LoadError> {
-    const SINCE: &str = "rdma-core 21 (MLX5_1.7)";
     // SAFETY: as in `fill`.
     Ok(unsafe {
         table! {
             DevxApi {}
             required {
-                mlx5 "mlx5dv_devx_" SINCE => obj_create obj_query obj_modify obj_destroy general_cmd umem_reg umem_dereg;
-                mlx5 "mlx5dv_devx_" SINCE => alloc_uar free_uar query_eqn;
+                mlx5 "mlx5dv_devx_" DEVX_SINCE => obj_create obj_query obj_modify obj_destroy umem_reg umem_dereg;
+                mlx5 "mlx5dv_devx_" DEVX_SINCE => alloc_uar free_uar query_eqn;
             }
             optional { mlx5 "mlx5dv_devx_" "rdma-core 35 (MLX5_1.19)" => umem_reg_ex; }
         }

@@ -67,3 +67,8 @@ fn what_is_wrong_is_refused_with_status_and_syndrome() {
 fn a_closed_device_takes_everything_along() {
     succeeds("a_closed_device_takes_everything_along", "leftover", false);
 }
+
+#[test]
+fn the_card_waits_for_words_and_for_queues_and_masters_release_slaves() {
+    succeeds("the_card_waits_for_words_and_for_queues_and_masters_release_slaves", "waits", true);
+}

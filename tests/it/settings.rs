@@ -7,7 +7,7 @@ use gdsync_test_support::on_system;
 use std::path::Path;
 
 /// Settings, and what is said of them.
-const WRONG: [(&str, &str, &str); 8] = [
+const WRONG: [(&str, &str, &str); 9] = [
     (
         "SOFTHCA_FAULTS",
         "drp nth=3",
@@ -17,6 +17,11 @@ const WRONG: [(&str, &str, &str); 8] = [
         "SOFTHCA_LISTEN",
         "localhost",
         "SOFTHCA_LISTEN is `localhost`: `localhost` is not ADDRESS or ADDRESS:PORT",
+    ),
+    (
+        "SOFTHCA_WAITS",
+        "on",
+        "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off and errors-hold",
     ),
     ("SOFTHCA_DEVICES", "99", "SOFTHCA_DEVICES is `99`: it is neither a number from 1 to 8 nor a list"),
     (

@@ -1,6 +1,9 @@
 //! Errors of commands in the device's own language.
 
-use std::fmt;
+use crate::verbs::{Error, call};
+use gdsync_sys::prm::command::header;
+use libc::c_int;
+use std::{fmt, io};
 
 /// Why queues could not be made, or changed, by commands of the device
 /// ([`crate::verbs::QueueApi::Devx`]).
@@ -79,9 +82,34 @@ impl fmt::Display for DevxStatus {
     }
 }
 
+/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
+/// status is the device's, whichever number the kernel makes of it.
+pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
+    let status = header::STATUS.get8(answer);
+    if status == 0 {
+        return Error::Verbs { call: command, detail, source };
+    }
+    let syndrome = header::SYNDROME.get32(answer);
+    DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
+}
+
+/// What a call with the result `rc` has come to, whose answer the device may have written.
+pub(crate) fn check(
+    command: &'static str,
+    rc: c_int,
+    answer: &[u8],
+    detail: impl Fn() -> String,
+) -> Result<(), Error> {
+    match call::status(command, rc, &detail) {
+        Err(Error::Verbs { source, .. }) => Err(failure(command, detail(), answer, source)),
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdsync_sys::prm::command::encode::ANSWER;
 
     #[test]
     fn a_refusal_names_command_status_syndrome_and_remedy() {
@@ -97,5 +125,33 @@ mod tests {
         assert!(text.starts_with(expected) && text.ends_with("destroy some"), "{text}");
         assert_eq!(DevxStatus(0x77).to_string(), "status 0x77");
         assert!(!DevxStatus(0x77).remedy().is_empty());
+    }
+
+    fn refused(answer: &[u8], errno: i32) -> Error {
+        failure("CREATE_CQ", "8 entries".to_owned(), answer, io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn an_answer_with_a_status_is_the_devices_whatever_the_kernel_says() {
+        let mut answer = [0; ANSWER];
+        header::STATUS.put(&mut answer, 3u8);
+        header::SYNDROME.put(&mut answer, 0x1234_5678u32);
+        // EREMOTEIO of newer kernels, others of older ones.
+        for errno in [libc::EREMOTEIO, libc::EINVAL] {
+            let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
+                refused(&answer, errno)
+            else {
+                panic!("{errno}")
+            };
+            assert_eq!((detail.as_str(), status, syndrome), ("8 entries", DevxStatus(3), 0x1234_5678));
+        }
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_to_the_device_has_the_errno() {
+        let error = refused(&[0; ANSWER], libc::ENOMEM);
+        let Error::Verbs { call: "CREATE_CQ", source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
+        assert!(error.to_string().starts_with("CREATE_CQ failed (8 entries): "), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod ah;
 pub(crate) mod call;
+mod capabilities;
 pub(crate) mod config;
 pub(crate) mod device;
 pub(crate) mod devx;
@@ -25,6 +26,7 @@ pub(crate) use mr::MemoryRegionInner;
 pub(crate) use pd::ProtectionDomainInner;
 
 pub use ah::AddressHandle;
+pub use capabilities::CardWaits;
 pub use config::{ConnectOptions, QueueApi};
 pub use device::{DEFAULT_PORT, Device, DeviceAttributes, Mtu, PortAttributes, PortState};
 pub use devx::{DevxError, DevxStatus};

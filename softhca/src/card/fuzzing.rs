@@ -13,6 +13,7 @@ pub fn work_request(bytes: &[u8]) {
     // The engine passes as many bytes as `ds` says.
     let body = &body[..body.len() / SEGMENT * SEGMENT];
     match parse(&ctrl, body, transport) {
+        Ok(work) if work.wait.is_some() => assert_eq!(work.length, 0, "{work:?}"),
         Ok(work) => {
             let (parts, length) = match &work.payload {
                 Payload::Inline(inline) => (inline.len().div_ceil(SEGMENT), inline.len() as u64),

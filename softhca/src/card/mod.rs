@@ -12,6 +12,7 @@
 //! its peer: programs that must know send a message from time to time. Unreliable connections and
 //! datagrams complete and are lost.
 
+mod capabilities;
 mod commands;
 mod config;
 mod context;

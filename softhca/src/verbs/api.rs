@@ -1,6 +1,6 @@
 //! The table of entry points.
 
-use super::{ah, context, cq, device, domain, events, init_obj, modify, mr, qp};
+use super::{ah, command, context, cq, device, domain, events, init_obj, modify, mr, qp};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::api::{Provider, VerbsTable};
 
@@ -39,7 +39,8 @@ const TABLE: VerbsTable = VerbsTable {
     ack_async_event: events::ack_async_event,
     mlx5dv_is_supported: device::mlx5dv_is_supported,
     mlx5dv_init_obj: init_obj::mlx5dv_init_obj,
-    // Programs that issue DEVX commands use libmlx5 on `softhca-uverbs`.
+    devx_general_cmd: Some(command::general_cmd),
+    // Programs that make objects by commands use libmlx5 on `softhca-uverbs`.
     devx: None,
 };
 

@@ -12,6 +12,8 @@ impl Errno {
     pub(super) const BUSY: Errno = Errno(libc::EBUSY);
     pub(super) const INVALID: Errno = Errno(libc::EINVAL);
     pub(super) const NO_MEMORY: Errno = Errno(libc::ENOMEM);
+    /// The device has refused a command, and its answer says why.
+    pub(super) const REFUSED: Errno = Errno(libc::EREMOTEIO);
     pub(super) const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
     /// The calling thread's `errno`, right after a C function failed.

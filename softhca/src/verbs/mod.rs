@@ -14,6 +14,7 @@
 
 mod ah;
 mod api;
+mod command;
 mod context;
 mod cq;
 mod device;

@@ -1,11 +1,11 @@
 //! Giving commands to the device, and the objects that they make.
 
-use crate::verbs::{DeviceInner, DevxError, DevxStatus, Error, call};
+use crate::verbs::devx::{check, failure};
+use crate::verbs::{DeviceInner, DevxError, Error, call};
 use gdsync_sys::api::DevxApi;
 use gdsync_sys::mlx5dv::mlx5dv_devx_obj;
-use gdsync_sys::prm::command::encode::{self, ANSWER, CAPABILITIES, Command, Transition};
+use gdsync_sys::prm::command::encode::{ANSWER, Command, Transition};
 use gdsync_sys::prm::command::{cap, header, qpc};
-use libc::c_int;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,17 +16,6 @@ pub(super) fn api_of(device: &DeviceInner) -> Result<&'static DevxApi, DevxError
         device: device.name.to_owned(),
         reason: "its provider has no DEVX: it is the software card of this process, or libmlx5 is older than rdma-core 21",
     })
-}
-
-/// What a call that failed, with `errno` or its result, has said in its answer. An answer with a
-/// status is the device's, whichever number the kernel makes of it.
-fn failure(command: &'static str, detail: String, answer: &[u8], source: io::Error) -> Error {
-    let status = header::STATUS.get8(answer);
-    if status == 0 {
-        return Error::Verbs { call: command, detail, source };
-    }
-    let syndrome = header::SYNDROME.get32(answer);
-    DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
 }
 
 /// An object of the device, made by a command. Destroyed when dropped, if not before.
@@ -95,13 +84,6 @@ impl Drop for Object {
     }
 }
 
-fn check(command: &'static str, rc: c_int, answer: &[u8], detail: impl Fn() -> String) -> Result<(), Error> {
-    match call::status(command, rc, &detail) {
-        Err(Error::Verbs { source, .. }) => Err(failure(command, detail(), answer, source)),
-        other => other,
-    }
-}
-
 /// The event queue that a completion queue names, though it is never armed.
 pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
     let mut number = 0;
@@ -114,55 +96,11 @@ pub(super) fn event_queue(device: &DeviceInner) -> Result<u32, Error> {
 /// The format of time stamps that a queue pair must ask for: a device that has other than
 /// free-running ones may be set to them, and then refuses the rest.
 pub(super) fn timestamp_format(device: &DeviceInner) -> Result<u8, Error> {
-    let general = capabilities(device, cap::TYPE_GENERAL)?;
+    let general = device.capabilities(cap::TYPE_GENERAL)?;
     let formats = if cap::ROCE.is_set(&general) {
-        cap::QP_TS_FORMAT.get(&capabilities(device, cap::TYPE_ROCE)?)
+        cap::QP_TS_FORMAT.get(&device.capabilities(cap::TYPE_ROCE)?)
     } else {
         cap::SQ_TS_FORMAT.get(&general)
     };
     Ok(if formats == 0 { qpc::TS_FREE_RUNNING } else { qpc::TS_DEFAULT })
-}
-
-fn capabilities(device: &DeviceInner, kind: u64) -> Result<Vec<u8>, Error> {
-    let input = encode::query_capabilities(kind);
-    let mut answer = vec![0u8; CAPABILITIES];
-    let general_cmd = api_of(device)?.general_cmd;
-    let (asked, told) = (input.as_ptr().cast(), answer.as_mut_ptr().cast());
-    // SAFETY: the context is open; both buffers have the lengths that are given.
-    let rc = unsafe { general_cmd(device.context(), asked, input.len(), told, answer.len()) };
-    check("QUERY_HCA_CAP", rc, &answer, || format!("capabilities of type {kind}"))?;
-    Ok(answer)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(answer: &[u8], errno: i32) -> Error {
-        failure("CREATE_CQ", "8 entries".to_owned(), answer, io::Error::from_raw_os_error(errno))
-    }
-
-    #[test]
-    fn an_answer_with_a_status_is_the_devices_whatever_the_kernel_says() {
-        let mut answer = [0; ANSWER];
-        header::STATUS.put(&mut answer, 3u8);
-        header::SYNDROME.put(&mut answer, 0x1234_5678u32);
-        // EREMOTEIO of newer kernels, others of older ones.
-        for errno in [libc::EREMOTEIO, libc::EINVAL] {
-            let Error::Devx(DevxError::Refused { command: "CREATE_CQ", detail, status, syndrome }) =
-                refused(&answer, errno)
-            else {
-                panic!("{errno}")
-            };
-            assert_eq!((detail.as_str(), status, syndrome), ("8 entries", DevxStatus(3), 0x1234_5678));
-        }
-    }
-
-    #[test]
-    fn a_call_that_does_not_come_to_the_device_has_the_errno() {
-        let error = refused(&[0; ANSWER], libc::ENOMEM);
-        let Error::Verbs { call: "CREATE_CQ", source, .. } = &error else { panic!("{error}") };
-        assert_eq!(source.raw_os_error(), Some(libc::ENOMEM));
-        assert!(error.to_string().starts_with("CREATE_CQ failed (8 entries): "), "{error}");
-    }
 }

@@ -265,3 +265,11 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
     let text = error.to_string();
     assert!(text.contains("bad queue pair state") && text.contains("syndrome 0x"), "{text}");
 }
+
+#[test]
+fn devx_says_that_the_card_waits() {
+    let Some(device) = device("devx_says_that_the_card_waits") else { return };
+    let waits = device.card_waits().unwrap();
+    assert!(waits.data && waits.time && waits.queues && waits.ignore_overrun);
+    assert_eq!(waits.recordless, 256);
+}

@@ -1,0 +1,84 @@
+//! Capabilities, as the device's command QUERY_HCA_CAP answers them.
+
+use super::config::LIMITS;
+use super::device::Card;
+use super::port::LinkLayer;
+use gdsync_sys::prm::command::cap;
+
+/// Bytes of a blue-flame register, as a power of two: two buffers of 256 bytes.
+const LOG_BF_REG_SIZE: u8 = 9;
+/// Bytes of the largest work-queue entry.
+const MAX_WQE: u32 = 1024;
+/// Memory keys have no limit on their size.
+const LOG_MAX_KEY_LENGTH: u8 = 64;
+/// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, on 8 bytes: one bit for each power of two.
+const ATOMIC_OPERATIONS: u8 = 1 << 0 | 1 << 1;
+const ATOMIC_SIZES: u8 = 1 << 3;
+/// The clock counts nanoseconds.
+const CLOCK_KHZ: u32 = 1_000_000;
+
+impl Card {
+    /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), maximum and current
+    /// values alike; `None` for a type that the card does not know. The fields of the device as a
+    /// whole, such as its `vhca_id`, are 0.
+    pub fn capabilities(&self, kind: u64) -> Option<Vec<u8>> {
+        let mut answer = vec![0; cap::BYTES];
+        match kind {
+            cap::TYPE_GENERAL => self.general(&mut answer),
+            cap::TYPE_GENERAL_2 => {
+                cap::SEND_DBR_MODE_NO_DBR_EXT.put(&mut answer, 1u8);
+                cap::LOG_MAX_SEND_DBR_LESS_QP_SQ.put(&mut answer, LIMITS.max_recordless_qp.ilog2());
+            }
+            cap::TYPE_ATOMIC => {
+                cap::ATOMIC_OPERATIONS.put(&mut answer, ATOMIC_OPERATIONS);
+                cap::ATOMIC_SIZE_QP.put(&mut answer, ATOMIC_SIZES);
+            }
+            // All zero. libmlx5 asks even if the general capabilities exclude the feature.
+            cap::TYPE_ODP | cap::TYPE_ROCE | cap::TYPE_QOS => {}
+            _ => return None,
+        }
+        Some(answer)
+    }
+
+    fn general(&self, answer: &mut [u8]) {
+        let is_ethernet = self.link_layer() == LinkLayer::Ethernet;
+        let waits = self.wait_rules().supported;
+        let numbers = [
+            (cap::LOG_MAX_QP_SZ, LIMITS.max_qp_wr.ilog2()),
+            (cap::LOG_MAX_QP, LIMITS.max_qp.ilog2()),
+            (cap::LOG_MAX_CQ_SZ, LIMITS.max_cqe.ilog2()),
+            (cap::LOG_MAX_CQ, LIMITS.max_cq.ilog2()),
+            (cap::LOG_MAX_MKEY, LIMITS.max_mr.ilog2()),
+            (cap::LOG_MAX_MRW_SZ, LOG_MAX_KEY_LENGTH.into()),
+            (cap::LOG_MAX_RA_REQ_QP, LIMITS.max_rd_atomic.ilog2()),
+            (cap::LOG_MAX_RA_RES_QP, LIMITS.max_rd_atomic.ilog2()),
+            (cap::LOCAL_CA_ACK_DELAY, 16),
+            // `MLX5_CAP_PORT_TYPE_ETH` is 1.
+            (cap::PORT_TYPE, is_ethernet.into()),
+            (cap::NUM_PORTS, 1),
+            (cap::LOG_MAX_MSG, LIMITS.max_message.ilog2()),
+            (cap::CQE_VERSION, 1),
+            (cap::ROCE, is_ethernet.into()),
+            (cap::ATOMIC, 1),
+            (cap::CQ_OI, 1),
+            (cap::CD, waits.into()),
+            (cap::UD, 1),
+            (cap::UC, 1),
+            (cap::RC, 1),
+            (cap::UAR_4K, 1),
+            (cap::LOG_PG_SZ, 12),
+            (cap::BF, 1),
+            (cap::LOG_BF_REG_SIZE, LOG_BF_REG_SIZE.into()),
+            (cap::MAX_WQE_SZ_SQ, MAX_WQE),
+            (cap::MAX_WQE_SZ_RQ, MAX_WQE),
+            (cap::LOG_MAX_PD, LIMITS.max_pd.ilog2()),
+            (cap::DEVICE_FREQUENCY_KHZ, CLOCK_KHZ),
+            (cap::NUM_OF_UARS_PER_PAGE, 1),
+            (cap::WAIT_ON_DATA, waits.into()),
+            (cap::WAIT_ON_TIME, waits.into()),
+        ];
+        for (field, value) in numbers {
+            field.put(answer, value);
+        }
+    }
+}
