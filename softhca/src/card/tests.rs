@@ -35,6 +35,7 @@ mod hostile;
 mod hosts;
 mod interface;
 mod peer;
+mod stopped_peers;
 mod transfers;
 
 /// Memory that is never freed, aligned to a page.

@@ -7,5 +7,6 @@ mod fetch;
 mod request;
 mod send;
 mod state;
+mod timeout;
 
-pub(crate) use state::{PeerState, Requester};
+pub(crate) use state::{Examination, PeerState, Requester};
