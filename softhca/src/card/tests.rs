@@ -37,6 +37,7 @@ mod hostile;
 mod hosts;
 mod interface;
 mod peer;
+mod stopped_peers;
 mod transfers;
 mod waits;
 

@@ -129,6 +129,44 @@ impl Fabric {
         }
     }
 
+    /// The rounds of the card at a node: in each, it serves every queue pair that has something to
+    /// send. The number grows while that card runs. `None` without a link to the node, and on the
+    /// fabric of several hosts.
+    pub fn rounds(&self, node: Node) -> Option<u64> {
+        match &self.network {
+            Network::Shared(shared) => u16::try_from(node).ok().and_then(|lid| shared.rounds(lid)),
+            Network::Tcp(_) => None,
+        }
+    }
+
+    /// A round of this card has ended: the cards that send to it see that by [`Self::rounds`].
+    pub fn end_round(&mut self) {
+        match &mut self.network {
+            Network::Shared(shared) => shared.end_round(),
+            Network::Tcp(_) => {}
+        }
+    }
+
+    /// Where the last packet ends that has arrived from a node: a number for
+    /// [`Self::has_received`]. It includes all packets that the node sent before a round that
+    /// [`Self::rounds`] has shown.
+    pub fn arrived(&mut self, node: Node) -> u64 {
+        match &mut self.network {
+            Network::Shared(shared) => u16::try_from(node).map_or(0, |lid| shared.arrived(lid)),
+            Network::Tcp(_) => 0,
+        }
+    }
+
+    /// Whether [`Self::poll`] has passed on everything from a node before `position`.
+    pub fn has_received(&self, node: Node, position: u64) -> bool {
+        match &self.network {
+            Network::Shared(shared) => {
+                u16::try_from(node).map_or(true, |lid| shared.has_received(lid, position))
+            }
+            Network::Tcp(_) => true,
+        }
+    }
+
     /// Passes at most `budget` packets to `take`: source, header, payload in two parts. Returns how
     /// many.
     ///

@@ -10,6 +10,10 @@
 //! index, fences (SeqCst) and loads the flag. In every interleaving at least one of the two sees
 //! the other's store: either the sleeper does not sleep, or the other side wakes it.
 //!
+//! The consumer also counts its *rounds*: in one round its card serves every queue pair that has
+//! something to send. The producer learns from the count that the other card runs, and has had the
+//! chance to answer.
+//!
 //! The other process may be broken or hostile: every number read from the ring is checked before it
 //! is used, and a ring with an impossible number is closed.
 
@@ -22,13 +26,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 const CAPACITY: usize = 1 << 20;
 /// Bytes before the data: indices and flags, each on a cache line of its own.
 const CONTROL: usize = 4096;
-const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x02");
 
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;
 const AT_HEAD: usize = 256;
 const AT_CONSUMER_SLEEPS: usize = 384;
 const AT_PRODUCER_SLEEPS: usize = 512;
+const AT_ROUNDS: usize = 640;
 
 /// Bytes of the shared memory behind a ring.
 pub(super) const RING_BYTES: usize = CONTROL + CAPACITY;
@@ -66,6 +71,12 @@ impl Shared {
         let data = self.memory.base().wrapping_add(CONTROL);
         [(data.wrapping_add(start), first), (data, len - first)]
     }
+}
+
+/// Whether everything before a position is taken, where `left` bytes before `tail` are not. True of
+/// a position that is not this ring's, and of an impossible `left`.
+fn is_taken(tail: u64, left: u64, position: u64) -> bool {
+    left > CAPACITY as u64 || tail.wrapping_sub(position) >= left
 }
 
 /// Why a packet was not put into a ring.
@@ -131,7 +142,13 @@ impl Producer {
     /// this ring's, and where the consumer's index is impossible.
     pub(super) fn has_taken(&self, position: u64) -> bool {
         let left = self.tail.wrapping_sub(self.shared.word64(AT_HEAD).load(Ordering::Acquire));
-        left > CAPACITY as u64 || self.tail.wrapping_sub(position) >= left
+        is_taken(self.tail, left, position)
+    }
+
+    /// Rounds of the consumer's card since it has this ring. Packets that it put into any ring
+    /// before the end of such a round are visible to the caller.
+    pub(super) fn rounds(&self) -> u64 {
+        self.shared.word64(AT_ROUNDS).load(Ordering::Acquire)
     }
 
     /// Checks that a packet has room, and returns how many bytes it takes. With
@@ -189,6 +206,7 @@ pub(super) struct Corrupt(pub(super) &'static str);
 pub(super) struct Consumer {
     shared: Shared,
     head: u64,
+    rounds: u64,
 }
 
 impl Consumer {
@@ -198,11 +216,29 @@ impl Consumer {
         if shared.word64(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
             return Err(Corrupt("the ring is not of this version"));
         }
-        Ok(Consumer { shared, head: 0 })
+        Ok(Consumer { shared, head: 0, rounds: 0 })
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.shared.word64(AT_TAIL).load(Ordering::Acquire) == self.head
+        self.arrived() == self.head
+    }
+
+    /// The end of the last packet that has arrived.
+    pub(super) fn arrived(&self) -> u64 {
+        self.shared.word64(AT_TAIL).load(Ordering::Acquire)
+    }
+
+    /// Whether this side has taken everything before a position. True of a position that is not
+    /// this ring's, and where the producer's index is impossible.
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        let tail = self.arrived();
+        is_taken(tail, tail.wrapping_sub(self.head), position)
+    }
+
+    /// A round of this side's card has ended.
+    pub(super) fn end_round(&mut self) {
+        self.rounds = self.rounds.wrapping_add(1);
+        self.shared.word64(AT_ROUNDS).store(self.rounds, Ordering::Release);
     }
 
     /// Passes the next packet to `take`. `None` if there is none, else whether the producer waits

@@ -140,6 +140,32 @@ impl Shared {
         self.outgoing.links.get(&lid).is_none_or(|link| link.has_taken(position))
     }
 
+    /// As [`super::Fabric::rounds`].
+    pub(super) fn rounds(&self, lid: u16) -> Option<u64> {
+        self.outgoing.links.get(&lid).map(Outgoing::rounds)
+    }
+
+    /// As [`super::Fabric::end_round`].
+    pub(super) fn end_round(&mut self) {
+        self.incoming.iter_mut().flatten().for_each(Incoming::end_round);
+    }
+
+    fn incoming_of(&self, lid: u16) -> impl Iterator<Item = &Incoming> {
+        self.incoming.iter().flatten().filter(move |link| link.source() == lid)
+    }
+
+    /// As [`super::Fabric::arrived`].
+    pub(super) fn arrived(&mut self, lid: u16) -> u64 {
+        // The link itself may have arrived just now.
+        self.poll_sockets();
+        self.incoming_of(lid).last().map_or(0, Incoming::arrived)
+    }
+
+    /// As [`super::Fabric::has_received`].
+    pub(super) fn has_received(&self, lid: u16, position: u64) -> bool {
+        self.incoming_of(lid).all(|link| link.has_taken(position))
+    }
+
     fn connect(&mut self, lid: u16) -> SendOutcome {
         if lid == self.lid || !LIDS.contains(&lid) || self.outgoing.is_dead(lid) {
             return SendOutcome::Unreachable;

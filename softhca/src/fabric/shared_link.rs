@@ -82,6 +82,11 @@ impl Outgoing {
         self.ring.has_taken(position)
     }
 
+    /// As [`Producer::rounds`].
+    pub(super) fn rounds(&self) -> u64 {
+        self.ring.rounds()
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -136,6 +141,23 @@ impl Incoming {
     /// Whether the sending process has ended and all its packets are taken.
     pub(super) fn is_finished(&self) -> bool {
         self.closed && self.greeted.as_ref().is_none_or(|(_, ring)| ring.is_empty())
+    }
+
+    /// As [`Consumer::arrived`]; 0 before the greeting.
+    pub(super) fn arrived(&self) -> u64 {
+        self.greeted.as_ref().map_or(0, |(_, ring)| ring.arrived())
+    }
+
+    /// As [`Consumer::has_taken`].
+    pub(super) fn has_taken(&self, position: u64) -> bool {
+        self.greeted.as_ref().is_none_or(|(_, ring)| ring.has_taken(position))
+    }
+
+    /// As [`Consumer::end_round`].
+    pub(super) fn end_round(&mut self) {
+        if let Some((_, ring)) = &mut self.greeted {
+            ring.end_round();
+        }
     }
 
     pub(super) fn poll(

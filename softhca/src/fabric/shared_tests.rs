@@ -266,6 +266,26 @@ fn a_link_knows_how_far_its_peer_has_come() {
     assert!(a.has_taken(b.lid(), second) && a.has_taken(b.lid(), second + 64), "of another ring");
 }
 
+#[test]
+fn a_link_counts_the_rounds_of_its_peer_and_knows_what_came_before_them() {
+    let (mut a, mut b) = (Shared::bind().unwrap(), Shared::bind().unwrap());
+    assert_eq!(a.rounds(b.lid()), None, "there is no link");
+    assert_eq!(send(&mut a, b.lid(), b"one", b"1"), SendOutcome::Sent);
+    b.end_round();
+    assert_eq!(a.rounds(b.lid()), Some(0), "the link is not accepted");
+    until("the packet", || (take(&mut b).iter().any(|(lid, _)| *lid == a.lid())).then_some(()));
+    b.end_round();
+    assert_eq!(a.rounds(b.lid()), Some(1));
+    assert_eq!(send(&mut b, a.lid(), b"answer", b"1"), SendOutcome::Sent);
+    b.end_round();
+    assert_eq!(a.rounds(b.lid()), Some(2));
+    // The link has not been accepted before.
+    let arrived = a.arrived(b.lid());
+    assert!(arrived > 0 && !a.has_received(b.lid(), arrived));
+    assert_eq!(take_one(&mut a), Some(b.lid()));
+    assert!(a.has_received(b.lid(), arrived) && a.has_received(b.lid(), arrived + 64), "of another ring");
+}
+
 fn take_one(fabric: &mut Shared) -> Option<u16> {
     let mut source = None;
     fabric.poll(1, |lid, _, _| source = Some(lid));

@@ -9,6 +9,7 @@ mod schedule;
 mod send;
 mod state;
 mod step;
+mod timers;
 
 pub(crate) use state::{Engine, Uar};
 pub(crate) use step::nap;

@@ -10,6 +10,8 @@ use std::time::Instant;
 pub(super) struct Schedule {
     /// Queue pairs with something to send.
     active: VecDeque<u32>,
+    /// Queue pairs of `active` that the current round has still to serve.
+    left_in_round: usize,
     /// Queue pairs that found the fabric full.
     blocked: Vec<u32>,
     /// Queue pairs in ERR. Receives that are posted to them are flushed.
@@ -34,7 +36,18 @@ impl Schedule {
 
     /// The next queue pair with something to send.
     pub(super) fn next_active(&mut self) -> Option<u32> {
+        self.left_in_round = self.left_in_round.saturating_sub(1);
         self.active.pop_front()
+    }
+
+    /// Whether a round has ended: every queue pair was served that had something to send at the
+    /// round's begin. The next round begins.
+    pub(super) fn ends_round(&mut self) -> bool {
+        let ends = self.left_in_round == 0;
+        if ends {
+            self.left_in_round = self.active.len();
+        }
+        ends
     }
 
     /// Adds a queue pair to those that found the fabric full.

@@ -4,7 +4,6 @@ use super::arrive::arrive;
 use super::send::Served;
 use super::state::Engine;
 use crate::card::transport::qp::Qp;
-use crate::card::transport::requester::PeerState;
 use std::time::{Duration, Instant};
 
 /// Packets that one step takes from the fabric.
@@ -39,6 +38,9 @@ impl Engine {
                 Served::Blocked => self.schedule.block(qpn),
             }
         }
+        if self.schedule.ends_round() {
+            self.fabric.end_round();
+        }
         worked
     }
 
@@ -48,7 +50,8 @@ impl Engine {
         delayed.into_iter().chain([self.schedule.next_timer()]).flatten().min()
     }
 
-    fn take_packets(&mut self, now: Instant) -> bool {
+    /// Takes packets from the fabric. Returns whether there were any.
+    pub(crate) fn take_packets(&mut self, now: Instant) -> bool {
         if self.delayed.is_congested() {
             return false;
         }
@@ -86,33 +89,6 @@ impl Engine {
             }
         }
         goes_on
-    }
-
-    fn fire_timers(&mut self, now: Instant) -> bool {
-        let mut fired = false;
-        while let Some(qpn) = self.schedule.next_expired(now) {
-            let Some(qp) = self.qps.get_mut(&qpn) else { continue };
-            qp.timer = None;
-            let node = qp.endpoint.node(self.resources.port);
-            let expired = qp.requester.is_expired(now);
-            let ready = qp.requester.take_rnr_over(now);
-            let left_at = qp.requester.left_at;
-            let peer = match expired && node != self.resources.port.node() {
-                true if !self.fabric.is_alive(node) => PeerState::Ended,
-                true if !self.fabric.has_taken(node, left_at) => PeerState::Behind,
-                _ => PeerState::Current,
-            };
-            self.with_qp(qpn, now, |qp, context| {
-                if expired {
-                    qp.retry(peer, context);
-                }
-            });
-            if expired || ready {
-                fired = true;
-                self.activate(qpn);
-            }
-        }
-        fired
     }
 
     /// Prepares to sleep. False if there is work after all.

@@ -6,12 +6,12 @@ use super::datagrams::{QKEY, datagram_qp};
 use super::*;
 use gdsync_sys::prm::wqe::{AddressFields, AddressVector};
 
-fn card() -> Card {
+pub(super) fn card() -> Card {
     Card::stopped(LinkLayer::InfiniBand, Box::new(drop)).unwrap()
 }
 
 /// Steps both cards until `done`, or until a minute is over.
-fn run_both(one: &Card, other: Option<&Card>, mut done: impl FnMut() -> bool) {
+pub(super) fn run_both(one: &Card, other: Option<&Card>, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < end, "nothing happens");
@@ -47,27 +47,31 @@ fn a_sender_learns_of_a_death_and_a_receiver_does_not() {
     assert_eq!(alive.query_qp(receiver.qpn).unwrap().state, QpState::Rts);
 }
 
+/// With these attributes, the first time-out of 17 ms that counts fails a queue pair.
+pub(super) fn first_counts() -> QpChange {
+    QpChange { timeout: Some(12), retry_cnt: Some(0), ..QpChange::default() }
+}
+
 /// A sender on a card, connected to a queue pair on another, whose memory takes writes. The first
-/// time-out of 17 ms that counts fails the sender.
-fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
+/// time-out that counts fails the sender.
+pub(super) fn impatient(sends: &Card, receives: &Card) -> (TestQp, Region) {
     let sender = TestQp::new(sends, sends.alloc_pd().unwrap(), &SIZES);
     let pdn = receives.alloc_pd().unwrap();
     let to = TestQp::new(receives, pdn, &SIZES);
-    let with = QpChange { timeout: Some(12), retry_cnt: Some(0), ..QpChange::default() };
-    sender.connect(sends, to.qpn, receives.lid(), with);
-    to.connect(receives, sender.qpn, sends.lid(), with);
+    sender.connect(sends, to.qpn, receives.lid(), first_counts());
+    to.connect(receives, sender.qpn, sends.lid(), first_counts());
     (sender, Region::new(receives, pdn, 64, everything()))
 }
 
 /// Steps a card for many of the time-outs of [`impatient`].
-fn run_for_a_while(card: &Card) {
+pub(super) fn run_for_a_while(card: &Card) {
     let end = Instant::now() + Duration::from_millis(200);
     while Instant::now() < end {
         run(card);
     }
 }
 
-fn write(to: &Region) -> [Vec<u8>; 2] {
+pub(super) fn write(to: &Region) -> [Vec<u8>; 2] {
     [to.remote(0).as_bytes().to_vec(), inline(b"hello")]
 }
 

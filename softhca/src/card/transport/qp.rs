@@ -216,7 +216,7 @@ impl Qp {
         if let Some(left_at) = left_at
             && PacketKind::try_from(header.kind).is_ok_and(PacketKind::is_request)
         {
-            self.requester.left_at = left_at;
+            self.requester.reached(header.psn.get(), left_at);
         }
     }
 

@@ -1,7 +1,7 @@
-//! Answers of the responder: acknowledgements, results, refusals, and their absence.
+//! Answers of the responder: acknowledgements, results, refusals.
 
-use super::state::{PeerState, Requester};
-use crate::card::config::{MTU, QpState, ack_timeout, rnr_timer};
+use super::state::Requester;
+use crate::card::config::{MTU, rnr_timer};
 use crate::card::queue::wqe::Payload;
 use crate::card::transport::step::Step;
 use crate::packet::{NakCode, PSN_MASK, Packet, psn_distance};
@@ -105,44 +105,7 @@ impl Requester {
             self.rnr_left -= 1;
         }
         self.rnr_until = Some(step.context.now + rnr_timer(timer));
-        self.deadline = None;
+        self.set_timer(None);
         self.rewind();
-    }
-
-    /// The retransmission timer has expired, or the peer's process has ended.
-    ///
-    /// Hardware acknowledges without its host's CPU. So while the peer's process is stopped, which
-    /// the fabric sees by packets that it does not take, no time-out counts: nothing is lost, and
-    /// nothing has to be sent again. Nor does the first after that: the peer has only just taken
-    /// the packets.
-    pub(crate) fn retry(&mut self, peer: PeerState, step: &mut Step<'_, '_>) {
-        self.deadline = None;
-        if step.endpoint.state() != QpState::Rts {
-            return;
-        }
-        let was_behind = std::mem::replace(&mut self.was_behind, peer == PeerState::Behind);
-        if peer == PeerState::Behind || (peer == PeerState::Current && was_behind) {
-            return self.wait_again(step);
-        }
-        if peer == PeerState::Ended || self.retries_left == 0 {
-            let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
-            if let Some(position) = position {
-                self.fail_at(position, Syndrome::RetryExceeded, step);
-            }
-            return;
-        }
-        self.retries_left -= 1;
-        tracing::debug!(
-            qpn = step.endpoint.qpn,
-            left = self.retries_left,
-            "nothing was acknowledged in time"
-        );
-        self.rewind();
-        self.wait_again(step);
-    }
-
-    fn wait_again(&mut self, step: &Step<'_, '_>) {
-        self.deadline =
-            ack_timeout(step.endpoint.attributes.timeout).map(|timeout| step.context.now + timeout);
     }
 }

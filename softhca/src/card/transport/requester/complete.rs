@@ -66,7 +66,8 @@ impl Requester {
 
     /// In ERR: completes every announced work request as flushed.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) {
-        (self.deadline, self.rnr_until) = (None, None);
+        self.set_timer(None);
+        self.rnr_until = None;
         loop {
             let next = self.requests.pop_front();
             let Some(request) = next.or_else(|| self.fetch_to_flush()) else { break };

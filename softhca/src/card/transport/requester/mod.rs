@@ -7,6 +7,7 @@ mod fetch;
 mod request;
 mod send;
 mod state;
+mod timeout;
 mod wait;
 
-pub(crate) use state::{PeerState, Requester};
+pub(crate) use state::{Examination, PeerState, Requester};

@@ -3,6 +3,7 @@
 use super::request::Request;
 use crate::card::config::{QpAttributes, QpConfig, ack_timeout};
 use crate::card::queue::send::SendQueue;
+use crate::packet::{PSN_MASK, psn_distance};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -22,10 +23,10 @@ pub(crate) struct Requester {
     pub(super) deadline: Option<Instant>,
     /// End of the pause that the peer asked for.
     pub(super) rnr_until: Option<Instant>,
-    /// Where its last packet ends on the fabric's way to the peer.
-    pub(crate) left_at: u64,
-    /// The peer had not taken that packet when the timer expired last.
-    pub(super) was_behind: bool,
+    /// The last packet that the fabric took on its way to the peer: its number, and where it ends.
+    reached: Option<(u32, u64)>,
+    /// How far the examination of the current time-out has come.
+    pub(crate) examination: Option<Examination>,
     pub(super) waits: Waits,
 }
 
@@ -44,6 +45,16 @@ pub(super) struct Waits {
     pub(super) hopeless: Option<u32>,
 }
 
+/// What a time-out that may not count still waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Examination {
+    /// For the peer's card, which has taken the packets. `since` is the number of its rounds when
+    /// the examination began.
+    Answering { since: u64 },
+    /// For this card, which has to take what the peer's card has sent.
+    Arriving { until: u64 },
+}
+
 /// What the fabric knows of a peer when the retransmission timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
@@ -51,8 +62,11 @@ pub(crate) enum PeerState {
     Ended,
     /// Its process lives, and has not taken what was sent to it: it is busy or stopped.
     Behind,
-    /// It has taken everything, or the fabric does not know.
-    Current,
+    /// Its process lives and has taken what was sent to it. It may not have had the chance to
+    /// answer, or its answer may not have been taken.
+    Answering,
+    /// It has answered everything that it will answer, or the fabric does not know.
+    Answered,
 }
 
 impl Requester {
@@ -70,8 +84,8 @@ impl Requester {
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
-            left_at: 0,
-            was_behind: false,
+            reached: None,
+            examination: None,
             waits: Waits::default(),
         }
     }
@@ -82,8 +96,8 @@ impl Requester {
         self.requests.clear();
         self.cursor = 0;
         self.next_psn = psn;
-        (self.deadline, self.rnr_until) = (None, None);
-        (self.left_at, self.was_behind) = (0, false);
+        self.set_timer(None);
+        (self.rnr_until, self.reached) = (None, None);
         self.waits = Waits::default();
         self.refill_retries(attributes);
     }
@@ -107,6 +121,26 @@ impl Requester {
         self.rnr_until.take_if(|until| *until <= now).is_some()
     }
 
+    /// The fabric has taken packet `psn`, which ends at `position`.
+    pub(crate) fn reached(&mut self, psn: u32, position: u64) {
+        self.reached = Some((psn, position));
+    }
+
+    /// Where the last packet ends that the fabric has taken, if the peer has still to answer a
+    /// packet up to it.
+    pub(crate) fn reached_at(&self) -> Option<u64> {
+        let oldest = self.requests.iter().find(|request| !request.done && request.packets > 0)?;
+        // A read is one packet, whatever part of its result has arrived.
+        let answered = if oldest.awaits_result() { 0 } else { oldest.acked };
+        let psn = oldest.first_psn.wrapping_add(answered) & PSN_MASK;
+        self.reached.filter(|(reached, _)| psn_distance(*reached, psn) >= 0).map(|(_, position)| position)
+    }
+
+    /// Sets or stops the retransmission timer. A time-out that was examined is forgotten.
+    pub(super) fn set_timer(&mut self, deadline: Option<Instant>) {
+        (self.deadline, self.examination) = (deadline, None);
+    }
+
     fn refill_retries(&mut self, attributes: &QpAttributes) {
         self.retries_left = attributes.retry_cnt;
         self.rnr_left = attributes.rnr_retry;
@@ -116,13 +150,12 @@ impl Requester {
     pub(super) fn arm(&mut self, attributes: &QpAttributes, now: Instant) {
         let outstanding = self.requests.iter().any(|request| request.sent > request.acked && !request.done);
         let timeout = ack_timeout(attributes.timeout).filter(|_| outstanding);
-        self.deadline = timeout.map(|timeout| now + timeout);
+        self.set_timer(timeout.map(|timeout| now + timeout));
     }
 
     /// An acknowledgement has advanced: the retry counters and the timer start again.
     pub(super) fn progressed(&mut self, attributes: &QpAttributes, now: Instant) {
         self.refill_retries(attributes);
-        self.was_behind = false;
         self.arm(attributes, now);
     }
 

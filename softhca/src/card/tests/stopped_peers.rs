@@ -1,0 +1,249 @@
+//! Peers that stop at the worst moments: after they took a request and before they answered it, or
+//! between two packets of an answer. In all tests the first time-out that counts fails the sender.
+
+use super::super::config::MTU;
+use super::dead_peers::{card, first_counts, impatient, run_both, run_for_a_while, write};
+use super::*;
+use crate::testing::{again, role};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+
+/// Writes once, so that the cards have a link in each direction.
+fn greet(sender: &mut TestQp, target: &Region, alive: &Card, other: &Card) {
+    let [remote, data] = write(target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(alive, Some(other), || sender.cq.peek().is_some());
+    success(sender.cq.poll());
+}
+
+/// The first half of a step: the card takes doorbells and packets, and answers nothing.
+fn take(card: &Card) {
+    let mut engine = card.shared.engine.lock();
+    engine.take_doorbells(Instant::now());
+    assert!(engine.take_packets(Instant::now()));
+}
+
+#[test]
+fn a_peer_that_stops_before_it_answers_is_waited_for() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    greet(&mut sender, &target, &alive, &stopped);
+    for _ in 0..3 {
+        let [remote, data] = write(&target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+        run(&alive);
+        take(&stopped);
+        run_for_a_while(&alive);
+        assert!(sender.cq.peek().is_none(), "it may still answer");
+        run_both(&alive, Some(&stopped), || sender.cq.peek().is_some());
+        success(sender.cq.poll());
+    }
+}
+
+#[test]
+fn a_peer_that_stops_before_it_answers_and_dies_is_given_up() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    greet(&mut sender, &target, &alive, &stopped);
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run(&alive);
+    take(&stopped);
+    run_for_a_while(&alive);
+    assert!(sender.cq.peek().is_none());
+    drop(stopped);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+#[test]
+fn a_peer_that_stops_in_the_middle_of_an_answer_is_waited_for() {
+    // One step sends less: it is more than a link holds.
+    const LEN: usize = 20 * MTU as usize;
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    greet(&mut sender, &target, &alive, &stopped);
+    let pdn = alive.alloc_pd().unwrap();
+    let local = Region::new(&alive, pdn, LEN, everything());
+    let (mut reader, remote) = impatient_reader(&alive, pdn, &stopped, LEN);
+    remote.fill(3);
+    reader.post(Opcode::RdmaRead, &[remote.remote(0).as_bytes(), local.data(0..LEN).as_bytes()]);
+    run(&alive);
+    assert!(stopped.shared.engine.lock().step(Instant::now()));
+    run_for_a_while(&alive);
+    assert_ne!(local.bytes()[0], local.bytes()[1], "a part has arrived");
+    assert!(reader.cq.peek().is_none(), "it may still answer");
+    run_both(&alive, Some(&stopped), || reader.cq.peek().is_some());
+    success(reader.cq.poll());
+    assert_eq!(local.bytes(), remote.bytes());
+}
+
+/// As [`impatient`], in that protection domain of the sender, and with a region of so many bytes.
+fn impatient_reader(reads: &Card, pdn: u32, answers: &Card, len: usize) -> (TestQp, Region) {
+    let reader = TestQp::new(reads, pdn, &SIZES);
+    let other = answers.alloc_pd().unwrap();
+    let to = TestQp::new(answers, other, &SIZES);
+    reader.connect(reads, to.qpn, answers.lid(), first_counts());
+    to.connect(answers, reader.qpn, reads.lid(), first_counts());
+    (reader, Region::new(answers, other, len, everything()))
+}
+
+#[test]
+fn a_peer_that_stops_while_it_serves_others_is_waited_for() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    greet(&mut sender, &target, &alive, &stopped);
+    let mut others: Vec<_> = (0..40).map(|_| impatient(&stopped, &alive)).collect();
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run(&alive);
+    for (other, target) in &mut others {
+        let [remote, data] = write(target);
+        other.post(Opcode::RdmaWrite, &[&remote, &data]);
+    }
+    take(&stopped);
+    run_for_a_while(&alive);
+    // One step serves 16 queue pairs. Those whose doorbells it took are served before the one
+    // whose packet it took.
+    for _ in 0..2 {
+        assert!(stopped.shared.engine.lock().step(Instant::now()));
+    }
+    run_for_a_while(&alive);
+    assert!(sender.cq.peek().is_none(), "it may still answer");
+    run_both(&alive, Some(&stopped), || sender.cq.peek().is_some());
+    success(sender.cq.poll());
+}
+
+#[test]
+fn a_card_that_was_stopped_takes_the_answers_that_wait_before_it_retries() {
+    let (stopped, peer) = (card(), card());
+    let (mut sender, target) = impatient(&stopped, &peer);
+    greet(&mut sender, &target, &stopped, &peer);
+    let (mut writer, into) = impatient(&peer, &stopped);
+    for stops_twice in [false, true] {
+        let [remote, text] = write(&target);
+        sender.post(Opcode::RdmaWrite, &[&remote, &text]);
+        run(&stopped);
+        // The acknowledgement stands behind 16 packets of the other queue pair, and one step takes
+        // 16 packets of a link.
+        for _ in 0..16 {
+            let [remote, text] = write(&into);
+            writer.post(Opcode::RdmaWrite, &[&remote, &text]);
+        }
+        if stops_twice {
+            take(&peer);
+            run_for_a_while(&stopped);
+        }
+        run(&peer);
+        std::thread::sleep(Duration::from_millis(50));
+        run_both(&stopped, Some(&peer), || sender.cq.peek().is_some());
+        success(sender.cq.poll());
+        for _ in 0..16 {
+            run_both(&stopped, Some(&peer), || writer.cq.peek().is_some());
+            success(writer.cq.poll());
+        }
+    }
+}
+
+#[test]
+fn what_faults_drop_counts_although_the_peer_has_answered_before_it_stopped() {
+    let (alive, stopped) = (card(), card());
+    let (mut sender, target) = impatient(&alive, &stopped);
+    greet(&mut sender, &target, &alive, &stopped);
+    alive.set_faults(Some(&"drop".parse().unwrap()));
+    let [remote, data] = write(&target);
+    sender.post(Opcode::RdmaWrite, &[&remote, &data]);
+    run_both(&alive, None, || sender.cq.peek().is_some());
+    assert_eq!(error(sender.cq.poll()).1, Syndrome::RetryExceeded);
+}
+
+/// The bytes that the peer's process offers to reads.
+const OFFERED: usize = 40 * MTU as usize;
+const PEER: &str = "the peer is ";
+
+/// The peer's process: it serves until its parent ends it.
+fn serve(parent: &str) {
+    let [qpn, lid] = numbers(parent);
+    let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let qp = TestQp::new(&card, pdn, &SIZES);
+    let memory = Region::new(&card, pdn, OFFERED, everything());
+    qp.connect(&card, qpn as u32, lid as u16, first_counts());
+    println!("\n{PEER}{} {} {} {}", qp.qpn, card.lid(), memory.at as u64, memory.key);
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+fn numbers<const COUNT: usize>(text: &str) -> [u64; COUNT] {
+    let all: Vec<u64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    all.try_into().unwrap()
+}
+
+/// A process that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Ended {
+    fn signal(&self, signal: libc::c_int) {
+        // SAFETY: only a signal is sent, to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.0.id() as libc::pid_t, signal) }, 0);
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed() {
+    const TEST: &str = "card::tests::stopped_peers::a_process_that_is_stopped_at_any_moment_is_waited_for_until_it_is_killed";
+    if let Some(parent) = role() {
+        return serve(&parent);
+    }
+    let card = Card::start(LinkLayer::InfiniBand, Box::new(drop)).unwrap();
+    let pdn = card.alloc_pd().unwrap();
+    let mut qp = TestQp::new(&card, pdn, &SIZES);
+    let local = Region::new(&card, pdn, OFFERED, everything());
+    let mut command = again(TEST, &format!("{} {}", qp.qpn, card.lid()));
+    let mut peer = Ended(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let said = BufReader::new(peer.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let said = said.filter_map(|line| Some(line.strip_prefix(PEER)?.to_owned())).next().unwrap();
+    let [qpn, lid, addr, key] = numbers(&said);
+    qp.connect(&card, qpn as u32, lid as u16, first_counts());
+    let remote = RemoteAddrSeg::new(addr, key as u32);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = 1u64;
+            for _ in 0..40 {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                std::thread::sleep(Duration::from_micros((random >> 33) % 3000));
+                peer.signal(libc::SIGSTOP);
+                // Longer than two time-outs.
+                std::thread::sleep(Duration::from_millis(40));
+                peer.signal(libc::SIGCONT);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            qp.post(Opcode::RdmaWrite, &[remote.as_bytes(), &inline(b"hello")]);
+            success(Some(qp.cq.wait()));
+            qp.post(Opcode::RdmaRead, &[remote.as_bytes(), local.data(0..OFFERED).as_bytes()]);
+            success(Some(qp.cq.wait()));
+        }
+    });
+    peer.signal(libc::SIGSTOP);
+    qp.post(Opcode::RdmaWrite, &[remote.as_bytes(), &inline(b"hello")]);
+    peer.signal(libc::SIGKILL);
+    let syndromes = std::iter::from_fn(|| {
+        let cqe = qp.cq.wait();
+        if !cqe.is_error() {
+            // The peer had answered before it stopped.
+            qp.post(Opcode::RdmaWrite, &[remote.as_bytes(), &inline(b"hello")]);
+        }
+        Some(cqe)
+    });
+    let failed = syndromes.into_iter().find(Cqe64::is_error);
+    assert_eq!(error(failed).1, Syndrome::RetryExceeded);
+}

@@ -1,0 +1,57 @@
+//! The absence of answers: time-outs, and the retries that they cost.
+
+use super::state::{PeerState, Requester};
+use crate::card::config::{QpState, ack_timeout};
+use crate::card::transport::step::Step;
+use gdsync_sys::prm::cqe::Syndrome;
+use std::time::Duration;
+
+/// A time-out that is examined is looked at again after its time-out divided by this.
+const LOOKS: u32 = 16;
+
+impl Requester {
+    /// The retransmission timer has expired, or the peer's process has ended.
+    ///
+    /// Hardware acknowledges without its host's CPU. A software card stops with its process, so a
+    /// time-out counts only if the peer's card has run since it took the packets. While it has not,
+    /// nothing is lost, and nothing has to be sent again.
+    pub(crate) fn retry(&mut self, peer: PeerState, step: &mut Step<'_, '_>) {
+        if step.endpoint.state() != QpState::Rts {
+            return self.set_timer(None);
+        }
+        match peer {
+            PeerState::Behind => return self.wait_again(step),
+            PeerState::Answering => return self.look_again(step),
+            PeerState::Answered if self.retries_left > 0 => {}
+            PeerState::Answered | PeerState::Ended => {
+                self.set_timer(None);
+                let position = self.requests.iter().position(|request| !request.done && request.packets > 0);
+                if let Some(position) = position {
+                    self.fail_at(position, Syndrome::RetryExceeded, step);
+                }
+                return;
+            }
+        }
+        self.retries_left -= 1;
+        tracing::debug!(
+            qpn = step.endpoint.qpn,
+            left = self.retries_left,
+            "nothing was acknowledged in time"
+        );
+        self.rewind();
+        self.wait_again(step);
+    }
+
+    fn timeout(step: &Step<'_, '_>) -> Option<Duration> {
+        ack_timeout(step.endpoint.attributes.timeout)
+    }
+
+    fn wait_again(&mut self, step: &Step<'_, '_>) {
+        self.set_timer(Self::timeout(step).map(|timeout| step.context.now + timeout));
+    }
+
+    /// Looks at the peer again soon. The examination goes on.
+    fn look_again(&mut self, step: &Step<'_, '_>) {
+        self.deadline = Self::timeout(step).map(|timeout| step.context.now + timeout / LOOKS);
+    }
+}
