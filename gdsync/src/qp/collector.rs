@@ -7,7 +7,7 @@ use crate::queue::send::CardWait;
 use crate::queue::{QueueError, RequestError, WorkRequest};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::device::DeviceInner;
-use crate::verbs::{Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain};
+use crate::verbs::{Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueuePairError};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -126,6 +126,12 @@ impl Collector {
     /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`];
     /// [`Error::Thread`].
     pub fn on_port(device: &Device, port: u8) -> Result<Self, Error> {
+        if !device.card_waits()?.queues {
+            return Err(Error::QueuePair(QueuePairError::NoCardWaits {
+                device: device.inner.name.to_owned(),
+                what: "completion queues",
+            }));
+        }
         start_checker()?;
         let pd = ProtectionDomain::new(device)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -148,7 +154,7 @@ impl Collector {
     /// arrival word reaches then.
     ///
     /// # Errors
-    /// [`QueueFull::SendQueue`](crate::queue::QueueFull::SendQueue) while the card waits for too many;
+    /// [`QueueError::Full`] while the card waits for too many;
     /// [`RequestError::OtherDevice`](crate::queue::RequestError::OtherDevice) for a completion queue of
     /// another device. The waits are dropped then.
     pub fn collect(&self, waits: impl IntoIterator<Item = PreparedWait>) -> Result<u64, QueueError> {
@@ -183,8 +189,9 @@ impl CollectorInner {
     pub(crate) fn has_room(&self, entries: usize) -> bool {
         let state = self.state.lock();
         state.retire();
-        let blocks = u32::try_from(entries + 1).unwrap_or(u32::MAX);
-        state.queue_pair.inner.send().check_room(blocks).is_ok()
+        let requests = u32::try_from(entries + 1).unwrap_or(u32::MAX);
+        let own = &state.queue_pair.inner;
+        own.send_cq.lock().has_room(requests) && own.send().check_room(requests).is_ok()
     }
 
     /// Has the card wait for entries, and write the next number then, which is returned. Takes the

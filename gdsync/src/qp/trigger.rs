@@ -1,10 +1,12 @@
 //! Triggers: words for which cards wait in front of sends.
 
-use crate::memop::{GpuWord64, Named, Place, Word64, WordError};
+use crate::memop::{GpuWord64, Named, Place, Word64};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::send::{Before, CardWait, LastPost};
 use crate::queue::{OrderError, QueueError};
-use crate::verbs::{Access, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner};
+use crate::verbs::{
+    Access, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain, ProtectionDomainInner, QueuePairError,
+};
 use gdsync_sys::prm::wait;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -104,45 +106,51 @@ impl Trigger {
     /// A trigger in host memory of its own.
     ///
     /// # Errors
-    /// [`Error::Memory`], [`Error::Verbs`] where the provider refuses to register it.
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits) where the card waits
+    /// for no words; [`Error::Memory`], [`Error::Verbs`] where the provider refuses to register it.
     pub fn new(pd: &ProtectionDomain) -> Result<Self, Error> {
-        let region = MemoryRegion::allocate(pd, size_of::<u64>(), Access::empty())?;
-        let word = region.word64(0)?;
-        Ok(Self::on(region, word))
+        Self::in_region(&MemoryRegion::allocate(pd, size_of::<u64>(), Access::empty())?, 0)
     }
 
     /// A trigger in a region of host memory, at a byte offset. The word is set to 0.
     ///
     /// # Errors
-    /// [`WordError::Outside`](crate::memop::WordError::Outside) where the offset is not aligned to 8
-    /// bytes or lies outside.
-    pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, WordError> {
+    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside;
+    /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits).
+    pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
         let word = region.word64(offset)?;
-        Ok(Self::on(region.clone(), word))
-    }
-
-    fn on(region: MemoryRegion, word: Word64) -> Self {
         word.store(wait::word(0));
         let (lkey, addr, pd) = (region.lkey(), word.addr().get(), region.inner.pd.clone());
-        Self::with(Word::Host(word), lkey, addr, pd, Region::Host { _region: region })
+        Self::with(Word::Host(word), lkey, addr, pd, Region::Host { _region: region.clone() })
     }
 
     /// A trigger in GPU memory, at a byte offset: kernels of that GPU store to it in less time than
     /// to host memory, and the card reads it over PCIe. The word is set to 0.
     ///
     /// # Errors
-    /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside; [`Error::Cuda`]
-    /// where the driver cannot write the word.
+    /// As [`Self::in_region`]; [`Error::Cuda`] where the driver cannot write the word.
     pub fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
         let word = GpuWord64::new(region.memory(), offset)?;
         word.store(wait::word(0))?;
         let (lkey, addr, pd) = (region.lkey(), word.address(), region.inner.pd.clone());
-        Ok(Self::with(Word::Gpu(word), lkey, addr, pd, Region::Gpu { _region: region.clone() }))
+        Self::with(Word::Gpu(word), lkey, addr, pd, Region::Gpu { _region: region.clone() })
     }
 
-    fn with(word: Word, lkey: u32, addr: u64, pd: Arc<ProtectionDomainInner>, region: Region) -> Self {
+    fn with(
+        word: Word,
+        lkey: u32,
+        addr: u64,
+        pd: Arc<ProtectionDomainInner>,
+        region: Region,
+    ) -> Result<Self, Error> {
+        if !pd.device.card_waits()?.data {
+            return Err(Error::QueuePair(QueuePairError::NoCardWaits {
+                device: pd.device.name.to_owned(),
+                what: "words in memory",
+            }));
+        }
         let state = Mutex::default();
-        Trigger { inner: Arc::new(TriggerInner { word, lkey, addr, pd, state, _region: region }) }
+        Ok(Trigger { inner: Arc::new(TriggerInner { word, lkey, addr, pd, state, _region: region }) })
     }
 
     /// What the word holds once a ticket is released: its 8 bytes as a native number, for a kernel, a

@@ -171,6 +171,11 @@ impl CompletionState {
         self.held() + self.reserved + self.set_aside.len() as u32
     }
 
+    /// Whether that many work requests more can complete.
+    pub(crate) fn has_room(&self, requests: u32) -> bool {
+        self.taken().saturating_add(requests) <= self.entries()
+    }
+
     /// Entries that were polled and are not the card's yet.
     fn held(&self) -> u32 {
         self.polled.wrapping_sub(self.recycled)

@@ -184,13 +184,15 @@ pub enum QueuePairError {
         /// Its number.
         qpn: u32,
     },
-    /// The card does not wait for words in memory.
+    /// The card does not wait.
     #[error(
-        "device {device} has no WAIT for data (`gdsync doctor` says why): make the queue pair without a trigger"
+        "the card of device {device} does not wait for {what} (`gdsync doctor` says which do): release sends by doorbells, and have the stream wait for each queue"
     )]
     NoCardWaits {
         /// Name of the device.
         device: String,
+        /// What for.
+        what: &'static str,
     },
     /// A trigger of another protection domain.
     #[error("the trigger belongs to another protection domain than the queue pair: make it there")]

@@ -2,13 +2,16 @@
 //! releases it where work fails.
 
 use gdsync::memop::Condition;
-use gdsync::queue::{QueueFull, RequestError};
+use gdsync::queue::RequestError;
 use gdsync::stream::StreamOptions;
+use gdsync::verbs::QueuePairError;
 use gdsync::{
-    Access, Batch, Collector, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueueError, QueuePair,
-    QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
+    Access, Batch, Collector, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError,
+    QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, drain, poll, soft, synchronize};
+use gdsync_test_support::process::alone;
+use gdsync_test_support::{on_system, skipped};
 use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -225,8 +228,88 @@ fn what_a_collector_cannot_wait_for_is_refused() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, QueueError::Full(QueueFull::SendQueue { .. })), "{error}");
+    assert!(matches!(error, QueueError::Full(_)), "{error}");
     assert!(collected > 100 && collector.word().load() == 0);
     left.abort().unwrap();
     reaches(&collector, collected);
+}
+
+/// Whether this is the process with that setting of the software card; else runs it.
+fn with_waits(test: &str, setting: &str) -> bool {
+    if on_system() {
+        skipped(test, "settings of the software provider");
+        return false;
+    }
+    alone(module_path!(), test, &[("SOFTHCA_WAITS", setting)])
+}
+
+#[test]
+fn where_the_card_does_not_wait_the_stream_does() {
+    if !with_waits("where_the_card_does_not_wait_the_stream_does", "off") {
+        return;
+    }
+    let device = Device::software().unwrap();
+    let pd = ProtectionDomain::new(&device).unwrap();
+    for refused in [Trigger::new(&pd).map(drop), Collector::new(&device).map(drop)] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::QueuePair(QueuePairError::NoCardWaits { .. })), "{error}");
+        assert!(error.to_string().contains("doctor"), "{error}");
+    }
+    let (left, right) = (
+        QueuePair::new(&pd, QueuePairConfig::default()).unwrap(),
+        QueuePair::new(&pd, QueuePairConfig::default()).unwrap(),
+    );
+    connect(&left, &right);
+    let stream = collecting(2);
+    for _ in 0..2 {
+        right.post_recv(&[], 0).unwrap();
+        let send = left.prepare(WorkRequest::send(&[])).unwrap();
+        let waits = [left.send_cq(), right.recv_cq()].map(|queue| queue.prepare_wait().unwrap());
+        let posted = stream.post(waits.into_iter().fold(Batch::new().send(send), Batch::wait)).unwrap();
+        assert_eq!(posted.operations, 2 + 2 + 1);
+        synchronize(&stream);
+        for queue in [left.send_cq(), right.recv_cq()] {
+            assert_eq!(poll(&queue).status, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn entries_that_the_card_does_not_count_are_counted_by_the_cpu() {
+    if !with_waits("entries_that_the_card_does_not_count_are_counted_by_the_cpu", "errors-hold") {
+        return;
+    }
+    let peers = Peers::new(3);
+    let stream = collecting(2);
+    for number in 1..=3 {
+        let (left, right) = &peers.pairs[number % 3];
+        right.post_recv(&[], 0).unwrap();
+        let receive = right.recv_cq().prepare_wait().unwrap();
+        stream.post(Batch::new().wait(receive)).unwrap();
+        right.abort().unwrap();
+        synchronize(&stream);
+        // One behind the other: the second is posted while the CPU counts.
+        let waits = [0, 1].map(|_| {
+            left.post_recv(&[], 0).unwrap();
+            left.recv_cq().prepare_wait().unwrap()
+        });
+        let all = peers.pairs[(number + 1) % 3].1.recv_cq();
+        peers.pairs[(number + 1) % 3].1.post_recv(&[], 0).unwrap();
+        let other = all.prepare_wait().unwrap();
+        stream.post(waits.into_iter().fold(Batch::new(), Batch::wait).wait(other)).unwrap();
+        assert!(!stream.synchronize_timeout(SHORT).unwrap());
+        left.abort().unwrap();
+        assert!(!stream.synchronize_timeout(SHORT).unwrap());
+        peers.pairs[(number + 1) % 3].1.abort().unwrap();
+        synchronize(&stream);
+        for (left, right) in &peers.pairs {
+            for side in [left, right] {
+                side.abort().unwrap();
+            }
+            for side in [left, right] {
+                drain(side);
+            }
+            connect(left, right);
+        }
+    }
 }
