@@ -95,6 +95,31 @@ fn threads_release_steps_and_wait_for_their_arrival() {
 }
 
 #[test]
+fn steps_are_prepared_ahead_and_released_one_after_the_other() {
+    let Some(calls) = calls("steps_are_prepared_ahead_and_released_one_after_the_other") else { return };
+    let steps = Steps::new();
+    let trigger = steps.trigger.for_kernels(&Cpu::new()).unwrap();
+    let collector = steps.collector.for_kernels(&Cpu::new()).unwrap();
+    for turn in 0..10u64 {
+        let prepared: Vec<(u64, u64)> = (0..20).map(|_| steps.prepare()).collect();
+        for (at, (ticket, number)) in (1..).zip(prepared) {
+            let step = turn * 20 + at;
+            assert_eq!((ticket, number), (step * PEERS as u64, step));
+            for peer in 0..PEERS {
+                steps.source.word64(8 * peer).unwrap().store(step << 8 | peer as u64);
+            }
+            assert_eq!(steps.collector.word().load(), step - 1);
+            calls.release(&trigger, ticket);
+            assert_eq!(calls.wait_arrivals(&collector, number, LONG), Ended::Ok);
+            for peer in 0..PEERS {
+                assert_eq!(steps.target.word64(8 * peer).unwrap().load(), step << 8 | peer as u64);
+            }
+        }
+        (0..20).for_each(|_| steps.polls());
+    }
+}
+
+#[test]
 fn a_step_of_which_a_peer_fails_arrives_too() {
     let Some(calls) = calls("a_step_of_which_a_peer_fails_arrives_too") else { return };
     let steps = Steps::new();
