@@ -175,6 +175,19 @@ fn a_trigger_is_one_streams_at_a_time() {
 }
 
 #[test]
+fn another_stream_may_follow_once_the_word_is_written() {
+    let fan = Fan::new(2);
+    let (stream, other) = (soft(), soft());
+    // Neither says that it has passed what it wrote.
+    for number in 1..100 {
+        for (peer, stream) in [(0, &stream), (1, &other)] {
+            stream.post_send(fan.send(peer, number)).unwrap();
+            fan.completes(peer, number);
+        }
+    }
+}
+
+#[test]
 fn a_dropped_send_does_nothing_and_the_others_go() {
     for dropped in 0..3 {
         let fan = Fan::new(1);
