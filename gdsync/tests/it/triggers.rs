@@ -280,6 +280,29 @@ fn an_abort_ends_waits_for_sends_that_nothing_releases() {
 }
 
 #[test]
+fn dropped_sends_are_in_the_way_of_no_reset() {
+    for _ in 0..20 {
+        let fan = Fan::new(2);
+        // Its ticket keeps the others from being released.
+        let kept = fan.send(1, 1);
+        (0..3).for_each(|number| drop(fan.send(0, number)));
+        let (left, right) = &fan.pairs[0];
+        left.abort().unwrap();
+        right.abort().unwrap();
+        // The program has nothing outstanding: it has no completion to poll first.
+        left.reset().unwrap();
+        right.reset().unwrap();
+        connect(left, right);
+        let stream = soft();
+        stream.post_send(kept).unwrap();
+        stream.post_send(fan.send(0, 7)).unwrap();
+        fan.completes(1, 1);
+        fan.completes(0, 7);
+        assert_eq!(fan.value(0), 7);
+    }
+}
+
+#[test]
 fn a_queue_pair_may_be_dropped_while_the_card_waits() {
     let fan = Fan::new(1);
     let stream = soft();
