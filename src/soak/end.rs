@@ -259,7 +259,7 @@ impl End {
             }
             Phase::Running => self.work(tally)?,
             Phase::Draining => self.drain(tally)?,
-            Phase::Down if self.peer_is_down => Some(self.rise(tally)?),
+            Phase::Down if self.peer_is_down => self.rise(tally)?,
             Phase::Connecting => match self.next_up.take() {
                 Some(Message::Up { epoch, .. }) if epoch != self.epoch => None,
                 Some(up) => self.hear(up, tally)?,
@@ -290,12 +290,14 @@ impl End {
     }
 
     /// The next epoch: nothing outstanding.
-    fn rise(&mut self, tally: &mut Tally) -> Result<Message, Failure> {
-        self.wire.renew(tally).map_err(|error| self.named(error))?;
+    fn rise(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        if !self.wire.renew(tally).map_err(|error| self.named(error))? {
+            return Ok(None);
+        }
         self.epoch += 1;
         self.phase = Phase::Connecting;
         self.peer_is_down = false;
-        self.up()
+        self.up().map(Some)
     }
 
     /// Everything that was posted must complete, failed or not, and no stream may hang. True once
@@ -328,10 +330,15 @@ impl End {
             self.phase = Phase::Closing;
         }
         self.take(tally)?;
-        if !self.is_drained(tally)? {
+        let is_closed =
+            self.is_drained(tally)? && self.wire.finish(tally).map_err(|error| self.named(error))?;
+        if !is_closed && Instant::now() > self.drain_until {
+            tally.hung += 1;
+            return Err(format!("{self}: a wait for a send that was dropped does not end").into());
+        }
+        if !is_closed {
             return Ok(false);
         }
-        self.wire.finish(tally).map_err(|error| self.named(error))?;
         self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
         Ok(true)
     }

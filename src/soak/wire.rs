@@ -10,7 +10,8 @@ use super::queues::{self, Queues, SharedHub};
 use super::region::{Place, Region};
 use super::tally::Tally;
 use crate::failure::Failure;
-use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError, WorkError};
+use gdsync::qp::ResetError;
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, ResetBlocker, StateError, WorkError};
 use gdsync::stream::{PostError, PostFailure};
 use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
@@ -136,14 +137,17 @@ impl Wire {
         self.post_receives(tally)
     }
 
-    /// A queue pair that can be connected, with nothing outstanding: the same one, or another.
-    pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+    /// A queue pair that can be connected, with nothing outstanding: the same one, or another. False
+    /// where the same one has to wait.
+    pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
         self.poster.detach()?;
         let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
-            self.queue_pair.reset()?;
+            if !self.reset()? {
+                return Ok(false);
+            }
             tally.reset += 1;
         } else {
             let config = released(self.config, &self.trigger);
@@ -154,7 +158,18 @@ impl Wire {
         }
         self.forget(&hub, old, tally)?;
         (self.posted_receives, self.done_receives) = (0, 0);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Resets the queue pair. False while another stream waits for sends that were dropped.
+    fn reset(&self) -> Result<bool, Failure> {
+        match self.queue_pair.reset() {
+            Ok(()) => Ok(true),
+            Err(ResetError::Blocked { blocker: ResetBlocker::Sends(_), .. }) if self.trigger.is_some() => {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The queue pair of that number has ended its life: what asked for no completion may have had
@@ -167,14 +182,16 @@ impl Wire {
         Ok(())
     }
 
-    /// The run is over, and nothing is outstanding.
-    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+    /// The run is over, and nothing is outstanding. False where the queue pair has to wait.
+    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         self.poster.detach()?;
-        self.queue_pair.reset()?;
+        if !self.reset()? {
+            return Ok(false);
+        }
         let hub = self.send.clone();
         self.forget(&hub, self.queue_pair.number(), tally)?;
         self.close(tally);
-        Ok(())
+        Ok(true)
     }
 
     /// Drains the hubs that no other end polls: nothing may be left there.
