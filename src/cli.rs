@@ -31,6 +31,10 @@ pub(crate) const MAX_BATCH: u64 = 1024;
 /// operations wait, and there are four to an exchange, and twice as many exchanges under way.
 pub(crate) const MAX_GPU_BATCH: u64 = 120;
 
+/// Most that may be enqueued at a time where the card waits: in a queue, its waits have as much room
+/// as sends.
+pub(crate) const MAX_CARD_BATCH: u64 = 512;
+
 /// RDMA driven from streams, on a real card or on a software one.
 #[derive(Debug, Parser)]
 #[command(name = "gdsync", version, about, disable_help_subcommand = true, arg_required_else_help = false)]
@@ -170,9 +174,21 @@ impl PingpongOptions {
         if self.gpu.is_some() && self.trigger == Trigger::Cpu {
             return Some("--gpu is for streams: with --trigger cpu, no GPU has a part in it".to_owned());
         }
+        if self.doorbells == DoorbellChoice::Card && self.trigger == Trigger::Cpu {
+            return Some(
+                "--doorbells card is for streams, which then write a word: with --trigger cpu, the CPU rings the card"
+                    .to_owned(),
+            );
+        }
         if self.gpu.is_some() && self.batch > MAX_GPU_BATCH {
             return Some(format!(
                 "--batch {} is more than the {MAX_GPU_BATCH} that --gpu allows",
+                self.batch
+            ));
+        }
+        if self.doorbells == DoorbellChoice::Card && self.batch > MAX_CARD_BATCH {
+            return Some(format!(
+                "--batch {} is more than the {MAX_CARD_BATCH} that --doorbells card allows",
                 self.batch
             ));
         }
@@ -322,7 +338,7 @@ pub(crate) struct BenchOptions {
     /// the system's first]
     #[arg(long, value_name = "NAME[:PORT]", value_parser = hca::parse)]
     pub(crate) hca: Option<Hca>,
-    /// Posts of each kind
+    /// Posts of each kind; for `fanout` at most, as it has 200 rounds at most
     #[arg(long, value_name = "N", default_value = "100000", value_parser = values::posts, allow_hyphen_values = true)]
     pub(crate) posts: u64,
     /// The GPU to measure on
@@ -352,6 +368,9 @@ pub(crate) enum Benchmark {
     Batch,
     /// Posting by kernels: a GPU's cycles for each way, latency and rate of threads and queue pairs
     Device,
+    /// Sends to many queue pairs by one word that the card waits for, and waits that the card
+    /// collects, against doorbells and waits of the stream
+    Fanout,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream

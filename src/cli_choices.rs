@@ -55,6 +55,9 @@ pub(crate) enum DoorbellChoice {
     Direct,
     /// The stream stores to a mailbox, and a thread forwards it
     Proxy,
+    /// None: the CPU hands sends to the card at once, and the card waits for a word that the stream
+    /// writes
+    Card,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -78,7 +81,8 @@ impl From<QueueChoice> for QueueApi {
 impl From<DoorbellChoice> for DoorbellPath {
     fn from(choice: DoorbellChoice) -> Self {
         match choice {
-            DoorbellChoice::Auto => DoorbellPath::Auto,
+            // A stream whose sends the card waits with rings nothing.
+            DoorbellChoice::Auto | DoorbellChoice::Card => DoorbellPath::Auto,
             DoorbellChoice::Direct => DoorbellPath::Direct,
             DoorbellChoice::Proxy => DoorbellPath::Proxy,
         }

@@ -43,7 +43,7 @@ fn counts_are_checked() {
         ("--gid-index", "-1", "-1 is not an index of a GID"),
         ("--mtu", "1500", "1500 is none of 256, 512"),
         ("--hca", "mlx5_0:0", "mlx5_0:0 is no NAME or NAME:PORT"),
-        ("--doorbells", "loud", "[possible values: auto, direct, proxy]"),
+        ("--doorbells", "loud", "[possible values: auto, direct, proxy, card]"),
         ("--queues", "mine", "[possible values: verbs, devx]"),
         ("--op", "fetch", "[possible values: send, write, write-imm]"),
         ("--check=maybe", "", "maybe"),
@@ -57,6 +57,8 @@ fn counts_are_checked() {
 fn options_that_do_not_go_together_are_refused() {
     for (arguments, said) in [
         (&["--gpu", "0", "--trigger", "cpu"][..], "--gpu is for streams"),
+        (&["--doorbells", "card", "--trigger", "cpu"], "--doorbells card is for streams"),
+        (&["--doorbells", "card", "--batch", "513"], "more than the 512 that --doorbells card allows"),
         (&["--cq", "gpu"], "--cq gpu needs --gpu N"),
         (&["--wq", "host", "--dbrec", "gpu"], "--dbrec gpu needs --gpu N"),
         (&["--gpu", "0", "--batch", "121"], "--batch 121 is more than the 120 that --gpu allows"),

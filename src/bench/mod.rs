@@ -5,6 +5,7 @@ mod card;
 mod checked;
 mod cq;
 mod device;
+mod fanout;
 mod gpu;
 mod graph;
 mod memops;
@@ -26,6 +27,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Checked => checked::run(options),
         Benchmark::Cq => cq::run(options),
         Benchmark::Device => device::run(options),
+        Benchmark::Fanout => fanout::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),
         Benchmark::Plan => plan::run(options),

@@ -4,12 +4,13 @@
 use super::source::Tree;
 use crate::devices::{self, Listing};
 use crate::failure::Failure;
-use gdsync::Error;
 use gdsync::cuda::{self, Consistency, CudaError, DriverError, WritesOrdering};
 use gdsync::verbs::{OpenError, provider};
+use gdsync::{Device, Error};
 use gdsync_sys::VerbsApi;
 use gdsync_sys::system::LoadError;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Where a recorded tree keeps it.
 const RECORDED: &str = "/libraries.json";
@@ -73,9 +74,21 @@ pub(super) struct Verbs {
     /// libibverbs has `ibv_reg_dmabuf_mr`.
     pub(super) dma_buf: bool,
     pub(super) ports: Vec<Port>,
+    /// By device.
+    #[serde(default)]
+    pub(super) waits: BTreeMap<String, Answer<Waits>>,
     /// What could not be asked.
     #[serde(default)]
     pub(super) notes: Vec<String>,
+}
+
+/// What a card waits for by itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Waits {
+    /// Words of memory.
+    pub(super) data: bool,
+    /// Completion queues.
+    pub(super) queues: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -152,12 +165,24 @@ fn ask_verbs() -> Answer<Verbs> {
             Answer::Says(Verbs {
                 dma_buf: api.reg_dmabuf_mr.is_some(),
                 ports: ports(&listing),
+                waits: listing
+                    .devices
+                    .iter()
+                    .map(|row| (row.device.clone(), waits(api, &row.device)))
+                    .collect(),
                 notes: listing.notes,
             })
         }
         Err(error @ Error::Open(OpenError::Load(LoadError::Library { .. }))) => {
             Answer::Absent(error.to_string())
         }
+        Err(error) => Answer::Broken(error.to_string()),
+    }
+}
+
+fn waits(api: &'static VerbsApi, device: &str) -> Answer<Waits> {
+    match Device::open(api, Some(device)).and_then(|device| device.card_waits()) {
+        Ok(waits) => Answer::Says(Waits { data: waits.data, queues: waits.queues }),
         Err(error) => Answer::Broken(error.to_string()),
     }
 }

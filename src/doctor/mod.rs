@@ -15,6 +15,7 @@ mod registration;
 mod report;
 mod source;
 mod topology;
+mod waits;
 
 use crate::cli::DoctorOptions;
 use crate::failure::Failure;
@@ -50,7 +51,7 @@ fn examine(tree: &Tree, libraries: &Libraries) -> Report {
     let families = vec![
         family("GPU", driver::checks(&machine)),
         family("GPU memory", registration::checks(&machine)),
-        family("Cards", rdma::checks(&machine)),
+        family("Cards", [rdma::checks(&machine), waits::checks(&machine)].concat()),
         family(
             "PCI Express",
             [platform::checks(&machine, &paths), topology::checks(&machine, &paths)].concat(),

@@ -30,7 +30,7 @@ pub(super) struct Report {
     trigger: Trigger,
     /// The GPU that triggers, and that has the messages in its memory.
     gpu: Option<String>,
-    /// How doorbells reach the card.
+    /// How doorbells reach the card; `card` where the stream rings none.
     doorbells: String,
     /// The interface that makes the queues.
     queues: QueueChoice,

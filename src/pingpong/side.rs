@@ -13,7 +13,7 @@ use super::progress::Progress;
 use super::report::{Measured, Report};
 use super::timing::Usage;
 use super::watch::Watch;
-use crate::cli::{Operation, PingpongOptions, Service, Trigger};
+use crate::cli::{self, DoorbellChoice, Operation, PingpongOptions, Service};
 use crate::failure::Failure;
 use crate::hca;
 use gdsync::memop::Condition;
@@ -22,7 +22,7 @@ use gdsync::stream::Cpu;
 use gdsync::verbs::{AddressHandle, Mtu, Transport};
 use gdsync::{
     Access, Batch, ConnectOptions, Endpoint, MemoryRegion, PreparedSend, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, WorkRequest,
+    QueuePair, QueuePairConfig, RemoteMemory, Slice, SoftStream, Trigger, WorkRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -91,6 +91,9 @@ impl Side {
         let config = config.port(port).gid_index(options.gid_index).transport(options.transport.into());
         let config = config.placement(options.layout.placement(options.gpu));
         let config = config.queues(options.queues.into());
+        let by_card = options.doorbells == DoorbellChoice::Card;
+        let trigger = by_card.then(|| Trigger::new(&pd)).transpose()?;
+        let config = trigger.as_ref().map_or(config, |trigger| config.trigger(trigger));
         let queue_pair = QueuePair::new(&pd, config)?;
         let findings = Findings::new(options.warmup);
         let driver = driver(options, rank, &pd, &findings)?;
@@ -353,7 +356,10 @@ impl Side {
         let measured = Measured {
             card: &self.card,
             gpu: self.driver.gpu(),
-            doorbells: self.driver.doorbells(&self.connection.queue_pair)?.to_string(),
+            doorbells: match self.options.doorbells {
+                DoorbellChoice::Card => cli::word(&DoorbellChoice::Card),
+                _ => self.driver.doorbells(&self.connection.queue_pair)?.to_string(),
+            },
             timing: &self.findings.timing(),
             usage: after.since(&before),
             operations: self.operations,
@@ -372,10 +378,10 @@ fn driver(
     let findings = findings.clone();
     Ok(match (options.gpu, options.trigger) {
         (Some(ordinal), _) => Box::new(GpuDriver::new(ordinal, options, rank, pd, findings)?),
-        (None, Trigger::Stream) => {
+        (None, cli::Trigger::Stream) => {
             Box::new(HostDriver::new(SoftStream::new()?, options, rank, pd, findings)?)
         }
-        (None, Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
+        (None, cli::Trigger::Cpu) => Box::new(HostDriver::new(Cpu::new(), options, rank, pd, findings)?),
     })
 }
 

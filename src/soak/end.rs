@@ -9,15 +9,15 @@ use super::loose::Loose;
 use super::mesh::Message;
 use super::plan::Random;
 use super::poster::By;
-use super::queues::SharedHub;
+use super::queues::{Queues, SharedHub};
 use super::region::Place;
 use super::reliable::Reliable;
 use super::tally::Tally;
 use super::traffic::Traffic;
-use super::wire::{Queues, Taken, Wire};
+use super::wire::{Taken, Wire};
 use crate::failure::Failure;
 use gdsync::verbs::Transport;
-use gdsync::{Device, Endpoint, ProtectionDomain};
+use gdsync::{Device, Endpoint, PreparedWait, ProtectionDomain, Trigger};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,14 @@ enum Phase {
     Down,
     /// The run is over.
     Closing,
+}
+
+/// What ends of a process have together.
+pub(super) struct Together {
+    /// Where sends and receives of some complete.
+    pub(super) queues: Option<(SharedHub, SharedHub)>,
+    /// What releases sends of some; none where the card does not wait.
+    pub(super) trigger: Option<Trigger>,
 }
 
 /// What an end is made of, and never changes.
@@ -76,8 +84,18 @@ impl Role {
         matches!(self.link % 8, 2 | 3)
     }
 
-    fn queues(&self, shared: Option<&(SharedHub, SharedHub)>) -> Queues {
-        match shared {
+    /// What releases its sends, where doorbells do not: streams have such ends. Of those that share
+    /// a trigger, one at a time can post.
+    fn trigger(&self, together: &Together, pd: &ProtectionDomain) -> Result<Option<Trigger>, Failure> {
+        Ok(match (self.link % 16, &together.trigger) {
+            (1 | 9, Some(trigger)) => Some(trigger.clone()),
+            (5 | 7 | 11, Some(_)) => Some(Trigger::new(pd)?),
+            _ => None,
+        })
+    }
+
+    fn queues(&self, together: &Together) -> Queues {
+        match &together.queues {
             Some((send, recv)) if self.shares_queues() => Queues::Shared(send.clone(), recv.clone()),
             _ if self.link % 8 == 4 => Queues::Single,
             _ => Queues::Own,
@@ -107,7 +125,7 @@ impl End {
     pub(super) fn new(
         role: Role,
         (device, pd, port): (&Device, &ProtectionDomain, u8),
-        shared: Option<&(SharedHub, SharedHub)>,
+        together: &Together,
         gpu: &Gpu,
     ) -> Result<Self, Failure> {
         let random = |salt: u64| Random::new(role.seed ^ role.own << 32 ^ salt << 56);
@@ -118,8 +136,8 @@ impl End {
             Transport::Rc => Box::new(Reliable::new((device, pd), role.seed, ends, random(1), (&place, by))?),
             _ => Box::new(Loose::new(pd, role.seed, ends, &place)?),
         };
-        let queues = role.queues(shared);
-        let wire = Wire::new((device, pd, port), role.transport(), queues, (gpu, by), random(2))?;
+        let release = (role.queues(together), role.trigger(together, pd)?);
+        let wire = Wire::new((device, pd, port), role.transport(), release, (gpu, by), random(2))?;
         let now = Instant::now();
         Ok(End {
             role,
@@ -143,6 +161,11 @@ impl End {
 
     pub(super) fn link(&self) -> u32 {
         self.role.link
+    }
+
+    /// A wait for the next completion of its sends that nothing waits for.
+    pub(super) fn next_send(&self) -> Result<Option<PreparedWait>, Failure> {
+        self.wire.next_send()
     }
 
     /// Where its queue pair of this epoch is.
@@ -236,7 +259,7 @@ impl End {
             }
             Phase::Running => self.work(tally)?,
             Phase::Draining => self.drain(tally)?,
-            Phase::Down if self.peer_is_down => Some(self.rise(tally)?),
+            Phase::Down if self.peer_is_down => self.rise(tally)?,
             Phase::Connecting => match self.next_up.take() {
                 Some(Message::Up { epoch, .. }) if epoch != self.epoch => None,
                 Some(up) => self.hear(up, tally)?,
@@ -267,12 +290,14 @@ impl End {
     }
 
     /// The next epoch: nothing outstanding.
-    fn rise(&mut self, tally: &mut Tally) -> Result<Message, Failure> {
-        self.wire.renew(tally).map_err(|error| self.named(error))?;
+    fn rise(&mut self, tally: &mut Tally) -> Result<Option<Message>, Failure> {
+        if !self.wire.renew(tally).map_err(|error| self.named(error))? {
+            return Ok(None);
+        }
         self.epoch += 1;
         self.phase = Phase::Connecting;
         self.peer_is_down = false;
-        self.up()
+        self.up().map(Some)
     }
 
     /// Everything that was posted must complete, failed or not, and no stream may hang. True once
@@ -305,10 +330,15 @@ impl End {
             self.phase = Phase::Closing;
         }
         self.take(tally)?;
-        if !self.is_drained(tally)? {
+        let is_closed =
+            self.is_drained(tally)? && self.wire.finish(tally).map_err(|error| self.named(error))?;
+        if !is_closed && Instant::now() > self.drain_until {
+            tally.hung += 1;
+            return Err(format!("{self}: a wait for a send that was dropped does not end").into());
+        }
+        if !is_closed {
             return Ok(false);
         }
-        self.wire.finish(tally).map_err(|error| self.named(error))?;
         self.traffic.close(self.peer_sent.unwrap_or_default(), tally);
         Ok(true)
     }

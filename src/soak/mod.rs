@@ -4,6 +4,7 @@
 mod atomics;
 mod end;
 pub(crate) mod faults;
+mod gather;
 mod gpu;
 mod kernels;
 mod ledger;
@@ -104,7 +105,7 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
 fn summary(tally: &Tally, injected: Option<u64>) -> String {
     let Tally { operations, bytes, sent, received, reads, atomics, checked, .. } = tally;
     let Tally { loose_sent, loose_received, dropped, atomics_failed, atomics_executed, .. } = tally;
-    let Tally { failures, aborted, reset, replaced, flushed, events, .. } = tally;
+    let Tally { triggered, collected, failures, aborted, reset, replaced, flushed, events, .. } = tally;
     let Tally { lost, duplicated, wrong, unaccounted, hung, .. } = tally;
     let injected = injected.map_or_else(|| "unknown".to_owned(), |injected| injected.to_string());
     let rule = |rule: &RuleTally| format!("  {}: {} of {}\n", rule.rule, rule.injected, rule.matched);
@@ -119,6 +120,7 @@ fn summary(tally: &Tally, injected: Option<u64>) -> String {
     format!(
         "{operations} operations, {bytes} bytes, {sent} messages sent, {received} received
 {reads} reads, {atomics} atomic operations, {checked} checked waits
+by the card's waits: {triggered} work requests released, {collected} completions collected
 unreliable: {loose_sent} messages sent, {loose_received} received, {dropped} dropped
 {by_gpu}faults injected: {injected}; {aborted} queue pairs aborted, {failures} failures noticed
 {rules}recoveries: {reset} by reset, {replaced} with a new queue pair; {events} events

@@ -1,10 +1,10 @@
-//! Completion queues that several ends may share, and waits whose status must agree with the
-//! completion.
+//! Completion queues that several ends may share, queue pairs that complete there, and waits whose
+//! status must agree with the completion.
 
 use super::tally::Tally;
 use crate::failure::Failure;
 use gdsync::queue::{Status, WorkError, WorkKind};
-use gdsync::{Completion, CompletionQueue};
+use gdsync::{Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairConfig};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -92,4 +92,43 @@ impl Hub {
         self.checks.clear();
         self.inboxes.clear();
     }
+}
+
+/// Where the completions of an end go.
+#[derive(Clone)]
+pub(super) enum Queues {
+    /// Into two queues of its own, new ones with each queue pair.
+    Own,
+    /// Both into one of its own.
+    Single,
+    /// Into two that other ends use, too.
+    Shared(SharedHub, SharedHub),
+}
+
+/// A queue pair, and where its sends and its receives complete.
+pub(super) fn queue_pair(
+    device: &Device,
+    pd: &ProtectionDomain,
+    config: QueuePairConfig<'_>,
+    queues: &Queues,
+) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+    let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
+        let queue_pair = QueuePair::new(pd, config)?;
+        let hubs = (Hub::new(queue_pair.send_cq()), Hub::new(queue_pair.recv_cq()));
+        Ok((queue_pair, hubs.0, hubs.1))
+    };
+    let (send, recv) = match queues {
+        Queues::Own => return own(),
+        Queues::Single => {
+            let entries = 2 * (config.send_depth + config.recv_depth);
+            let hub = Hub::new(CompletionQueue::new(device, entries)?);
+            (hub.clone(), hub)
+        }
+        Queues::Shared(send, recv) => (send.clone(), recv.clone()),
+    };
+    let made = {
+        let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
+        QueuePair::new(pd, config.completion_queues(&send, &recv))?
+    };
+    Ok((made, send, recv))
 }

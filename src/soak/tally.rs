@@ -57,6 +57,9 @@ tally! {
     by_cuda,
     #[serde(default, skip_serializing_if = "is_zero")]
     by_kernels,
+    /// Work requests that a word of a stream released, and waits that the card collected.
+    triggered,
+    collected,
     /// Waits whose status was compared with the completion.
     checked,
     /// Failures of queue pairs that an end noticed by itself, and queue pairs aborted at random.

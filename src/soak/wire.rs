@@ -6,16 +6,17 @@ use super::kernels::Request;
 use super::ledger::{Ended, Ledger, Work};
 use super::plan::{LONGEST, Random};
 use super::poster::{By, Poster};
-use super::queues::{Hub, SharedHub};
+use super::queues::{self, Queues, SharedHub};
 use super::region::{Place, Region};
 use super::tally::Tally;
 use crate::failure::Failure;
-use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, StateError, WorkError};
+use gdsync::qp::ResetError;
+use gdsync::queue::{GRH_BYTES, OrderError, QueueFull, ResetBlocker, StateError, WorkError};
 use gdsync::stream::{PostError, PostFailure};
 use gdsync::verbs::{AsyncEventKind, Transport};
 use gdsync::{
-    Access, Batch, Completion, CompletionQueue, ConnectOptions, Device, Endpoint, PreparedSend,
-    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, WorkRequest,
+    Access, Batch, Completion, ConnectOptions, Device, Endpoint, PreparedSend, PreparedWait,
+    ProtectionDomain, QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,17 +31,6 @@ const PLACE_BYTES: usize = LONGEST + 64;
 /// Waits of the listening stream that are posted at a time.
 const LISTENING: usize = 2;
 
-/// Where the completions of an end go.
-#[derive(Clone)]
-pub(super) enum Queues {
-    /// Into two queues of its own, new ones with each queue pair.
-    Own,
-    /// Both into one of its own.
-    Single,
-    /// Into two that other ends use, too.
-    Shared(SharedHub, SharedHub),
-}
-
 /// Sends that have ended with one completion.
 pub(super) struct Taken {
     /// None of a kernel's: the kernel has polled it.
@@ -53,6 +43,8 @@ pub(super) struct Wire {
     device: Device,
     pd: ProtectionDomain,
     config: QueuePairConfig<'static>,
+    /// What releases its sends in the place of doorbells.
+    trigger: Option<Trigger>,
     queues: Queues,
     pub(super) queue_pair: Arc<QueuePair>,
     send: SharedHub,
@@ -68,44 +60,25 @@ pub(super) struct Wire {
     random: Random,
 }
 
-fn queue_pair(
-    device: &Device,
-    pd: &ProtectionDomain,
-    config: QueuePairConfig<'_>,
-    queues: &Queues,
-) -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
-    let own = || -> Result<(QueuePair, SharedHub, SharedHub), Failure> {
-        let queue_pair = QueuePair::new(pd, config)?;
-        let hubs = (Hub::new(queue_pair.send_cq()), Hub::new(queue_pair.recv_cq()));
-        Ok((queue_pair, hubs.0, hubs.1))
-    };
-    let (send, recv) = match queues {
-        Queues::Own => return own(),
-        Queues::Single => {
-            let entries = 2 * (config.send_depth + config.recv_depth);
-            let hub = Hub::new(CompletionQueue::new(device, entries)?);
-            (hub.clone(), hub)
-        }
-        Queues::Shared(send, recv) => (send.clone(), recv.clone()),
-    };
-    let made = {
-        let (send, recv) = (send.borrow().queue.clone(), recv.borrow().queue.clone());
-        QueuePair::new(pd, config.completion_queues(&send, &recv))?
-    };
-    Ok((made, send, recv))
+/// A configuration with what releases the sends.
+fn released<'a>(config: QueuePairConfig<'static>, trigger: &'a Option<Trigger>) -> QueuePairConfig<'a> {
+    match trigger {
+        Some(trigger) => config.trigger(trigger),
+        None => config,
+    }
 }
 
 impl Wire {
     pub(super) fn new(
         (device, pd, port): (&Device, &ProtectionDomain, u8),
         transport: Transport,
-        queues: Queues,
+        (queues, trigger): (Queues, Option<Trigger>),
         (gpu, by): (&Gpu, By),
         random: Random,
     ) -> Result<Self, Failure> {
         let config = QueuePairConfig::default().transport(transport).port(port).access(Access::all());
         let config = config.send_depth(DEPTH).recv_depth(RECEIVES as u32);
-        let (queue_pair, send, recv) = queue_pair(device, pd, config, &queues)?;
+        let (queue_pair, send, recv) = queues::queue_pair(device, pd, released(config, &trigger), &queues)?;
         // A stream that waits for receives must not stand in the way of sends: the other end may be
         // waiting for those. It is a software stream, as streams of a GPU may share a channel.
         let listens = by == By::Stream && matches!(queues, Queues::Own);
@@ -120,6 +93,7 @@ impl Wire {
             device: device.clone(),
             pd: pd.clone(),
             config,
+            trigger,
             queues,
             queue_pair: Arc::new(queue_pair),
             send,
@@ -163,24 +137,39 @@ impl Wire {
         self.post_receives(tally)
     }
 
-    /// A queue pair that can be connected, with nothing outstanding: the same one, or another.
-    pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+    /// A queue pair that can be connected, with nothing outstanding: the same one, or another. False
+    /// where the same one has to wait.
+    pub(super) fn renew(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         // Events from before the reset, which must not reach it after.
         read_events(&self.device, tally)?;
         self.poster.detach()?;
         let (old, hub) = (self.queue_pair.number(), self.send.clone());
         if self.random.below(2) == 0 {
-            self.queue_pair.reset()?;
+            if !self.reset()? {
+                return Ok(false);
+            }
             tally.reset += 1;
         } else {
-            let (queue_pair, send, recv) = queue_pair(&self.device, &self.pd, self.config, &self.queues)?;
+            let config = released(self.config, &self.trigger);
+            let (queue_pair, send, recv) = queues::queue_pair(&self.device, &self.pd, config, &self.queues)?;
             self.close(tally);
             (self.queue_pair, self.send, self.recv) = (Arc::new(queue_pair), send, recv);
             tally.replaced += 1;
         }
         self.forget(&hub, old, tally)?;
         (self.posted_receives, self.done_receives) = (0, 0);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Resets the queue pair. False while another stream waits for sends that were dropped.
+    fn reset(&self) -> Result<bool, Failure> {
+        match self.queue_pair.reset() {
+            Ok(()) => Ok(true),
+            Err(ResetError::Blocked { blocker: ResetBlocker::Sends(_), .. }) if self.trigger.is_some() => {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The queue pair of that number has ended its life: what asked for no completion may have had
@@ -193,14 +182,16 @@ impl Wire {
         Ok(())
     }
 
-    /// The run is over, and nothing is outstanding.
-    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<(), Failure> {
+    /// The run is over, and nothing is outstanding. False where the queue pair has to wait.
+    pub(super) fn finish(&mut self, tally: &mut Tally) -> Result<bool, Failure> {
         self.poster.detach()?;
-        self.queue_pair.reset()?;
+        if !self.reset()? {
+            return Ok(false);
+        }
         let hub = self.send.clone();
         self.forget(&hub, self.queue_pair.number(), tally)?;
         self.close(tally);
-        Ok(())
+        Ok(true)
     }
 
     /// Drains the hubs that no other end polls: nothing may be left there.
@@ -262,8 +253,11 @@ impl Wire {
             Poster::Cpu => self.queue_pair.post_send(request),
             Poster::Stream(stream) => match self.queue_pair.prepare(request) {
                 Ok(send) => {
-                    self.post_on(stream, send, signaled, chance)?;
+                    if !self.post_on(stream, send, signaled, chance)? {
+                        return Ok(false);
+                    }
                     tally.by_cuda += u64::from(self.by_cuda);
+                    tally.triggered += u64::from(self.trigger.is_some());
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -294,14 +288,15 @@ impl Wire {
     }
 
     /// Has a stream post, and sometimes wait. A wait stands behind a send whose completion it can
-    /// count on: so streams that share a queue never wait for each other in a circle.
+    /// count on: so streams that share a queue never wait for each other in a circle. False where
+    /// another stream has still to write the trigger: the send is dropped.
     fn post_on(
         &self,
         stream: &AnyStream,
         send: PreparedSend,
         signaled: bool,
         chance: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let batch = Batch::new().send(send);
         let mut hub = self.send.borrow_mut();
         let (batch, check) = match chance {
@@ -318,15 +313,31 @@ impl Wire {
         match stream.post(batch) {
             Ok(_) => {
                 check.into_iter().for_each(|(index, status)| hub.expect(index, status));
-                Ok(())
+                Ok(true)
             }
             // A checked wait has seen its failure since it was prepared: what is prepared is
             // flushed.
             Err(PostError {
                 source: PostFailure::Queue(QueueError::State(StateError::Failed { .. })),
                 ..
-            }) => Ok(()),
+            }) => Ok(true),
+            Err(PostError {
+                source: PostFailure::Queue(QueueError::Order(OrderError::TriggerOnOtherStream { .. })),
+                ..
+            }) => Ok(false),
             Err(error) => Err(error.to_string().into()),
+        }
+    }
+
+    /// A wait for the next completion of its sends that nothing waits for.
+    pub(super) fn next_send(&self) -> Result<Option<PreparedWait>, Failure> {
+        if self.is_by_kernels() {
+            return Ok(None);
+        }
+        match self.send.borrow().queue.prepare_wait() {
+            Ok(wait) => Ok(Some(wait)),
+            Err(QueueError::Order(OrderError::NothingToWaitFor { .. })) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

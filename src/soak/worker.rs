@@ -1,16 +1,17 @@
 //! A process of a soak: its ends of the links, one after the other, again and again.
 
-use super::end::{End, Role};
+use super::end::{End, Role, Together};
+use super::gather::Gather;
 use super::gpu::Gpu;
 use super::mesh::{Mesh, Message};
 use super::plan::Random;
-use super::queues::{Hub, SharedHub};
+use super::queues::Hub;
 use super::tally::Tally;
 use super::wire::{self, DEPTH, RECEIVES};
 use super::{Assignment, faults};
 use crate::failure::Failure;
 use crate::{fault_plan, hca};
-use gdsync::{CompletionQueue, Device, ProtectionDomain};
+use gdsync::{CompletionQueue, Device, ProtectionDomain, Trigger};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -39,10 +40,10 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let mesh = Mesh::join(name, *rank, procs)?;
     let roles: Vec<Role> =
         (0..options.links).filter_map(|link| role(link, *rank, procs, options.seed)).collect();
-    let shared = shared_queues(&device, &roles)?;
+    let together = together(&device, &pd, &roles)?;
     let (parts, gpu) = ((&device, &pd, port), Gpu::open(options.gpu, options.stand_in)?);
     let ends: Result<Vec<End>, Failure> =
-        roles.into_iter().map(|role| End::new(role, parts, shared.as_ref(), &gpu)).collect();
+        roles.into_iter().map(|role| End::new(role, parts, &together, &gpu)).collect();
     let mut side = Side { mesh, ends: ends?, tally, others: BTreeSet::new(), is_done: false };
     for end in &side.ends {
         side.mesh.send(end.peer(), &end.up()?)?;
@@ -51,6 +52,8 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let mut random = Random::new(options.seed ^ *rank as u64 ^ 0xc7);
     let mut cut = Instant::now() + Duration::from_millis(random.below(CUT));
     let mut stopped = false;
+    let collects = device.card_waits()?.queues;
+    let mut gather = collects.then(|| Gather::new(Random::new(random.next()))).transpose()?;
     while !side.is_done || side.others.len() < procs - 1 {
         let before = side.tally.operations;
         let mut worked = side.listen()?;
@@ -65,6 +68,9 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
             wire::read_events(&device, side.tally)?;
         }
         worked |= side.step()?;
+        if let Some(gather) = &mut gather {
+            gather.wait(&side.ends, side.tally)?;
+        }
         if now > stop + SETTLE && !side.is_done {
             side.tally.hung += 1;
             let left = side.ends.iter().find(|end| !end.is_done()).map(|end| end.to_string());
@@ -84,7 +90,8 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
         }
         ends = open;
     }
-    for hub in shared.iter().flat_map(|(send, recv)| [send, recv]) {
+    gather.iter().try_for_each(|gather| gather.finish(tally))?;
+    for hub in together.queues.iter().flat_map(|(send, recv)| [send, recv]) {
         hub.borrow_mut().close(tally);
     }
     tally.balance();
@@ -96,14 +103,14 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     Ok(())
 }
 
-/// Two queues for the ends that share them, where there are some.
-fn shared_queues(device: &Device, roles: &[Role]) -> Result<Option<(SharedHub, SharedHub)>, Failure> {
+/// A trigger, where the card waits for it, and two queues for the ends that share them, where there
+/// are some.
+fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<Together, Failure> {
+    let trigger = device.card_waits()?.data.then(|| Trigger::new(pd)).transpose()?;
     let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
-    if sharing == 0 {
-        return Ok(None);
-    }
     let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(Hub::new);
-    Ok(Some((queue(DEPTH)?, queue(RECEIVES as u32)?)))
+    let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));
+    Ok(Together { trigger, queues: queues.transpose()? })
 }
 
 impl Side<'_> {

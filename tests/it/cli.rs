@@ -244,6 +244,8 @@ fn messages_in_gpu_memory_are_verified() {
         }
         let report = play(&["--op", op, "--doorbells", "proxy"]);
         assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"proxy (asked for)".into()));
+        let report = play(&["--op", op, "--doorbells", "card"]);
+        assert_eq!((&report["verified"], &report["doorbells"]), (&true.into(), &"card".into()));
     }
     let report = play(&["--check=false", "--batch", "120"]);
     assert_eq!(report["verified"], false, "{report}");

@@ -9,7 +9,9 @@ fn soak(arguments: &[&str]) -> serde_json::Value {
     for name in ["lost", "duplicated", "wrong", "unaccounted", "hung"] {
         assert_eq!(counts[name], 0, "{name}: {counts}");
     }
-    for name in ["bytes", "received", "reads", "atomics", "loose_received", "checked"] {
+    for name in
+        ["bytes", "received", "reads", "atomics", "loose_received", "checked", "triggered", "collected"]
+    {
         assert!(counts[name].as_u64().unwrap() > 0, "{name}: {counts}");
     }
     let count = |name: &str| counts[name].as_u64().unwrap();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 mod cli;
+mod cli_card;
 mod cli_measure;
 mod command;
 mod devx;

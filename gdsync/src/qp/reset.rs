@@ -73,7 +73,7 @@ impl QueuePairInner {
         let mut completions = self.send_cq.lock();
         let mut send = self.send();
         let mut recv = self.recv();
-        if let Some(blocker) = send.blocker(self.failure().is_some()) {
+        if let Some(blocker) = send.blocker(self.failure().is_some(), completions.has_waits_ahead()) {
             return refuse(blocker);
         }
         if !recv.is_empty() {

@@ -98,6 +98,8 @@ struct Tickets {
     prepared: BTreeSet<u64>,
     /// The highest one that the program releases itself.
     given: u64,
+    /// None above it is one that a stream writes.
+    posted: u64,
     /// Where the newest one is that a stream writes.
     last_post: Option<LastPost>,
 }
@@ -181,13 +183,23 @@ impl Trigger {
 impl TriggerInner {
     /// Stores a ticket, unless the word has reached it. The caller holds the lock.
     fn raise(&self, ticket: u64) -> Result<(), Error> {
-        let is_behind = |word: u64| (ticket.wrapping_sub(wait::word(word)) as i64) > 0;
         match &self.word {
-            Word::Host(word) if is_behind(word.load()) => word.store(wait::word(ticket)),
-            Word::Gpu(word) if is_behind(word.load()?) => word.store(wait::word(ticket))?,
+            Word::Host(word) if is_behind(word.load(), ticket) => word.store(wait::word(ticket)),
+            Word::Gpu(word) if is_behind(word.load()?, ticket) => word.store(wait::word(ticket))?,
             _ => {}
         }
         Ok(())
+    }
+
+    /// The newest post, where its stream may have to write it still. The word tells, too, what the
+    /// stream tells only now and then; in GPU memory it takes the driver to look at it.
+    fn in_the_way<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
+        let last = state.last_post.as_ref()?;
+        let is_written = match &self.word {
+            Word::Host(word) => !is_behind(word.load(), state.posted),
+            Word::Gpu(_) => false,
+        };
+        (!is_written && !last.timeline.has_passed(last.point)).then_some(last)
     }
 
     /// The word, for a stream.
@@ -216,10 +228,9 @@ impl TriggerInner {
         }
         // What stands in its place is released at once, where no write of the word is to come. (The
         // program's own may come, once it has taken tickets.)
-        let is_quiet = state.last_post.as_ref().is_none_or(|last| last.timeline.has_passed(last.point));
         if state.prepared.is_empty()
             && state.given == 0
-            && is_quiet
+            && self.in_the_way(&state).is_none()
             && let Err(error) = self.raise(ticket)
         {
             tracing::warn!(%error, ticket, "a dropped send stays in its queue until the next ticket is written");
@@ -237,14 +248,15 @@ impl TriggerInner {
     ) -> Result<Before, QueueError> {
         let mut state = self.state.lock();
         state.check_next(ticket)?;
-        if let Some(last) = &state.last_post
-            && !Arc::ptr_eq(&last.timeline, timeline)
-            && !last.timeline.has_passed(last.point)
+        let is_same = |last: &LastPost| Arc::ptr_eq(&last.timeline, timeline);
+        if !state.last_post.as_ref().is_none_or(is_same)
+            && let Some(last) = self.in_the_way(&state)
         {
             let blocked = last.timeline.blocked_on(last.point);
             return Err(QueueError::Order(OrderError::TriggerOnOtherStream { blocked }));
         }
         state.prepared.remove(&ticket);
+        state.posted = ticket;
         Ok(LastPost::renew(&mut state.last_post, timeline, point))
     }
 
@@ -252,6 +264,7 @@ impl TriggerInner {
     pub(crate) fn undo_post(&self, ticket: u64, before: Before) {
         let mut state = self.state.lock();
         state.prepared.insert(ticket);
+        state.posted = ticket - 1;
         LastPost::restore(&mut state.last_post, before);
     }
 
@@ -263,6 +276,11 @@ impl TriggerInner {
         state.given = ticket;
         Ok(())
     }
+}
+
+/// Whether a word has still to reach a ticket.
+fn is_behind(word: u64, ticket: u64) -> bool {
+    (ticket.wrapping_sub(wait::word(word)) as i64) > 0
 }
 
 impl Tickets {

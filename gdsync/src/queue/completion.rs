@@ -192,6 +192,11 @@ impl CompletionState {
         self.next_wait().wrapping_sub(self.polled)
     }
 
+    /// Whether a wait is for an entry that the CPU has not polled.
+    pub(crate) fn has_waits_ahead(&self) -> bool {
+        self.waits_ahead() > 0
+    }
+
     /// True where a wait needs the completion of the newest signaled work request, not counting the
     /// last `removed`.
     pub(crate) fn newest_is_awaited(&self, removed: u32) -> bool {

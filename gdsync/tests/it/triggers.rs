@@ -176,6 +176,19 @@ fn a_trigger_is_one_streams_at_a_time() {
 }
 
 #[test]
+fn another_stream_may_follow_once_the_word_is_written() {
+    let fan = Fan::new(2);
+    let (stream, other) = (soft(), soft());
+    // Neither says that it has passed what it wrote.
+    for number in 1..100 {
+        for (peer, stream) in [(0, &stream), (1, &other)] {
+            stream.post_send(fan.send(peer, number)).unwrap();
+            fan.completes(peer, number);
+        }
+    }
+}
+
+#[test]
 fn a_dropped_send_does_nothing_and_the_others_go() {
     for dropped in 0..3 {
         let fan = Fan::new(1);
@@ -265,6 +278,29 @@ fn an_abort_ends_waits_for_sends_that_nothing_releases() {
     stream.post_send(fan.send(0, 3)).unwrap();
     fan.completes(0, 3);
     assert_eq!(fan.value(0), 3);
+}
+
+#[test]
+fn dropped_sends_are_in_the_way_of_no_reset() {
+    for _ in 0..20 {
+        let fan = Fan::new(2);
+        // Its ticket keeps the others from being released.
+        let kept = fan.send(1, 1);
+        (0..3).for_each(|number| drop(fan.send(0, number)));
+        let (left, right) = &fan.pairs[0];
+        left.abort().unwrap();
+        right.abort().unwrap();
+        // The program has nothing outstanding: it has no completion to poll first.
+        left.reset().unwrap();
+        right.reset().unwrap();
+        connect(left, right);
+        let stream = soft();
+        stream.post_send(kept).unwrap();
+        stream.post_send(fan.send(0, 7)).unwrap();
+        fan.completes(1, 1);
+        fan.completes(0, 7);
+        assert_eq!(fan.value(0), 7);
+    }
 }
 
 #[test]

@@ -79,6 +79,12 @@ fn a_machine_as_it_should_be_passes() {
     said.has("RDMA devices", "pass", "mlx5_0 (mlx5_core), mlx5_1 (mlx5_core)", "");
     said.has("mlx5_1 firmware", "pass", "28.39.1002, MT4129", "");
     said.has("mlx5_0 port 1", "pass", "ACTIVE, LinkUp, InfiniBand", "");
+    said.has(
+        "mlx5_1 waits",
+        "pass",
+        "(wait_on_data) yes, for completion queues (cd) yes, firmware 28.39.1002",
+        "",
+    );
     said.has("locked memory", "pass", "unlimited", "");
     said.has("IOMMU", "pass", "dmar0 (kernel: intel_iommu=on iommu=pt): identity", "");
     said.has("ACS", "pass", "4 bridges", "");
@@ -90,6 +96,33 @@ fn a_machine_as_it_should_be_passes() {
         ["GPU 1", "mlx5_1", "PIX"],
     ];
     assert_eq!(said.paths(), paths);
+}
+
+#[test]
+fn a_card_that_does_not_wait_is_told_with_what_that_costs() {
+    let whole = topologies::DGX_LIBRARIES;
+    let said = |data: bool, queues: bool| {
+        let answer = format!("\"mlx5_0\": {{\"says\": {{\"data\": {data}, \"queues\": {queues}}}}}");
+        let libraries = whole.replace("\"mlx5_0\": {\"says\": {\"data\": true, \"queues\": true}}", &answer);
+        assert_ne!(libraries, whole);
+        Said::of(&tree(topologies::DGX, &libraries))
+    };
+    let neither = said(false, false);
+    neither.has(
+        "mlx5_0 waits",
+        "warn",
+        "no, for completion queues (cd) no",
+        "registers (root, or PeerMapping",
+    );
+    neither.has("mlx5_1 waits", "pass", "yes", "");
+    let check = neither.checks().into_iter().find(|check| check["name"] == "mlx5_0 waits").unwrap();
+    assert!(check["why"].as_str().unwrap().contains("longer with each peer"), "{check:#}");
+    said(true, false).has("mlx5_0 waits", "warn", "(wait_on_data) yes", "--doorbells card");
+    // Not recorded, or it could not be asked.
+    Said::of(&Tree::build(topologies::TWO_SOCKETS)).has("mlx5_0 waits", "skip", "does not say", "");
+    let broken =
+        whole.replace("{\"says\": {\"data\": true, \"queues\": true}}", "{\"broken\": \"no answer\"}");
+    Said::of(&tree(topologies::DGX, &broken)).has("mlx5_0 waits", "skip", "no answer", "");
 }
 
 #[test]

@@ -43,7 +43,8 @@ pub(crate) const DGX_LIBRARIES: &str = r#"{
      "flush_remote_writes": false, "writes_ordering": "owner", "consistency": "ordered", "dma_buf": true}]}},
   "verbs": {"says": {"dma_buf": true, "ports": [
     {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"},
-    {"device": "mlx5_1", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"}]}},
+    {"device": "mlx5_1", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "28.39.1002"}], "waits": {
+    "mlx5_0": {"says": {"data": true, "queues": true}}, "mlx5_1": {"says": {"data": true, "queues": true}}}}},
   "software": {"says": [{"device": "softhca0", "port": 1, "state": "ACTIVE", "link": "InfiniBand", "firmware": "0.1.0"}]}
 }"#;
 

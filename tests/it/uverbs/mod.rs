@@ -1,6 +1,7 @@
 //! Unmodified programs on the unmodified libibverbs and libmlx5, on the software card: `gdsync soft
 //! -- PROGRAM`.
 
+mod card;
 mod exhaustion;
 mod failures;
 mod listing;

@@ -8,8 +8,9 @@ impl SendState {
     ///
     /// `failed`: the card takes no more work, and completes what it has. Waiting is then useless
     /// for sends that asked for no completion, if that is all there is: it was done before the
-    /// failure.
-    pub(crate) fn blocker(&self, failed: bool) -> Option<ResetBlocker> {
+    /// failure. Completions of WAITs and of dropped sends matter only where a wait may be for them
+    /// (`awaited`): the program does not see them, and cannot know when they have come.
+    pub(crate) fn blocker(&self, failed: bool, awaited: bool) -> Option<ResetBlocker> {
         if self.attached {
             return Some(ResetBlocker::Kernel);
         }
@@ -20,7 +21,11 @@ impl SendState {
             _ if self.proxied > 0 => return Some(ResetBlocker::Doorbells(self.proxied)),
             _ => {}
         }
-        let is_silent = |entry: &Entry| failed && !entry.signaled && entry.state != State::Prepared;
+        let is_silent = |entry: &Entry| match entry.state {
+            State::Prepared => false,
+            State::Posted => failed && !entry.signaled,
+            State::Hidden => failed && !(entry.signaled && awaited),
+        };
         let is_drained = self.entries.iter().all(is_silent);
         (!is_drained).then_some(ResetBlocker::Sends(self.entries.len() as u32))
     }

@@ -1,0 +1,193 @@
+//! `gdsync bench fanout`: sends to many queue pairs by one word that the card waits for, and waits
+//! that the card collects, against doorbells and waits of the stream. On a GPU's stream, by the clock
+//! of the GPU; without a GPU on a software stream.
+
+mod clock;
+mod streams;
+
+use super::gpu::Gpu;
+use super::{Comparison, median, pair, print};
+use crate::cli::BenchOptions;
+use crate::failure::Failure;
+use crate::hca;
+use clock::Clocked;
+use gdsync::{
+    Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Trigger,
+    WorkRequest,
+};
+use serde::Serialize;
+use std::time::Duration;
+use streams::{Streams, Way};
+
+/// Peers of each measurement.
+const SIZES: [u32; 4] = [1, 8, 64, 512];
+/// Most rounds of each measurement.
+const ROUNDS: u64 = 200;
+/// What the card may need for the completions of a round until they are there, and for one more
+/// peer: the stream stands at a word meanwhile.
+const REST: Duration = Duration::from_micros(300);
+const REST_EACH: Duration = Duration::from_micros(10);
+
+#[derive(Debug, Serialize)]
+struct Results {
+    /// The GPU, or that there is none.
+    on: String,
+    /// How doorbells reach the card.
+    doorbells: String,
+    /// Median of a round without anything, which is taken off in all rows.
+    empty_us: f64,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    peers: u32,
+    #[serde(flatten)]
+    time: Comparison,
+    /// Memory operations of the batch.
+    gdsync_operations: usize,
+    reference_operations: usize,
+}
+
+pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
+    let results = match Gpu::new(options.gpu) {
+        Ok(gpu) => measure(options, gpu.name()?, || Ok(CudaStream::new(gpu.context.new_stream()?)?)),
+        Err(_) => measure(options, "a software stream".to_owned(), || Ok(SoftStream::new()?)),
+    }?;
+    let heading = format!("{}, DOORBELLS {}", results.on, results.doorbells);
+    let cells = |row: &Row| {
+        let mut cells = row.time.row();
+        cells.insert(1, row.peers.to_string());
+        cells.extend([row.gdsync_operations, row.reference_operations].map(|count| count.to_string()));
+        cells
+    };
+    let header = [&heading, "PEERS", "WORD µs", "DOORBELLS µs", "RATIO", "OPERATIONS", "BY DOORBELLS"];
+    print(options, &results, &header, &results.rows.iter().map(cells).collect::<Vec<_>>())
+}
+
+fn measure<B: Clocked>(
+    options: &BenchOptions,
+    on: String,
+    backend: impl Fn() -> Result<B, Failure>,
+) -> Result<Results, Failure> {
+    let mut bench = Bench::new(options, [backend()?, backend()?])?;
+    let (mut rows, mut empty) = (Vec::new(), Vec::new());
+    for peers in SIZES {
+        bench.gather(peers)?;
+        for part in [Part::Sends, Part::Waits, Part::Step] {
+            rows.push(bench.compare(part, peers, &mut empty)?);
+        }
+    }
+    let doorbells = bench.streams.plain.doorbells(&bench.by_doorbells[0])?.to_string();
+    Ok(Results { on, doorbells, empty_us: median(empty), rows })
+}
+
+/// What a batch has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// A send of each queue pair.
+    Sends,
+    /// A wait for a message that each queue pair has received.
+    Waits,
+    /// These sends, and then waits for their messages: the card's time is in it.
+    Step,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Sends => "sends",
+            Part::Waits => "waits for completions that have come",
+            Part::Step => "sends and waits for them: the card, too",
+        }
+    }
+}
+
+struct Bench<B: Clocked> {
+    pd: ProtectionDomain,
+    port: u8,
+    trigger: Trigger,
+    /// Queue pairs that are connected to themselves, a peer each.
+    by_word: Vec<QueuePair>,
+    by_doorbells: Vec<QueuePair>,
+    streams: Streams<B>,
+    posts: u64,
+}
+
+impl<B: Clocked> Bench<B> {
+    fn new(options: &BenchOptions, backends: [B; 2]) -> Result<Self, Failure> {
+        let (device, port) = hca::open(options.hca.as_ref())?;
+        let pd = ProtectionDomain::new(&device)?;
+        Ok(Bench {
+            trigger: Trigger::new(&pd)?,
+            pd,
+            port,
+            by_word: Vec::new(),
+            by_doorbells: Vec::new(),
+            streams: Streams::new(backends)?,
+            posts: options.posts,
+        })
+    }
+
+    /// Makes queue pairs only when a part needs them: a software card polls all that exist.
+    fn gather(&mut self, peers: u32) -> Result<(), Failure> {
+        let config = QueuePairConfig::default().send_depth(2).recv_depth(2).port(self.port);
+        let own = |config| -> Result<QueuePair, Failure> {
+            let queue_pair = QueuePair::new(&self.pd, config)?;
+            queue_pair.connect(&queue_pair.endpoint()?, ConnectOptions::default())?;
+            Ok(queue_pair)
+        };
+        for _ in self.by_word.len()..peers as usize {
+            self.by_word.push(own(config.trigger(&self.trigger))?);
+            self.by_doorbells.push(own(config)?);
+        }
+        Ok(())
+    }
+
+    /// Rounds by both ways, and empty ones, whose time is taken off.
+    fn compare(&mut self, part: Part, peers: u32, empty: &mut Vec<f64>) -> Result<Row, Failure> {
+        let rounds = (self.posts / u64::from(peers)).clamp(1, ROUNDS);
+        let (mut times, mut operations) = (Vec::new(), [0; 2]);
+        for round in 0..rounds {
+            let (none, _) = self.streams.time(Way::Doorbells, Batch::new(), Duration::ZERO)?;
+            empty.push(none);
+            // The first may find caches colder.
+            let first = if round % 2 == 0 { Way::Word } else { Way::Doorbells };
+            let mut both = [0.0; 2];
+            for way in [first, first.other()] {
+                let (time, count) = self.round(part, way, peers)?;
+                (both[way as usize], operations[way as usize]) = (time - none, count);
+            }
+            times.push(both.into());
+        }
+        let [gdsync_operations, reference_operations] = operations;
+        let time = Comparison::new(part.name(), times);
+        Ok(Row { peers, time, gdsync_operations, reference_operations })
+    }
+
+    /// The time of a batch in µs, and its memory operations.
+    fn round(&mut self, part: Part, way: Way, peers: u32) -> Result<(f64, usize), Failure> {
+        let all = if way == Way::Word { &self.by_word } else { &self.by_doorbells };
+        let queue_pairs = &all[..peers as usize];
+        let mut batch = Batch::new();
+        for queue_pair in queue_pairs {
+            queue_pair.post_recv(&[], 0)?;
+            if part == Part::Waits {
+                queue_pair.post_send(WorkRequest::send(&[]))?;
+            } else {
+                batch = batch.send(queue_pair.prepare(WorkRequest::send(&[]))?);
+            }
+        }
+        if part != Part::Sends {
+            for queue_pair in queue_pairs {
+                batch = batch.wait(queue_pair.recv_cq().prepare_wait()?);
+            }
+        }
+        let result = self.streams.time(way, batch, REST + REST_EACH * peers)?;
+        for queue_pair in queue_pairs {
+            pair::collect(&queue_pair.send_cq(), 1)?;
+            pair::collect(&queue_pair.recv_cq(), 1)?;
+        }
+        Ok(result)
+    }
+}
