@@ -76,6 +76,25 @@ struct Reaction {
     word: u32,
 }
 
+/// What a case has so far.
+#[derive(Default)]
+struct Made {
+    /// Sends of each queue pair.
+    sends: [u32; QUEUES],
+    /// Completions of these sends and waits, of each queue.
+    completions: [u32; QUEUES],
+    waits: [u32; QUEUES],
+    /// The next ticket of each trigger.
+    tickets: [u64; TRIGGERS * STREAMS],
+}
+
+impl Made {
+    /// The first queue, from `first` on, that has a completion for which there is no wait.
+    fn next_to_come(&self, first: usize) -> Option<usize> {
+        (first..QUEUES).chain(0..first).find(|queue| self.waits[*queue] < self.completions[*queue])
+    }
+}
+
 /// A system.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
@@ -138,8 +157,9 @@ impl Case {
     }
 
     fn fill(&mut self, choices: &mut Choices<'_>) {
-        let (mut sends, mut waits) = ([0u32; QUEUES], [0u32; QUEUES]);
-        let mut tickets = [self.first_ticket; TRIGGERS * STREAMS];
+        // What most systems wait for comes: they would stand still soon if it did not.
+        let may_hang = choices.below(4) == 0;
+        let mut made = Made { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Made::default() };
         // Words only grow: those of the streams, then those of the CPU.
         let mut values = [0u32; STREAMS];
         while !choices.is_over() {
@@ -149,26 +169,24 @@ impl Case {
             let own = choices.below(QUEUES / STREAMS) * STREAMS + stream;
             let queue = choices.below(QUEUES);
             let kind = choices.below(16);
+            let comes = made.next_to_come(queue);
             let descriptor = match kind {
-                0..=4 => {
-                    sends[own] += 1;
-                    let trigger = self.triggers[own].map(|trigger| {
-                        let next = &mut tickets[trigger as usize];
-                        (trigger, std::mem::replace(next, next.wrapping_add(1)))
-                    });
-                    let (queue_pair, index) = (own as u32, sends[own] - 1);
-                    Descriptor::Send(PaperSend { queue_pair, index, trigger })
-                }
-                5..=10 => {
-                    waits[queue] += 1;
-                    let (queue, index) = (queue as u32, waits[queue] - 1);
+                5..=10 if may_hang || comes.is_some() => {
+                    let queue = if may_hang { queue } else { comes.unwrap_or(queue) };
+                    made.waits[queue] += 1;
+                    let (queue, index) = (queue as u32, made.waits[queue] - 1);
                     Descriptor::WaitCq(PaperWait { queue, index, checked: kind == 10 })
                 }
+                0..=10 => Descriptor::Send(self.send(own, &mut made)),
                 11 => {
                     values[stream] += 1;
                     Descriptor::Write32(stream as u32, values[stream])
                 }
-                12 => Descriptor::Wait32(1 - stream as u32, Condition::Geq, choices.below(3) as u32),
+                12 => {
+                    let other = 1 - stream;
+                    let limit = if may_hang { 3 } else { values[other] as usize + 1 };
+                    Descriptor::Wait32(other as u32, Condition::Geq, choices.below(limit) as u32)
+                }
                 13 => match self.reaction(stream) {
                     Some(word) => Descriptor::Wait32(word, Condition::Geq, 1),
                     None => Descriptor::Barrier,
@@ -193,6 +211,19 @@ impl Case {
             ends.push(stream.len());
             ends.dedup();
         }
+    }
+
+    /// The next send of a queue pair.
+    fn send(&self, own: usize, made: &mut Made) -> PaperSend {
+        made.sends[own] += 1;
+        let (send_queue, recv_queue, every) = self.queue_pairs[own];
+        made.completions[recv_queue as usize] += 1;
+        made.completions[send_queue as usize] += u32::from(made.sends[own].is_multiple_of(every));
+        let trigger = self.triggers[own].map(|trigger| {
+            let next = &mut made.tickets[trigger as usize];
+            (trigger, std::mem::replace(next, next.wrapping_add(1)))
+        });
+        PaperSend { queue_pair: own as u32, index: made.sends[own] - 1, trigger }
     }
 
     /// A word that the CPU writes once it knows that the stream has passed its last wait for a
