@@ -91,7 +91,17 @@ struct Made {
 impl Made {
     /// The first queue, from `first` on, that has a completion for which there is no wait.
     fn next_to_come(&self, first: usize) -> Option<usize> {
-        (first..QUEUES).chain(0..first).find(|queue| self.waits[*queue] < self.completions[*queue])
+        (first..QUEUES).chain(0..first).find(|queue| self.has_more(*queue))
+    }
+
+    fn has_more(&self, queue: usize) -> bool {
+        self.waits[queue] < self.completions[queue]
+    }
+
+    /// The next wait for a queue.
+    fn wait(&mut self, queue: usize, checked: bool) -> PaperWait {
+        self.waits[queue] += 1;
+        PaperWait { queue: queue as u32, index: self.waits[queue] - 1, checked }
     }
 }
 
@@ -171,11 +181,24 @@ impl Case {
             let kind = choices.below(16);
             let comes = made.next_to_come(queue);
             let descriptor = match kind {
+                // The sends of a step, and its waits.
+                4 => {
+                    let queue_pairs = (stream..QUEUES).step_by(STREAMS);
+                    let sends = queue_pairs.map(|own| Descriptor::Send(self.send(own, &mut made)));
+                    let sends: Vec<_> = sends.collect();
+                    self.streams[stream].extend(sends);
+                    continue;
+                }
+                9 => {
+                    let waits = (0..QUEUES).filter_map(|queue| {
+                        made.has_more(queue).then(|| Descriptor::WaitCq(made.wait(queue, false)))
+                    });
+                    self.streams[stream].extend(waits);
+                    continue;
+                }
                 5..=10 if may_hang || comes.is_some() => {
                     let queue = if may_hang { queue } else { comes.unwrap_or(queue) };
-                    made.waits[queue] += 1;
-                    let (queue, index) = (queue as u32, made.waits[queue] - 1);
-                    Descriptor::WaitCq(PaperWait { queue, index, checked: kind == 10 })
+                    Descriptor::WaitCq(made.wait(queue, kind == 10))
                 }
                 0..=10 => Descriptor::Send(self.send(own, &mut made)),
                 11 => {

@@ -24,6 +24,8 @@ pub(super) struct Running {
     pub(super) run_start: Vec<usize>,
     /// The next operation.
     pub(super) next: usize,
+    /// That is a wait, which the stream has found not satisfied. It does nothing until it is.
+    pub(super) is_at_wait: bool,
     /// A wait was satisfied, and no flush has followed.
     pub(super) unflushed: bool,
     /// Sends that it has rung for or released and doorbell records that it has written, by queue

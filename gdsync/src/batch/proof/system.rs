@@ -103,7 +103,7 @@ impl<'a> System<'a> {
     fn step(&mut self, stream: usize) -> Result<bool, String> {
         let Some(op) = self.streams[stream].op() else { return Ok(false) };
         self.check_order(stream, op)?;
-        if op.is_wait() {
+        if op.is_wait() && !std::mem::replace(&mut self.streams[stream].is_at_wait, true) {
             // The stream may stay here for any time, and every observer sees what it has done.
             self.compare_at_wait(stream)?;
         }
@@ -143,6 +143,7 @@ impl<'a> System<'a> {
         };
         let running = &mut self.streams[stream];
         running.next += usize::from(satisfied);
+        running.is_at_wait &= !satisfied;
         running.unflushed |= self.case.caps.flush_after_wait && satisfied && op.is_wait();
         running.unflushed &= op != MemOp::FlushRemote;
         Ok(satisfied)
