@@ -302,7 +302,7 @@ impl Program {
                 self.descriptors.resize(lowering.ops.len(), i as u32);
                 // What follows a run makes the stream wait for the collector: for the run's last wait.
                 if lowering.ops.get(at).and_then(Target::of) == Some(Target::Arrival) {
-                    self.descriptors[at] -= 1;
+                    self.descriptors[at] = (i as u32).saturating_sub(1);
                 }
                 let newest = self.collector.borrow().newest;
                 self.arrivals.push((*fate == Fate::Collected).then_some(newest + 1));
