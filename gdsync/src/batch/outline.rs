@@ -287,7 +287,8 @@ impl Program {
         self.arrivals.clear();
         self.ends.clear();
         let collector = self.collector.get_mut();
-        (collector.run.clear(), collector.collected.clear());
+        collector.run.clear();
+        collector.collected.clear();
         let mut first = 0;
         while first < batch.len() {
             let rest = &batch[first..];

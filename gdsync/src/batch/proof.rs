@@ -190,10 +190,11 @@ impl Case {
                     continue;
                 }
                 9 => {
-                    let waits = (0..QUEUES).filter_map(|queue| {
-                        made.has_more(queue).then(|| Descriptor::WaitCq(made.wait(queue, false)))
-                    });
-                    self.streams[stream].extend(waits);
+                    for queue in 0..QUEUES {
+                        if made.has_more(queue) {
+                            self.streams[stream].push(Descriptor::WaitCq(made.wait(queue, false)));
+                        }
+                    }
                     continue;
                 }
                 5..=10 if may_hang || comes.is_some() => {
