@@ -311,6 +311,10 @@ pub(crate) struct ExplainOptions {
     /// A batch that is known by name
     #[arg(long, value_enum)]
     pub(crate) example: Option<Example>,
+    /// Have the card wait for runs of waits for at least so many completion queues, and the stream
+    /// for one word [default: the stream waits for each; 2 for the example `card`]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_hyphen_values = true)]
+    pub(crate) collect_from: Option<u32>,
     /// Only what it becomes where nothing is merged
     #[arg(long)]
     pub(crate) plain: bool,
@@ -327,6 +331,9 @@ pub(crate) enum Example {
     Pingpong,
     /// A step among 64 peers, with a receive queue for each
     Alltoall,
+    /// A step among 64 peers that the card waits for: one trigger releases all sends, and a collector
+    /// waits for all completions
+    Card,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -39,18 +39,22 @@ struct Figures {
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let mut rows = Vec::new();
+    let mut add = |name: String, batch: &[Descriptor], collect_from| {
+        rows.push(row(name, batch, collect_from)?);
+        Ok::<_, Failure>(())
+    };
     for size in SIZES {
-        rows.push(row(format!("{size} sends to one queue pair"), &sends(size, 1))?);
-        rows.push(row(format!("{size} sends to as many queue pairs"), &sends(size, size))?);
-        rows.push(row(format!("{size} descriptors, sends and waits by turns"), &by_turns(size))?);
+        add(format!("{size} sends to one queue pair"), &sends(size, 1), None)?;
+        add(format!("{size} sends to as many queue pairs"), &sends(size, size), None)?;
+        add(format!("{size} descriptors, sends and waits by turns"), &by_turns(size), None)?;
     }
-    rows.push(row(
-        "64 sends to one queue pair, and their waits".to_owned(),
-        &followed_by(sends(64, 1), 1, 64),
-    )?);
+    let lone = followed_by(sends(64, 1), 1, 64);
+    add("64 sends to one queue pair, and their waits".to_owned(), &lone, None)?;
     let step = |queues| followed_by(sends(PEERS, PEERS), queues, PEERS);
-    rows.push(row("a step among 64, a receive queue for each".to_owned(), &step(PEERS))?);
-    rows.push(row("a step among 64, one receive queue".to_owned(), &step(1))?);
+    add("a step among 64, a receive queue for each".to_owned(), &step(PEERS), None)?;
+    add("a step among 64, one receive queue".to_owned(), &step(1), None)?;
+    let by_card = followed_by(released(PEERS), PEERS, PEERS);
+    add("a step among 64, by a trigger and a collector".to_owned(), &by_card, Some(2))?;
     let cells = |row: &Row| {
         let figures = |figures: &Figures| {
             let per = figures.operations as f64 / row.descriptors as f64;
@@ -76,6 +80,12 @@ fn sends(count: u32, queue_pairs: u32) -> Vec<Descriptor> {
     (0..count).map(|i| send(i % queue_pairs, i / queue_pairs)).collect()
 }
 
+/// A send of each queue pair, all by one trigger.
+fn released(queue_pairs: u32) -> Vec<Descriptor> {
+    let send = |queue_pair| PaperSend { queue_pair, index: 0, trigger: Some((0, u64::from(queue_pair) + 1)) };
+    (0..queue_pairs).map(|queue_pair| Descriptor::Send(send(queue_pair))).collect()
+}
+
 fn by_turns(count: u32) -> Vec<Descriptor> {
     (0..count).map(|i| if i.is_multiple_of(2) { send(0, i / 2) } else { wait(0, i / 2) }).collect()
 }
@@ -85,13 +95,16 @@ fn followed_by(mut batch: Vec<Descriptor>, queues: u32, waits: u32) -> Vec<Descr
     batch
 }
 
-fn row(name: String, batch: &[Descriptor]) -> Result<Row, Failure> {
-    let figures = |merged| measure(batch, merged);
+fn row(name: String, batch: &[Descriptor], collect_from: Option<u32>) -> Result<Row, Failure> {
+    let figures = |merged| measure(batch, merged, collect_from);
     Ok(Row { batch: name, descriptors: batch.len(), merged: figures(true)?, plain: figures(false)? })
 }
 
-fn measure(batch: &[Descriptor], merged: bool) -> Result<Figures, Failure> {
-    let mut program = Program::new();
+fn measure(batch: &[Descriptor], merged: bool, collect_from: Option<u32>) -> Result<Figures, Failure> {
+    let mut program = match collect_from {
+        Some(queues) => Program::new().collect_from(queues),
+        None => Program::new(),
+    };
     let repetitions = DESCRIPTORS.div_ceil(batch.len());
     let mut times = Vec::new();
     for _ in 0..ROUNDS {

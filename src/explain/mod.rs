@@ -1,16 +1,19 @@
 //! `gdsync explain`: the memory operations of a batch, and what they cost a GPU.
 
 mod parse;
+mod way;
 
 use crate::cli::{Example, ExplainOptions};
 use crate::failure::Failure;
 use crate::text;
+use gdsync::Trigger;
 use gdsync::memop::{MemOp, MemOpCaps};
 use gdsync::outline::{self, Program, Target};
 use parse::{Text, sign};
 use serde::Serialize;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
+use way::Way;
 
 /// GPU time of one more operation in a batch, in µs, measured on an H200 with driver 580 (`gdsync
 /// bench memops`, `docs/gpu-results.md`): a write to host memory; a wait for host memory that is
@@ -24,6 +27,9 @@ const MAX_TEXT: u64 = 16 << 20;
 
 #[derive(Debug, Serialize)]
 struct Explanation {
+    /// From how many queues on a collector waits in the stream's place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collect_from: Option<u32>,
     descriptors: Vec<Descriptor>,
     plain: Compiled,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,6 +43,9 @@ struct Descriptor {
     peer_operations: Vec<&'static str>,
     /// In the merged batch it has no operations, because another descriptor covers it.
     covered: bool,
+    /// What hands a send to the card, or waits for a completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    way: Option<Way>,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,7 +82,11 @@ pub(crate) fn run(options: &ExplainOptions) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::from(2));
         }
     };
-    let explanation = explain(&batch, options.plain)?;
+    let collect_from = match options.example {
+        Some(Example::Card) => options.collect_from.or(Some(2)),
+        _ => options.collect_from,
+    };
+    let explanation = explain(&batch, options.plain, collect_from)?;
     text::print(options.json, &explanation, || explanation.tables())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -108,22 +121,35 @@ fn example_text(example: Example) -> String {
                 (0..64).for_each(|peer| line(descriptor, &format!("peer{peer}{side}")));
             }
         }
+        Example::Card => {
+            for (descriptor, side) in [("send", " by step"), ("wait", ".sent"), ("wait", ".received")] {
+                (0..64).for_each(|peer| line(descriptor, &format!("peer{peer}{side}")));
+            }
+        }
     }
     text
 }
 
-fn explain(batch: &Text, plain_only: bool) -> Result<Explanation, Failure> {
+fn explain(batch: &Text, plain_only: bool, collect_from: Option<u32>) -> Result<Explanation, Failure> {
     let compile = |merged| {
-        let mut program = Program::new();
+        let mut program = match collect_from {
+            Some(queues) => Program::new().collect_from(queues),
+            None => Program::new(),
+        };
         program.compile(&batch.descriptors, &MemOpCaps::FULL, merged).map(|()| program)
     };
     let (plain, merged) = (compile(false)?, compile(true)?);
-    let descriptors = batch.descriptors.iter().zip(merged.covered()).map(|(one, covered)| Descriptor {
+    let shown = if plain_only { &plain } else { &merged };
+    let ways = way::ways(batch, shown, !plain_only, collect_from);
+    let descriptors = batch.descriptors.iter().zip(shown.covered()).zip(ways);
+    let descriptors = descriptors.map(|((one, covered), way)| Descriptor {
         text: describe(batch, one),
         peer_operations: one.peer_operations(),
-        covered: *covered && !plain_only,
+        covered: *covered,
+        way,
     });
     Ok(Explanation {
+        collect_from,
         descriptors: descriptors.collect(),
         plain: Compiled::new(batch, &plain),
         merged: (!plain_only).then(|| Compiled::new(batch, &merged)),
@@ -158,6 +184,8 @@ fn place(batch: &Text, target: Target) -> String {
             format!("status of completion {index} of {}", batch.queues.name(number))
         }
         Target::Word(number) => batch.words.name(number).to_owned(),
+        Target::Trigger(number) => format!("trigger {}", batch.triggers.name(number)),
+        Target::Arrival => "arrival".to_owned(),
         Target::Progress => "progress".to_owned(),
         _ => "?".to_owned(),
     }
@@ -172,6 +200,10 @@ impl Compiled {
                 let target = Target::of(&op);
                 let at = target.map_or_else(String::new, |target| place(batch, target));
                 let (text, gpu_us) = match op {
+                    // The word holds the ticket in the card's byte order.
+                    MemOp::Write64 { value, .. } if matches!(target, Some(Target::Trigger(_))) => {
+                        (format!("Write64 {at} = ticket {}", Trigger::word_of(value)), WRITE_US)
+                    }
                     MemOp::Write32 { value, .. } => (format!("Write32 {at} = {value:#x}"), WRITE_US),
                     MemOp::Write64 { value, .. } => (format!("Write64 {at} = {value:#x}"), WRITE_US),
                     MemOp::Wait32 { condition, value, .. } => {
@@ -224,10 +256,11 @@ impl Explanation {
             .map(|(i, descriptor)| {
                 let fate = if descriptor.covered { "covered" } else { "" };
                 let peer = descriptor.peer_operations.join(" ");
-                vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned()]
+                let way = descriptor.way.as_ref().map_or_else(String::new, Way::to_string);
+                vec![(i + 1).to_string(), descriptor.text.clone(), peer, fate.to_owned(), way]
             })
             .collect();
-        let mut text = text::table(&["", "DESCRIPTOR", "PEER OPERATIONS", "MERGED"], &rows);
+        let mut text = text::table(&["", "DESCRIPTOR", "PEER OPERATIONS", "MERGED", "WAY"], &rows);
         text.push('\n');
         text += &self.plain.table("PLAIN");
         if let Some(merged) = &self.merged {
@@ -246,7 +279,7 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Explanation {
-        explain(&Text::parse(text).unwrap(), false).unwrap()
+        explain(&Text::parse(text).unwrap(), false, None).unwrap()
     }
 
     #[test]
@@ -273,6 +306,56 @@ mod tests {
             assert!((plain - 1..=plain).contains(&count), "{example:?}: {count}");
             assert_eq!(explanation.merged.unwrap().operations.len(), merged, "{example:?}");
         }
+    }
+
+    #[test]
+    fn the_card_takes_a_step_of_64_peers_in_three_operations() {
+        let batch = Text::parse(&example_text(Example::Card)).unwrap();
+        let step = explain(&batch, false, Some(2)).unwrap();
+        let merged = step.merged.as_ref().unwrap();
+        let found: Vec<_> = merged.operations.iter().map(|op| (op.descriptor, op.text.as_str())).collect();
+        let expected = [
+            (Some(64), "Write64 trigger step = ticket 64"),
+            (Some(192), "Wait64  arrival >= 0x1"),
+            (None, "Write32 progress = 0x1"),
+        ];
+        assert_eq!(found, expected);
+        let json = serde_json::to_value(&step).unwrap();
+        let expected = serde_json::json!({ "by": "trigger", "trigger": "step", "ticket": 1, "sends": 64 });
+        assert_eq!(json["descriptors"][0]["way"], expected);
+        let expected = serde_json::json!({ "by": "collector", "number": 1, "queues": 128 });
+        assert_eq!(json["descriptors"][191]["way"], expected);
+        let few = explain(&batch, false, Some(200)).unwrap();
+        assert_eq!(few.merged.as_ref().unwrap().operations.len(), 1 + 128 + 1);
+        let few = serde_json::to_value(&few).unwrap();
+        let why = serde_json::json!({ "not_collected": "few-queues", "queues": 128, "collect_from": 200 });
+        let mut expected = serde_json::json!({ "by": "stream" });
+        expected.as_object_mut().unwrap().extend(why.as_object().unwrap().clone());
+        assert_eq!(few["descriptors"][64]["way"], expected);
+    }
+
+    #[test]
+    fn tables_say_which_way_sends_and_waits_go() {
+        let text = "send a\nsend b by go\nsend c by go\nwait a.sent\nwait b.sent\nwait-checked c.sent";
+        let batch = Text::parse(text).unwrap();
+        let tables = explain(&batch, false, Some(2)).unwrap().tables();
+        let rows: Vec<_> = tables
+            .lines()
+            .take(7)
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        let expected = [
+            "DESCRIPTOR PEER OPERATIONS MERGED WAY",
+            "1 send 0 of a Fence StoreDword Fence StoreQword doorbell",
+            "2 send 0 of b Fence StoreQword covered ticket 1 of go (one write releases 2 sends)",
+            "3 send 0 of c Fence StoreQword ticket 2 of go (one write releases 2 sends)",
+            "4 wait for completion 0 of a.sent PollNor collected (2 queues, one word)",
+            "5 wait for completion 0 of b.sent PollNor collected (2 queues, one word)",
+            "6 wait, checked, for completion 0 of c.sent PollAnd not collected (checked)",
+        ];
+        assert_eq!(rows, expected);
+        let plain = explain(&batch, true, Some(2)).unwrap().tables();
+        assert!(plain.contains("not collected (unmerged)"), "{plain}");
     }
 
     #[test]

@@ -40,6 +40,11 @@ pub(super) struct Text {
     pub(super) queue_pairs: Names,
     pub(super) queues: Names,
     pub(super) words: Names,
+    pub(super) triggers: Names,
+    /// Of each queue pair: its trigger, or none.
+    released_by: Vec<Option<u32>>,
+    /// Tickets of each trigger so far.
+    tickets: Vec<u32>,
     /// Sends of each queue pair and waits of each queue so far.
     sends: Vec<u32>,
     waits: Vec<u32>,
@@ -111,6 +116,15 @@ impl<'a> Line<'a> {
         Ok(names.number(self.name(wanted)?))
     }
 
+    /// The trigger of a send: `by TRIGGER`, or none.
+    fn by(&mut self, names: &mut Names) -> Result<Option<u32>, Place> {
+        if !matches!(self.words.as_slice().first(), Some((_, "by"))) {
+            return Ok(None);
+        }
+        self.words.next();
+        self.named("a trigger", names).map(Some)
+    }
+
     fn value32(&mut self) -> Result<u32, Place> {
         Ok(self.number("32-bit value", u32::MAX.into())? as u32)
     }
@@ -169,7 +183,9 @@ impl Text {
         let descriptor = match word {
             "send" => {
                 let queue_pair = line.named("a queue pair", &mut self.queue_pairs)?;
-                Descriptor::Send(PaperSend { queue_pair, index: 0, trigger: None })
+                let trigger = line.by(&mut self.triggers)?;
+                self.check_way(queue_pair, trigger).map_err(|what| (column, what))?;
+                Descriptor::Send(PaperSend { queue_pair, index: 0, trigger: trigger.map(|own| (own, 0)) })
             }
             "wait" | "wait-checked" => {
                 let queue = line.named("a completion queue", &mut self.queues)?;
@@ -199,10 +215,37 @@ impl Text {
         Ok(())
     }
 
-    /// A descriptor with its index: the next of its queue pair or completion queue.
+    /// A queue pair is made for a trigger, or for none.
+    fn check_way(&mut self, queue_pair: u32, trigger: Option<u32>) -> Result<(), String> {
+        let Some(known) = self.released_by.get(queue_pair as usize) else {
+            // Queue pairs are numbered as they appear.
+            self.released_by.push(trigger);
+            return Ok(());
+        };
+        if *known == trigger {
+            return Ok(());
+        }
+        let way = |trigger: Option<u32>| match trigger {
+            Some(trigger) => format!("by {}", self.triggers.name(trigger)),
+            None => "by a doorbell".to_owned(),
+        };
+        let name = self.queue_pairs.name(queue_pair);
+        Err(format!(
+            "{name} sends {} here and {} before: a queue pair has one trigger, or none",
+            way(trigger),
+            way(*known)
+        ))
+    }
+
+    /// A descriptor with its index, the next of its queue pair or completion queue, and its ticket.
     fn numbered(&mut self, mut descriptor: Descriptor) -> Descriptor {
         match &mut descriptor {
-            Descriptor::Send(send) => send.index = count(&mut self.sends, send.queue_pair),
+            Descriptor::Send(send) => {
+                send.index = count(&mut self.sends, send.queue_pair);
+                if let Some((trigger, ticket)) = &mut send.trigger {
+                    *ticket = u64::from(count(&mut self.tickets, *trigger)) + 1;
+                }
+            }
             Descriptor::WaitCq(wait) => wait.index = count(&mut self.waits, wait.queue),
             _ => {}
         }
@@ -234,12 +277,38 @@ mod tests {
     }
 
     #[test]
+    fn sends_of_one_trigger_take_tickets_in_turn() {
+        let text = Text::parse("send a by go\nsend b by other\nsend c by go x2 # two\nsend d").unwrap();
+        let found = text.descriptors.iter().map(|descriptor| match descriptor {
+            Descriptor::Send(send) => (send.queue_pair, send.index, send.trigger),
+            other => panic!("{other:?}"),
+        });
+        let expected = [
+            (0, 0, Some((0, 1))),
+            (1, 0, Some((1, 1))),
+            (2, 0, Some((0, 2))),
+            (2, 1, Some((0, 3))),
+            (3, 0, None),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert_eq!((text.triggers.name(0), text.triggers.name(1)), ("go", "other"));
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_place() {
         for (text, line, column, said) in [
             ("", 1, 1, "no descriptor"),
             ("send a\n  sent b", 2, 3, "sent is no descriptor"),
             ("send", 1, 5, "a queue pair is missing"),
             ("send ü!", 1, 6, "ü! is no name"),
+            ("send a by", 1, 10, "a trigger is missing"),
+            ("send a by ! x2", 1, 11, "! is no name of a trigger"),
+            ("send a x2 by go", 1, 11, "by is too much"),
+            ("send a be go", 1, 11, "go is too much"),
+            ("wait a by go", 1, 11, "go is too much"),
+            ("send a\n send a by go", 2, 2, "a sends by go here and by a doorbell before"),
+            ("send a by go\nsend a by on", 2, 1, "a sends by on here and by go before"),
+            ("send a by go\nsend a", 2, 1, "one trigger, or none"),
             ("wait a x0", 1, 8, "only x1 to"),
             ("wait a x2 x3", 1, 11, "x3 is too much"),
             ("wait32 go => 1", 1, 11, "=> is no condition"),
@@ -256,7 +325,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[ \\nsendwait32#x><=09a-]{0,60}|.{0,60}") {
+        fn no_text_makes_it_panic(text in "[ \\nsendwaitby32#x><=09a-]{0,60}|.{0,60}") {
             let _ = Text::parse(&text);
         }
     }

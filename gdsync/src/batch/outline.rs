@@ -37,7 +37,7 @@ pub struct PaperSend {
     /// Index of the send in the queue pair's order, from 0 on.
     pub index: u32,
     /// The trigger that releases it, and its ticket, from 1 on; none: a doorbell.
-    pub trigger: Option<(u32, u32)>,
+    pub trigger: Option<(u32, u64)>,
 }
 
 /// A wait for a completion on paper.
@@ -118,7 +118,7 @@ impl PaperSend {
     fn release(self) -> Release {
         match self.trigger {
             None => Release::Ring(self.doorbell()),
-            Some((_, ticket)) => Release::Ticket(ticket.into()),
+            Some((_, ticket)) => Release::Ticket(ticket),
         }
     }
 
@@ -188,13 +188,19 @@ impl Descriptor {
     }
 }
 
-/// The driver of a lowering on paper.
-struct Paper<'a> {
+/// A collector on paper.
+#[derive(Debug, Default)]
+struct PaperCollector {
+    /// The newest number.
+    newest: u64,
+    /// The waits of the next one.
+    run: Vec<PaperWait>,
     /// See [`Program::collected`].
-    collected: &'a RefCell<Vec<Vec<PaperWait>>>,
-    /// Waits that are to be collected.
-    run: RefCell<Vec<PaperWait>>,
+    collected: Vec<(u64, Vec<PaperWait>)>,
 }
+
+/// The driver of a lowering on paper.
+struct Paper<'a>(&'a RefCell<PaperCollector>);
 
 impl Driver for Paper<'_> {
     type Send = PaperSend;
@@ -222,15 +228,16 @@ impl Driver for Paper<'_> {
 
     fn commit_wait(&self, wait: &mut PaperWait, fate: Fate, _point: TimelinePoint) -> Option<PeerOp> {
         if fate == Fate::Collected {
-            self.run.borrow_mut().push(*wait);
+            self.0.borrow_mut().run.push(*wait);
         }
         Some(wait.poll())
     }
 
     fn collect(&self) -> Result<(StreamAddr, u64), StreamError> {
-        let mut collected = self.collected.borrow_mut();
-        collected.push(self.run.take());
-        Ok((self.translate(Target::Arrival.addr(), size_of::<u64>())?, collected.len() as u64))
+        let PaperCollector { newest, run, collected } = &mut *self.0.borrow_mut();
+        *newest += 1;
+        collected.push((*newest, std::mem::take(run)));
+        Ok((self.translate(Target::Arrival.addr(), size_of::<u64>())?, *newest))
     }
 }
 
@@ -242,7 +249,8 @@ pub struct Program {
     /// The descriptor of each operation.
     descriptors: Vec<u32>,
     covered: Vec<bool>,
-    collected: RefCell<Vec<Vec<PaperWait>>>,
+    arrivals: Vec<Option<u64>>,
+    collector: RefCell<PaperCollector>,
     /// Where each submission ends, in operations.
     ends: Vec<usize>,
     point: TimelinePoint,
@@ -276,18 +284,29 @@ impl Program {
         self.operations.clear();
         self.descriptors.clear();
         self.covered.clear();
+        self.arrivals.clear();
         self.ends.clear();
+        let collector = self.collector.get_mut();
+        collector.run.clear();
+        collector.collected.clear();
         let mut first = 0;
         while first < batch.len() {
             let rest = &batch[first..];
             let plan = self.planner.plan(rest, caps, merged);
             let points = Points::planned(self.point, &plan);
             let (timeline, ops) = (Target::Progress.addr(), &mut self.operations);
-            let paper = Paper { collected: &self.collected, run: RefCell::default() };
+            let paper = Paper(&self.collector);
             let mut lowering = Lowering::new(paper, caps, timeline, merged, points.before, ops);
             for (i, (descriptor, fate)) in (first..).zip(rest.iter().zip(&self.planner.fates)) {
+                let at = self.descriptors.len();
                 lowering.lower(&mut { *descriptor }, *fate)?;
                 self.descriptors.resize(lowering.ops.len(), i as u32);
+                // What follows a run makes the stream wait for the collector: for the run's last wait.
+                if lowering.ops.get(at).and_then(Target::of) == Some(Target::Arrival) {
+                    self.descriptors[at] = (i as u32).saturating_sub(1);
+                }
+                let newest = self.collector.borrow().newest;
+                self.arrivals.push((*fate == Fate::Collected).then_some(newest + 1));
             }
             self.covered.extend(self.planner.fates.iter().map(|fate| *fate == Fate::Covered));
             lowering.catch_up()?;
@@ -307,15 +326,21 @@ impl Program {
         &self.operations
     }
 
-    /// The descriptor of each operation; that of a point is the one before or after it.
+    /// The descriptor of each operation; that of a point is the one before or after it, and that of a
+    /// wait for the collector's word the last of its run.
     pub fn descriptors(&self) -> &[u32] {
         &self.descriptors
     }
 
-    /// What the collector waits for, by the number of its word, from 1 on: the newest wait of each
-    /// queue. Goes on from one batch to the next.
-    pub fn collected(&self) -> Vec<Vec<PaperWait>> {
-        self.collected.borrow().clone()
+    /// What the collector waits for: the number that it writes then, and the latest wait of each
+    /// queue. Numbers are from 1 on, and continue from one batch to the next.
+    pub fn collected(&self) -> Vec<(u64, Vec<PaperWait>)> {
+        self.collector.borrow().collected.clone()
+    }
+
+    /// Of each descriptor: the collector's number, if the collector waits for it.
+    pub fn arrivals(&self) -> &[Option<u64>] {
+        &self.arrivals
     }
 
     /// Of each descriptor: whether another one covers it, so that it has no operations.
@@ -343,6 +368,8 @@ mod tests {
             Target::Entry(3, u32::MAX),
             Target::Status(0, 9),
             Target::Word(5),
+            Target::Trigger(6),
+            Target::Arrival,
         ];
         for target in targets {
             let addr = StreamAddr::new(target.addr().get());
@@ -365,6 +392,28 @@ mod tests {
         assert_eq!(program.descriptors(), [0, 0, 1, 1]);
         assert_eq!(program.submissions().next(), Some(0..4));
         assert_eq!(batch[0].peer_operations(), ["Fence", "StoreDword", "Fence", "StoreQword"]);
+    }
+
+    #[test]
+    fn a_step_of_the_card_on_paper() {
+        let send = |ticket| PaperSend { queue_pair: 0, index: ticket as u32 - 1, trigger: Some((3, ticket)) };
+        let wait = |queue, index| PaperWait { queue, index, checked: false };
+        let waits = [wait(0, 0), wait(1, 0), wait(0, 1)];
+        let mut batch = vec![Descriptor::Send(send(1)), Descriptor::Send(send(2))];
+        batch.extend(waits.map(Descriptor::WaitCq));
+        batch.push(Descriptor::Barrier);
+        let mut program = Program::new().collect_from(2);
+        for number in [1, 2] {
+            program.compile(&batch, &MemOpCaps::FULL, true).unwrap();
+            let targets: Vec<_> = program.operations().iter().map(Target::of).collect();
+            let expected = [Some(Target::Trigger(3)), Some(Target::Arrival), None, Some(Target::Progress)];
+            assert_eq!(targets, expected);
+            assert_eq!(program.descriptors(), [1, 4, 5, 5]);
+            assert_eq!(program.collected(), [(number, vec![waits[1], waits[2]])]);
+            let expected = [None, None, None, Some(number), Some(number), None];
+            assert_eq!((program.arrivals(), program.covered()[2]), (&expected[..], true));
+        }
+        assert_eq!(batch[1].peer_operations(), ["Fence", "StoreQword"]);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The proof of the merges: no observer can tell a merged batch from an unmerged one.
 //!
 //! A case is a system: streams with batches, queue pairs and completion queues, a card that delays
-//! its work, a CPU that reacts to the points that streams have written. It runs merged and
-//! unmerged, each in random orders of steps. `docs/merging.md` says what is compared, and on which
-//! premises.
+//! its work, a CPU that prepares, posts, and reacts to the points that streams have written. It runs
+//! merged and unmerged, by doorbells and by the card (triggers release sends, collectors wait), each
+//! in random orders of steps. `docs/merging.md` says what is compared, and on which premises.
 
+mod card;
+mod running;
 mod system;
 
 use crate::batch::outline::{Descriptor, PaperSend, PaperWait};
@@ -13,8 +15,37 @@ use system::System;
 
 /// Numbers of queue pairs and of completion queues of a case. They are few, so that descriptors
 /// share them.
-const QUEUES: usize = 4;
+const QUEUES: usize = 6;
 const STREAMS: usize = 2;
+/// Triggers of a stream.
+const TRIGGERS: usize = 2;
+
+/// How a case runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    merged: bool,
+    /// Triggers release the sends of queue pairs that have one, and collectors wait for runs. Otherwise
+    /// all goes by doorbells, and streams wait.
+    by_card: bool,
+}
+
+impl Way {
+    const PLAIN: Way = Way { merged: false, by_card: false };
+    const MERGED: Way = Way { merged: true, by_card: false };
+    const PLAIN_BY_CARD: Way = Way { merged: false, by_card: true };
+    const MERGED_BY_CARD: Way = Way { merged: true, by_card: true };
+    /// All of them.
+    #[cfg(fuzzing)]
+    pub(crate) const ALL: [Way; 4] = [Way::PLAIN, Way::MERGED, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD];
+
+    /// A descriptor, as it goes this way.
+    fn of(self, descriptor: Descriptor) -> Descriptor {
+        match descriptor {
+            Descriptor::Send(send) if !self.by_card => Descriptor::Send(PaperSend { trigger: None, ..send }),
+            other => other,
+        }
+    }
+}
 
 /// Decisions, from bytes.
 struct Choices<'a> {
@@ -45,6 +76,35 @@ struct Reaction {
     word: u32,
 }
 
+/// What a case has so far.
+#[derive(Default)]
+struct Made {
+    /// Sends of each queue pair.
+    sends: [u32; QUEUES],
+    /// Completions of these sends and waits, of each queue.
+    completions: [u32; QUEUES],
+    waits: [u32; QUEUES],
+    /// The next ticket of each trigger.
+    tickets: [u64; TRIGGERS * STREAMS],
+}
+
+impl Made {
+    /// The first queue, from `first` on, that has a completion for which there is no wait.
+    fn next_to_come(&self, first: usize) -> Option<usize> {
+        (first..QUEUES).chain(0..first).find(|queue| self.has_more(*queue))
+    }
+
+    fn has_more(&self, queue: usize) -> bool {
+        self.waits[queue] < self.completions[queue]
+    }
+
+    /// The next wait for a queue.
+    fn wait(&mut self, queue: usize, checked: bool) -> PaperWait {
+        self.waits[queue] += 1;
+        PaperWait { queue: queue as u32, index: self.waits[queue] - 1, checked }
+    }
+}
+
 /// A system.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
@@ -55,6 +115,12 @@ pub(crate) struct Case {
     /// Of each queue pair: the completion queue of its sends, that of their receives, and `n` if
     /// every `n`th send completes.
     queue_pairs: Vec<(u32, u32, u32)>,
+    /// Of each queue pair: its trigger. Triggers belong to one stream.
+    triggers: Vec<Option<u32>>,
+    /// The first ticket of every trigger.
+    first_ticket: u64,
+    /// Collectors wait for runs of waits for so many queues.
+    collect_from: Option<u32>,
     reactions: Vec<Reaction>,
     seed: u64,
 }
@@ -77,11 +143,22 @@ impl Case {
                 (choices.below(QUEUES) as u32, choices.below(QUEUES) as u32, [1, 1, 2, 3][choices.below(4)])
             })
             .collect();
+        let trigger = |queue_pair: usize, choice: usize| {
+            let of_stream = [None, Some(0), Some(0), Some(1)][choice]?;
+            Some((of_stream * STREAMS + queue_pair % STREAMS) as u32)
+        };
+        let triggers = (0..QUEUES).map(|queue_pair| trigger(queue_pair, choices.below(4))).collect();
+        // Tickets wrap, and the halves of a word.
+        let first_ticket = [1, 1, u64::from(u32::MAX), u64::MAX - 1][choices.below(4)];
+        let collect_from = [None, Some(2), Some(2), Some(3), Some(4)][choices.below(5)];
         let mut case = Case {
             caps,
             streams: Default::default(),
             ends: Default::default(),
             queue_pairs,
+            triggers,
+            first_ticket,
+            collect_from,
             reactions: Vec::new(),
             seed,
         };
@@ -90,7 +167,9 @@ impl Case {
     }
 
     fn fill(&mut self, choices: &mut Choices<'_>) {
-        let (mut sends, mut waits) = ([0u32; QUEUES], [0u32; QUEUES]);
+        // What most systems wait for comes: they would stand still soon if it did not.
+        let may_hang = choices.below(4) == 0;
+        let mut made = Made { tickets: [self.first_ticket; TRIGGERS * STREAMS], ..Made::default() };
         // Words only grow: those of the streams, then those of the CPU.
         let mut values = [0u32; STREAMS];
         while !choices.is_over() {
@@ -100,25 +179,38 @@ impl Case {
             let own = choices.below(QUEUES / STREAMS) * STREAMS + stream;
             let queue = choices.below(QUEUES);
             let kind = choices.below(16);
+            let comes = made.next_to_come(queue);
             let descriptor = match kind {
-                0..=4 => {
-                    sends[own] += 1;
-                    Descriptor::Send(PaperSend {
-                        queue_pair: own as u32,
-                        index: sends[own] - 1,
-                        trigger: None,
-                    })
+                // The sends of a step, and its waits.
+                4 => {
+                    let queue_pairs = (stream..QUEUES).step_by(STREAMS);
+                    let sends = queue_pairs.map(|own| Descriptor::Send(self.send(own, &mut made)));
+                    let sends: Vec<_> = sends.collect();
+                    self.streams[stream].extend(sends);
+                    continue;
                 }
-                5..=10 => {
-                    waits[queue] += 1;
-                    let (queue, index) = (queue as u32, waits[queue] - 1);
-                    Descriptor::WaitCq(PaperWait { queue, index, checked: kind == 10 })
+                9 => {
+                    for queue in 0..QUEUES {
+                        if made.has_more(queue) {
+                            self.streams[stream].push(Descriptor::WaitCq(made.wait(queue, false)));
+                        }
+                    }
+                    continue;
                 }
+                5..=10 if may_hang || comes.is_some() => {
+                    let queue = if may_hang { queue } else { comes.unwrap_or(queue) };
+                    Descriptor::WaitCq(made.wait(queue, kind == 10))
+                }
+                0..=10 => Descriptor::Send(self.send(own, &mut made)),
                 11 => {
                     values[stream] += 1;
                     Descriptor::Write32(stream as u32, values[stream])
                 }
-                12 => Descriptor::Wait32(1 - stream as u32, Condition::Geq, choices.below(3) as u32),
+                12 => {
+                    let other = 1 - stream;
+                    let limit = if may_hang { 3 } else { values[other] as usize + 1 };
+                    Descriptor::Wait32(other as u32, Condition::Geq, choices.below(limit) as u32)
+                }
                 13 => match self.reaction(stream) {
                     Some(word) => Descriptor::Wait32(word, Condition::Geq, 1),
                     None => Descriptor::Barrier,
@@ -145,6 +237,19 @@ impl Case {
         }
     }
 
+    /// The next send of a queue pair.
+    fn send(&self, own: usize, made: &mut Made) -> PaperSend {
+        made.sends[own] += 1;
+        let (send_queue, recv_queue, every) = self.queue_pairs[own];
+        made.completions[recv_queue as usize] += 1;
+        made.completions[send_queue as usize] += u32::from(made.sends[own].is_multiple_of(every));
+        let trigger = self.triggers[own].map(|trigger| {
+            let next = &mut made.tickets[trigger as usize];
+            (trigger, std::mem::replace(next, next.wrapping_add(1)))
+        });
+        PaperSend { queue_pair: own as u32, index: made.sends[own] - 1, trigger }
+    }
+
     /// A word that the CPU writes once it knows that the stream has passed its last wait for a
     /// completion.
     fn reaction(&mut self, stream: usize) -> Option<u32> {
@@ -154,25 +259,26 @@ impl Case {
         Some(word)
     }
 
-    /// Runs it both ways.
+    /// Runs it in several ways, the first of which is what all are compared with.
     ///
     /// # Errors
     /// The difference, or the invariant that does not hold.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let mut ends = Vec::new();
-        for merged in [false, true] {
+    pub(crate) fn check(&self, ways: &[Way]) -> Result<(), String> {
+        let mut first = None;
+        for way in ways {
             // The order of steps must not matter.
             for order in 0..2 {
-                let mut system = System::new(self, merged, self.seed.wrapping_add(order))?;
-                system.run()?;
-                ends.push(system.end());
+                let said = |what: String| format!("{way:?}: {what}");
+                let mut system = System::new(self, *way, self.seed.wrapping_add(order)).map_err(said)?;
+                system.run().map_err(said)?;
+                let end = system.end();
+                let (expected, other) = first.get_or_insert_with(|| (end.clone(), *way));
+                if end != *expected {
+                    return Err(format!("{way:?} ends as {end:?}, and {other:?} as {expected:?}"));
+                }
             }
         }
-        let Some(unmerged) = ends.first() else { return Ok(()) };
-        match ends.iter().find(|end| *end != unmerged) {
-            Some(other) => Err(format!("it ends as {other:?}, and unmerged as {unmerged:?}")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -190,17 +296,26 @@ mod tests {
         std::env::var("GDSYNC_MERGE_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(5_000)
     }
 
-    #[test]
-    fn merged_batches_do_what_plain_ones_do() {
+    fn check(ways: &[Way]) {
         let config =
             ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() };
-        let bytes = proptest::collection::vec(any::<u8>(), 16..220);
+        let bytes = proptest::collection::vec(any::<u8>(), 30..240);
         let result = proptest::test_runner::TestRunner::new(config).run(&bytes, |bytes| {
             let case = Case::new(&bytes);
-            case.check().map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
+            case.check(ways).map_err(|what| TestCaseError::fail(format!("{what}\n{case:#?}")))
         });
         if let Err(error) = result {
             panic!("{error}");
         }
+    }
+
+    #[test]
+    fn merged_batches_do_what_plain_ones_do() {
+        check(&[Way::PLAIN, Way::MERGED]);
+    }
+
+    #[test]
+    fn merged_batches_do_what_plain_ones_do_by_the_card() {
+        check(&[Way::PLAIN, Way::PLAIN_BY_CARD, Way::MERGED_BY_CARD]);
     }
 }

@@ -1,32 +1,15 @@
 //! A system that runs: its streams perform what their batches compile to, beside a card and a CPU.
 
-use super::{Case, QUEUES, STREAMS, is_completion};
-use crate::batch::outline::{Descriptor, Program, Target};
+use super::card::Card;
+use super::running::{Running, Step};
+use super::{Case, QUEUES, STREAMS, Way, is_completion};
+use crate::batch::outline::{Descriptor, PaperSend, PaperWait, Target};
 use crate::memop::MemOp;
-use gdsync_sys::prm::doorbell;
+use gdsync_sys::prm::{doorbell, wait};
 use std::collections::HashMap;
 
-/// One stream of a system.
-#[derive(Debug, Default)]
-struct Running {
-    ops: Vec<MemOp>,
-    /// Position of the descriptor of each operation.
-    of: Vec<usize>,
-    /// The point of each descriptor that is a wait for a completion.
-    points: Vec<Option<u32>>,
-    next: usize,
-    /// Sends that it has rung for and doorbell records that it has written, by queue pair; words
-    /// that it has written.
-    rung: HashMap<u32, u32>,
-    records: HashMap<u32, u32>,
-    words: HashMap<u32, u32>,
-    progress: u32,
-    /// Of each descriptor: the first of the run of waits that it belongs to, or itself.
-    run_start: Vec<usize>,
-}
-
 /// The state in which a system ends.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct End {
     /// Of each stream: the first descriptor of the run at which it is blocked.
     blocked: Vec<Option<usize>>,
@@ -38,29 +21,15 @@ pub(super) struct End {
 pub(super) struct System<'a> {
     case: &'a Case,
     streams: Vec<Running>,
+    card: Card<'a>,
     words: HashMap<u32, u32>,
-    /// Of each queue pair: sends that were rung for, and sends that the card has performed.
-    rung: Vec<u32>,
-    sent: Vec<u32>,
-    /// Completions that the card has written to each queue.
-    written: Vec<u32>,
     random: u64,
 }
 
 impl<'a> System<'a> {
-    pub(super) fn new(case: &'a Case, merged: bool, seed: u64) -> Result<Self, String> {
-        let streams =
-            (0..STREAMS).map(|stream| Running::new(case, stream, merged)).collect::<Result<_, _>>()?;
-        let zeroes = || vec![0; QUEUES];
-        Ok(System {
-            case,
-            streams,
-            words: HashMap::new(),
-            rung: zeroes(),
-            sent: zeroes(),
-            written: zeroes(),
-            random: seed | 1,
-        })
+    pub(super) fn new(case: &'a Case, way: Way, seed: u64) -> Result<Self, String> {
+        let streams = (0..STREAMS).map(|stream| Running::new(case, stream, way)).collect::<Result<_, _>>()?;
+        Ok(System { case, streams, card: Card::new(case), words: HashMap::new(), random: seed | 1 })
     }
 
     fn random(&mut self, limit: usize) -> usize {
@@ -70,9 +39,10 @@ impl<'a> System<'a> {
         (self.random >> 33) as usize % limit
     }
 
-    /// Runs until no actor can do anything: a stream, a queue pair of the card, or the CPU.
+    /// Runs until no actor can do anything: a stream, its collector, the CPU's thread that posts on
+    /// it, a queue pair of the card, or the CPU's thread that reacts.
     pub(super) fn run(&mut self) -> Result<(), String> {
-        let actors = STREAMS + QUEUES + 1;
+        let actors = 3 * STREAMS + QUEUES + 1;
         loop {
             // Any actor may be slow.
             let chosen = self.random(actors);
@@ -94,25 +64,25 @@ impl<'a> System<'a> {
     }
 
     fn act(&mut self, actor: usize) -> Result<bool, String> {
-        if actor < STREAMS {
-            return self.step(actor);
-        }
-        if actor < STREAMS + QUEUES {
-            return Ok(self.send(actor - STREAMS));
-        }
-        Ok(self.react())
+        let Some(actor) = actor.checked_sub(3 * STREAMS) else {
+            let stream = actor % STREAMS;
+            return match actor / STREAMS {
+                0 => self.step(stream),
+                1 => self.card.execute(stream),
+                _ => Ok(self.advance(stream)),
+            };
+        };
+        Ok(if actor < QUEUES { self.card.send(actor) } else { self.react() })
     }
 
-    /// The card performs the next send of a queue pair that was rung for.
-    fn send(&mut self, queue_pair: usize) -> bool {
-        if self.sent[queue_pair] == self.rung[queue_pair] {
-            return false;
-        }
-        self.sent[queue_pair] += 1;
-        let (own, remote, every) = self.case.queue_pairs[queue_pair];
-        self.written[remote as usize] += 1;
-        if self.sent[queue_pair].is_multiple_of(every) {
-            self.written[own as usize] += 1;
+    /// The CPU prepares sends, some time before it posts the batch to which they belong.
+    fn advance(&mut self, stream: usize) -> bool {
+        let may_post = self.random(2) == 0;
+        match self.streams[stream].advance(may_post) {
+            None => return false,
+            Some(Step::Prepare(Descriptor::Send(send))) => self.card.prepare(&send),
+            Some(Step::Prepare(_)) => {}
+            Some(Step::Post(requests)) => self.card.collect(stream, requests),
         }
         true
     }
@@ -131,16 +101,18 @@ impl<'a> System<'a> {
 
     /// A stream performs its next operation, if it can.
     fn step(&mut self, stream: usize) -> Result<bool, String> {
-        let Some(op) = self.streams[stream].ops.get(self.streams[stream].next).copied() else {
-            return Ok(false);
-        };
-        if op.is_wait() {
+        let Some(op) = self.streams[stream].op() else { return Ok(false) };
+        self.check_order(stream, op)?;
+        if op.is_wait() && !std::mem::replace(&mut self.streams[stream].is_at_wait, true) {
             // The stream may stay here for any time, and every observer sees what it has done.
             self.compare_at_wait(stream)?;
         }
         let satisfied = match (op, Target::of(&op)) {
             (MemOp::Wait32 { .. }, Some(Target::Entry(queue, index) | Target::Status(queue, index))) => {
-                self.written[queue as usize] > index
+                self.card.has(&PaperWait { queue, index, checked: false })
+            }
+            (MemOp::Wait64 { condition, value, .. }, Some(Target::Arrival)) => {
+                condition.holds64(self.card.arrival(stream), value)
             }
             (MemOp::Wait32 { condition, value, .. }, Some(Target::Word(word))) => {
                 condition.holds32(self.words.get(&word).copied().unwrap_or(0), value)
@@ -151,6 +123,10 @@ impl<'a> System<'a> {
             }
             (MemOp::Write64 { value, .. }, Some(Target::Register(queue_pair))) => {
                 self.ring(stream, queue_pair, (value >> 32) as u32 + 1)?;
+                true
+            }
+            (MemOp::Write64 { value, .. }, Some(Target::Trigger(trigger))) => {
+                self.release(stream, trigger, value)?;
                 true
             }
             (MemOp::Write32 { value, .. }, Some(Target::Word(word))) => {
@@ -165,8 +141,70 @@ impl<'a> System<'a> {
             (MemOp::Barrier | MemOp::FlushRemote, None) => true,
             other => return Err(format!("an operation that no descriptor has: {other:?}")),
         };
-        self.streams[stream].next += usize::from(satisfied);
+        let running = &mut self.streams[stream];
+        running.next += usize::from(satisfied);
+        running.is_at_wait &= !satisfied;
+        running.unflushed |= self.case.caps.flush_after_wait && satisfied && op.is_wait();
+        running.unflushed &= op != MemOp::FlushRemote;
         Ok(satisfied)
+    }
+
+    /// Where writes are not fenced, a barrier stands before all that a card takes as a signal. Where
+    /// waits need a flush, one stands between the waits of a run and anything else.
+    fn check_order(&self, stream: usize, op: MemOp) -> Result<(), String> {
+        let running = &self.streams[stream];
+        let target = Target::of(&op);
+        let is_signal = matches!(target, Some(Target::Record(_) | Target::Register(_) | Target::Trigger(_)));
+        let before = running.next.checked_sub(1).map(|before| running.ops[before]);
+        if is_signal && !self.case.caps.writes_are_fenced && before != Some(MemOp::Barrier) {
+            return Err(format!("stream {stream} writes {target:?} behind no barrier"));
+        }
+        let is_of_run = matches!(target, Some(Target::Entry(..) | Target::Status(..) | Target::Arrival));
+        if running.unflushed && op != MemOp::FlushRemote && !(op.is_wait() && is_of_run) {
+            return Err(format!("stream {stream} performs {op:?} behind no flush"));
+        }
+        Ok(())
+    }
+
+    /// A stream writes the word of a trigger: the ticket of one of its sends, which is further than
+    /// the word was, once everything before that send is done.
+    fn release(&mut self, stream: usize, trigger: u32, word: u64) -> Result<(), String> {
+        let (ticket, before) = (wait::word(word), self.card.number(trigger));
+        let has_reached = |other: u64| ticket.wrapping_sub(other) as i64 >= 0;
+        if !has_reached(before.wrapping_add(1)) {
+            return Err(format!("trigger {trigger} is written {ticket} after {before}"));
+        }
+        let running = &mut self.streams[stream];
+        let mut position = None;
+        for (at, descriptor) in running.descriptors.iter().enumerate() {
+            if let Descriptor::Send(PaperSend { queue_pair, index, trigger: Some((own, number)) }) =
+                *descriptor
+                && own == trigger
+                && has_reached(number)
+            {
+                running.rung.insert(queue_pair, index + 1);
+                position = (number == ticket).then_some(at);
+            }
+        }
+        let Some(position) = position else {
+            return Err(format!("no send of stream {stream} has ticket {ticket} of trigger {trigger}"));
+        };
+        for descriptor in &running.descriptors[..position] {
+            let is_done = match descriptor {
+                Descriptor::WaitCq(wait) => self.card.has(wait),
+                Descriptor::Wait32(word, condition, value) => {
+                    condition.holds32(self.words.get(word).copied().unwrap_or(0), *value)
+                }
+                Descriptor::Write32(word, value) => running.words.get(word) >= Some(value),
+                // A doorbell may ring later, and so may another trigger be written.
+                _ => true,
+            };
+            if !is_done {
+                return Err(format!("ticket {ticket} of trigger {trigger} is written before {descriptor:?}"));
+            }
+        }
+        self.card.store(trigger, word);
+        Ok(())
     }
 
     fn ring(&mut self, stream: usize, queue_pair: u32, count: u32) -> Result<(), String> {
@@ -178,7 +216,7 @@ impl<'a> System<'a> {
         if before >= count {
             return Err(format!("queue pair {queue_pair} is rung for {count} after {before}"));
         }
-        self.rung[queue_pair as usize] = count;
+        self.card.ring(queue_pair, count);
         Ok(())
     }
 
@@ -189,10 +227,10 @@ impl<'a> System<'a> {
             return Err(format!("point {value} is written after {}", running.progress));
         }
         running.progress = value;
-        for (descriptor, point) in self.case.streams[stream].iter().zip(&running.points) {
+        for (descriptor, point) in running.descriptors.iter().zip(&running.points) {
             if let Descriptor::WaitCq(wait) = descriptor
                 && point.is_some_and(|own| own <= value)
-                && self.written[wait.queue as usize] <= wait.index
+                && !self.card.has(wait)
             {
                 return Err(format!("point {value} is written before {wait:?} has passed"));
             }
@@ -205,7 +243,7 @@ impl<'a> System<'a> {
         let running = &self.streams[stream];
         let at = running.of[running.next];
         self.compare(stream, running.run_start[at])?;
-        let is_word = !is_completion(&self.case.streams[stream][at]);
+        let is_word = !is_completion(&running.descriptors[at]);
         let due = running.points[..at].iter().flatten().max();
         if is_word && due.is_some_and(|due| running.progress < *due) {
             return Err(format!(
@@ -218,7 +256,7 @@ impl<'a> System<'a> {
     fn compare(&self, stream: usize, before: usize) -> Result<(), String> {
         let running = &self.streams[stream];
         let (mut rung, mut words) = (HashMap::new(), HashMap::new());
-        for descriptor in &self.case.streams[stream][..before] {
+        for descriptor in &running.descriptors[..before] {
             match *descriptor {
                 Descriptor::Send(send) => drop(rung.insert(send.queue_pair, send.index + 1)),
                 Descriptor::Write32(word, value) => drop(words.insert(word, value)),
@@ -233,67 +271,9 @@ impl<'a> System<'a> {
     }
 
     pub(super) fn end(&self) -> End {
-        let blocked = |running: &Running| {
-            let at = running.of.get(running.next)?;
-            Some(running.run_start[*at])
-        };
         let mut words: Vec<_> = self.words.iter().map(|(word, value)| (*word, *value)).collect();
         words.sort_unstable();
-        End {
-            blocked: self.streams.iter().map(blocked).collect(),
-            words,
-            sent: self.sent.clone(),
-            completions: self.written.clone(),
-        }
-    }
-}
-
-impl Running {
-    fn new(case: &Case, stream: usize, merged: bool) -> Result<Self, String> {
-        let descriptors = &case.streams[stream];
-        let mut running = Running { points: vec![None; descriptors.len()], ..Running::default() };
-        for i in 0..descriptors.len() {
-            let continues = i > 0 && descriptors[i - 1..=i].iter().all(is_completion);
-            running.run_start.push(if continues { running.run_start[i - 1] } else { i });
-        }
-        let mut program = Program::new();
-        let mut start = 0;
-        for end in &case.ends[stream] {
-            program
-                .compile(&descriptors[start..*end], &case.caps, merged)
-                .map_err(|error| error.to_string())?;
-            for submission in program.submissions() {
-                if submission.len() > case.caps.max_ops {
-                    return Err(format!("{} operations of {}", submission.len(), case.caps.max_ops));
-                }
-            }
-            running.take(&program, start);
-            start = *end;
-        }
-        Ok(running)
-    }
-
-    /// Appends a batch. The point of each of its waits is the first that is written after it.
-    fn take(&mut self, program: &Program, start: usize) {
-        let first = self.ops.len();
-        self.ops.extend(program.operations());
-        self.of.extend(program.descriptors().iter().map(|descriptor| start + *descriptor as usize));
-        let mut point = None;
-        for i in (first..self.ops.len()).rev() {
-            match (self.ops[i], Target::of(&self.ops[i])) {
-                (MemOp::Write32 { value, .. }, Some(Target::Progress)) => point = Some(value),
-                (_, Some(Target::Entry(..) | Target::Status(..))) => {
-                    self.points[self.of[i]] = point;
-                }
-                _ => {}
-            }
-        }
-        // A covered wait has the point of its run.
-        let known: Vec<_> = self.points[start..].to_vec();
-        for (position, _) in program.covered().iter().enumerate().filter(|(_, covered)| **covered) {
-            let run = self.run_start[start + position];
-            let others = (start..start + known.len()).filter(|other| self.run_start[*other] == run);
-            self.points[start + position] = others.filter_map(|other| known[other - start]).max();
-        }
+        let (sent, completions) = self.card.state();
+        End { blocked: self.streams.iter().map(Running::blocked).collect(), words, sent, completions }
     }
 }

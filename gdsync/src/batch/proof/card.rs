@@ -1,0 +1,144 @@
+//! The card of a system: its queue pairs, triggers and collectors.
+
+use super::{Case, QUEUES, STREAMS};
+use crate::batch::outline::{PaperSend, PaperWait};
+use gdsync_sys::prm::wait::{self, WaitDataSeg};
+use std::collections::{HashMap, VecDeque};
+
+pub(super) struct Card<'a> {
+    case: &'a Case,
+    queue_pairs: Vec<QueuePair>,
+    /// Completions that it has written to each queue.
+    written: Vec<u32>,
+    /// Words of triggers, as streams store them.
+    triggers: HashMap<u32, u64>,
+    /// Those of the streams.
+    collectors: Vec<Collector>,
+}
+
+/// A queue pair of the card.
+#[derive(Clone, Debug, Default)]
+struct QueuePair {
+    /// Sends for which the card was rung: by a stream, or by the CPU where a trigger holds them back.
+    rung: u32,
+    sent: u32,
+    /// The WAITs of those that a trigger holds back, with the trigger, in the order of the sends.
+    waits: VecDeque<(u32, WaitDataSeg)>,
+}
+
+/// A queue whose work requests the card executes one after another.
+#[derive(Clone, Debug, Default)]
+struct Collector {
+    queue: VecDeque<Request>,
+    /// The arrival word.
+    arrival: u64,
+}
+
+/// A work request of a collector.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    /// Waits for an entry.
+    Wait(PaperWait),
+    /// Writes a number.
+    Write {
+        number: u64,
+        /// All waits for which it stands.
+        waits: Vec<PaperWait>,
+    },
+}
+
+impl<'a> Card<'a> {
+    pub(super) fn new(case: &'a Case) -> Self {
+        Card {
+            case,
+            queue_pairs: vec![QueuePair::default(); QUEUES],
+            written: vec![0; QUEUES],
+            triggers: HashMap::new(),
+            collectors: vec![Collector::default(); STREAMS],
+        }
+    }
+
+    /// Whether the entry of a wait is there.
+    pub(super) fn has(&self, wait: &PaperWait) -> bool {
+        self.written[wait.queue as usize] > wait.index
+    }
+
+    /// The number in the word of a trigger.
+    pub(super) fn number(&self, trigger: u32) -> u64 {
+        let word = self.triggers.get(&trigger).copied();
+        word.map_or(self.case.first_ticket.wrapping_sub(1), wait::word)
+    }
+
+    /// A stream's arrival word.
+    pub(super) fn arrival(&self, stream: usize) -> u64 {
+        self.collectors[stream].arrival
+    }
+
+    /// Sends that each queue pair has performed, and completions that each queue has.
+    pub(super) fn state(&self) -> (Vec<u32>, Vec<u32>) {
+        (self.queue_pairs.iter().map(|queue_pair| queue_pair.sent).collect(), self.written.clone())
+    }
+
+    /// A stream writes a doorbell register.
+    pub(super) fn ring(&mut self, queue_pair: u32, count: u32) {
+        self.queue_pairs[queue_pair as usize].rung = count;
+    }
+
+    /// A stream writes the word of a trigger.
+    pub(super) fn store(&mut self, trigger: u32, word: u64) {
+        self.triggers.insert(trigger, word);
+    }
+
+    /// The CPU has prepared a send. It rings at once where a trigger holds it back.
+    pub(super) fn prepare(&mut self, send: &PaperSend) {
+        if let Some((trigger, ticket)) = send.trigger {
+            let queue_pair = &mut self.queue_pairs[send.queue_pair as usize];
+            queue_pair.waits.push_back((trigger, WaitDataSeg::reached(0, 0, ticket)));
+            queue_pair.rung = send.index + 1;
+        }
+    }
+
+    /// The CPU gives a stream's collector work requests.
+    pub(super) fn collect(&mut self, stream: usize, requests: Vec<Request>) {
+        self.collectors[stream].queue.extend(requests);
+    }
+
+    /// Performs the next send of a queue pair, if it is rung for and nothing holds it back.
+    pub(super) fn send(&mut self, at: usize) -> bool {
+        let queue_pair = &self.queue_pairs[at];
+        let held = |(trigger, wait): &(u32, WaitDataSeg)| wait.is_met(self.number(*trigger)) != Ok(true);
+        if queue_pair.sent == queue_pair.rung || queue_pair.waits.front().is_some_and(held) {
+            return false;
+        }
+        let queue_pair = &mut self.queue_pairs[at];
+        queue_pair.waits.pop_front();
+        queue_pair.sent += 1;
+        let (own, remote, every) = self.case.queue_pairs[at];
+        self.written[remote as usize] += 1;
+        if queue_pair.sent.is_multiple_of(every) {
+            self.written[own as usize] += 1;
+        }
+        true
+    }
+
+    /// Executes the next work request of a stream's collector, if it can.
+    pub(super) fn execute(&mut self, stream: usize) -> Result<bool, String> {
+        match self.collectors[stream].queue.front() {
+            None => return Ok(false),
+            Some(Request::Wait(wait)) if !self.has(wait) => return Ok(false),
+            Some(Request::Wait(_)) => {}
+            Some(Request::Write { number, waits }) => {
+                if let Some(wait) = waits.iter().find(|wait| !self.has(wait)) {
+                    return Err(format!("arrival {number} of stream {stream} is written before {wait:?}"));
+                }
+                let number = *number;
+                let before = std::mem::replace(&mut self.collectors[stream].arrival, number);
+                if number <= before {
+                    return Err(format!("arrival {number} of stream {stream} is written after {before}"));
+                }
+            }
+        }
+        self.collectors[stream].queue.pop_front();
+        Ok(true)
+    }
+}

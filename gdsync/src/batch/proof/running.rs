@@ -1,0 +1,175 @@
+//! What the batches of a stream compile to, and how far the stream has come.
+
+use super::card::Request;
+use super::{Case, Way, is_completion};
+use crate::batch::outline::{Descriptor, Program, Target};
+use crate::memop::MemOp;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// One stream of a system.
+#[derive(Debug, Default)]
+pub(super) struct Running {
+    pub(super) descriptors: Vec<Descriptor>,
+    batches: Vec<Batch>,
+    /// Batches that the CPU has posted, and descriptors that it has prepared.
+    posted: usize,
+    prepared: usize,
+    pub(super) ops: Vec<MemOp>,
+    /// Position of the descriptor of each operation.
+    pub(super) of: Vec<usize>,
+    /// The point of each descriptor that is a wait for a completion.
+    pub(super) points: Vec<Option<u32>>,
+    /// Of each descriptor: the first of the run of waits that it belongs to, or itself.
+    pub(super) run_start: Vec<usize>,
+    /// The next operation.
+    pub(super) next: usize,
+    /// That is a wait, which the stream has found not satisfied. It does nothing until it is.
+    pub(super) is_at_wait: bool,
+    /// A wait was satisfied, and no flush has followed.
+    pub(super) unflushed: bool,
+    /// Sends that it has rung for or released and doorbell records that it has written, by queue
+    /// pair; words that it has written.
+    pub(super) rung: HashMap<u32, u32>,
+    pub(super) records: HashMap<u32, u32>,
+    pub(super) words: HashMap<u32, u32>,
+    pub(super) progress: u32,
+}
+
+/// What the CPU hands over when it posts a batch.
+#[derive(Debug)]
+struct Batch {
+    /// Where its descriptors and its operations end.
+    descriptors: usize,
+    ops: usize,
+    /// For the collector.
+    requests: Vec<Request>,
+}
+
+/// The CPU's next step for a stream.
+pub(super) enum Step {
+    Prepare(Descriptor),
+    Post(Vec<Request>),
+}
+
+impl Running {
+    pub(super) fn new(case: &Case, stream: usize, way: Way) -> Result<Self, String> {
+        let descriptors: Vec<_> = case.streams[stream].iter().map(|descriptor| way.of(*descriptor)).collect();
+        let mut running = Running { points: vec![None; descriptors.len()], ..Running::default() };
+        for i in 0..descriptors.len() {
+            let continues = i > 0 && descriptors[i - 1..=i].iter().all(is_completion);
+            running.run_start.push(if continues { running.run_start[i - 1] } else { i });
+        }
+        let mut program = Program::new();
+        if let Some(queues) = case.collect_from.filter(|_| way.by_card) {
+            program = program.collect_from(queues);
+        }
+        running.descriptors = descriptors;
+        let mut start = 0;
+        for end in &case.ends[stream] {
+            program
+                .compile(&running.descriptors[start..*end], &case.caps, way.merged)
+                .map_err(|error| error.to_string())?;
+            for submission in program.submissions() {
+                if submission.len() > case.caps.max_ops {
+                    return Err(format!("{} operations of {}", submission.len(), case.caps.max_ops));
+                }
+            }
+            running.take(&program, start..*end)?;
+            start = *end;
+        }
+        Ok(running)
+    }
+
+    /// The operation that it is to perform next, if the CPU has posted it.
+    pub(super) fn op(&self) -> Option<MemOp> {
+        let posted = self.posted.checked_sub(1).and_then(|last| self.batches.get(last))?;
+        self.ops[..posted.ops].get(self.next).copied()
+    }
+
+    /// The run of waits, or else the descriptor, at which it is blocked.
+    pub(super) fn blocked(&self) -> Option<usize> {
+        Some(self.run_start[*self.of.get(self.next)?])
+    }
+
+    /// The CPU prepares the next descriptor, or posts the next batch: what it may do first where both
+    /// can be.
+    pub(super) fn advance(&mut self, may_post: bool) -> Option<Step> {
+        let next = self.descriptors.get(self.prepared).copied();
+        let batch = self.batches.get_mut(self.posted).filter(|batch| batch.descriptors <= self.prepared);
+        match (batch, next) {
+            (Some(batch), next) if may_post || next.is_none() => {
+                self.posted += 1;
+                Some(Step::Post(std::mem::take(&mut batch.requests)))
+            }
+            (_, next) => {
+                self.prepared += usize::from(next.is_some());
+                next.map(Step::Prepare)
+            }
+        }
+    }
+
+    /// Appends a batch. The point of each of its waits is the first that is written after it.
+    fn take(&mut self, program: &Program, descriptors: Range<usize>) -> Result<(), String> {
+        let first = self.ops.len();
+        self.ops.extend(program.operations());
+        self.of.extend(program.descriptors().iter().map(|at| descriptors.start + *at as usize));
+        let mut point = None;
+        for i in (first..self.ops.len()).rev() {
+            match (self.ops[i], Target::of(&self.ops[i])) {
+                (MemOp::Write32 { value, .. }, Some(Target::Progress)) => point = Some(value),
+                (_, Some(Target::Entry(..) | Target::Status(..) | Target::Arrival)) => {
+                    self.points[self.of[i]] = point;
+                }
+                _ => {}
+            }
+        }
+        let mut requests = Vec::new();
+        let mut runs = HashMap::new();
+        let mut start = descriptors.start;
+        for submission in program.submissions() {
+            let end = submission.clone().last().map_or(start, |last| self.of[first + last] + 1);
+            self.share_points(start..end);
+            for i in submission {
+                if let (MemOp::Wait64 { value, .. }, Some(Target::Arrival)) =
+                    (self.ops[first + i], Target::of(&self.ops[first + i]))
+                {
+                    runs.insert(value, self.run(self.of[first + i], start..end));
+                }
+            }
+            start = end;
+        }
+        for (number, entries) in program.collected() {
+            let run =
+                runs.remove(&number).ok_or_else(|| format!("the stream waits for no arrival {number}"))?;
+            let waits = run.filter_map(|at| match self.descriptors[at] {
+                Descriptor::WaitCq(wait) if !wait.checked => Some(wait),
+                _ => None,
+            });
+            if let Some(wait) = entries.iter().find(|wait| wait.checked) {
+                return Err(format!("{wait:?} is collected, and has a word of its own"));
+            }
+            requests.extend(entries.into_iter().map(Request::Wait));
+            requests.push(Request::Write { number, waits: waits.collect() });
+        }
+        self.batches.push(Batch { descriptors: descriptors.end, ops: self.ops.len(), requests });
+        Ok(())
+    }
+
+    /// The part of a run that lies in one submission.
+    fn run(&self, of: usize, submission: Range<usize>) -> Range<usize> {
+        let is_in = |at: &usize| self.run_start[*at] == self.run_start[of];
+        let start = submission.clone().find(is_in).unwrap_or(of);
+        start..submission.rev().find(is_in).map_or(of, |last| last + 1)
+    }
+
+    /// A wait without operations has the point of its run.
+    fn share_points(&mut self, submission: Range<usize>) {
+        for at in submission.clone() {
+            if self.points[at].is_none() && is_completion(&self.descriptors[at]) {
+                self.points[at] =
+                    self.run(at, submission.clone()).filter_map(|other| self.points[other]).max();
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Which way sends and waits for completions go, and why.
+
+use super::parse::Text;
+use gdsync::outline::{Descriptor, PaperSend, PaperWait, Program};
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::ops::Range;
+
+/// The way of a send or of a wait for a completion.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "by", rename_all = "kebab-case")]
+pub(super) enum Way {
+    /// A doorbell, which rings for so many sends.
+    Doorbell { sends: usize },
+    /// The ticket of a trigger. The write that releases it releases so many sends.
+    Trigger { trigger: String, ticket: u64, sends: usize },
+    /// The card waits for so many queues, and then writes this number: for which the stream waits.
+    Collector { number: u64, queues: usize },
+    /// The stream waits.
+    Stream {
+        /// Why the card does not, where it was asked to.
+        #[serde(flatten)]
+        why: Option<Why>,
+    },
+}
+
+/// Why a wait is not collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "not_collected", rename_all = "kebab-case")]
+pub(super) enum Why {
+    Unmerged,
+    /// The stream looks at a status word, which no card writes.
+    Checked,
+    /// The run of waits is for fewer queues.
+    FewQueues {
+        queues: usize,
+        collect_from: u32,
+    },
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Way::Doorbell { sends: 1 } => f.write_str("doorbell"),
+            Way::Doorbell { sends } => write!(f, "doorbell (one rings for {sends} sends)"),
+            Way::Trigger { trigger, ticket, sends } => {
+                let plural = if *sends == 1 { "" } else { "s" };
+                write!(f, "ticket {ticket} of {trigger} (one write releases {sends} send{plural})")
+            }
+            Way::Collector { queues, .. } => write!(f, "collected ({queues} queues, one word)"),
+            Way::Stream { why: None } => f.write_str("the stream waits"),
+            Way::Stream { why: Some(why) } => match why {
+                Why::Unmerged => f.write_str("not collected (unmerged)"),
+                Why::Checked => f.write_str("not collected (checked)"),
+                Why::FewQueues { queues, collect_from } => {
+                    write!(f, "not collected ({queues} of {collect_from} queues)")
+                }
+            },
+        }
+    }
+}
+
+/// What hands a send to the card.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    Doorbell(u32),
+    Trigger(u32),
+}
+
+/// The way of each descriptor of a program, or none where it is neither a send nor a wait for a
+/// completion.
+pub(super) fn ways(
+    batch: &Text,
+    program: &Program,
+    merged: bool,
+    collect_from: Option<u32>,
+) -> Vec<Option<Way>> {
+    let mut ways = vec![None; batch.descriptors.len()];
+    sends(batch, program, &mut ways);
+    let mut start = 0;
+    for submission in program.submissions() {
+        let last = submission.last().and_then(|last| program.descriptors().get(last));
+        let end = last.map_or(start, |last| *last as usize + 1);
+        for run in runs(&batch.descriptors, start..end) {
+            waits(&batch.descriptors, program, run, collect_from.map(|from| (merged, from)), &mut ways);
+        }
+        start = end;
+    }
+    ways
+}
+
+fn sends(batch: &Text, program: &Program, ways: &mut [Option<Way>]) {
+    // Those whose doorbell or ticket a later send brings.
+    let mut covered: HashMap<Key, Vec<(usize, PaperSend)>> = HashMap::new();
+    for (at, (descriptor, is_covered)) in batch.descriptors.iter().zip(program.covered()).enumerate() {
+        let Descriptor::Send(send) = *descriptor else { continue };
+        let key = send.trigger.map_or(Key::Doorbell(send.queue_pair), |(trigger, _)| Key::Trigger(trigger));
+        let group = covered.entry(key).or_default();
+        group.push((at, send));
+        if *is_covered {
+            continue;
+        }
+        let sends = group.len();
+        for (at, send) in group.drain(..) {
+            ways[at] = Some(match send.trigger {
+                None => Way::Doorbell { sends },
+                Some((trigger, ticket)) => {
+                    Way::Trigger { trigger: batch.triggers.name(trigger).to_owned(), ticket, sends }
+                }
+            });
+        }
+    }
+}
+
+/// The runs of waits for completions among the descriptors of a submission.
+fn runs(descriptors: &[Descriptor], submission: Range<usize>) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for at in submission {
+        if !matches!(descriptors[at], Descriptor::WaitCq(_)) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.end == at => run.end += 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+/// Waits of one run. `asked`: whether batches are merged, and from how many queues on a collector is
+/// to wait.
+fn waits(
+    descriptors: &[Descriptor],
+    program: &Program,
+    run: Range<usize>,
+    asked: Option<(bool, u32)>,
+    ways: &mut [Option<Way>],
+) {
+    let waits = || {
+        run.clone().filter_map(|at| match descriptors[at] {
+            Descriptor::WaitCq(wait) => Some((at, wait)),
+            _ => None,
+        })
+    };
+    let queues = waits().filter(|(_, wait)| !wait.checked).map(|(_, wait)| wait.queue);
+    let queues = queues.collect::<HashSet<_>>().len();
+    let number = run.clone().find_map(|at| program.arrivals()[at]);
+    for (at, PaperWait { checked, .. }) in waits() {
+        let why = asked.map(|(merged, collect_from)| match (merged, checked) {
+            (false, _) => Why::Unmerged,
+            (true, true) => Why::Checked,
+            (true, false) => Why::FewQueues { queues, collect_from },
+        });
+        ways[at] = Some(match number {
+            Some(number) if !checked => Way::Collector { number, queues },
+            _ => Way::Stream { why },
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync::memop::MemOpCaps;
+
+    /// The ways of a text, by their descriptions.
+    fn of(text: &str, merged: bool, collect_from: Option<u32>) -> Vec<String> {
+        let batch = Text::parse(text).unwrap();
+        let mut program = Program::new();
+        if let Some(queues) = collect_from {
+            program = program.collect_from(queues);
+        }
+        program.compile(&batch.descriptors, &MemOpCaps::FULL, merged).unwrap();
+        let ways = ways(&batch, &program, merged, collect_from);
+        ways.iter().map(|way| way.as_ref().map_or_else(String::new, Way::to_string)).collect()
+    }
+
+    #[test]
+    fn sends_go_by_doorbells_and_tickets() {
+        let text = "send a x2\nsend b by go\nwrite32 flag 1\nsend c by go\nbarrier\nsend b by go";
+        let (two, one) = ("(one write releases 2 sends)", "(one write releases 1 send)");
+        let doorbell = "doorbell (one rings for 2 sends)";
+        let tickets = [
+            format!("ticket 1 of go {two}"),
+            format!("ticket 2 of go {two}"),
+            format!("ticket 3 of go {one}"),
+        ];
+        let merged = [doorbell, doorbell, &tickets[0], "", &tickets[1], "", &tickets[2]];
+        assert_eq!(of(text, true, None), merged);
+        let tickets = [1, 2, 3].map(|ticket| format!("ticket {ticket} of go {one}"));
+        let plain = ["doorbell", "doorbell", &tickets[0], "", &tickets[1], "", &tickets[2]];
+        assert_eq!(of(text, false, None), plain);
+    }
+
+    #[test]
+    fn waits_are_collected_or_not_and_why() {
+        let text = "wait a\nwait b\nwait a\nwait-checked c\nwait c\nbarrier\nwait a\nwait b";
+        let (all, few) = ("collected (3 queues, one word)", "not collected (2 of 3 queues)");
+        let checked = "not collected (checked)";
+        assert_eq!(of(text, true, Some(3)), [all, all, all, checked, all, "", few, few]);
+        let stream = "the stream waits";
+        assert_eq!(of(text, true, None), [stream, stream, stream, stream, stream, "", stream, stream]);
+        assert!(of(text, false, Some(2)).iter().all(|way| way.is_empty() || way.contains("unmerged")));
+    }
+
+    #[test]
+    fn a_run_over_two_submissions_is_two() {
+        let text: String = (0..300).map(|queue| format!("wait q{queue}\n")).collect();
+        let ways = of(&text, true, Some(270));
+        let few = |queues| format!("not collected ({queues} of 270 queues)");
+        assert_eq!((&ways[0], &ways[299]), (&few(254), &few(46)));
+    }
+}
