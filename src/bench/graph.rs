@@ -1,4 +1,7 @@
-//! Launching a graph with fresh sends and waits, against posting the same on the stream.
+//! Launching a graph with fresh sends and waits, against posting the same on the stream; and one
+//! that needs no updates, as its sends are released by a trigger.
+
+mod triggered;
 
 use super::gpu::Gpu;
 use super::pair::Pair;
@@ -30,7 +33,9 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
     let gpu = Gpu::new(options.gpu)?;
     let name = gpu.name()?;
     let bench = Bench::new(gpu, options.hca.as_ref())?;
-    let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows: bench.measure()? };
+    let mut rows = bench.measure()?;
+    rows.extend(triggered::measure(&bench.gpu, options.hca.as_ref())?);
+    let results = Results { gpu: name, exchanges: EXCHANGES, verified: true, rows };
     let heading = format!("{} EXCHANGES EACH, VERIFIED, {}", results.exchanges, results.gpu);
     print_comparisons(options, &results, [&heading, "GRAPH µs", "STREAM µs"], &results.rows)
 }

@@ -22,16 +22,21 @@ macro_rules! source {
 }
 
 /// Each source, and its kernels.
-const SOURCES: [(Source, &[&str]); 6] = [
+const SOURCES: [(Source, &[&str]); 8] = [
     (
         source!("bench"),
         &["operations", "storm", "together", "exchange", "attempt", "cycles", "steps", "rate"],
     ),
+    (source!("conditional"), &["send_while"]),
     (source!("find_even"), &["find_even"]),
     (source!("matvec"), &["multiply", "serve"]),
     (source!("notify"), &["all_to_all_warp", "all_to_all_block", "together_warp", "together_block"]),
     (source!("pingpong"), &["fill", "check", "stamp"]),
     (source!("soak"), &["post_requests"]),
+    (
+        source!("trigger"),
+        &["release_rounds", "release_together", "release_cycles", "release_next", "prepare_next"],
+    ),
 ];
 
 /// Those of the examples, which are C++, too.

@@ -25,6 +25,9 @@
 // request of its own; with `scope::warp` or `scope::block` the threads of a warp or block make the call together, which costs them
 // one reservation, one publication and one doorbell. `ring` rings the card for requests that were posted with `more`.
 //
+// `release` releases sends that the host has prepared, of any number of queue pairs, by one store; `wait_arrivals` waits for completions
+// of any number of queues by looking at one word (trigger.cuh). Neither touches a queue.
+//
 // No call waits for ever, traps, or continues silently after a failure: each has a time-out, or that of the queue (`stall_ns`), and
 // returns how it ended. After `status::failed` the queue stays failed: `error` and `syndrome` say why; the host takes it back and
 // makes a new connection.
@@ -64,6 +67,7 @@
 #include "device/platform.cuh"
 #include "device/post.cuh"
 #include "device/queue.cuh"
+#include "device/trigger.cuh"
 #include "device/wqe.cuh"
 
 #endif

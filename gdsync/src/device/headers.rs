@@ -61,6 +61,7 @@ pub fn headers() -> &'static [(&'static str, &'static str)] {
         "gdsync/device/platform.cuh",
         "gdsync/device/post.cuh",
         "gdsync/device/queue.cuh",
+        "gdsync/device/trigger.cuh",
         "gdsync/device/wqe.cuh",
     ]
 }

@@ -1,4 +1,5 @@
-//! Queue pairs that kernels drive: attached to a device as plain data, and detached again.
+//! What kernels take as plain data: queue pairs, which are attached to a device and detached again,
+//! triggers, and collectors.
 
 mod detach;
 mod error;
@@ -7,10 +8,12 @@ mod layout;
 mod mailbox;
 pub mod raw;
 mod state;
+mod words;
 
 pub use error::DeviceQpError;
 pub use headers::headers;
 pub use layout::{DeviceQpData, STATE_BYTES};
+pub use words::{CollectorData, TriggerData};
 
 use crate::memop::{MemOpStream, StreamError};
 use crate::memory::HostAddr;

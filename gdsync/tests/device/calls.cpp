@@ -78,6 +78,10 @@ int call_wait(const gdsync_device_qp *qp, u64 ticket, u64 timeout_ns) { return (
 int call_poll(const gdsync_device_qp *qp, u64 *completed) { return (int)poll(*qp, completed); }
 int call_ring(const gdsync_device_qp *qp) { return (int)ring(*qp); }
 int call_wait_signal(const u64 *word, u64 value, u64 timeout_ns) { return (int)wait_signal(word, value, timeout_ns); }
+void call_release(const gdsync_trigger *trigger, u64 ticket) { release(*trigger, ticket); }
+int call_wait_arrivals(const gdsync_collector *collector, u64 number, u64 timeout_ns) {
+    return (int)wait_arrivals(*collector, number, timeout_ns);
+}
 u64 call_error(const gdsync_device_qp *qp) { return error(*qp); }
 u32 call_syndrome(const gdsync_device_qp *qp) { return syndrome(*qp); }
 u32 call_crc32(const void *data, u64 bytes, u32 before) { return crc32(data, bytes, before); }

@@ -1,7 +1,7 @@
 //! The device header's calls, from Rust as kernels call them: the library of
 //! `tests/device/calls.cpp`.
 
-use gdsync::device::DeviceQpData;
+use gdsync::device::{CollectorData, DeviceQpData, TriggerData};
 use gdsync_test_support::device::{self, Ended};
 use gdsync_test_support::skipped;
 use libloading::Library;
@@ -126,6 +126,19 @@ impl Calls {
             symbol!(self, b"call_wait_signal", unsafe extern "C" fn(*const c_void, u64, u64) -> i32);
         // SAFETY: the tests give aligned words of live regions.
         Ended::new(unsafe { function(word as *const c_void, value, ns(timeout)) })
+    }
+
+    pub(crate) fn release(&self, trigger: &TriggerData, ticket: u64) {
+        let function = symbol!(self, b"call_release", unsafe extern "C" fn(*const TriggerData, u64));
+        // SAFETY: the tests keep the trigger.
+        unsafe { function(trigger, ticket) }
+    }
+
+    pub(crate) fn wait_arrivals(&self, collector: &CollectorData, number: u64, timeout: Duration) -> Ended {
+        type Function = unsafe extern "C" fn(*const CollectorData, u64, u64) -> i32;
+        let function = symbol!(self, b"call_wait_arrivals", Function);
+        // SAFETY: the tests keep the collector.
+        Ended::new(unsafe { function(collector, number, ns(timeout)) })
     }
 
     pub(crate) fn error(&self, qp: &DeviceQpData) -> u64 {

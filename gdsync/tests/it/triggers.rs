@@ -1,6 +1,7 @@
 //! Sends that a trigger releases: one word for any number of queue pairs, its order, and what becomes
 //! of sends that are dropped, refused, aborted or given to the program.
 
+use gdsync::batch::BatchShape;
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::{FailureCause, OrderError, StateError};
 use gdsync::stream::PostFailure;
@@ -427,4 +428,12 @@ fn a_trigger_and_a_ticket_that_cannot_be_are_refused() {
         QueueError::Order(OrderError::TicketOutOfOrder { .. })
     ));
     first.into_ticket().unwrap();
+}
+
+#[test]
+fn in_a_shape_a_triggered_send_is_a_write_of_a_word() {
+    let fan = Fan::new(2);
+    let batch = Batch::new().send(fan.send(0, 1)).send(fan.send(1, 2));
+    let batch = batch.wait(fan.left(1).send_cq().prepare_wait().unwrap());
+    assert_eq!(BatchShape::of(&batch), BatchShape::new().write_value64().write_value64().wait());
 }

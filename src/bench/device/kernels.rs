@@ -113,7 +113,7 @@ impl Kernels {
     }
 }
 
-fn config(blocks: u32, threads: u32) -> LaunchConfig {
+pub(super) fn config(blocks: u32, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 

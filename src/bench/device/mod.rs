@@ -3,6 +3,7 @@
 
 mod kernels;
 mod layout;
+pub(super) mod trigger;
 
 use super::gpu::Gpu;
 use super::{median, pair};
@@ -50,6 +51,11 @@ struct Results {
     /// 32 puts by a warp, against 32 by a thread that rings for each, and against a thread that
     /// rings once: how many times faster.
     warp_speedup: Vec<Row>,
+    /// Cycles of releasing a send by a trigger, and of a fence and a store by hand, each measured
+    /// beside the puts of its column; none where the card does not wait for words.
+    triggers: Vec<Row>,
+    /// What a trigger takes of what a put and a store by hand take.
+    trigger_ratios: Vec<Row>,
     /// Microseconds from the post of 8 bytes until the kernel knows that they have arrived.
     latency: Vec<Row>,
     /// Millions of 8-byte puts a second.
@@ -82,15 +88,25 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
             }
             bench => bench?,
         };
-        measured.push(bench.measure(options.posts)?);
+        measured.push(bench.measure(options)?);
         layouts.push(layout.name);
     }
     let columns =
         |pick: fn(&Measured) -> &[(&'static str, f64)]| measured.iter().map(pick).collect::<Vec<_>>();
     let posting = rows(&columns(|one| &one.posting));
-    let speedup = |what, row: usize| {
-        let pairs = posting[row].values.iter().zip(&posting[3].values);
-        Row { what, values: pairs.map(|(slow, fast)| slow / fast).collect() }
+    let of = |what, one: &Row, other: &Row| {
+        let pairs = one.values.iter().zip(&other.values);
+        Row { what, values: pairs.map(|(one, other)| one / other).collect() }
+    };
+    let triggers = rows(&columns(|one| &one.triggers));
+    let trigger_ratios = match &triggers[..] {
+        [by_hand, host, by_hand_in_gpu, in_gpu] => vec![
+            of("a trigger in host memory, of one put", host, &posting[0]),
+            of("a trigger in GPU memory, of one put", in_gpu, &posting[0]),
+            of("a trigger in host memory, of a store by hand", host, by_hand),
+            of("a trigger in GPU memory, of a store by hand", in_gpu, by_hand_in_gpu),
+        ],
+        _ => Vec::new(),
     };
     let results = Results {
         gpu: gpu.name()?,
@@ -98,10 +114,12 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
         layouts,
         left_out,
         warp_speedup: vec![
-            speedup("a warp is faster than 32 puts with 32 doorbells", 1),
-            speedup("a warp is faster than 32 puts with one doorbell", 2),
+            of("a warp is faster than 32 puts with 32 doorbells", &posting[1], &posting[3]),
+            of("a warp is faster than 32 puts with one doorbell", &posting[2], &posting[3]),
         ],
         posting,
+        triggers,
+        trigger_ratios,
         latency: rows(&columns(|one| &one.latency)),
         rate: rows(&columns(|one| &one.rate)),
     };
@@ -115,6 +133,8 @@ impl Results {
         let sections = [
             (&self.posting, "cycles"),
             (&self.warp_speedup, "times"),
+            (&self.triggers, "cycles"),
+            (&self.trigger_ratios, "times"),
             (&self.latency, "µs"),
             (&self.rate, "million a second"),
         ];
@@ -138,6 +158,7 @@ impl Results {
 struct Measured {
     doorbells: String,
     posting: Vec<(&'static str, f64)>,
+    triggers: Vec<(&'static str, f64)>,
     latency: Vec<(&'static str, f64)>,
     rate: Vec<(&'static str, f64)>,
 }
@@ -209,7 +230,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn measure(&self, posts: u64) -> Result<Measured, Failure> {
+    fn measure(&self, options: &BenchOptions) -> Result<Measured, Failure> {
         let device_qp = self.attach(&self.pairs[0])?;
         let (places, _keep) = self.places()?;
         let mut posting = Vec::new();
@@ -235,6 +256,7 @@ impl<'a> Bench<'a> {
             let cycles = (0..STEP_ROUNDS as usize).map(|round| self.result(at(round)) as f64);
             posting.push((what, median(cycles.collect())));
         }
+        let triggers = trigger::measure(options, self.gpu)?;
         let doorbells = device_qp.doorbells().to_string();
         device_qp.detach_device(LONG)?;
         // Queues of blocks, threads of blocks that share one, and blocks.
@@ -247,14 +269,14 @@ impl<'a> Bench<'a> {
         let (mut latency, mut rate) = (Vec::new(), Vec::new());
         for (what, of_block, sharers, blocks) in shapes {
             let threads = u64::from(of_block * sharers * blocks);
-            let each = (posts / 100 / threads).max(10);
+            let each = (options.posts / 100 / threads).max(10);
             let time = self.drive((of_block, sharers, blocks), each, true)?;
             latency.push((what, time / 1e3 / each as f64));
-            let each = (posts / threads).max(10);
+            let each = (options.posts / threads).max(10);
             let time = self.drive((of_block, sharers, blocks), each, false)?;
             rate.push((what, (each * threads) as f64 * 1e3 / time));
         }
-        Ok(Measured { doorbells, posting, latency, rate })
+        Ok(Measured { doorbells, posting, triggers, latency, rate })
     }
 
     /// Nanoseconds that the kernel took, from the first thread's beginning to the last one's end.

@@ -4,6 +4,14 @@
 //! A graph freezes the parameters of its nodes. An old doorbell must never be replayed, so a batch
 //! node is recorded with operations that do nothing. The only way to launch the graph is
 //! [`Stream::launch`], which takes a fresh batch for each node and sets its parameters.
+//!
+//! Sends that a [`Trigger`](crate::Trigger) releases need no batch node, and a graph without batch
+//! nodes needs no update: a kernel, a memory-copy or a memset node writes the ticket, which a kernel
+//! of the graph may count itself. The program prepares the sends
+//! ([`PreparedSend::into_ticket`](crate::PreparedSend::into_ticket)) and launches the graph with no
+//! batches. Such nodes may stand in the body of a conditional node; the driver refuses a batch node
+//! there when the graph is instantiated (INVALID_VALUE; driver 580, CUDA 13.0). `docs/kernels.md`
+//! has the details.
 
 pub use super::record::{Capture, GraphBuilder};
 
