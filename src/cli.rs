@@ -351,6 +351,12 @@ pub(crate) struct BenchOptions {
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) gpu: u32,
+    /// Ranks of `alltoall`, 2 to 256, a thread each
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
+    pub(crate) ranks: u32,
+    /// Rounds of `alltoall`
+    #[arg(long, value_name = "N", default_value = "100", value_parser = values::positive, allow_hyphen_values = true)]
+    pub(crate) rounds: u64,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -378,6 +384,9 @@ pub(crate) enum Benchmark {
     /// Sends to many queue pairs by one word that the card waits for, and waits that the card
     /// collects, against doorbells and waits of the stream
     Fanout,
+    /// Rounds in which every rank sends to every other, by the card's waits and by doorbells, every
+    /// byte checked; on all software cards (SOFTHCA_DEVICES) where none is named
+    Alltoall,
     /// Waking and posting on a GPU's stream, against the same memory operations written by hand
     Turnaround,
     /// Launching a graph with fresh sends and waits, against posting on the stream

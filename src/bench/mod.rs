@@ -1,5 +1,6 @@
 //! Measurements, each beside a reference in the same run.
 
+mod alltoall;
 mod batch;
 mod card;
 mod checked;
@@ -27,6 +28,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<(), Failure> {
         Benchmark::Checked => checked::run(options),
         Benchmark::Cq => cq::run(options),
         Benchmark::Device => device::run(options),
+        Benchmark::Alltoall => alltoall::run(options),
         Benchmark::Fanout => fanout::run(options),
         Benchmark::Batch => batch::run(options),
         Benchmark::Memops => memops::run(options),

@@ -85,3 +85,15 @@ fn a_word_and_doorbells_are_measured_in_turns() {
         assert!(["gdsync_us", "reference_us"].iter().all(|name| row[*name].is_number()), "{row}");
     }
 }
+
+#[test]
+fn eight_ranks_exchange_with_all_others_by_words_and_every_byte_is_checked() {
+    let results = json(&["bench", "alltoall", "--ranks", "8", "--rounds", "100", "--json"]);
+    assert_eq!(results["verified"], true, "{results}");
+    assert_eq!(results["bytes_checked"], 8 * 7 * 100 * 256, "{results}");
+    // The word, the wait, and a point of the timeline; two stores and a wait for each peer.
+    assert_eq!(
+        (&results["gdsync_operations"], &results["reference_operations"]),
+        (&3.0.into(), &22.0.into())
+    );
+}

@@ -4,7 +4,7 @@ use crate::memop::{Place, Word64};
 use crate::qp::checked::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::send::CardWait;
-use crate::queue::{QueueError, RequestError, WorkRequest};
+use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
 use crate::util::poller::{Polled, Task};
 use crate::verbs::device::DeviceInner;
 use crate::verbs::{Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueuePairError};
@@ -215,7 +215,11 @@ impl CollectorInner {
                 .collect();
             let bytes = number.to_ne_bytes();
             let write = WorkRequest::write_inline(&bytes, self.region.remote()).wr_id(number);
-            state.queue_pair.inner.post_behind(&waits, &write)?;
+            match state.queue_pair.inner.post_behind(&waits, &write) {
+                // The collector's own queue: the library's thread notices, and writes the number.
+                Ok(()) | Err(QueueError::State(StateError::Failed { .. })) => {}
+                Err(error) => return Err(error),
+            }
         }
         state.newest = number;
         state.awaited.push_back(Awaited {
@@ -319,5 +323,34 @@ impl State {
             Writer::Cpu => {}
         }
         if past.is_empty() { Polled::Nothing } else { Polled::Progress }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qp::testing::LONG;
+
+    #[test]
+    fn a_collector_goes_on_though_its_own_queue_has_failed() {
+        let device = Device::software().unwrap();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let peer = queue_pair(&pd, crate::verbs::DEFAULT_PORT).unwrap();
+        let collector = Collector::new(&device).unwrap();
+        for number in 1..=12 {
+            if number % 3 == 1 {
+                // As when the card reports an error of it.
+                collector.inner.state.lock().queue_pair.abort().unwrap();
+            }
+            peer.post_send(WorkRequest::nop()).unwrap();
+            let wait = peer.send_cq().prepare_wait().unwrap();
+            assert_eq!(collector.collect([wait]).unwrap(), number);
+            let start = Instant::now();
+            while collector.word().load() < number {
+                assert!(start.elapsed() < LONG, "number {number} never comes");
+                std::thread::yield_now();
+            }
+            assert_eq!(crate::qp::testing::poll(&peer.send_cq()).status, Ok(()));
+        }
     }
 }
