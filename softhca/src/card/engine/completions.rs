@@ -36,6 +36,9 @@ impl Engine {
 
     /// Removes a queue pair.
     pub(crate) fn remove_qp(&mut self, qpn: u32) -> Option<Qp> {
+        // Its last doorbell may still stand in its register: an earlier one found the record already
+        // written, and all work done. That names no stranger.
+        self.take_doorbells(Instant::now());
         self.flush_delayed_completions(qpn, Instant::now());
         let qp = self.qps.remove(&qpn)?;
         self.schedule.remove(&qp);
