@@ -136,7 +136,8 @@ impl PreparedSend {
             send = self.queue_pair.send();
         }
         let sends = send.post(self.serial, timeline, point)?;
-        let is_due = !send.is_flushed();
+        // A ticket is written all the same: other streams wait until the word has reached it.
+        let is_due = !send.is_flushed() || self.queue_pair.trigger.is_some();
         let tickets = match (self.release, &self.queue_pair.trigger) {
             (Release::Ticket(ticket), Some(trigger)) => match trigger.post(ticket, timeline, point) {
                 Ok(before) => Some(before),

@@ -1,5 +1,6 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
+use crate::memop::Word64;
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::qp::checked::Checked;
 use crate::qp::collector::Entry;
@@ -54,6 +55,9 @@ pub struct PreparedWait {
     pub(crate) queue_pairs: Vec<Arc<QueuePairInner>>,
     /// A thread looks at the entry, and the stream waits for what it says.
     pub(crate) checked: Option<Checked>,
+    /// Once posted, where a collector waits for the entry: the word at which the stream looks instead.
+    /// Its memory has to stay until the stream has passed, whatever becomes of the collector.
+    arrival: Option<Word64>,
 }
 
 impl PreparedWait {
@@ -71,7 +75,14 @@ impl PreparedWait {
             // Released before the queue pairs may be dropped: the drop of the last handle takes
             // this lock.
             drop(state);
-            return Ok(PreparedWait { index: prepared?, cq, point: None, queue_pairs, checked: None });
+            return Ok(PreparedWait {
+                index: prepared?,
+                cq,
+                point: None,
+                queue_pairs,
+                checked: None,
+                arrival: None,
+            });
         }
     }
 
@@ -120,9 +131,15 @@ impl PreparedWait {
         self.cq.lock().release_wait(self.index);
     }
 
-    /// Marks it as posted, where a collector waits for the entry in the stream's place.
-    pub(crate) fn commit_collected(&mut self, timeline: &Arc<Timeline>, point: TimelinePoint) {
-        self.point = Some(point);
+    /// Marks it as posted, where a collector waits for the entry, and the stream for the collector's
+    /// word.
+    pub(crate) fn commit_collected(
+        &mut self,
+        timeline: &Arc<Timeline>,
+        point: TimelinePoint,
+        arrival: Option<Word64>,
+    ) {
+        (self.point, self.arrival) = (Some(point), arrival);
         let mut completions = self.cq.lock();
         if !completions.is_recycled(self.index) {
             completions.post_wait(self.index, timeline, point);
@@ -140,7 +157,7 @@ impl PreparedWait {
             checked.undo();
         }
         self.cq.lock().unpost_wait(self.index);
-        self.point = None;
+        (self.point, self.arrival) = (None, None);
     }
 
     /// No stream looks at the entry, and no other wait is for it.

@@ -70,7 +70,9 @@ impl<B: MemOpStream> Driver for Posting<'_, B> {
                 None
             }
             Fate::Collected => {
-                wait.commit_collected(&self.stream.timeline, point);
+                let collector = self.state.collector.collector();
+                let arrival = collector.map(|collector| collector.word().clone());
+                wait.commit_collected(&self.stream.timeline, point, arrival);
                 let (queue, index, queue_pairs) = wait.entry();
                 self.collected.borrow_mut().push((queue.clone(), index, queue_pairs.to_vec()));
                 None

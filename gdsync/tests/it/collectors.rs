@@ -1,13 +1,13 @@
 //! Waits that a collector takes over: one word for the completions of any number of queues, and what
 //! releases it where work fails.
 
-use gdsync::memop::Condition;
+use gdsync::memop::{Condition, Word32};
 use gdsync::queue::RequestError;
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::QueuePairError;
 use gdsync::{
-    Access, Batch, Collector, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueueError,
-    QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
+    Access, Batch, Collector, ConnectOptions, Device, Error, MemoryRegion, PinnedMemory, ProtectionDomain,
+    QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, drain, poll, soft, synchronize};
 use gdsync_test_support::process::alone;
@@ -155,6 +155,34 @@ fn a_kernel_or_a_graph_may_wait_for_the_word_itself() {
     stream.post(Batch::new().wait_value64(collector.word(), Condition::Geq, number)).unwrap();
     synchronize(&stream);
     (0..3).for_each(|peer| assert_eq!(poll(&peers.left(peer).send_cq()).wr_id, 7));
+}
+
+#[test]
+fn the_word_outlives_the_stream_and_its_collector() {
+    let peers = Peers::new(3);
+    for number in 1..=5 {
+        let memory = PinnedMemory::allocate(8).unwrap();
+        let (gate, done) = (Word32::new(&memory, 0).unwrap(), Word32::new(&memory, 4).unwrap());
+        let stream = collecting(2);
+        let tickets: Vec<_> =
+            (0..3).map(|peer| peers.left(peer).prepare(WorkRequest::nop().wr_id(number)).unwrap()).collect();
+        let last = tickets.into_iter().map(|send| send.into_ticket().unwrap()).last().unwrap();
+        let waits = (0..3).map(|peer| peers.left(peer).send_cq().prepare_wait().unwrap());
+        let batch = Batch::new().wait_value32(&gate, Condition::Eq, 1);
+        stream.post(waits.fold(batch, Batch::wait).write_value32(&done, 1)).unwrap();
+        // The card has counted all of them, and the stream still stands in front of the word.
+        peers.trigger.release(last).unwrap();
+        (0..3).for_each(|peer| assert_eq!(poll(&peers.left(peer).send_cq()).wr_id, number));
+        std::thread::sleep(SHORT);
+        drop(stream);
+        std::thread::sleep(SHORT);
+        gate.store(1);
+        let deadline = Instant::now() + LONG;
+        while done.load() == 0 {
+            assert!(Instant::now() < deadline, "the stream does not go on");
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]
