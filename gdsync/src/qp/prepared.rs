@@ -93,13 +93,15 @@ impl PreparedSend {
     ///
     /// # Errors
     /// [`StateError::NoTrigger`](crate::queue::StateError::NoTrigger);
-    /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder); the queue pair
-    /// has failed. The send is dropped then.
+    /// [`OrderError::TicketOutOfOrder`](crate::queue::OrderError::TicketOutOfOrder);
+    /// [`OrderError::Stale`](crate::queue::OrderError::Stale); the queue pair has failed. The send is
+    /// dropped then.
     pub fn into_ticket(self) -> Result<u64, QueueError> {
         let Release::Ticket(ticket) = self.release else {
             return Err(QueueError::State(StateError::NoTrigger { qpn: self.queue_pair.number }));
         };
         self.queue_pair.check_connected()?;
+        self.queue_pair.send().check_not_stale(self.serial)?;
         self.trigger().map_or(Ok(()), |trigger| trigger.give(ticket))?;
         self.queue_pair.send().give(self.serial);
         // Nothing takes it back any more.

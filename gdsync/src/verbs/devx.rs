@@ -93,7 +93,7 @@ pub(crate) fn failure(command: &'static str, detail: String, answer: &[u8], sour
     DevxError::Refused { command, detail, status: DevxStatus(status), syndrome }.into()
 }
 
-/// What a call with the result `rc` has come to, whose answer the device may have written.
+/// The outcome of a call with the result `rc`. The device may have written its own answer.
 pub(crate) fn check(
     command: &'static str,
     rc: c_int,

@@ -403,6 +403,24 @@ fn the_cpu_posts_beside_a_trigger_what_needs_none() {
 }
 
 #[test]
+fn a_send_from_before_a_reset_has_no_ticket_to_take() {
+    let fan = Fan::new(1);
+    let (left, right) = &fan.pairs[0];
+    let stale = fan.send(0, 1);
+    left.abort().unwrap();
+    right.abort().unwrap();
+    drain(left);
+    drain(right);
+    connect(left, right);
+    let error = stale.into_ticket().unwrap_err();
+    assert!(matches!(error, QueueError::Order(OrderError::Stale { .. })), "{error}");
+    let ticket = fan.send(0, 2).into_ticket().unwrap();
+    fan.trigger.release(ticket).unwrap();
+    fan.completes(0, 2);
+    assert_eq!(fan.value(0), 2);
+}
+
+#[test]
 fn a_trigger_and_a_ticket_that_cannot_be_are_refused() {
     let fan = Fan::new(1);
     let elsewhere = ProtectionDomain::new(&fan.device).unwrap();

@@ -92,9 +92,7 @@ impl SendState {
             if serial > expected {
                 return Err(QueueError::Order(OrderError::OutOfOrder { qpn, serial, expected }));
             }
-            if serial < self.first_serial {
-                return Err(QueueError::Order(OrderError::Stale { qpn, serial }));
-            }
+            self.check_not_stale(serial)?;
         }
         let same = self.last_post.as_ref().is_some_and(|last| Arc::ptr_eq(&last.timeline, timeline));
         if let Some(last) = self.last_post.as_ref().filter(|last| !same && !last.settled)
@@ -115,6 +113,14 @@ impl SendState {
             self.entries[position].state = State::Posted;
             self.skip_unprepared();
         }
+    }
+
+    /// Refuses a send from before a reset.
+    pub(crate) fn check_not_stale(&self, serial: u64) -> Result<(), QueueError> {
+        if serial < self.first_serial {
+            return Err(QueueError::Order(OrderError::Stale { qpn: self.qpn, serial }));
+        }
+        Ok(())
     }
 
     /// As [`Self::post`], for the common case alone: the next send, on the timeline of the last
