@@ -284,7 +284,9 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
     let with_flags = attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0;
     let flags = if with_flags { attr.create_flags } else { 0 };
     let both = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE;
-    if attr.comp_mask & !KNOWN_MLX5_MASK != 0 || flags & !(KNOWN_MLX5_FLAGS | OWN_FLAGS) != 0 || flags & both == both
+    if attr.comp_mask & !KNOWN_MLX5_MASK != 0
+        || flags & !(KNOWN_MLX5_FLAGS | OWN_FLAGS) != 0
+        || flags & both == both
     {
         return Err(Errno::INVALID);
     }
