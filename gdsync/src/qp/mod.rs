@@ -167,11 +167,11 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
-    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`],
-    /// [`Error::Verbs`] where the provider refuses; [`QueuePairError::OtherDevice`] for a
-    /// completion queue of another device; of queues made by commands
-    /// ([`QueuePairConfig::queues`]), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`],
-    /// too.
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid),
+    /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] where the
+    /// provider refuses; [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion
+    /// queue of another device; of queues made by commands ([`QueuePairConfig::queues`], and those of a
+    /// trigger with a master), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
     }
@@ -217,8 +217,8 @@ impl QueuePair {
     /// [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`]
-    /// where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::State`](crate::verbs::QueuePairError) where it is connected already,
+    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
     /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
