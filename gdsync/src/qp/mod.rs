@@ -218,7 +218,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`QueuePairError::State`](crate::verbs::QueuePairError) where it is connected already,
-    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD,
+    /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
     /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {

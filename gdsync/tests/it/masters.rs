@@ -345,8 +345,8 @@ fn masters_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_card_without_send_en_has_no_masters() {
-    let test = "a_card_without_send_en_has_no_masters";
+fn a_card_that_does_not_wait_has_no_masters() {
+    let test = "a_card_that_does_not_wait_has_no_masters";
     if on_system() {
         return skipped(test, "settings of the software provider");
     }
