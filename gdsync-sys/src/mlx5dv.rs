@@ -202,6 +202,13 @@ pub struct mlx5dv_qp_init_attr {
 pub const MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS: u64 = 1 << 0;
 /// Payloads never travel inside a completion entry.
 pub const MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE: u32 = 1 << 3;
+/// Not of libmlx5, which refuses it, and where only a command makes such a queue pair: the in-process
+/// software card makes one that may release the sends of others
+/// ([`CreateQp::master`](crate::prm::command::encode::CreateQp)).
+pub const SOFTWARE_QP_CREATE_MASTER: u32 = 1 << 30;
+/// As [`SOFTWARE_QP_CREATE_MASTER`]: one whose sends a master may release
+/// ([`CreateQp::slave_send`](crate::prm::command::encode::CreateQp)).
+pub const SOFTWARE_QP_CREATE_SLAVE_SEND: u32 = 1 << 31;
 
 /// `RDMA_DRIVER_MLX5 << 32`, the upper half of the resource types (`rdma/ib_user_ioctl_verbs.h`:
 /// driver 1).

@@ -6,24 +6,14 @@
 //! read it.
 
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePairInner};
 use crate::queue::outcome::{WorkError, outcome};
 use crate::queue::{PeerOp, Status, Syndrome};
-use crate::util::poller::{Polled, Poller, Task};
+use crate::util::poller::{Polled, Task};
 use crate::verbs::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// The thread that polls for checked waits, and for persistent requests.
-pub(crate) static CHECKER: Poller = Poller::new("gdsync-checked");
-
-/// Starts the thread of [`CHECKER`], unless it runs.
-///
-/// # Errors
-/// [`Error::Thread`].
-pub(crate) fn start_checker() -> Result<(), Error> {
-    CHECKER.start().map_err(|source| Error::Thread { name: CHECKER.name, source })
-}
 
 /// A prepared wait with a [`Status`] of the work that it waits for; see [`PreparedWait::checked`].
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Collectors: queues in which the card waits for many completions, and then writes one word.
 
 use crate::memop::{Place, Word64};
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::send::CardWait;
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};

@@ -78,7 +78,8 @@ impl<'a> QueuePairConfig<'a> {
     }
 
     /// Has a word release its sends, for which the card waits, in the place of doorbells. Its send
-    /// queue is made twice as deep, as each send has a WAIT in front of it.
+    /// queue is made twice as deep, as each send has a WAIT in front of it; not where the trigger has a
+    /// master ([`Trigger::with_master`]), in whose queue the WAITs are.
     #[must_use]
     pub fn trigger(self, trigger: &'a Trigger) -> Self {
         QueuePairConfig { trigger: Some(trigger), ..self }

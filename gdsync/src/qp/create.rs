@@ -3,6 +3,7 @@
 
 use crate::memory::HostAddr;
 use crate::qp::domain::{Maker, ParentDomain, QueueDomain};
+use crate::qp::role::Role;
 use crate::qp::{CompletionQueueInner, QueuePairConfig, QueuePairInner, devx};
 use crate::queue::{QueueParts, Ring};
 use crate::verbs::{DeviceInner, DevxError, Error, QueuePairError, Transport, call};
@@ -69,18 +70,18 @@ impl Drop for VerbsQp {
 pub(crate) fn make(
     domain: &QueueDomain,
     config: &QueuePairConfig<'_>,
-    send_cq: &CompletionQueueInner,
-    recv_cq: &CompletionQueueInner,
+    [send_cq, recv_cq]: [&CompletionQueueInner; 2],
+    role: Role,
 ) -> Result<(QpObject, QueueParts), Error> {
     match &domain.maker {
         Maker::Verbs(parent) => {
             let known = |queue: &CompletionQueueInner| {
                 queue.verbs().ok_or(DevxError::OtherMaker { cqn: queue.number() })
             };
-            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?])
+            make_by_verbs(domain, parent, config, [known(send_cq)?, known(recv_cq)?], role)
         }
         Maker::Devx(devx) => {
-            let (qp, parts) = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()))?;
+            let (qp, parts) = devx::Qp::make(devx, config, (send_cq.number(), recv_cq.number()), role)?;
             Ok((QpObject::Devx(qp), parts))
         }
     }
@@ -91,12 +92,13 @@ fn make_by_verbs(
     parent: &ParentDomain,
     config: &QueuePairConfig<'_>,
     queues: [NonNull<ibv_cq>; 2],
+    role: Role,
 ) -> Result<(QpObject, QueueParts), Error> {
     let device = &domain.pd.device;
     let mut attr = init_attr(config, parent, queues);
     let mut mlx5_attr = mlx5dv_qp_init_attr {
         comp_mask: mlx5dv::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-        create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+        create_flags: mlx5dv::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | role.flag(),
         ..Default::default()
     };
     // SAFETY: context, domain and queues are alive (held by the caller); both structs are valid.
@@ -190,6 +192,10 @@ pub(crate) fn describe(raw: NonNull<ibv_qp>, domain: &QueueDomain) -> Result<mlx
 
 impl Drop for QueuePairInner {
     fn drop(&mut self) {
+        if let Some((trigger, master)) = self.master() {
+            // Before its number can be another one's, which a release of this one's sends would meet.
+            master.leave(trigger, self.number);
+        }
         // Locked before the number may be used again, so that this queue pair's entries are not
         // taken for another's. Two queues in the order of their addresses, as another queue pair
         // may have them the other way round.

@@ -1,6 +1,6 @@
 //! Queue-pair failure: the first cause, and flushing, so that no stream waits for ever.
 
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{QpState, QueuePair, QueuePairInner};
 use crate::queue::failure::FailureCause;
 use crate::queue::outcome::{WorkError, outcome};
@@ -70,7 +70,7 @@ impl QueuePairInner {
             return;
         }
         match cause {
-            FailureCause::Work(_) | FailureCause::Event(_) => {
+            FailureCause::Work(_) | FailureCause::Event(_) | FailureCause::Master => {
                 tracing::warn!(qpn = self.number, %cause, "queue pair failed")
             }
             FailureCause::Aborted => tracing::debug!(qpn = self.number, "queue pair aborted"),
@@ -110,7 +110,12 @@ impl QueuePairInner {
     }
 
     pub(crate) fn abort(self: &Arc<Self>) -> Result<(), Error> {
-        self.fail(FailureCause::Aborted);
+        self.abort_for(FailureCause::Aborted)
+    }
+
+    /// As [`Self::abort`], for another cause.
+    pub(crate) fn abort_for(self: &Arc<Self>, cause: FailureCause) -> Result<(), Error> {
+        self.fail(cause);
         self.to_error()?;
         self.flush_unposted();
         if self.send().is_rung_later() {

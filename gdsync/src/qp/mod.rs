@@ -16,7 +16,10 @@
 //!   checks under the queues' locks, and all places of its completion queue are taken.
 //!
 //! # Lock order
-//! 1. A stream's state, then a completion queue, then a send or receive queue.
+//! 1. A stream's state, then a completion queue, then a send or receive queue, then the master of a
+//!    trigger, then the master's own queues, then the tickets of a trigger. A queue pair with a master
+//!    is reset under its queues' locks, and has the master renewed there: the master's queue pair is
+//!    failed, reset and connected under these locks, too.
 //! 2. The doorbell proxy's list, then a stream's doorbells, then a send queue.
 //! 3. The state of an attached device queue pair, then its mailbox or the queues.
 //!
@@ -24,6 +27,7 @@
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
 pub(crate) mod checked;
+pub(crate) mod checker;
 pub(crate) mod collector;
 mod complete;
 pub(crate) mod config;
@@ -35,8 +39,10 @@ pub(crate) mod devx;
 pub(crate) mod domain;
 mod events;
 mod fail;
+mod make;
 pub(crate) mod prepared;
 mod reset;
+mod role;
 #[cfg(test)]
 mod spoilt_tests;
 #[cfg(test)]
@@ -52,23 +58,18 @@ pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
 pub use prepared::PreparedSend;
 pub use reset::ResetError;
-pub use trigger::Trigger;
+pub use trigger::{MasterConfig, Trigger};
 pub use wait::PreparedWait;
 
 use self::create::QpObject;
-use crate::memory::spans::{Kind, Span};
-use crate::qp::domain::{Maker, QueueDomain};
-use crate::qp::trigger::TriggerInner;
+use crate::memory::spans::Span;
+use crate::qp::domain::QueueDomain;
+use crate::qp::trigger::{Master, TriggerInner};
 use crate::queue::recv::RecvState;
-use crate::queue::request::{Limits, MAX_COUNT, Rules, data_segments};
+use crate::queue::request::{Limits, Rules, data_segments};
 use crate::queue::send::{CardWait, SendState};
-use crate::queue::{Claim, FailureCause, QueueError, QueueParts, StateError, WorkRequest};
-use crate::verbs::events::EventSink;
-use crate::verbs::{
-    ConnectOptions, Endpoint, Error, GidEntry, Mtu, ProtectionDomain, QueuePairError, Slice, Transport,
-};
-use gdsync_sys::api::Provider;
-use gdsync_sys::prm::doorbell::UAR_PAGE;
+use crate::queue::{Claim, FailureCause, QueueError, StateError, WorkRequest};
+use crate::verbs::{ConnectOptions, Endpoint, Error, GidEntry, ProtectionDomain, Slice, Transport};
 use gdsync_sys::prm::wqe::DataSeg;
 use parking_lot::{Mutex, MutexGuard};
 use spin::mutex::{SpinMutex, SpinMutexGuard};
@@ -166,120 +167,13 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PortError::NotActive`](crate::verbs::PortError::NotActive),
-    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid), [`QueuePairError::NoTransport`],
-    /// [`Error::Verbs`] where the provider refuses; [`QueuePairError::OtherDevice`] for a
-    /// completion queue of another device; of queues made by commands
-    /// ([`QueuePairConfig::queues`]), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`],
-    /// too.
+    /// [`PortError::NoGid`](crate::verbs::PortError::NoGid),
+    /// [`QueuePairError::NoTransport`](crate::verbs::QueuePairError), [`Error::Verbs`] where the
+    /// provider refuses; [`QueuePairError::OtherDevice`](crate::verbs::QueuePairError) for a completion
+    /// queue of another device; of queues made by commands ([`QueuePairConfig::queues`], and those of a
+    /// trigger with a master), [`OutOfRange`](crate::verbs::OutOfRange) and [`Error::Devx`], too.
     pub fn new(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
         Self::in_reset(pd, config).and_then(Self::started)
-    }
-
-    /// The same, left in the state RESET.
-    pub(crate) fn in_reset(pd: &ProtectionDomain, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        let device = &pd.inner.device;
-        let mut shared = [config.send_cq, config.recv_cq].into_iter().flatten();
-        if shared.any(|queue| !Arc::ptr_eq(&queue.inner.device, device)) {
-            return Err(Error::QueuePair(QueuePairError::OtherDevice { device: device.name.to_owned() }));
-        }
-        if let Some(trigger) = config.trigger {
-            return Self::triggered(pd, config, trigger);
-        }
-        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
-    }
-
-    /// A queue pair whose sends a trigger releases; left in the state RESET.
-    fn triggered(
-        pd: &ProtectionDomain,
-        config: QueuePairConfig<'_>,
-        trigger: &Trigger,
-    ) -> Result<Self, Error> {
-        if !Arc::ptr_eq(&trigger.inner.pd, &pd.inner) {
-            return Err(Error::QueuePair(QueuePairError::OtherDomain));
-        }
-        // A WAIT in front of each send.
-        let config = config.send_depth(config.send_depth.saturating_mul(2));
-        Self::in_domain(QueueDomain::new(&pd.inner, config.queues, config.placement)?, config)
-    }
-
-    /// Makes a queue pair in a domain; left in the state RESET.
-    pub(crate) fn in_domain(domain: Arc<QueueDomain>, config: QueuePairConfig<'_>) -> Result<Self, Error> {
-        if let Maker::Devx(devx) = &domain.maker {
-            devx.check(&config)?;
-        }
-        // Every work request may complete, even an unsignaled one if it fails; and the slots that a
-        // stream still has to look at come on top.
-        let own = |depth: u32| CompletionQueueInner::make(&domain, depth.max(1).saturating_mul(2));
-        let queue = |shared: Option<&CompletionQueue>, depth| match shared {
-            Some(queue) => Ok(queue.inner.clone()),
-            None => own(depth),
-        };
-        let send_cq = queue(config.send_cq, config.send_depth)?;
-        let recv_cq = queue(config.recv_cq, config.recv_depth)?;
-        let trigger = config.trigger.map(|trigger| trigger.inner.clone());
-        Self::complete_to(domain, config.to_static(), send_cq, recv_cq, trigger)
-    }
-
-    /// In the state in which the provider makes it: RESET.
-    fn complete_to(
-        domain: Arc<QueueDomain>,
-        config: QueuePairConfig<'static>,
-        send_cq: Arc<CompletionQueueInner>,
-        recv_cq: Arc<CompletionQueueInner>,
-        trigger: Option<Arc<TriggerInner>>,
-    ) -> Result<Self, Error> {
-        let device = domain.pd.device.clone();
-        let port = device.active_port(config.port)?;
-        let gid = device.choose_gid(config.port, config.gid_index)?;
-        let abilities = device.attributes()?;
-        let (object, made) = create::make(&domain, &config, &send_cq, &recv_cq)?;
-        let QueueParts { number, sq, rq, register, .. } = made;
-        let combined = domain.placement.work_is_combined();
-        let (sq, rq) = (sq.write_combined(combined), rq.write_combined(combined));
-        let send = SendState::new(sq, number, register);
-        let page = register.get() & !(UAR_PAGE as u64 - 1);
-        // The page stays as long as the domain, which the span holds until no device has the page
-        // mapped.
-        let keep = domain.clone();
-        let kind = Kind::Registers { mmio: device.api.provider != Provider::Software };
-        let registers = Span::announce(page, UAR_PAGE as u64, kind, Box::new(move || drop(keep)));
-        let inner = Arc::new(QueuePairInner {
-            object,
-            number,
-            gid,
-            psn: AtomicU32::new(next_psn()),
-            config,
-            limits: Limits {
-                segments: made.send_segments,
-                inline: made.inline,
-                message: match config.transport {
-                    Transport::Ud => port.mtu.unwrap_or(Mtu::Bytes256).bytes().into(),
-                    Transport::Rc | Transport::Uc => port.max_message.min(MAX_COUNT).into(),
-                },
-                transport: config.transport,
-                atomics: abilities.atomics,
-                invalidation: abilities.send_invalidate,
-            },
-            recv_segments: made.recv_segments,
-            status: Mutex::new(QpState::Initialised),
-            connected: AtomicBool::new(false),
-            is_flushed: AtomicBool::new(false),
-            is_dropped: AtomicBool::new(false),
-            send: SpinMutex::new(if trigger.is_some() { send.armed() } else { send }),
-            recv: Mutex::new(RecvState::new(rq)),
-            send_cq,
-            recv_cq,
-            trigger,
-            starts: AtomicU32::new(0),
-            _registers: registers,
-            domain,
-        });
-        inner.send_cq.attach(&inner);
-        inner.recv_cq.attach(&inner);
-        // The list holds it weakly.
-        let sink: Arc<dyn EventSink> = inner.clone();
-        device.queue_pairs.add(Arc::downgrade(&sink));
-        Ok(QueuePair { inner })
     }
 
     /// Ready to take receives and to be connected; of UD, ready for everything.
@@ -323,8 +217,9 @@ impl QueuePair {
     /// [`QueuePair::endpoint`].
     ///
     /// # Errors
-    /// [`QueuePairError::State`] where it is connected already, [`QueuePairError::Connectionless`]
-    /// where it is UD, [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
+    /// [`QueuePairError::State`](crate::verbs::QueuePairError) where it is connected already,
+    /// [`QueuePairError::Connectionless`](crate::verbs::QueuePairError) where it is UD,
+    /// [`OutOfRange`](crate::verbs::OutOfRange) for options outside their ranges,
     /// [`PortError::OtherWire`](crate::verbs::PortError::OtherWire) where the remote port speaks
     /// another protocol, [`Error::Verbs`] where the provider refuses.
     pub fn connect(&self, remote: &Endpoint, options: ConnectOptions) -> Result<(), Error> {
@@ -383,6 +278,12 @@ impl QueuePairInner {
     #[inline(always)]
     pub(crate) fn send(&self) -> SpinMutexGuard<'_, SendState, Yield> {
         self.send.lock()
+    }
+
+    /// What releases its sends, where it has a master.
+    fn master(&self) -> Option<(&TriggerInner, &Master)> {
+        let trigger = self.trigger.as_deref()?;
+        Some((trigger, trigger.master.as_ref()?))
     }
 
     pub(crate) fn recv(&self) -> MutexGuard<'_, RecvState> {

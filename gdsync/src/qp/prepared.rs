@@ -208,15 +208,20 @@ impl QueuePairInner {
         Ok((serial, release))
     }
 
-    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card.
+    /// Writes a request behind a WAIT for the trigger's next ticket, and rings the card; or has the
+    /// trigger's master wait.
     #[cold]
     fn prepare_triggered(
         &self,
         send: &mut SendState,
         completions: &mut CompletionState,
         request: &WorkRequest<'_>,
-        trigger: &TriggerInner,
+        trigger: &Arc<TriggerInner>,
     ) -> Result<(u64, Release), QueueError> {
+        if let Some(master) = &trigger.master {
+            let (serial, ticket) = master.prepare(trigger, self, send, completions, request)?;
+            return Ok((serial, Release::Ticket(ticket)));
+        }
         let (ticket, wait) = trigger.take();
         // SAFETY: the register belongs to this queue pair, which is alive.
         match unsafe { send.prepare_behind(wait, request, self, completions) } {

@@ -79,6 +79,10 @@ impl QueuePairInner {
         if !recv.is_empty() {
             return refuse(ResetBlocker::Receives(recv.len()));
         }
+        if let Some((trigger, master)) = self.master() {
+            // Its blocks are counted from 0 again: no release with an old index may be left.
+            master.forget(trigger, self.number);
+        }
         let mut status = self.status();
         self.connected.store(false, Ordering::Release);
         // Every completion was polled, but perhaps of sends that asked for none; so no entry of the

@@ -1,7 +1,7 @@
 use super::*;
 use crate::verbs::device::Device;
 use crate::verbs::provider;
-use gdsync_sys::prm::doorbell::UAR_DOORBELLS;
+use gdsync_sys::prm::doorbell::{UAR_DOORBELLS, UAR_PAGE};
 
 /// On the provider that GDSYNC_TEST_PROVIDER names, as the integration tests are.
 #[test]

@@ -1,5 +1,10 @@
 //! Triggers: words for which cards wait in front of sends.
 
+mod master;
+
+pub(crate) use master::Master;
+pub use master::MasterConfig;
+
 use crate::memop::{GpuWord64, Named, Place, Word64};
 use crate::memory::timeline::{Timeline, TimelinePoint};
 use crate::queue::send::{Before, CardWait, LastPost};
@@ -67,6 +72,9 @@ pub struct Trigger {
 
 #[derive(Debug)]
 pub(crate) struct TriggerInner {
+    /// Whose queue waits for the word, in the place of the sends' own. Above the word's region: it is
+    /// destroyed first.
+    pub(crate) master: Option<Master>,
     word: Word,
     lkey: u32,
     /// The word's address, as the card knows it.
@@ -152,7 +160,52 @@ impl Trigger {
             }));
         }
         let state = Mutex::default();
-        Ok(Trigger { inner: Arc::new(TriggerInner { word, lkey, addr, pd, state, _region: region }) })
+        let inner = TriggerInner { master: None, word, lkey, addr, pd, state, _region: region };
+        Ok(Trigger { inner: Arc::new(inner) })
+    }
+
+    /// The same trigger with a *master*: one queue of the library's that waits for the word and
+    /// releases the sends of all its queue pairs (SEND_EN), so that the card polls the word in one
+    /// queue in the place of each. It is made with the first queue pair, on that one's port. The queue
+    /// pairs are made by commands of the device, whatever [`crate::QueuePairConfig::queues`] says, and
+    /// not deeper than asked for: the WAITs are in the master's queue.
+    ///
+    /// Order, dropping, failing and tickets are the same, but for:
+    /// - **Room.** The master holds at least [`MasterConfig::sends`] sends that are not released;
+    ///   preparing more is refused in the end ([`QueueFull::Master`](crate::queue::QueueFull::Master)).
+    /// - **Posts of the CPU** ([`crate::QueuePair::post_send`]) on one of the queue pairs are refused
+    ///   while sends that the master releases are outstanding there, and preparing is refused while
+    ///   posts of the CPU are ([`OrderError::HandedOverOtherwise`](crate::queue::OrderError)).
+    /// - **A queue pair that is reset or destroyed** while sends of it are not released: the master is
+    ///   stopped, and starts again without them. The others' releases come that much later.
+    /// - **A master that fails** fails every queue pair that has sends which it has not released
+    ///   ([`FailureCause::Master`](crate::queue::FailureCause::Master)), so that no stream waits for
+    ///   ever; then it starts again.
+    ///
+    /// A thread of the library looks at the master while sends are not released, and sleeps otherwise.
+    ///
+    /// ```
+    /// use gdsync::qp::MasterConfig;
+    /// use gdsync::{Device, ProtectionDomain, QueuePair, QueuePairConfig, Trigger};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pd = ProtectionDomain::new(&Device::software()?)?;
+    /// let trigger = Trigger::new(&pd)?.with_master(MasterConfig::default().sends(64))?;
+    /// let config = QueuePairConfig::default().trigger(&trigger);
+    /// let peers = (0..4).map(|_| QueuePair::new(&pd, config)).collect::<Result<Vec<_>, _>>()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`QueuePairError::NoMasters`](crate::verbs::QueuePairError::NoMasters) where the card has no
+    /// SEND_EN, or takes no commands; [`QueuePairError::TriggerInUse`](crate::verbs::QueuePairError)
+    /// where the trigger has clones or queue pairs; [`OutOfRange`](crate::verbs::OutOfRange) for
+    /// another number of sends; [`Error::Thread`].
+    pub fn with_master(mut self, config: MasterConfig) -> Result<Self, Error> {
+        let master = Master::new(&self.inner.pd.device, config)?;
+        let in_use = || Error::QueuePair(QueuePairError::TriggerInUse);
+        Arc::get_mut(&mut self.inner).ok_or_else(in_use)?.master = Some(master);
+        Ok(self)
     }
 
     /// What the word holds once a ticket is released: its 8 bytes as a native number, for a kernel, a
@@ -210,14 +263,19 @@ impl TriggerInner {
         }
     }
 
-    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, whose WAITs
-    /// then stand in the order of their tickets.
+    /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, or of the
+    /// master, whose WAITs then stand in the order of their tickets.
     pub(crate) fn take(&self) -> (u64, CardWait) {
         let mut state = self.state.lock();
         state.newest += 1;
         let ticket = state.newest;
         state.prepared.insert(ticket);
-        (ticket, CardWait::Ticket { lkey: self.lkey, addr: self.addr, ticket })
+        (ticket, self.wait_for(ticket))
+    }
+
+    /// The WAIT for a ticket.
+    pub(crate) fn wait_for(&self, ticket: u64) -> CardWait {
+        CardWait::Ticket { lkey: self.lkey, addr: self.addr, ticket }
     }
 
     /// The send of a ticket was dropped, or could not be prepared: no one releases it any more.

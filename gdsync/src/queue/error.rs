@@ -64,6 +64,14 @@ pub enum QueueFull {
     /// The completion queue could overrun: a stream still has to look at its oldest entries.
     #[error("the oldest completion entry waits for a stream: {0}")]
     Stream(Blocked),
+    /// The master of a trigger holds as many sends as it can that it does not know to be released.
+    #[error(
+        "the trigger's master holds {sends} sends, and no more, and does not know them to be released: have earlier tickets written, or give the trigger a larger master (MasterConfig::sends)"
+    )]
+    Master {
+        /// Sends that it holds at most.
+        sends: u32,
+    },
     /// A prepared wait, not posted yet, holds the oldest entry of the completion queue.
     #[error("the oldest completion entry is held by a prepared wait: post it or drop it")]
     PreparedWait,
@@ -220,6 +228,15 @@ pub enum StateError {
         /// Its number.
         qpn: u32,
     },
+    /// The master of the queue pair's trigger has failed, and the queue pairs whose sends it held are
+    /// being failed.
+    #[error(
+        "the master of the trigger of queue pair {qpn:#x} has failed: try again, and reset() the queue pair once it has failed, too"
+    )]
+    MasterFailed {
+        /// Number of the queue pair.
+        qpn: u32,
+    },
     /// The completion queue has overrun, and the card writes nothing there any more.
     #[error("completion queue {cqn:#x} has overrun and is lost: make new queue pairs")]
     CompletionQueueLost {
@@ -280,6 +297,14 @@ pub enum OrderError {
     TriggerOnOtherStream {
         /// Where that stream is.
         blocked: Blocked,
+    },
+    /// Sends that a master releases, and sends that the CPU posts, are outstanding one kind at a time.
+    #[error(
+        "sends of queue pair {qpn:#x} are outstanding that were handed over in the other way (prepared for the trigger's master, or posted by the CPU): poll until they have completed, or hand this one over as they were"
+    )]
+    HandedOverOtherwise {
+        /// The queue pair.
+        qpn: u32,
     },
     /// A send would follow, on the same stream, a wait that it alone ends: the stream would stand
     /// there for ever.

@@ -14,6 +14,9 @@ pub enum FailureCause {
     /// [`crate::QueuePair::abort`] was called.
     #[error("aborted")]
     Aborted,
+    /// The queue that releases its sends, the master of its trigger, has failed.
+    #[error("the master of its trigger failed")]
+    Master,
     /// The card reported an asynchronous event.
     #[error("{0}")]
     Event(AsyncEventKind),

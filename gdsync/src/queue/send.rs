@@ -6,12 +6,15 @@
 
 mod behind;
 mod device;
+mod flush;
 mod order;
+mod released;
 mod restart;
 
 pub(crate) use behind::CardWait;
 pub(crate) use device::BorrowedSends;
 pub(crate) use order::{Before, LastPost, Replaced};
+pub(crate) use released::Enable;
 
 use super::regions::Regions;
 use super::{Copy, Ring, SegmentWriter};
@@ -19,7 +22,7 @@ use crate::memory::HostAddr;
 use crate::queue::claim::Claims;
 use crate::queue::doorbell::ring;
 use crate::queue::request::Rules;
-use crate::queue::{Claim, Doorbell, OrderError, QueueError, QueueFull, WorkRequest};
+use crate::queue::{Claim, Doorbell, QueueError, QueueFull, WorkRequest};
 use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::wqe::{BASIC_BLOCK, CtrlFlags, CtrlSeg, Opcode, SEGMENT};
 use std::collections::VecDeque;
@@ -57,6 +60,17 @@ impl Entry {
     fn end(&self) -> u32 {
         self.first.wrapping_add(self.blocks.into())
     }
+}
+
+/// How the card comes to have sends that are prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handover {
+    /// A stream rings, or the CPU.
+    Doorbells,
+    /// The CPU has rung at their preparation, and the card waits in front of each.
+    Waits,
+    /// The queue of a master waits, and releases them.
+    Master,
 }
 
 /// What completing an entry of the ring yields.
@@ -139,8 +153,9 @@ pub(crate) struct SendState {
     guarded: bool,
     /// A kernel drives the queue.
     attached: bool,
-    /// The CPU rings for sends when they are prepared, and the card waits in front of each.
-    armed: bool,
+    handover: Handover,
+    /// A master has released, or will, what has not retired.
+    is_released: bool,
 }
 
 impl SendState {
@@ -160,13 +175,14 @@ impl SendState {
             flushed: false,
             guarded: false,
             attached: false,
-            armed: false,
+            handover: Handover::Doorbells,
+            is_released: false,
         }
     }
 
-    /// A queue whose sends the card has from their preparation on: [`Self::prepare_behind`].
-    pub(crate) fn armed(self) -> Self {
-        SendState { armed: true, ..self }
+    /// A queue whose sends come to the card in that way.
+    pub(crate) fn handed_over(self, handover: Handover) -> Self {
+        SendState { handover, ..self }
     }
 
     /// A doorbell was handed to the proxy (true), or rung or withdrawn (false).
@@ -228,12 +244,8 @@ impl SendState {
         book: impl FnOnce(bool) -> Result<(), QueueError>,
     ) -> Result<(), QueueError> {
         let (qpn, serial) = (self.qpn, self.next_serial());
-        if self.next_to_post != serial {
-            return Err(QueueError::Order(OrderError::OutOfOrder {
-                qpn,
-                serial,
-                expected: self.next_to_post,
-            }));
+        if (self.next_to_post != serial) | self.is_released {
+            self.check_cpus_turn(serial)?;
         }
         if let Some(last) = self.last_post.as_mut().filter(|last| !last.settled) {
             if !last.timeline.has_passed(last.point) || self.proxied > 0 {
@@ -335,7 +347,8 @@ impl SendState {
         }
         self.entries[position].state = State::Hidden;
         self.claims.forget(serial);
-        while !self.armed
+        // What the card has stays.
+        while self.handover == Handover::Doorbells
             && let Some(newest) = self.entries.back()
         {
             if newest.state != State::Hidden || (newest.signaled && awaited(removed.signaled)) {
@@ -383,38 +396,6 @@ impl SendState {
             self.last_post.iter_mut().for_each(|last| last.settled = true);
         }
         Some(retired)
-    }
-
-    /// Everything was handed to the card after the queue pair failed: nothing older may follow.
-    #[inline]
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.flushed
-    }
-
-    /// In the error state: hands everything prepared to the card, which flushes it, so that no wait
-    /// stays unsatisfied.
-    ///
-    /// Returns the doorbell to ring, or none where streams still have earlier sends to post (theirs
-    /// would then run backwards), or nothing is left to hand over.
-    pub(crate) fn flush(&mut self) -> Option<Doorbell> {
-        if self.has_unpassed_posts() {
-            return None;
-        }
-        let newest = self.doorbell_of(self.entries.back()?);
-        // A stream that failed may not have rung what it was given.
-        let perhaps_not_rung = self.unsettled().is_some_and(|last| last.timeline.is_dead());
-        let all_posted = self.entries.iter().all(|entry| entry.state == State::Posted);
-        if self.flushed || (all_posted && !perhaps_not_rung) {
-            return None;
-        }
-        (self.flushed, self.guarded) = (true, true);
-        for entry in &mut self.entries {
-            if entry.state == State::Prepared {
-                entry.state = State::Posted;
-            }
-        }
-        self.skip_unprepared();
-        Some(newest)
     }
 
     /// Gives the newest request, which has one slice and no remote address, a key that the card

@@ -11,7 +11,7 @@
 use crate::batch::Batch;
 use crate::memop::{Condition, MemOpStream, Word32};
 use crate::memory::timeline::Timeline;
-use crate::qp::checked::{CHECKER, start_checker};
+use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedSend, QueuePair, QueuePairInner};
 use crate::queue::request::Rules;
 use crate::queue::{Claim, Completion, QueueError, StateError, Status, WorkKind, WorkRequest};

@@ -194,6 +194,19 @@ pub enum QueuePairError {
         /// What for.
         what: &'static str,
     },
+    /// The device cannot have queues that release others.
+    #[error(
+        "device {device} cannot have the master of a trigger ({reason}): use the trigger without one, and each of its queue pairs waits for the word itself"
+    )]
+    NoMasters {
+        /// Name of the device.
+        device: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A trigger that has queue pairs, or other handles, cannot be given a master.
+    #[error("the trigger is in use already: give it its master before anything else is made with it")]
+    TriggerInUse,
     /// A trigger of another protection domain.
     #[error("the trigger belongs to another protection domain than the queue pair: make it there")]
     OtherDomain,

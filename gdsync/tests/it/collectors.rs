@@ -1,13 +1,14 @@
 //! Waits that a collector takes over: one word for the completions of any number of queues, and what
 //! releases it where work fails.
 
+use crate::fan::{Fan, connect};
 use gdsync::memop::{Condition, Word32};
 use gdsync::queue::RequestError;
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::QueuePairError;
 use gdsync::{
-    Access, Batch, Collector, ConnectOptions, Device, Error, MemoryRegion, PinnedMemory, ProtectionDomain,
-    QueueError, QueuePair, QueuePairConfig, SoftStream, Stream, Trigger, WorkRequest,
+    Batch, Collector, Device, Error, PinnedMemory, ProtectionDomain, QueueError, QueuePair, QueuePairConfig,
+    SoftStream, Stream, Trigger, WorkRequest,
 };
 use gdsync_test_support::pair::{self, LONG, drain, poll, soft, synchronize};
 use gdsync_test_support::process::alone;
@@ -16,61 +17,21 @@ use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Queue pairs with completion queues of their own, each with a remote side.
-struct Peers {
-    device: Device,
-    pd: ProtectionDomain,
-    trigger: Trigger,
-    pairs: Vec<(QueuePair, QueuePair)>,
-    target: MemoryRegion,
+/// A write to each peer, and a wait for each.
+fn step(fan: &Fan, number: u64) -> Batch {
+    let mut batch = Batch::new();
+    for peer in 0..fan.pairs.len() {
+        batch = batch.send(fan.send(peer, number));
+    }
+    let waits = (0..fan.pairs.len()).map(|peer| fan.left(peer).send_cq().prepare_wait().unwrap());
+    waits.fold(batch, Batch::wait)
 }
 
-impl Peers {
-    fn new(peers: usize) -> Self {
-        let device = pair::device();
-        let pd = ProtectionDomain::new(&device).unwrap();
-        let trigger = Trigger::new(&pd).unwrap();
-        let target = MemoryRegion::allocate(&pd, peers * 8, Access::all()).unwrap();
-        let config = QueuePairConfig::default().send_depth(16).recv_depth(16);
-        let pairs = (0..peers).map(|_| {
-            let left = pair::queue_pair(&pd, config.trigger(&trigger)).unwrap();
-            let right = pair::queue_pair(&pd, config).unwrap();
-            connect(&left, &right);
-            (left, right)
-        });
-        let pairs = pairs.collect();
-        Peers { device, pd, trigger, pairs, target }
+fn all_complete(fan: &Fan, number: u64) {
+    for peer in 0..fan.pairs.len() {
+        fan.completes(peer, number);
+        assert_eq!(fan.value(peer), number);
     }
-
-    fn left(&self, peer: usize) -> &QueuePair {
-        &self.pairs[peer].0
-    }
-
-    /// A write to each peer, and a wait for each.
-    fn step(&self, number: u64) -> Batch {
-        let mut batch = Batch::new();
-        for peer in 0..self.pairs.len() {
-            let place = self.target.remote().slice(peer * 8..peer * 8 + 8).unwrap();
-            let bytes = number.to_le_bytes();
-            let request = WorkRequest::write_inline(&bytes, place).wr_id(number);
-            batch = batch.send(self.left(peer).prepare(request).unwrap());
-        }
-        let waits = (0..self.pairs.len()).map(|peer| self.left(peer).send_cq().prepare_wait().unwrap());
-        waits.fold(batch, Batch::wait)
-    }
-
-    fn polls(&self, number: u64) {
-        for peer in 0..self.pairs.len() {
-            let completion = poll(&self.left(peer).send_cq());
-            assert_eq!((completion.wr_id, completion.status), (number, Ok(())));
-            assert_eq!(self.target.word64(peer * 8).unwrap().load(), number);
-        }
-    }
-}
-
-fn connect(left: &QueuePair, right: &QueuePair) {
-    left.connect(&right.endpoint().unwrap(), ConnectOptions::default()).unwrap();
-    right.connect(&left.endpoint().unwrap(), ConnectOptions::default()).unwrap();
 }
 
 fn collecting(from: u32) -> Stream<SoftStream> {
@@ -89,35 +50,35 @@ fn reaches(collector: &Collector, number: u64) {
 
 #[test]
 fn a_step_of_many_peers_is_three_operations() {
-    let peers = Peers::new(24);
+    let peers = Fan::new(24, None);
     let stream = collecting(2);
     for number in 1..=50 {
         // A ticket, an arrival, a point of the timeline.
-        assert_eq!(stream.post(peers.step(number)).unwrap().operations, 3);
+        assert_eq!(stream.post(step(&peers, number)).unwrap().operations, 3);
         synchronize(&stream);
-        peers.polls(number);
+        all_complete(&peers, number);
     }
 }
 
 #[test]
 fn short_runs_and_unmerged_batches_are_the_streams() {
-    let peers = Peers::new(3);
+    let peers = Fan::new(3, None);
     let stream = collecting(4);
-    assert_eq!(stream.post(peers.step(1)).unwrap().operations, 1 + 3 + 1);
+    assert_eq!(stream.post(step(&peers, 1)).unwrap().operations, 1 + 3 + 1);
     synchronize(&stream);
-    peers.polls(1);
+    all_complete(&peers, 1);
     let stream = collecting(3);
-    assert_eq!(stream.post(peers.step(2).merged(false)).unwrap().operations, 3 + 3 * 2);
+    assert_eq!(stream.post(step(&peers, 2).merged(false)).unwrap().operations, 3 + 3 * 2);
     synchronize(&stream);
-    peers.polls(2);
-    assert_eq!(stream.post(peers.step(3)).unwrap().operations, 3);
+    all_complete(&peers, 2);
+    assert_eq!(stream.post(step(&peers, 3)).unwrap().operations, 3);
     synchronize(&stream);
-    peers.polls(3);
+    all_complete(&peers, 3);
 }
 
 #[test]
 fn a_stream_stands_until_the_last_completion_has_come() {
-    let peers = Peers::new(4);
+    let peers = Fan::new(4, None);
     let stream = collecting(2);
     let mut batch = Batch::new();
     for (left, right) in &peers.pairs {
@@ -137,7 +98,7 @@ fn a_stream_stands_until_the_last_completion_has_come() {
 
 #[test]
 fn a_kernel_or_a_graph_may_wait_for_the_word_itself() {
-    let peers = Peers::new(3);
+    let peers = Fan::new(3, None);
     let collector = Collector::new(&peers.device).unwrap();
     let sends: Vec<_> =
         (0..3).map(|peer| peers.left(peer).prepare(WorkRequest::nop().wr_id(7)).unwrap()).collect();
@@ -159,7 +120,7 @@ fn a_kernel_or_a_graph_may_wait_for_the_word_itself() {
 
 #[test]
 fn the_word_outlives_the_stream_and_its_collector() {
-    let peers = Peers::new(3);
+    let peers = Fan::new(3, None);
     for number in 1..=5 {
         let memory = PinnedMemory::allocate(8).unwrap();
         let (gate, done) = (Word32::new(&memory, 0).unwrap(), Word32::new(&memory, 4).unwrap());
@@ -187,14 +148,14 @@ fn the_word_outlives_the_stream_and_its_collector() {
 
 #[test]
 fn failures_count_as_arrivals_and_the_others_go_on() {
-    let peers = Peers::new(5);
+    let peers = Fan::new(5, None);
     let stream = collecting(2);
     for number in 1..=3u64 {
         let failing = number as usize % 5;
         let receive = peers.pairs[failing].1.recv_cq();
         // One that nothing ends but the failure.
         peers.pairs[failing].1.post_recv(&[], 0).unwrap();
-        let batch = peers.step(number).wait(receive.prepare_wait().unwrap());
+        let batch = step(&peers, number).wait(receive.prepare_wait().unwrap());
         stream.post(batch).unwrap();
         peers.pairs[failing].1.abort().unwrap();
         synchronize(&stream);
@@ -211,7 +172,7 @@ fn failures_count_as_arrivals_and_the_others_go_on() {
 
 #[test]
 fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
-    let peers = Peers::new(3);
+    let peers = Fan::new(3, None);
     let stream = collecting(2);
     for number in 1..=5 {
         // Receives of a queue pair that is dropped: no entry ever comes for the wait that is behind.
@@ -222,17 +183,17 @@ fn waits_that_the_cpu_ends_release_the_word_and_the_card_counts_again() {
         connect(&left, &right);
         right.post_recv(&[], 1).unwrap();
         let wait = right.recv_cq().prepare_wait().unwrap();
-        stream.post(peers.step(number).wait(wait)).unwrap();
+        stream.post(step(&peers, number).wait(wait)).unwrap();
         assert!(!stream.synchronize_timeout(SHORT).unwrap());
         drop((left, right));
         synchronize(&stream);
-        peers.polls(number);
+        all_complete(&peers, number);
     }
 }
 
 #[test]
 fn what_a_collector_cannot_wait_for_is_refused() {
-    let (peers, other) = (Peers::new(1), Peers::new(1));
+    let (peers, other) = (Fan::new(1, None), Fan::new(1, None));
     let collector = Collector::new(&peers.device).unwrap();
     other.pairs[0].1.post_recv(&[], 0).unwrap();
     let wait = other.pairs[0].1.recv_cq().prepare_wait().unwrap();
@@ -307,7 +268,7 @@ fn entries_that_the_card_does_not_count_are_counted_by_the_cpu() {
     if !with_waits("entries_that_the_card_does_not_count_are_counted_by_the_cpu", "errors-hold") {
         return;
     }
-    let peers = Peers::new(3);
+    let peers = Fan::new(3, None);
     let stream = collecting(2);
     for number in 1..=3 {
         let (left, right) = &peers.pairs[number % 3];

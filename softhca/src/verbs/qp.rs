@@ -11,7 +11,7 @@ use super::sizes::QueueSizes;
 use crate::card::{QpConfig, Transport};
 use gdsync_sys::mlx5dv::{
     MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP,
-    mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
+    SOFTWARE_QP_CREATE_MASTER, SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{
@@ -31,6 +31,8 @@ const KNOWN_MASK: u32 = 0x7f;
 const KNOWN_MLX5_MASK: u64 = 0xf;
 /// Creation flags that libmlx5 accepts.
 const KNOWN_MLX5_FLAGS: u32 = 0xff;
+/// Those of this front alone.
+const OWN_FLAGS: u32 = SOFTWARE_QP_CREATE_MASTER | SOFTWARE_QP_CREATE_SLAVE_SEND;
 /// `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`: excludes its opposite.
 const ALLOW_SCATTER_TO_CQE: u32 = 1 << 4;
 /// Transports of verbs.h that this card lacks: raw packet, XRC send and receive, driver.
@@ -145,6 +147,7 @@ impl Memory {
         [send_cq, recv_cq]: [&Cq; 2],
         sizes: &QueueSizes,
         signal_all: bool,
+        flags: u32,
     ) -> QpConfig {
         let start = self.rings.start();
         QpConfig {
@@ -161,9 +164,9 @@ impl Memory {
             dbrec: self.dbrec.start().cast(),
             signal_all,
             user_index: None,
+            master: flags & SOFTWARE_QP_CREATE_MASTER != 0,
+            slave_send: flags & SOFTWARE_QP_CREATE_SLAVE_SEND != 0,
             // Only commands of DEVX make such queue pairs.
-            master: false,
-            slave_send: false,
             no_send_record: false,
         }
     }
@@ -193,9 +196,7 @@ unsafe fn new_qp(
     let (context, attr) = unsafe { (object::share::<Context>(context)?, object::attributes(attr)?) };
     let transport = check(attr)?;
     // SAFETY: null or valid, as the caller says.
-    if let Some(mlx5_attr) = unsafe { mlx5_attr.as_ref() } {
-        check_mlx5(mlx5_attr)?;
-    }
+    let flags = unsafe { mlx5_attr.as_ref() }.map_or(Ok(0), check_mlx5)?;
     // SAFETY: the caller's.
     let (domain, send_cq, recv_cq) = unsafe {
         (
@@ -212,7 +213,7 @@ unsafe fn new_qp(
     let sizes = QueueSizes::new(transport, &mut cap)?;
     let memory = Memory::new(&domain, &sizes)?;
     let signal_all = attr.sq_sig_all != 0;
-    let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all);
+    let config = memory.config(transport, &domain, [&send_cq, &recv_cq], &sizes, signal_all, flags);
     // SAFETY: the memory is kept in the `Qp` until the card has destroyed the queue pair.
     let number = unsafe { context.card().create_qp(&config) }?;
     let ibv = ibv_qp {
@@ -278,16 +279,20 @@ fn check(attr: &ibv_qp_init_attr_ex) -> Result<Transport> {
     Ok(transport)
 }
 
-fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
+/// Returns the creation flags.
+fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<u32> {
     let with_flags = attr.comp_mask & MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0;
     let flags = if with_flags { attr.create_flags } else { 0 };
     let both = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | ALLOW_SCATTER_TO_CQE;
-    if attr.comp_mask & !KNOWN_MLX5_MASK != 0 || flags & !KNOWN_MLX5_FLAGS != 0 || flags & both == both {
+    if attr.comp_mask & !KNOWN_MLX5_MASK != 0
+        || flags & !(KNOWN_MLX5_FLAGS | OWN_FLAGS) != 0
+        || flags & both == both
+    {
         return Err(Errno::INVALID);
     }
     // This card never puts payload into completion entries.
     if attr.comp_mask & !MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS != 0
-        || flags & !MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE != 0
+        || flags & !(MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | OWN_FLAGS) != 0
     {
         tracing::warn!(
             attr.comp_mask,
@@ -296,7 +301,7 @@ fn check_mlx5(attr: &mlx5dv_qp_init_attr) -> Result<()> {
         );
         return Err(Errno::NOT_SUPPORTED);
     }
-    Ok(())
+    Ok(flags)
 }
 
 /// `ibv_destroy_qp`. After it, the card touches neither the rings nor the memory that work requests

@@ -5,6 +5,7 @@ use super::domain::Domain;
 use super::memory::Blocks;
 use super::sizes::Sizes;
 use crate::qp::config::QueuePairConfig;
+use crate::qp::role::Role;
 use crate::queue::{QueueParts, Ring};
 use crate::verbs::{Error, LinkLayer, ProtectionDomainInner, Transport, ah};
 use gdsync_sys::prm::command::encode::{CreateQp, Peer, RemoteRights, Retries, Route, Service, Transition};
@@ -39,6 +40,7 @@ impl Qp {
         domain: &Domain,
         config: &QueuePairConfig<'_>,
         (send_cq, recv_cq): (u32, u32),
+        role: Role,
     ) -> Result<(Self, QueueParts), Error> {
         let sizes = Sizes::new(config, &domain.device.attributes()?)?;
         let memory = domain.work_memory(sizes.ring_bytes())?;
@@ -62,6 +64,8 @@ impl Qp {
             recv_cq,
             user_index: NO_INDEX,
             ts_format: domain.ts_format,
+            master: role == Role::Master,
+            slave_send: role == Role::Slave,
             ..CreateQp::default()
         };
         let object =

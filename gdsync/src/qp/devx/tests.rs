@@ -8,6 +8,7 @@ use crate::cuda::QueuePlacement;
 use crate::memory::spans::{Kind, Span};
 use crate::qp::cq::CqObject;
 use crate::qp::domain::{Maker, QueueDomain};
+use crate::qp::role::Role;
 use crate::qp::testing::{LONG, poll};
 use crate::verbs::devx::{DevxError, DevxStatus};
 use crate::verbs::pd::ProtectionDomainInner;
@@ -241,7 +242,7 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
     let domain = Domain::new(&pd.inner, QueuePlacement::HOST).unwrap();
     let (cq, _ring) = Cq::new(&domain, 16).unwrap();
     let config = QueuePairConfig::default();
-    let refused = |numbers| match Qp::make(&domain, &config, numbers).err().unwrap() {
+    let refused = |numbers| match Qp::make(&domain, &config, numbers, Role::Plain).err().unwrap() {
         Error::Devx(DevxError::Refused { command: "CREATE_QP", status, syndrome, .. }) => (status, syndrome),
         other => panic!("{other}"),
     };
@@ -251,7 +252,7 @@ fn devx_refusals_of_the_device_have_its_status_and_syndrome() {
         assert_ne!(syndrome, 0);
     }
     // A queue pair that is not connected cannot be moved to RTS.
-    let (qp, _parts) = Qp::make(&domain, &config, (cq.number(), cq.number())).unwrap();
+    let (qp, _parts) = Qp::make(&domain, &config, (cq.number(), cq.number()), Role::Plain).unwrap();
     let attr =
         gdsync_sys::verbs::ibv_qp_attr { qp_state: gdsync_sys::verbs::IBV_QPS_RTS, ..Default::default() };
     let error = qp.modify(&pd.inner, &config, LinkLayer::InfiniBand, &attr).unwrap_err();

@@ -21,28 +21,26 @@ pub(crate) enum CardWait {
     Entry { cqn: u32, index: u32 },
 }
 
+/// A block with a control segment and what is behind it.
+pub(super) fn block(kind: Kind, head: u32, qpn: u32, segment: &[u8]) -> [u8; BASIC_BLOCK] {
+    let mut block = [0; BASIC_BLOCK];
+    let control = kind.control(head as u16, qpn, CtrlFlags::empty());
+    let bytes = control.as_bytes().iter().chain(segment);
+    block.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    block
+}
+
 impl CardWait {
     /// The WAIT, at block `head` of that queue pair's send queue. It is one block.
     fn encode(self, head: u32, qpn: u32) -> [u8; BASIC_BLOCK] {
-        let mut block = [0; BASIC_BLOCK];
-        let kind = match self {
-            CardWait::Ticket { .. } => Kind::Data,
-            CardWait::Entry { .. } => Kind::Completions,
-        };
-        let control = kind.control(head as u16, qpn, CtrlFlags::empty());
-        let (first, rest) = block.split_at_mut(size_of_val(&control));
-        first.copy_from_slice(control.as_bytes());
         match self {
             CardWait::Ticket { lkey, addr, ticket } => {
-                let segment = WaitDataSeg::reached(lkey, addr, ticket);
-                rest[..size_of_val(&segment)].copy_from_slice(segment.as_bytes());
+                block(Kind::Data, head, qpn, WaitDataSeg::reached(lkey, addr, ticket).as_bytes())
             }
             CardWait::Entry { cqn, index } => {
-                let segment = IndexSeg::new(index, cqn);
-                rest[..size_of_val(&segment)].copy_from_slice(segment.as_bytes());
+                block(Kind::Completions, head, qpn, IndexSeg::new(index, cqn).as_bytes())
             }
         }
-        block
     }
 }
 
@@ -98,18 +96,14 @@ impl SendState {
         completions: &mut CompletionState,
         state: State,
     ) -> Result<u64, QueueError> {
-        let (head, entries) = (self.head, self.entries.len());
+        let entries = self.entries.len();
         let placed = waits.iter().try_for_each(|wait| self.place_wait(*wait, completions));
         let placed =
             placed.and_then(|()| self.place(request, rules, |signaled| completions.reserve(signaled), state));
         let value = match placed {
             Ok(value) => value,
             Err(error) => {
-                // The card was not rung for them.
-                let booked = self.entries.len() - entries;
-                self.entries.truncate(entries);
-                self.head = head;
-                (0..booked).for_each(|_| completions.unreserve(false));
+                self.take_back(entries, completions);
                 return Err(error);
             }
         };
@@ -121,11 +115,24 @@ impl SendState {
     }
 
     /// Writes a WAIT. Like any work request, it completes where it fails or is flushed.
-    fn place_wait(&mut self, wait: CardWait, completions: &mut CompletionState) -> Result<(), QueueError> {
+    pub(super) fn place_wait(
+        &mut self,
+        wait: CardWait,
+        completions: &mut CompletionState,
+    ) -> Result<(), QueueError> {
+        self.place_block(completions, |head, qpn| wait.encode(head, qpn))
+    }
+
+    /// Writes a work request of one block whose completion is not returned.
+    pub(super) fn place_block(
+        &mut self,
+        completions: &mut CompletionState,
+        encode: impl FnOnce(u32, u32) -> [u8; BASIC_BLOCK],
+    ) -> Result<(), QueueError> {
         self.check_room(1)?;
         completions.reserve(false)?;
         let head = self.head;
-        self.ring.write(head, &wait.encode(head, self.qpn));
+        self.ring.write(head, &encode(head, self.qpn));
         self.entries.push_back(Entry {
             wr_id: 0,
             first: head,
@@ -136,5 +143,13 @@ impl SendState {
         });
         self.head = head.wrapping_add(1);
         Ok(())
+    }
+
+    /// Takes back what was placed behind the first `entries`, and not rung for.
+    pub(super) fn take_back(&mut self, entries: usize, completions: &mut CompletionState) {
+        for entry in self.entries.drain(entries.min(self.entries.len())..).rev() {
+            self.head = entry.first;
+            completions.unreserve(entry.signaled);
+        }
     }
 }

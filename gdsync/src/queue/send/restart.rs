@@ -38,7 +38,7 @@ impl SendState {
         self.next_to_post = self.next_to_post.max(self.first_serial);
         (self.head, self.tail) = (0, 0);
         self.last_post = None;
-        (self.flushed, self.guarded) = (false, false);
+        (self.flushed, self.guarded, self.is_released) = (false, false, false);
         self.ring.publish(0);
     }
 }

@@ -1,0 +1,171 @@
+//! The queue of a master: what is written there, what has completed, stopping and starting.
+
+use super::{Held, Master, State};
+use crate::qp::QueuePair;
+use crate::qp::checker::start_checker;
+use crate::qp::trigger::TriggerInner;
+use crate::queue::outcome::outcome;
+use crate::queue::send::Enable;
+use crate::queue::{QueueError, StateError, WorkRequest};
+use crate::verbs::{ConnectOptions, Error, ProtectionDomain, ProtectionDomainInner};
+use gdsync_sys::pause::Pause;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What a card takes at most to flush a queue, by far.
+const FLUSH: Duration = Duration::from_secs(1);
+
+impl Master {
+    /// A queue pair that is connected to itself, so that it may execute requests. It sends nothing.
+    pub(super) fn make(&self, pd: &Arc<ProtectionDomainInner>, port: u8) -> Result<QueuePair, Error> {
+        start_checker()?;
+        let pd = ProtectionDomain { inner: pd.clone() };
+        let queue_pair = QueuePair::of_master(&pd, self.room.blocks, port)?.started()?;
+        queue_pair.connect(&queue_pair.endpoint()?, ConnectOptions::default())?;
+        Ok(queue_pair)
+    }
+
+    /// Starts a queue that has stopped or failed, or makes another one, with what is held.
+    pub(super) fn start(&self, state: &mut State, trigger: &TriggerInner) -> Result<(), Error> {
+        state.is_broken = true;
+        if !state.reconnect() {
+            // What it may still have in the card goes with it.
+            state.queue_pair = None;
+            state.queue_pair = Some(self.make(&trigger.pd, state.port)?);
+        }
+        (state.markers, state.unmarked, state.is_broken) = (0, 0, false);
+        state.starts += 1;
+        for held in state.held.take() {
+            if state.release(trigger, held).is_err() {
+                // Failed again, which the thread that looks finds: it fails all that are held.
+                state.held.push(held);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Has the card wait for a ticket, and release a send then.
+    pub(super) fn release(&mut self, trigger: &TriggerInner, held: Held) -> Result<(), QueueError> {
+        let Some(queue_pair) = &self.queue_pair else {
+            return Err(QueueError::State(StateError::MasterFailed { qpn: held.slave }));
+        };
+        let own = &*queue_pair.inner;
+        let mut completions = own.send_cq.lock();
+        let mut send = own.send();
+        own.check_connected()?;
+        let enable = Enable { qpn: held.slave, until: held.until };
+        // SAFETY: the register belongs to this queue pair, which is alive.
+        let block = unsafe { send.post_release(trigger.wait_for(held.ticket), enable, &mut completions) }?;
+        self.held.push(Held { block, ..held });
+        self.unmarked += 1;
+        Ok(())
+    }
+
+    /// Posts a marker. Without one, the next marker says the same.
+    pub(super) fn mark(&mut self) -> bool {
+        let Some(queue_pair) = &self.queue_pair else { return false };
+        let posted = queue_pair.inner.post_send(&WorkRequest::nop());
+        match &posted {
+            Ok(()) => {
+                self.markers += 1;
+                self.unmarked = 0;
+            }
+            Err(error) => tracing::debug!(%error, "no marker in the queue of a master"),
+        }
+        posted.is_ok()
+    }
+
+    /// Reads what has completed, which frees its places. Returns whether anything has.
+    pub(super) fn collect(&mut self) -> bool {
+        let Some(queue_pair) = &self.queue_pair else { return false };
+        let own = &*queue_pair.inner;
+        let mut any = false;
+        loop {
+            let mut completions = own.send_cq.lock();
+            let Some(raw) = completions.peek() else { break };
+            any = true;
+            completions.advance();
+            if completions.take_left_behind(raw.index) {
+                continue;
+            }
+            let counter = raw.cqe.wqe_counter();
+            if let Some(retired) = own.send().retire(counter) {
+                (0..retired.entries).for_each(|i| completions.unreserve(i < retired.signaled));
+            }
+            drop(completions);
+            let outcome = outcome(&raw.cqe);
+            self.held.completed(counter, outcome.is_err());
+            match outcome {
+                // Nothing but markers is signaled.
+                Ok(()) => self.markers = self.markers.saturating_sub(1),
+                Err(error) if self.is_stopping && error.is_flush() => {}
+                Err(error) => {
+                    own.fail_with_work(own.psn.load(Ordering::Relaxed), error);
+                    self.is_broken = true;
+                }
+            }
+        }
+        self.is_broken |= !self.is_stopping && own.failure().is_some();
+        any
+    }
+
+    /// Has the card stop: it executes nothing more of what is in the queue, and what is held was not
+    /// executed. False where the card does not answer; where the queue has failed meanwhile, it is
+    /// broken.
+    pub(super) fn stop(&mut self) -> bool {
+        // The last of the queue, which completes in any case.
+        if !self.mark() {
+            self.is_broken = true;
+            return self.halt();
+        }
+        self.is_stopping = true;
+        let stopped = self.halt() && self.settle();
+        self.is_stopping = false;
+        stopped
+    }
+
+    /// Moves the queue to the error state.
+    fn halt(&self) -> bool {
+        let Some(queue_pair) = &self.queue_pair else { return true };
+        let halted = queue_pair.inner.abort();
+        if let Err(error) = &halted {
+            tracing::error!(%error, "the master of a trigger cannot be stopped");
+        }
+        halted.is_ok()
+    }
+
+    /// Waits until every marker has completed, or was flushed.
+    fn settle(&mut self) -> bool {
+        let mut pause = Pause::new();
+        loop {
+            self.collect();
+            let Some(queue_pair) = &self.queue_pair else { return false };
+            if queue_pair.inner.send().outstanding().signaled == 0 {
+                return true;
+            }
+            if pause.elapsed() > FLUSH {
+                return false;
+            }
+            pause.pause();
+        }
+    }
+
+    /// Resets the queue pair, which is in the error state, and connects it again. Its number stays.
+    fn reconnect(&mut self) -> bool {
+        if self.queue_pair.is_none() || !self.halt() || !self.settle() {
+            return false;
+        }
+        let Some(queue_pair) = &self.queue_pair else { return false };
+        if let Err(error) = queue_pair.reset() {
+            tracing::debug!(%error, "the queue pair of a master cannot be reset");
+            return false;
+        }
+        let connected = queue_pair
+            .endpoint()
+            .and_then(|endpoint| queue_pair.connect(&endpoint, ConnectOptions::default()));
+        connected.inspect_err(|error| tracing::debug!(%error, "a master cannot be connected")).is_ok()
+    }
+}
