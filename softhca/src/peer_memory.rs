@@ -100,6 +100,10 @@ pub(crate) struct PeerMapping {
 }
 
 impl PeerMapping {
+    pub(crate) fn new(client: &str, region: Arc<dyn PeerRegion>) -> Self {
+        PeerMapping { client: client.to_owned(), region }
+    }
+
     pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerFailure> {
         self.copy(|region| region.read(addr, into))
     }
@@ -131,7 +135,7 @@ pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<Peer
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
         if let Some(region) = acquired {
-            return Ok(Some(PeerMapping { client: client.name().to_owned(), region }));
+            return Ok(Some(PeerMapping::new(client.name(), region)));
         }
     }
     Ok(None)

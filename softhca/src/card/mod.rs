@@ -32,8 +32,8 @@ mod transport;
 mod waits;
 
 pub use config::{
-    Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, Transport,
+    Access, Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, QpAttributes,
+    QpChange, QpConfig, QpState, RegionConfig, Transport, WindowKind,
 };
 pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;

@@ -36,7 +36,7 @@ fn malformed_entries_fail_with_the_field_named() {
     with_wqe(|pair| patched(pair, 7, 0), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| patched(pair, 7, 60), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| plain(pair, Opcode::RdmaWrite, &[]), Syndrome::LocalQpOperation, "ds");
-    with_wqe(|pair| plain(pair, Opcode::AtomicMaskedFa, &[]), Syndrome::LocalQpOperation, "opcode");
+    with_wqe(|pair| plain(pair, Opcode::Tso, &[]), Syndrome::LocalQpOperation, "opcode");
     with_wqe(
         |pair| plain(pair, Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]),
         Syndrome::LocalLength,
