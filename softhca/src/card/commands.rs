@@ -159,23 +159,21 @@ impl Card {
             // A queue pair needs one at most.
             within("UARs", engine.uars.len(), LIMITS.max_qp)?;
             let page = engine.uar_pages.take()?;
-            let handle =
-                UarHandle { id: self.number(|number| engine.uars.contains_key(&number)), page: page.base() };
+            let id = self.number(|number| engine.uars.contains_key(&number));
+            let handle = UarHandle { id, page: page.base(), offset: page.offset() };
             engine.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
             Ok(handle)
         })
     }
 
-    /// The file that holds the card's pages of doorbell registers, and the offset of this page in
-    /// it. A program can map the page again with them (shared, 4096 bytes), and ring through either
-    /// mapping.
+    /// A descriptor of the file that holds the card's pages of doorbell registers. A program can map a
+    /// page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through either
+    /// mapping. The file is there before the first page is.
     ///
     /// # Errors
-    /// [`CardError::NotFound`], [`CardError::System`].
-    pub fn uar_memory(&self, id: u32) -> Result<(OwnedFd, u64), CardError> {
-        let engine = self.shared.engine.lock();
-        let uar = engine.uars.get(&id).ok_or(missing("UAR", id))?;
-        Ok(engine.uar_pages.descriptor(&uar.page)?)
+    /// [`CardError::System`].
+    pub fn uar_file(&self) -> Result<OwnedFd, CardError> {
+        Ok(self.shared.engine.lock().uar_pages.descriptor()?)
     }
 
     /// Frees a page of doorbell registers.

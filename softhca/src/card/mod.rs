@@ -16,6 +16,7 @@ mod capabilities;
 mod commands;
 mod config;
 mod context;
+mod counters;
 mod delayed;
 mod device;
 mod diagnostic;
@@ -35,6 +36,7 @@ pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, QpAttributes,
     QpChange, QpConfig, QpState, RegionConfig, Transport, WindowKind,
 };
+pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;
 pub use error::CardError;

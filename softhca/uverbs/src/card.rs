@@ -4,9 +4,11 @@ use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::events::routes::Routes;
 use crate::log;
+use crate::paths;
 use parking_lot::Mutex;
-use softhca::card::{Card, LinkLayer};
+use softhca::card::{Card, Counters, LinkLayer};
 use softhca::devices::devices_from_environment;
+use softhca::sysfs;
 use std::sync::{Arc, Weak};
 
 /// A running card, and the routes of its events.
@@ -16,6 +18,14 @@ pub(crate) struct OpenCard {
     pub(crate) routes: Arc<Routes>,
     /// Index of the device.
     pub(crate) index: usize,
+}
+
+/// The counters of a device's port. `None` in a program that was not started by `gdsync soft`.
+pub(crate) fn counters(index: usize) -> Option<Counters> {
+    let path = sysfs::counters(paths::folder()?, index);
+    Counters::in_file(&path)
+        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "packets are not counted"))
+        .ok()
 }
 
 /// The running cards, by device index. Contexts keep a card running; this list does not.
@@ -40,6 +50,9 @@ impl Cards {
         cuda::register();
         let sink = routes.clone();
         let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
+        if let Some(counters) = counters(index) {
+            card.count_in(Arc::new(counters));
+        }
         let card = Arc::new(OpenCard { card, routes, index });
         running[index] = Arc::downgrade(&card);
         Ok(card)

@@ -98,6 +98,11 @@ impl Objects {
         self.resources.contains(&resource)
     }
 
+    /// Whether any object is as asked for.
+    pub(crate) fn any(&self, is: impl FnMut(&Object) -> bool) -> bool {
+        self.by_handle.values().any(is)
+    }
+
     fn users(&self, handle: u32) -> usize {
         self.users.range((handle, 0)..=(handle, u32::MAX)).count()
     }

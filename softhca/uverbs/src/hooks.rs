@@ -7,43 +7,14 @@
 use crate::attributes::Request;
 use crate::commands;
 use crate::descriptors;
-use crate::errno::{Errno, Result, preserving};
+use crate::errno::{Result, preserving};
+use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::uar;
+use files::live;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
-use std::ffi::CStr;
-use std::os::fd::AsRawFd;
-
-/// The path of a device, without its number.
-const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
-/// The file that stands in for a device: a character device, as libibverbs requires. The stand-in
-/// for sysfs has its device number.
-const STAND_IN: &CStr = c"/dev/null";
-/// Protocol of RDMA's netlink sockets (`NETLINK_RDMA`).
-const NETLINK_RDMA: c_int = 20;
-
-/// The index of the device that a path names.
-///
-/// # Safety
-/// `path` must be null or a C string. (For memory that is not mapped, a system call returns EFAULT;
-/// this function raises a signal.)
-unsafe fn device_of(path: *const c_char) -> Option<usize> {
-    if path.is_null() {
-        return None;
-    }
-    // Byte by byte: the program's string may end before the prefix does, at the end of a page.
-    for (i, expected) in DEVICE_PREFIX.iter().enumerate() {
-        // SAFETY: the bytes before this one equal the prefix, so none of them ended the string.
-        if unsafe { *path.add(i) } as u8 != *expected {
-            return None;
-        }
-    }
-    // SAFETY: the prefix has no zero byte, so the string continues after it.
-    let number = unsafe { CStr::from_ptr(path.add(DEVICE_PREFIX.len())) };
-    let index = number.to_str().ok()?.parse().ok()?;
-    (index < softhca::devices::MAX_DEVICES).then_some(index)
-}
+use std::os::fd::IntoRawFd;
 
 /// The value, or -1 with `errno` set.
 fn returned<T: From<i8>>(result: Result<T>) -> T {
@@ -51,65 +22,6 @@ fn returned<T: From<i8>>(result: Result<T>) -> T {
         errno.set();
         T::from(-1)
     })
-}
-
-fn open_device(index: usize, flags: c_int) -> Result<c_int> {
-    // SAFETY: the path is a C string.
-    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, STAND_IN.as_ptr(), flags, 0) };
-    let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(Errno::last)?;
-    process::open(fd, index).inspect_err(|_| {
-        // SAFETY: the call above has opened the descriptor, and nothing else owns it.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
-    })?;
-    Ok(fd)
-}
-
-/// # Safety
-/// As `openat(2)`.
-unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller vouches for `path`.
-    match unsafe { device_of(path) } {
-        Some(index) => returned(preserving(|| open_device(index, flags))),
-        // SAFETY: the caller vouches for the arguments.
-        None => unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int },
-    }
-}
-
-/// # Safety
-/// As `fstatat(2)`.
-unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
-    // SAFETY: the caller vouches for `path`.
-    let path = if unsafe { device_of(path) }.is_some() { STAND_IN.as_ptr() } else { path };
-    // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is
-    // the kernel's.
-    unsafe { libc::syscall(libc::SYS_newfstatat, directory, path, buffer, flags) as c_int }
-}
-
-/// # Safety
-/// As `mmap(2)`.
-unsafe fn map_any(
-    at: *mut c_void,
-    len: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    let found = preserving(|| process::context(fd).map(|context| uar::mapping(&context, offset as u64, len)));
-    let page = match found {
-        Some(Ok(page)) => page,
-        Some(Err(errno)) => {
-            errno.set();
-            return libc::MAP_FAILED;
-        }
-        None => None,
-    };
-    let (fd, offset) =
-        page.as_ref().map_or((fd, offset), |(file, place)| (file.as_raw_fd(), *place as off_t));
-    // SAFETY: the caller vouches for the arguments; the file of a page replaces only `fd` and
-    // `offset`.
-    let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
-    mapped as *mut c_void
 }
 
 /// Defines C functions whose safety is that of the C library's function of the same name.
@@ -127,6 +39,51 @@ macro_rules! c_functions {
             }
         )+
     };
+}
+
+pub mod duplicates;
+pub mod files;
+mod next;
+pub mod sockets;
+
+/// # Safety
+/// As `openat(2)`.
+unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    if let Some(index) = unsafe { paths::device(path) } {
+        return returned(preserving(|| process::open(index, flags & libc::O_CLOEXEC != 0)));
+    }
+    // SAFETY: as above.
+    let private = unsafe { paths::private(path) };
+    if let Some(file) = private.as_ref().and_then(|private| preserving(|| live(private))) {
+        return returned(file.map(IntoRawFd::into_raw_fd));
+    }
+    let path = private.as_ref().map_or(path, Private::as_ptr);
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int }
+}
+
+/// # Safety
+/// As `mmap(2)`.
+unsafe fn map_any(
+    at: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let checked = preserving(|| match process::context(fd) {
+        Some(context) => uar::check_mapping(&context, offset as u64, len),
+        None => Ok(()),
+    });
+    if let Err(errno) = checked {
+        errno.set();
+        return libc::MAP_FAILED;
+    }
+    // SAFETY: the caller vouches for the arguments.
+    let mapped: c_long = unsafe { libc::syscall(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
+    mapped as *mut c_void
 }
 
 c_functions! {
@@ -151,32 +108,28 @@ c_functions! {
         open_any(directory, path, flags | libc::O_LARGEFILE, mode)
     }
 
-    /// `stat(2)`. A device has the attributes of its stand-in.
-    stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
-        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    /// `open` of programs built with checks.
+    __open_2(path: *const c_char, flags: c_int) -> c_int {
+        open_any(libc::AT_FDCWD, path, flags, 0)
     }
 
-    /// `stat64(3)`.
-    stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
-        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    /// `open64` of programs built with checks.
+    __open64_2(path: *const c_char, flags: c_int) -> c_int {
+        open_any(libc::AT_FDCWD, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `stat` of programs built before glibc 2.33.
-    __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
-        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    /// `openat` of programs built with checks.
+    __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+        open_any(directory, path, flags, 0)
     }
 
-    /// `stat64` of programs built before glibc 2.33.
-    __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
-        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    /// `openat64` of programs built with checks.
+    __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+        open_any(directory, path, flags | libc::O_LARGEFILE, 0)
     }
 
-    /// `fstatat(2)`.
-    fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
-        stat_any(directory, path, buffer, flags)
-    }
-
-    /// `mmap(2)`. The pages of a device are those of its card.
+    /// `mmap(2)`. The system maps a device's pages; the library refuses what a kernel refuses. Programs
+    /// that replace this function by their own lose only that.
     mmap(at: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map_any(at, len, protection, flags, fd, offset)
     }
@@ -190,7 +143,7 @@ c_functions! {
 /// `close(2)`. Closing a device destroys its objects.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn close(fd: c_int) -> c_int {
-    if descriptors::is_ours(fd) {
+    if descriptors::kind(fd).is_some() {
         preserving(|| process::close(fd));
     }
     // SAFETY: the call accesses no memory of the process.
@@ -212,14 +165,4 @@ pub unsafe extern "C" fn ioctl(fd: c_int, number: c_ulong, argument: *mut c_void
     }
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_ioctl, fd, number, argument) as c_int }
-}
-
-/// `socket(2)`. Refuses RDMA netlink, so that libibverbs reads sysfs, which has a stand-in.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
-        return returned(Err(Errno::UNKNOWN));
-    }
-    // SAFETY: the call accesses no memory of the process.
-    unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }

@@ -1,15 +1,19 @@
 //! The open devices of the process, and what a fork does to them.
 
-use crate::card::Cards;
+use crate::card::{Cards, OpenCard, counters};
 use crate::context::Context;
-use crate::descriptors;
+use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
 use crate::events::channels::Channels;
 use crate::log;
+use crate::netlink;
 use parking_lot::Mutex;
+use softhca::card::LinkLayer;
+use softhca::devices::devices_from_environment;
 use softhca::environment;
+use softhca::sysfs::LiveFile;
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
@@ -19,6 +23,8 @@ struct Process {
     cards: Cards,
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
+    /// Cards that were started because the program looked at their addresses, which then stay.
+    seen: Mutex<HashMap<usize, Arc<OpenCard>>>,
 }
 
 /// Created at the first use; the child of a fork creates another. Never freed: a forked child
@@ -51,8 +57,8 @@ extern "C" fn forget_in_child() {
     descriptors::reset();
 }
 
-/// Makes `fd` an open device.
-pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
+/// Prepares the process for having anything open. The first call starts the log.
+fn prepare() -> Result<()> {
     static PREPARED: Once = Once::new();
     let settings = log::start().and_then(|()| environment::check());
     settings.map_err(|error| log::refuse(&error))?;
@@ -63,27 +69,92 @@ pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
             tracing::warn!("children of a fork cannot have cards of their own");
         }
     });
-    if !descriptors::claim() {
-        // The process shares its parent's memory, or was forked without the C library's knowledge:
-        // the parent's threads may hold the locks in it.
-        tracing::warn!(
-            "a device is opened in a child that vfork or clone has made: it must execute a program first"
-        );
-        return Err(Errno::NO_DEVICE);
+    if descriptors::claim() {
+        return Ok(());
     }
+    // The process shares its parent's memory, or was forked without the C library's knowledge: the
+    // parent's threads may hold the locks in it.
+    tracing::warn!(
+        "a device is opened in a child that vfork or clone has made: it must execute a program first"
+    );
+    Err(Errno::NO_DEVICE)
+}
+
+/// Opens a device. The file of the descriptor is that of the card's doorbell registers, so that the
+/// system itself maps their pages.
+pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
+    prepare()?;
     let process = process();
-    let context = Arc::new(Context::new(process.cards.open(index)?, process.channels.clone())?);
-    descriptors::add(fd)?;
+    let open = process.cards.open(index)?;
+    let file = open.card.uar_file()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: the call accesses no memory of the process.
+    if !close_on_exec && unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0 {
+        return Err(Errno::last());
+    }
+    let context = Arc::new(Context::new(open, process.channels.clone())?);
+    descriptors::add(Kind::Card, fd)?;
     let stale = process.contexts.lock().insert(fd, context);
     // A device whose close the hooks did not see. Dropped after the lock is released, because its
     // objects close files.
     drop(stale);
+    // The program owns the descriptor from here on.
+    Ok(file.into_raw_fd())
+}
+
+/// Makes a duplicate of a descriptor the same device, channel or socket.
+pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
+    let kind = descriptors::kind(from).ok_or(Errno::BAD_FD)?;
+    descriptors::add(kind, to)?;
+    let process = process();
+    let mut contexts = process.contexts.lock();
+    let stale = contexts.get(&from).cloned().and_then(|context| contexts.insert(to, context));
+    drop(contexts);
+    // As in `open`.
+    drop(stale);
+    process.channels.duplicate(from, to);
     Ok(())
+}
+
+/// Makes a socket one of RDMA netlink.
+pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
+    prepare()?;
+    descriptors::add(Kind::Netlink, fd)
+}
+
+/// The card of a device, which then runs until the process ends: the program has seen its addresses.
+fn seen(index: usize) -> Option<Arc<OpenCard>> {
+    prepare().ok()?;
+    let process = process();
+    let card = process.cards.open(index).ok()?;
+    Some(process.seen.lock().entry(index).or_insert(card).clone())
+}
+
+/// The content of a file of sysfs that this process's card answers.
+pub(crate) fn content(index: usize, file: LiveFile) -> Option<String> {
+    if file.is_of_card() {
+        file.content(Some(&seen(index)?.card), None)
+    } else {
+        file.content(None, counters(index).as_ref())
+    }
+}
+
+/// The process's devices, as netlink shows them.
+pub(crate) struct View;
+
+impl netlink::Devices for View {
+    fn link_layers(&self) -> Result<Vec<LinkLayer>> {
+        devices_from_environment().map_err(|error| log::refuse(&error))
+    }
+
+    fn lid(&self, index: usize) -> u16 {
+        seen(index).map_or(0, |open| open.card.lid())
+    }
 }
 
 /// The open device of a file descriptor.
 pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
-    if !descriptors::is_ours(fd) {
+    if descriptors::kind(fd) != Some(Kind::Card) {
         return None;
     }
     process().contexts.lock().get(&fd).cloned()

@@ -24,6 +24,15 @@ impl Channels {
         drop(stale);
     }
 
+    /// Makes a duplicate of a channel's descriptor the same channel.
+    pub(crate) fn duplicate(&self, from: RawFd, to: RawFd) {
+        let mut by_fd = self.by_fd.lock();
+        let stale = by_fd.get(&from).cloned().and_then(|pipe| by_fd.insert(to, pipe));
+        drop(by_fd);
+        // As in `add`.
+        drop(stale);
+    }
+
     /// Removes a channel that the program is about to close. Completion queues keep their own
     /// reference to the pipe.
     pub(crate) fn remove(&self, fd: RawFd) {

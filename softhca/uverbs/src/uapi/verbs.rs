@@ -22,8 +22,6 @@ pub(crate) const QPT_UD: u64 = 4;
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
-/// `IB_UVERBS_PCF_IP_BASED_GIDS`.
-pub(crate) const PORT_IP_BASED_GIDS: u32 = 1 << 26;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
 /// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
