@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 mod processes;
 mod regions;
+mod srqs;
 
 /// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());
@@ -237,6 +238,17 @@ fn a_qp(parts: &mut Parts) -> CreateQp {
 }
 
 fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Result<u32, i32> {
+    create_qp_with(device, parts, kind, asked, |command| command)
+}
+
+/// As [`create_qp`], with attributes that `more` adds.
+fn create_qp_with(
+    device: &Device,
+    parts: &Parts,
+    kind: u32,
+    asked: &CreateQp,
+    more: impl FnOnce(Command) -> Command,
+) -> Result<u32, i32> {
     let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::new_zeroed() };
     let command = new(object::QP, method::CREATE)
         .handle(attr::HANDLE, 0)
@@ -251,7 +263,7 @@ fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Res
         .output(attr::QP_RESP_NUM, 4)
         .input(attr::UHW_IN, asked)
         .output(attr::UHW_OUT, 40);
-    let answer = command.run(device)?;
+    let answer = more(command).run(device)?;
     assert_ne!(answer.output::<u32>(attr::QP_RESP_NUM), 0);
     Ok(answer.created(attr::HANDLE))
 }
@@ -288,7 +300,7 @@ fn a_context_says_what_libmlx5_must_know() {
 fn what_is_not_there_is_said() {
     let device = Device::open();
     assert_eq!(write(4).run(&device).err(), Some(libc::EOPNOTSUPP));
-    assert_eq!(new(5, 0).run(&device).err(), Some(libc::EPROTONOSUPPORT), "shared receive queues");
+    assert_eq!(new(9, 0).run(&device).err(), Some(libc::EPROTONOSUPPORT), "flows");
     assert_eq!(new(object::PD, 99).run(&device).err(), Some(libc::EPROTONOSUPPORT));
     let port = |port| new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, port).run(&device);
     assert!(port(1).is_ok());
@@ -299,9 +311,14 @@ fn what_is_not_there_is_said() {
     };
     assert!(gid(0).is_ok());
     assert_eq!(gid(1).err(), Some(libc::ENODATA));
-    for (object, method) in
-        [(object::PD, 0), (object::MR, 1), (object::CQ, 1), (object::QP, 1), (object::AH, 0)]
-    {
+    for (object, method) in [
+        (object::PD, 0),
+        (object::MR, 1),
+        (object::CQ, 1),
+        (object::QP, 1),
+        (object::SRQ, 1),
+        (object::AH, 0),
+    ] {
         assert_eq!(destroy(&device, object, method, 77), Err(libc::EINVAL), "{object}");
     }
     // SAFETY: the path is a C string. There are at most 8 devices.

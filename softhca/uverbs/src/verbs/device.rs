@@ -47,6 +47,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         max_rq_desc_sz: 1024,
         max_send_wqebb: LIMITS.max_qp_wr,
         max_recv_wr: LIMITS.max_qp_wr,
+        max_srq_recv_wr: LIMITS.max_srq_entries,
         num_ports: 1,
         response_length: size_of::<AllocUcontextResp>() as u32,
         cqe_version: CQE_VERSION,
@@ -119,6 +120,10 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
         max_ah: i32::MAX as u32,
+        max_srq: LIMITS.max_srq,
+        // A list of entries has always one more than receives.
+        max_srq_wr: LIMITS.max_srq_entries - 1,
+        max_srq_sge: LIMITS.max_srq_sge,
         max_pkeys: 1,
         local_ca_ack_delay: 16,
         phys_port_cnt: PORT,

@@ -50,6 +50,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
         attr::QP_PD,
+        attr::QP_SRQ,
         attr::QP_SEND_CQ,
         attr::QP_RECV_CQ,
         attr::QP_USER_HANDLE,
@@ -132,6 +133,10 @@ fn config(
         pdn: objects.number(object::PD, request.handle(attr::QP_PD)?)?,
         send_cq: objects.number(object::CQ, request.handle(attr::QP_SEND_CQ)?)?,
         recv_cq: objects.number(object::CQ, request.handle(attr::QP_RECV_CQ)?)?,
+        srq: match request.has(attr::QP_SRQ) {
+            true => Some(objects.number(object::SRQ, request.handle(attr::QP_SRQ)?)?),
+            false => None,
+        },
         uar,
         // The receive queue comes first in the buffer.
         sq: (ring + receive_bytes) as *mut u8,
