@@ -167,11 +167,15 @@ fn reg_mr(device: &Device, pd_handle: u32, start: u64, length: u64, hca_va: u64)
 }
 
 fn create_cq(device: &Device, cqe: u32, asked: &CreateCq) -> Result<u32, i32> {
+    create_cq_on(device, 0, cqe, asked)
+}
+
+fn create_cq_on(device: &Device, vector: u32, cqe: u32, asked: &CreateCq) -> Result<u32, i32> {
     let command = new(object::CQ, method::CREATE)
         .handle(attr::HANDLE, 0)
         .number(attr::CQ_CQE, cqe)
         .attribute(attr::CQ_USER_HANDLE, 8, 0x1234)
-        .number(attr::CQ_COMP_VECTOR, 0)
+        .number(attr::CQ_COMP_VECTOR, vector)
         .output(attr::CQ_RESP_CQE, 4)
         .input(attr::UHW_IN, asked)
         .output(attr::UHW_OUT, 8);
@@ -249,7 +253,7 @@ fn create_qp_with(
     asked: &CreateQp,
     more: impl FnOnce(Command) -> Command,
 ) -> Result<u32, i32> {
-    let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::new_zeroed() };
+    let cap = QpCap { max_send_wr: 16, max_recv_wr: 10, max_recv_sge: 1, ..QpCap::new_zeroed() };
     let command = new(object::QP, method::CREATE)
         .handle(attr::HANDLE, 0)
         .handle(attr::QP_PD, parts.pd)
@@ -265,6 +269,7 @@ fn create_qp_with(
         .output(attr::UHW_OUT, 40);
     let answer = more(command).run(device)?;
     assert_ne!(answer.output::<u32>(attr::QP_RESP_NUM), 0);
+    assert_eq!(answer.output::<QpCap>(attr::QP_RESP_CAP).max_recv_wr, asked.rq_wqe_count);
     Ok(answer.created(attr::HANDLE))
 }
 
@@ -370,6 +375,7 @@ fn memory_that_is_not_there_is_a_fault() {
     assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 128, ..good }), Err(libc::EOPNOTSUPP));
     assert_eq!(create_cq(&device, u32::MAX, &good), Err(libc::EINVAL));
     assert_eq!(create_cq(&device, 0, &good), Err(libc::EINVAL));
+    assert_eq!(create_cq_on(&device, 1, 15, &good), Err(libc::EINVAL), "there is one completion vector");
     let good = a_qp(&mut parts);
     let refused = |asked: CreateQp| create_qp(&device, &parts, 2, &asked).unwrap_err();
     assert_eq!(refused(CreateQp { buf_addr: 4096, ..good }), libc::EFAULT);
@@ -436,6 +442,7 @@ fn attributes_of_a_queue_pair_come_back() {
         (1, 6, 1, 16)
     );
     assert_eq!((answer.dest.dgid[15], answer.dest.traffic_class), (9, 33));
+    assert_eq!((answer.max_recv_wr, answer.max_recv_sge), (16, 1), "what was given: 10 were asked for");
     let reset = ModifyQp { attr_mask: ibv::IBV_QP_STATE, ..none };
     assert_eq!(modify(reset), Ok(()));
     assert_eq!(modify(ModifyQp { qp_state: 3, ..reset }), Err(libc::EINVAL), "not from RESET");
