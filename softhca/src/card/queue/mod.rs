@@ -6,6 +6,7 @@ pub(crate) mod error;
 pub(crate) mod producer;
 pub(crate) mod receive;
 pub(crate) mod send;
+pub(crate) mod shared;
 mod umr;
 pub(crate) mod wait;
 pub(crate) mod wqe;

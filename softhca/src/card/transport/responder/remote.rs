@@ -63,7 +63,7 @@ impl Responder {
         check_access(header, total.max(length) as u64, Access::REMOTE_WRITE, step)?;
         let pieces = remote_memory(header, length as u64, Access::REMOTE_WRITE, step)?;
         let completes = header.has(LAST) && header.has(IMMEDIATE);
-        if completes && !self.queue.has_receive() {
+        if completes && !self.has_receive(step) {
             return Err(Stop::Nak(NakCode::ReceiverNotReady));
         }
         let copy = |targets: &[_], step: &mut Step<'_, '_>| {
@@ -81,8 +81,8 @@ impl Responder {
             return Err(Stop::no_access(step));
         }
         if completes {
-            let receive = self.queue.take().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
-            self.complete_receive(CqeOpcode::RespWriteImm, receive.index, header, step);
+            let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            self.complete_receive(CqeOpcode::RespWriteImm, receive.slot, header, step);
         } else {
             self.taken(header, None, step);
         }
