@@ -141,6 +141,31 @@ pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<Peer
     Ok(None)
 }
 
+/// A region whose client refuses it: every copy fails.
+#[derive(Debug)]
+struct Refused(PeerMemoryError);
+
+impl PeerRegion for Refused {
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), PeerMemoryError> {
+        Err(self.0.clone())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+        Err(self.0.clone())
+    }
+}
+
+/// Asks the clients for the memory of a queue. `None`: no client claims it, so it is the host's. A
+/// client that refuses its own memory fails at each access.
+pub(crate) fn acquire_queue(addr: u64, len: u64) -> Option<PeerMapping> {
+    if len == 0 {
+        return None;
+    }
+    acquire(addr, len, true).unwrap_or_else(|PeerFailure { client, error }| {
+        Some(PeerMapping::new(&client, Arc::new(Refused(error))))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

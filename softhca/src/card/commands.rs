@@ -1,15 +1,12 @@
 //! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, NUMBERS, QpAttributes, QpChange,
-    QpConfig, QpState, RegionConfig, WindowKind,
+    Address, CqAttributes, CqConfig, InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::Diagnostic;
 use super::engine::{Engine, Uar};
 use super::error::CardError;
-use super::memory::indirect::Indirect;
-use super::memory::region::{KeyTarget, Memory};
 use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
 use super::port::LinkLayer;
@@ -17,7 +14,6 @@ use super::queue::cq::Cq;
 use super::transport::qp::Qp;
 use super::transport::transition;
 use gdsync_sys::prm::doorbell;
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -61,90 +57,6 @@ impl Card {
             }
             Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
         })
-    }
-
-    /// Registers memory of this process or of a peer-memory client. Returns its key, local and
-    /// remote.
-    ///
-    /// # Errors
-    /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
-    ///
-    /// # Safety
-    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed
-    /// otherwise only in ways that tolerate a device's concurrent reads, and writes if the access
-    /// rights allow them.
-    pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
-        // Without the lock: populating pages takes time.
-        let memory = Memory::acquire(config)?;
-        self.add_key(config.pdn, KeyTarget::Memory(memory), config.tag)
-    }
-
-    fn add_key(&self, pdn: u32, target: KeyTarget, tag: Option<u8>) -> Result<u32, CardError> {
-        self.command(|engine| {
-            let users = engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))?;
-            let key = engine.resources.regions.register(pdn, target, tag);
-            let limit = LIMITS.max_mr;
-            let key = key.ok_or(CardError::TooMany { what: "memory regions", limit })?;
-            *users += 1;
-            Ok(key)
-        })
-    }
-
-    /// Registers other memory, another domain or other rights under the key of a region. The card
-    /// does not touch the former memory after this returns. The tag of `config` is ignored.
-    ///
-    /// # Errors
-    /// As [`Self::register_memory`]; nothing has changed then.
-    ///
-    /// # Safety
-    /// As [`Self::register_memory`].
-    pub unsafe fn reregister_memory(&self, key: u32, config: &RegionConfig) -> Result<(), CardError> {
-        let memory = Memory::acquire(config)?;
-        let former = self.command(|engine| {
-            engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
-            let replaced = engine.resources.regions.replace(key, config.pdn, memory);
-            let (pdn, former) = replaced.ok_or(missing(REGION, key))?;
-            leave(engine, pdn);
-            engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
-            Ok::<_, CardError>(former)
-        })?;
-        // Without the lock: a peer-memory client releases its region.
-        drop(former);
-        Ok(())
-    }
-
-    /// Allocates a memory window, which is not bound. Returns its remote key.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`], [`CardError::TooMany`].
-    pub fn alloc_window(&self, pdn: u32, kind: WindowKind) -> Result<u32, CardError> {
-        self.add_key(pdn, KeyTarget::Indirect(Mutex::new(Indirect::window(kind))), None)
-    }
-
-    /// Creates a key that refers to ranges of other keys. Returns it.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`], [`CardError::TooMany`].
-    pub fn create_key(&self, config: &KeyConfig<'_>) -> Result<u32, CardError> {
-        let indirect = KeyTarget::Indirect(Mutex::new(Indirect::key(config)));
-        self.add_key(config.pdn, indirect, Some(config.tag))
-    }
-
-    /// Deregisters memory, frees a memory window, or destroys a key that refers to others: after this
-    /// returns, the card does not touch it.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`].
-    pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
-        let memory = self.command(|engine| {
-            let found = engine.resources.regions.deregister(key);
-            let (pdn, memory) = found.ok_or(missing(REGION, key))?;
-            leave(engine, pdn);
-            Ok::<_, CardError>(memory)
-        })?;
-        // Without the lock: a peer-memory client releases its region.
-        drop(memory);
-        Ok(())
     }
 
     /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung: multiples
@@ -202,7 +114,7 @@ impl Card {
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec, ignore_overrun } = *config;
+        let CqConfig { ring, entries, dbrec, ignore_overrun, collapsed } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
             return Err(invalid("completion queue entries", entries, limit));
@@ -211,7 +123,7 @@ impl Card {
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
-            Cq::new(CqRing::new(ring, entries), consumer, arm, ignore_overrun)
+            Cq::new(CqRing::new(ring, entries, collapsed), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
             within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
@@ -382,7 +294,6 @@ impl Card {
 pub(super) const PD: &str = "protection domain";
 const CQ: &str = "completion queue";
 const QP: &str = "queue pair";
-const REGION: &str = "memory region";
 pub(super) const SRQ: &str = "shared receive queue";
 
 pub(super) fn missing(what: &'static str, number: u32) -> CardError {

@@ -44,6 +44,10 @@ pub struct Limits {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Ranges of a key that refers to other keys.
+    pub max_key_entries: u32,
+    /// Bytes of device memory.
+    pub device_memory: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Scatter/gather elements of a send: 63 segments, less control and remote address.
@@ -74,6 +78,8 @@ pub const LIMITS: Limits = Limits {
     max_cq: 1 << 16,
     max_cqe: 1 << 22,
     max_mr: 1 << 20,
+    max_key_entries: 1 << 16,
+    device_memory: 1 << 18,
     max_pd: 1 << 16,
     max_send_sge: 61,
     max_recv_sge: 64,
@@ -185,6 +191,8 @@ pub struct CqConfig {
     pub dbrec: *mut u32,
     /// The card overwrites entries that are not consumed, and never overruns.
     pub ignore_overrun: bool,
+    /// The card writes all entries to the first place of the ring.
+    pub collapsed: bool,
 }
 
 /// State of a completion queue.

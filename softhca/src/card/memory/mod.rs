@@ -8,6 +8,7 @@
 //! client's functions.
 
 pub(crate) mod copy;
+pub(crate) mod device;
 pub(crate) mod gather;
 pub(crate) mod indirect;
 pub(crate) mod mapped;

@@ -148,7 +148,7 @@ impl Region {
 }
 
 /// Keys that refer to keys, and so on.
-const MAX_DEPTH: usize = 4;
+pub(crate) const MAX_DEPTH: usize = 4;
 
 /// All memory regions of a card. A key is an index and a tag that changes when the index is reused,
 /// so a stale key names no region.

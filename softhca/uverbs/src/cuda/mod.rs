@@ -4,9 +4,12 @@
 //! the driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a
 //! kernel or a stream that waits for the card does not block the card.
 
-mod driver;
+pub(crate) mod driver;
+mod exports;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use exports::{exported, note};
 
 use driver::{CuContext, CuStream, Driver, memory_type};
 use parking_lot::Mutex;
