@@ -72,7 +72,10 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
         }
         (false, cookie) => Sink::File { file: Arc::downgrade(&file), cookie: cookie.unwrap_or(0) },
     };
-    let object = request.optional_number(attr::SUBSCRIBE_OBJECT)?;
+    let object = match request.has(attr::SUBSCRIBE_OBJECT) {
+        true => Some(request.handle(attr::SUBSCRIBE_OBJECT)?),
+        false => None,
+    };
     let allowed: &[u16] = if object.is_some() { &kind::OF_OBJECTS } else { &[kind::PORT_CHANGE] };
     if let Some(kind) = kinds.iter().find(|kind| !allowed.contains(kind)) {
         tracing::warn!(kind, has_object = object.is_some(), "there is no such event to subscribe to");
@@ -80,7 +83,6 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
     }
     // The port never changes.
     let Some(handle) = object else { return Ok(()) };
-    let handle = u32::try_from(handle).map_err(|_| Errno::INVALID)?;
     // The lock keeps the object until the subscription is there.
     let objects = context.objects.lock();
     let resource = objects.resource(object::DEVX_OBJ, handle)?;
