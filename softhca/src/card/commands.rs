@@ -24,7 +24,7 @@ use std::time::Instant;
 impl Card {
     /// A number that was not used for long: a late packet or completion must not reach a new
     /// object.
-    fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
+    pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
             if number >= FIRST_NUMBER && !taken(number) {
@@ -213,6 +213,10 @@ impl Card {
         };
         power("send queue blocks", config.sq_blocks)?;
         power("receive queue entries", config.rq_entries)?;
+        if config.rq_entries != 0 && config.srq.is_some() {
+            let limit = "0 beside a shared receive queue";
+            return Err(invalid("receive queue entries", config.rq_entries, limit));
+        }
         if config.rq_entries != 0 && (config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16)) {
             return Err(invalid("receive queue stride", config.rq_stride, "a multiple of 16"));
         }
@@ -230,6 +234,9 @@ impl Card {
                 engine.resources.cqs.get(&cqn).ok_or(missing(CQ, cqn))?;
             }
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
+            if let Some(srqn) = config.srq {
+                engine.resources.srqs.get(&srqn).ok_or(missing(SRQ, srqn))?;
+            }
             let qpn = self.number(|number| engine.qps.contains_key(&number));
             let uar = engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?;
             uar.qps.insert(qpn);
@@ -243,6 +250,9 @@ impl Card {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
             }
             engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
+            if let Some(srq) = config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
+                srq.users += 1;
+            }
             // SAFETY: the caller's.
             engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
@@ -313,25 +323,29 @@ impl Card {
             for cqn in [endpoint.config.send_cq, endpoint.config.recv_cq] {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
             }
+            if let Some(srq) = endpoint.config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
+                srq.users -= 1;
+            }
             leave(engine, endpoint.config.pdn);
             Ok(())
         })
     }
 }
 
-const PD: &str = "protection domain";
+pub(super) const PD: &str = "protection domain";
 const CQ: &str = "completion queue";
 const QP: &str = "queue pair";
+pub(super) const SRQ: &str = "shared receive queue";
 
-fn missing(what: &'static str, number: u32) -> CardError {
+pub(super) fn missing(what: &'static str, number: u32) -> CardError {
     CardError::NotFound { what, number }
 }
 
-fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
+pub(super) fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
     CardError::Invalid(InvalidValue { what, value: value.into(), limit })
 }
 
-fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
+pub(super) fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
     if count < limit as usize { Ok(()) } else { Err(CardError::TooMany { what, limit }) }
 }
 
@@ -345,6 +359,6 @@ fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> 
 }
 
 /// Removes an object from a protection domain.
-fn leave(engine: &mut Engine, pdn: u32) {
+pub(super) fn leave(engine: &mut Engine, pdn: u32) {
     engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }

@@ -29,12 +29,13 @@ pub mod fuzzing;
 mod memory;
 mod port;
 mod queue;
+mod shared_queues;
 mod transport;
 mod waits;
 
 pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, Transport,
+    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};

@@ -37,6 +37,7 @@ mod hostile;
 mod hosts;
 mod interface;
 mod peer;
+mod shared_queues;
 mod stopped_peers;
 mod transfers;
 mod waits;
@@ -150,6 +151,7 @@ impl TestQp {
             pdn,
             send_cq: cq.cqn,
             recv_cq: cq.cqn,
+            srq: None,
             uar: uar.id,
             sq,
             sq_blocks: blocks,

@@ -81,6 +81,9 @@ impl Routes {
             Event::QpRequestError { qpn } => (Resource::Qp(qpn), 2),
             Event::QpAccessError { qpn } => (Resource::Qp(qpn), 3),
             Event::CommunicationEstablished { qpn } => (Resource::Qp(qpn), 4),
+            Event::SrqError { srqn } => (Resource::Srq(srqn), 14),
+            Event::SrqLimit { srqn } => (Resource::Srq(srqn), 15),
+            Event::LastReceive { qpn } => (Resource::Qp(qpn), 16),
             other => return tracing::warn!(?other, "an event that programs do not receive"),
         };
         if let Some(route) = self.routes.lock().get_mut(&source) {

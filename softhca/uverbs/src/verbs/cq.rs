@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
@@ -48,6 +49,11 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
             "completion queues have entries of 64 bytes, neither compressed nor with timestamps"
         );
         return Err(Errno::NOT_SUPPORTED);
+    }
+    let vector = request.number32(attr::CQ_COMP_VECTOR)?;
+    if vector >= COMPLETION_VECTORS {
+        tracing::warn!(vector, COMPLETION_VECTORS, "there is no such completion vector");
+        return Err(Errno::INVALID);
     }
     let cqe = request.number32(attr::CQ_CQE)?;
     // libmlx5 allocates one entry more than the program asks for, rounded up.
