@@ -59,7 +59,7 @@ fn write_common(folder: &Path, device: u32, class: u32) -> io::Result<()> {
         ("revision", "0x00".to_owned()),
         ("irq", "0".to_owned()),
         ("enable", "1".to_owned()),
-        ("current_link_speed", "32.0 GT/s PCIe".to_owned()),
+        ("current_link_speed", "16.0 GT/s PCIe".to_owned()),
         ("max_link_speed", "32.0 GT/s PCIe".to_owned()),
         ("current_link_width", "16".to_owned()),
         ("max_link_width", "16".to_owned()),

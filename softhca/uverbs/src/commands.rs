@@ -46,7 +46,14 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::UAR, method::UAR_DESTROY) => {
             context.destroy(object::UAR, request.handle(attr::UAR_HANDLE)?).map(drop)
         }
-        (kind::DEVX | kind::DEVX_OBJ | kind::DEVX_UMEM, _) => devx::perform(context, request),
+        (
+            kind::DEVX
+            | kind::DEVX_OBJ
+            | kind::DEVX_UMEM
+            | kind::DEVX_ASYNC_CMD_FD
+            | kind::DEVX_ASYNC_EVENT_FD,
+            _,
+        ) => devx::perform(context, request),
         (object, method) => {
             tracing::info!(object, method, "a command that the software card does not have");
             Err(Errno::UNKNOWN)

@@ -7,40 +7,18 @@
 use crate::attributes::Request;
 use crate::commands;
 use crate::descriptors;
-use crate::errno::{Result, preserving};
+use crate::errno::preserving;
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{dm, uar};
+use define::returned;
 use files::live;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
 use std::os::fd::IntoRawFd;
 
-/// The value, or -1 with `errno` set.
-fn returned<T: From<i8>>(result: Result<T>) -> T {
-    result.unwrap_or_else(|errno| {
-        errno.set();
-        T::from(-1)
-    })
-}
-
-/// Defines C functions whose safety is that of the C library's function of the same name.
-macro_rules! c_functions {
-    ($($(#[$doc:meta])+ $name:ident($($argument:ident: $type:ty),+) -> $result:ty { $call:expr })+) => {
-        $(
-            $(#[$doc])+
-            ///
-            /// # Safety
-            /// As the C function.
-            #[cfg_attr(not(test), unsafe(no_mangle))]
-            pub unsafe extern "C" fn $name($($argument: $type),+) -> $result {
-                // SAFETY: the caller vouches for the arguments, as for those of the C function.
-                unsafe { $call }
-            }
-        )+
-    };
-}
-
+#[macro_use]
+mod define;
 pub mod cuda;
 pub mod duplicates;
 pub mod files;

@@ -1,6 +1,7 @@
 //! Duplicates of file descriptors: one of a device is the same device.
 
-use super::{next, returned};
+use super::define::returned;
+use super::next;
 use crate::descriptors;
 use crate::errno::preserving;
 use crate::process;

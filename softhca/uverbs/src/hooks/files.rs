@@ -1,6 +1,7 @@
 //! Files that programs name: those of devices are found in the private folder.
 
-use super::{next, returned};
+use super::define::returned;
+use super::next;
 use crate::errno::{Errno, Result, preserving};
 use crate::paths::{self, Private};
 use crate::process;

@@ -4,7 +4,8 @@
 //! So it binds, names itself and receives as any netlink socket does; only what it sends is taken
 //! here, and the answer comes from a socket of the library.
 
-use super::{next, returned};
+use super::define::returned;
+use super::next;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result, preserving};
 use crate::netlink;

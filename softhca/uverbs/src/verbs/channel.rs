@@ -14,7 +14,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let fd = theirs.as_raw_fd();
     request.answer_with(attr::CORE_OUT, &(fd as u32))?;
     descriptors::add(Kind::Card, fd)?;
-    context.channels.add(fd, pipe);
+    context.channels.completions.add(fd, pipe);
     // The program owns the descriptor from here on.
     let _ = theirs.into_raw_fd();
     Ok(())
