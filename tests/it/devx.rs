@@ -49,6 +49,11 @@ fn capabilities_are_those_that_verbs_tell() {
 }
 
 #[test]
+fn memory_of_every_kind_is_registered_bound_and_refused() {
+    succeeds("memory_of_every_kind_is_registered_bound_and_refused", "memory", true);
+}
+
+#[test]
 fn queues_made_by_commands_carry_a_thousand_writes() {
     succeeds("queues_made_by_commands_carry_a_thousand_writes", "traffic", true);
 }
