@@ -351,6 +351,9 @@ pub(crate) struct BenchOptions {
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) gpu: u32,
+    /// Where the words of `fanout` lie: the one that releases sends, and the one that the card writes
+    #[arg(long, value_enum, default_value_t = Words::Host)]
+    pub(crate) words: Words,
     /// Ranks of `alltoall`, 2 to 256, a thread each
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
     pub(crate) ranks: u32,
@@ -360,6 +363,15 @@ pub(crate) struct BenchOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Whose memory the words lie in that a card and a stream share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Words {
+    /// The host's
+    Host,
+    /// The GPU's
+    Gpu,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -53,7 +53,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let mut cut = Instant::now() + Duration::from_millis(random.below(CUT));
     let mut stopped = false;
     let collects = device.card_waits()?.queues;
-    let mut gather = collects.then(|| Gather::new(Random::new(random.next()))).transpose()?;
+    let mut gather = collects.then(|| Gather::new(Random::new(random.next()), &gpu)).transpose()?;
     while !side.is_done || side.others.len() < procs - 1 {
         let before = side.tally.operations;
         let mut worked = side.listen()?;

@@ -67,6 +67,8 @@ options! {
         /// promises stays. By default the stream waits for each queue itself. Where the card cannot
         /// wait, or waits for too much already, the stream does.
         collect_from: Option<u32> = None,
+        /// Whose memory that collector's word lies in: [`crate::qp::CollectorConfig::word`].
+        collect_in: Placement = Placement::Host,
         /// Every batch says when the stream has passed it, instead of one in many. That is a memory
         /// operation more for each that does not end with waits; but what the stream has passed is
         /// known without asking the driver, whatever has become of the stream since. (Copies of

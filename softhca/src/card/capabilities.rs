@@ -42,7 +42,7 @@ impl Card {
 
     fn general(&self, answer: &mut [u8]) {
         let is_ethernet = self.link_layer() == LinkLayer::Ethernet;
-        let waits = self.wait_rules().supported;
+        let (waits, cross_channel) = (self.wait_rules().supported, self.wait_rules().has_cross_channel());
         let numbers = [
             (cap::LOG_MAX_QP_SZ, LIMITS.max_qp_wr.ilog2()),
             (cap::LOG_MAX_QP, LIMITS.max_qp.ilog2()),
@@ -61,7 +61,7 @@ impl Card {
             (cap::ROCE, is_ethernet.into()),
             (cap::ATOMIC, 1),
             (cap::CQ_OI, 1),
-            (cap::CD, waits.into()),
+            (cap::CD, cross_channel.into()),
             (cap::UD, 1),
             (cap::UC, 1),
             (cap::RC, 1),

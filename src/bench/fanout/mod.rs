@@ -7,13 +7,15 @@ mod streams;
 
 use super::gpu::Gpu;
 use super::{Comparison, median, pair, print};
-use crate::cli::BenchOptions;
+use crate::cli::{BenchOptions, Words};
 use crate::failure::Failure;
 use crate::hca;
 use clock::Clocked;
+use gdsync::cuda::{GpuMemory, Placement};
+use gdsync::verbs::GpuMemoryRegion;
 use gdsync::{
-    Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Trigger,
-    WorkRequest,
+    Access, Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream,
+    Trigger, WorkRequest,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -50,9 +52,15 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let results = match Gpu::new(options.gpu) {
-        Ok(gpu) => measure(options, gpu.name()?, || Ok(CudaStream::new(gpu.context.new_stream()?)?)),
-        Err(_) => measure(options, "a software stream".to_owned(), || Ok(SoftStream::new()?)),
+    let results = match (Gpu::new(options.gpu), options.words) {
+        (Ok(gpu), words) => {
+            let word = (words == Words::Gpu).then_some(&gpu);
+            measure(options, gpu.name()?, word, || Ok(CudaStream::new(gpu.context.new_stream()?)?))
+        }
+        (Err(_), Words::Host) => {
+            measure(options, "a software stream".to_owned(), None, || Ok(SoftStream::new()?))
+        }
+        (Err(error), Words::Gpu) => Err(error),
     }?;
     let heading = format!("{}, DOORBELLS {}", results.on, results.doorbells);
     let cells = |row: &Row| {
@@ -68,9 +76,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 fn measure<B: Clocked>(
     options: &BenchOptions,
     on: String,
+    words_in: Option<&Gpu>,
     backend: impl Fn() -> Result<B, Failure>,
 ) -> Result<Results, Failure> {
-    let mut bench = Bench::new(options, [backend()?, backend()?])?;
+    let mut bench = Bench::new(options, words_in, [backend()?, backend()?])?;
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
         bench.gather(peers)?;
@@ -115,16 +124,25 @@ struct Bench<B: Clocked> {
 }
 
 impl<B: Clocked> Bench<B> {
-    fn new(options: &BenchOptions, backends: [B; 2]) -> Result<Self, Failure> {
+    /// `words_in`: the GPU whose memory the words lie in, else the host's.
+    fn new(options: &BenchOptions, words_in: Option<&Gpu>, backends: [B; 2]) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
+        let (trigger, arrivals) = match words_in {
+            None => (Trigger::new(&pd)?, Placement::Host),
+            Some(gpu) => {
+                let memory = GpuMemory::allocate(&gpu.context, size_of::<u64>())?;
+                let region = GpuMemoryRegion::register(&pd, memory, Access::empty())?;
+                (Trigger::in_gpu_region(&region, 0)?, Placement::Gpu(options.gpu))
+            }
+        };
         Ok(Bench {
-            trigger: Trigger::new(&pd)?,
+            trigger,
             pd,
             port,
             by_word: Vec::new(),
             by_doorbells: Vec::new(),
-            streams: Streams::new(backends)?,
+            streams: Streams::new(backends, arrivals)?,
             posts: options.posts,
         })
     }
