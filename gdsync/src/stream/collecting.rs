@@ -48,7 +48,7 @@ impl StreamCollector {
     ) -> Option<Collecting> {
         match self.from {
             None => None,
-            Some(from) => self.decide(from.max(2), descriptors, stream),
+            Some(from) => self.decide(from.max(1), descriptors, stream),
         }
     }
 

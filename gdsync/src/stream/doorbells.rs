@@ -62,7 +62,7 @@ options! {
         /// Whose memory the word lies in by which the stream tells how far it has come. The CPU
         /// looks at it often.
         timeline: Placement = Placement::Host,
-        /// In a batch, runs of waits for completions of at least that many queues (2 or more) are the
+        /// In a batch, runs of waits for completions of at least that many queues are the
         /// card's: a [`crate::Collector`] waits for them, and the stream for one word. What a wait
         /// promises stays. By default the stream waits for each queue itself. Where the card cannot
         /// wait, or waits for too much already, the stream does.

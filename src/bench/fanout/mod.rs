@@ -7,15 +7,14 @@ mod streams;
 
 use super::gpu::Gpu;
 use super::{Comparison, median, pair, print};
-use crate::cli::{BenchOptions, Words};
+use crate::cli::{BenchOptions, Memory};
 use crate::failure::Failure;
 use crate::hca;
 use clock::Clocked;
-use gdsync::cuda::{GpuMemory, Placement};
-use gdsync::verbs::GpuMemoryRegion;
+use gdsync::cuda::Placement;
 use gdsync::{
-    Access, Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream,
-    Trigger, WorkRequest,
+    Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Trigger,
+    WorkRequest,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -52,15 +51,15 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let results = match (Gpu::new(options.gpu), options.words) {
-        (Ok(gpu), words) => {
-            let word = (words == Words::Gpu).then_some(&gpu);
-            measure(options, gpu.name()?, word, || Ok(CudaStream::new(gpu.context.new_stream()?)?))
+    let results = match (Gpu::new(options.gpu), options.arrivals) {
+        (Ok(gpu), memory) => {
+            let arrivals = if memory == Memory::Gpu { Placement::Gpu(options.gpu) } else { Placement::Host };
+            measure(options, gpu.name()?, arrivals, || Ok(CudaStream::new(gpu.context.new_stream()?)?))
         }
-        (Err(_), Words::Host) => {
-            measure(options, "a software stream".to_owned(), None, || Ok(SoftStream::new()?))
+        (Err(_), Memory::Host) => {
+            measure(options, "a software stream".to_owned(), Placement::Host, || Ok(SoftStream::new()?))
         }
-        (Err(error), Words::Gpu) => Err(error),
+        (Err(error), Memory::Gpu) => Err(error),
     }?;
     let heading = format!("{}, DOORBELLS {}", results.on, results.doorbells);
     let cells = |row: &Row| {
@@ -76,10 +75,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 fn measure<B: Clocked>(
     options: &BenchOptions,
     on: String,
-    words_in: Option<&Gpu>,
+    arrivals: Placement,
     backend: impl Fn() -> Result<B, Failure>,
 ) -> Result<Results, Failure> {
-    let mut bench = Bench::new(options, words_in, [backend()?, backend()?])?;
+    let mut bench = Bench::new(options, arrivals, [backend()?, backend()?])?;
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
         bench.gather(peers)?;
@@ -124,20 +123,12 @@ struct Bench<B: Clocked> {
 }
 
 impl<B: Clocked> Bench<B> {
-    /// `words_in`: the GPU whose memory the words lie in, else the host's.
-    fn new(options: &BenchOptions, words_in: Option<&Gpu>, backends: [B; 2]) -> Result<Self, Failure> {
+    /// `arrivals`: where the word lies that the card writes.
+    fn new(options: &BenchOptions, arrivals: Placement, backends: [B; 2]) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
-        let (trigger, arrivals) = match words_in {
-            None => (Trigger::new(&pd)?, Placement::Host),
-            Some(gpu) => {
-                let memory = GpuMemory::allocate(&gpu.context, size_of::<u64>())?;
-                let region = GpuMemoryRegion::register(&pd, memory, Access::empty())?;
-                (Trigger::in_gpu_region(&region, 0)?, Placement::Gpu(options.gpu))
-            }
-        };
         Ok(Bench {
-            trigger,
+            trigger: Trigger::new(&pd)?,
             pd,
             port,
             by_word: Vec::new(),

@@ -37,7 +37,7 @@ pub(super) struct Streams<B: Clocked> {
 
 impl<B: Clocked> Streams<B> {
     pub(super) fn new([collecting, plain]: [B; 2], arrivals: Placement) -> Result<Self, Failure> {
-        let options = StreamOptions::default().collect_from(Some(2)).collect_in(arrivals);
+        let options = StreamOptions::default().collect_from(Some(1)).collect_in(arrivals);
         let plain = Stream::new(plain)?;
         Ok(Streams {
             collecting: Stream::with_options(collecting, options)?,
