@@ -313,7 +313,7 @@ pub(crate) struct ExplainOptions {
     pub(crate) example: Option<Example>,
     /// Have the card wait for runs of waits for at least so many completion queues, and the stream
     /// for one word [default: the stream waits for each; 2 for the example `card`]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..), allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_hyphen_values = true)]
     pub(crate) collect_from: Option<u32>,
     /// Only what it becomes where nothing is merged
     #[arg(long)]
@@ -351,6 +351,9 @@ pub(crate) struct BenchOptions {
     /// The GPU to measure on
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) gpu: u32,
+    /// Where the word of `fanout` lies that the card writes for completions
+    #[arg(long, value_enum, default_value_t = Memory::Host)]
+    pub(crate) arrivals: Memory,
     /// Ranks of `alltoall`, 2 to 256, a thread each
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256), allow_hyphen_values = true)]
     pub(crate) ranks: u32,
@@ -360,6 +363,15 @@ pub(crate) struct BenchOptions {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Whose memory something lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Memory {
+    /// The host's
+    Host,
+    /// The GPU's
+    Gpu,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

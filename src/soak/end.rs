@@ -16,6 +16,7 @@ use super::tally::Tally;
 use super::traffic::Traffic;
 use super::wire::{Taken, Wire};
 use crate::failure::Failure;
+use gdsync::qp::MasterConfig;
 use gdsync::verbs::Transport;
 use gdsync::{Device, Endpoint, PreparedWait, ProtectionDomain, Trigger};
 use std::fmt;
@@ -89,7 +90,8 @@ impl Role {
     fn trigger(&self, together: &Together, pd: &ProtectionDomain) -> Result<Option<Trigger>, Failure> {
         Ok(match (self.link % 16, &together.trigger) {
             (1 | 9, Some(trigger)) => Some(trigger.clone()),
-            (5 | 7 | 11, Some(_)) => Some(Trigger::new(pd)?),
+            (5 | 7, Some(_)) => Some(Trigger::new(pd)?),
+            (11, Some(_)) => Some(mastered(pd)?),
             _ => None,
         })
     }
@@ -101,6 +103,11 @@ impl Role {
             _ => Queues::Own,
         }
     }
+}
+
+/// A trigger with a master.
+pub(super) fn mastered(pd: &ProtectionDomain) -> Result<Trigger, Failure> {
+    Ok(Trigger::new(pd)?.with_master(MasterConfig::default())?)
 }
 
 pub(super) struct End {

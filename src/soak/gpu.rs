@@ -2,9 +2,11 @@
 
 use super::region::Place;
 use crate::failure::Failure;
+use gdsync::cuda::Placement;
 use gdsync::cudarc::driver::{CudaContext, CudaFunction};
 use gdsync::cudarc::nvrtc::Ptx;
 use gdsync::memop::MemOpStream;
+use gdsync::stream::StreamOptions;
 use gdsync::{CudaStream, SoftStream, Stream, cuda};
 use std::process::Command;
 use std::sync::Arc;
@@ -81,10 +83,24 @@ impl Gpu {
 
     /// A stream that posts.
     pub(super) fn stream(&self) -> Result<AnyStream, Failure> {
+        Ok(Stream::new(self.backend()?)?)
+    }
+
+    /// A stream whose waits the card collects, from two queues on.
+    pub(super) fn collecting(&self, in_gpu_memory: bool) -> Result<AnyStream, Failure> {
+        let word = match self {
+            Gpu::Cuda(context, _) if in_gpu_memory => Placement::Gpu(u32::try_from(context.ordinal())?),
+            _ => Placement::Host,
+        };
+        let options = StreamOptions::default().collect_from(Some(2)).collect_in(word);
+        Ok(Stream::with_options(self.backend()?, options)?)
+    }
+
+    fn backend(&self) -> Result<Box<dyn MemOpStream>, Failure> {
         let backend: Box<dyn MemOpStream> = match self {
             Gpu::None | Gpu::StandIn => Box::new(SoftStream::new()?),
             Gpu::Cuda(context, _) => Box::new(CudaStream::new(context.new_stream()?)?),
         };
-        Ok(Stream::new(backend)?)
+        Ok(backend)
     }
 }

@@ -444,6 +444,7 @@ fn is_for_now(error: &QueueError) -> bool {
                 | QueueFull::ReceiveQueue { .. }
                 | QueueFull::CompletionQueue { .. }
                 | QueueFull::Stream(_)
+                | QueueFull::Master { .. }
         ) | QueueError::State(StateError::Failed { .. })
     )
 }

@@ -1,6 +1,6 @@
 //! A process of a soak: its ends of the links, one after the other, again and again.
 
-use super::end::{End, Role, Together};
+use super::end::{End, Role, Together, mastered};
 use super::gather::Gather;
 use super::gpu::Gpu;
 use super::mesh::{Mesh, Message};
@@ -53,7 +53,7 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
     let mut cut = Instant::now() + Duration::from_millis(random.below(CUT));
     let mut stopped = false;
     let collects = device.card_waits()?.queues;
-    let mut gather = collects.then(|| Gather::new(Random::new(random.next()))).transpose()?;
+    let mut gather = collects.then(|| Gather::new(Random::new(random.next()), &gpu)).transpose()?;
     while !side.is_done || side.others.len() < procs - 1 {
         let before = side.tally.operations;
         let mut worked = side.listen()?;
@@ -106,7 +106,12 @@ pub(super) fn work(assignment: &Assignment, tally: &mut Tally) -> Result<(), Fai
 /// A trigger, where the card waits for it, and two queues for the ends that share them, where there
 /// are some.
 fn together(device: &Device, pd: &ProtectionDomain, roles: &[Role]) -> Result<Together, Failure> {
-    let trigger = device.card_waits()?.data.then(|| Trigger::new(pd)).transpose()?;
+    let waits = device.card_waits()?;
+    let trigger = match (waits.data, waits.queues) {
+        (true, true) => Some(mastered(pd)?),
+        (true, false) => Some(Trigger::new(pd)?),
+        (false, _) => None,
+    };
     let sharing = roles.iter().filter(|role| role.shares_queues()).count() as u32;
     let queue = |depth: u32| CompletionQueue::new(device, sharing * 2 * depth).map(Hub::new);
     let queues = (sharing > 0).then(|| Ok::<_, Failure>((queue(DEPTH)?, queue(RECEIVES as u32)?)));

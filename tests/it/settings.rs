@@ -21,7 +21,7 @@ const WRONG: [(&str, &str, &str); 9] = [
     (
         "SOFTHCA_WAITS",
         "on",
-        "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off and errors-hold",
+        "SOFTHCA_WAITS is `on`: `on` is none of its words, which are off, no-cd and errors-hold",
     ),
     ("SOFTHCA_DEVICES", "99", "SOFTHCA_DEVICES is `99`: it is neither a number from 1 to 8 nor a list"),
     (

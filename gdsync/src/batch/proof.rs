@@ -150,7 +150,7 @@ impl Case {
         let triggers = (0..QUEUES).map(|queue_pair| trigger(queue_pair, choices.below(4))).collect();
         // Tickets wrap, and the halves of a word.
         let first_ticket = [1, 1, u64::from(u32::MAX), u64::MAX - 1][choices.below(4)];
-        let collect_from = [None, Some(2), Some(2), Some(3), Some(4)][choices.below(5)];
+        let collect_from = [None, Some(1), Some(2), Some(3), Some(4)][choices.below(5)];
         let mut case = Case {
             caps,
             streams: Default::default(),

@@ -1,13 +1,19 @@
 //! Collectors: queues in which the card waits for many completions, and then writes one word.
 
-use crate::memop::{Place, Word64};
+use crate::cuda::{GpuMemory, Placement};
+use crate::memop::{Named, Place};
+use crate::qp::card_word::CardWord;
 use crate::qp::checker::{CHECKER, start_checker};
 use crate::qp::{CompletionQueueInner, PreparedWait, QueuePair, QueuePairConfig, QueuePairInner};
 use crate::queue::send::CardWait;
 use crate::queue::{QueueError, RequestError, StateError, WorkRequest};
+use crate::util::options::options;
 use crate::util::poller::{Polled, Task};
 use crate::verbs::device::DeviceInner;
-use crate::verbs::{Access, ConnectOptions, Device, Error, MemoryRegion, ProtectionDomain, QueuePairError};
+use crate::verbs::{
+    Access, ConnectOptions, DEFAULT_PORT, Device, Error, GpuMemoryRegion, MemoryRegion, ProtectionDomain,
+    QueuePairError,
+};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,8 +70,7 @@ pub struct Collector {
 
 #[derive(Debug)]
 pub(crate) struct CollectorInner {
-    word: Word64,
-    region: MemoryRegion,
+    word: CardWord,
     pub(crate) device: Arc<DeviceInner>,
     pd: ProtectionDomain,
     port: u8,
@@ -78,6 +83,9 @@ struct State {
     writer: Writer,
     /// The newest number.
     newest: u64,
+    /// The word has reached this number, as far as the CPU knows. (It looks at its completions: to
+    /// read a word of GPU memory takes it too long.)
+    reached: u64,
     /// What the word has not reached, oldest first.
     awaited: VecDeque<Awaited>,
     /// The library's thread looks at it.
@@ -110,22 +118,38 @@ struct Awaited {
 /// be of.
 pub(crate) type Entry<'a> = (&'a Arc<CompletionQueueInner>, u32, &'a [Arc<QueuePairInner>]);
 
+options! {
+    /// How a [`Collector`] is made.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub struct CollectorConfig
+    /// On port 1, with the arrival word in memory of the host.
+    default {
+        /// The port of the device, from 1 on.
+        port: u8 = DEFAULT_PORT,
+        /// Whose memory the arrival word lies in. A GPU waits for a word of its own memory in less
+        /// time than for one of the host's. PCI Express orders no writes to different places: what
+        /// arrives in other memory than that GPU's may show after the word.
+        word: Placement = Placement::Host,
+    }
+}
+
 impl Collector {
-    /// A collector on port 1 of a device.
+    /// A collector as [`CollectorConfig::default`] says.
     ///
     /// # Errors
-    /// As [`Self::on_port`].
+    /// As [`Self::with_config`].
     pub fn new(device: &Device) -> Result<Self, Error> {
-        Self::on_port(device, crate::verbs::DEFAULT_PORT)
+        Self::with_config(device, CollectorConfig::default())
     }
 
-    /// A collector on a port of a device, in a protection domain of its own.
+    /// A collector on a device, in a protection domain of its own.
     ///
     /// # Errors
     /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits); those of
-    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`];
-    /// [`Error::Thread`].
-    pub fn on_port(device: &Device, port: u8) -> Result<Self, Error> {
+    /// [`ProtectionDomain::new`], [`MemoryRegion::allocate`] and [`QueuePair::new`], and for a word in
+    /// GPU memory [`Error::Cuda`] and those of [`GpuMemoryRegion::register`]; [`Error::Thread`].
+    pub fn with_config(device: &Device, config: CollectorConfig) -> Result<Self, Error> {
         if !device.card_waits()?.queues {
             return Err(Error::QueuePair(QueuePairError::NoCardWaits {
                 device: device.inner.name.to_owned(),
@@ -134,19 +158,22 @@ impl Collector {
         }
         start_checker()?;
         let pd = ProtectionDomain::new(device)?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = MemoryRegion::allocate(&pd, size_of::<u64>(), access)?;
-        let word = region.word64(0)?;
-        let queue_pair = queue_pair(&pd, port)?;
-        let (writer, newest, awaited, watched) = (Writer::Card, 0, VecDeque::new(), false);
-        let state = Mutex::new(State { queue_pair, writer, newest, awaited, watched });
+        let word = arrival_word(&pd, config.word)?;
+        let state = Mutex::new(State {
+            queue_pair: queue_pair(&pd, config.port)?,
+            writer: Writer::Card,
+            newest: 0,
+            reached: 0,
+            awaited: VecDeque::new(),
+            watched: false,
+        });
         let device = pd.inner.device.clone();
-        Ok(Collector { inner: Arc::new(CollectorInner { word, region, device, pd, port, state }) })
+        Ok(Collector { inner: Arc::new(CollectorInner { word, device, pd, port: config.port, state }) })
     }
 
     /// The arrival word: the number of the newest [`Self::collect`] whose completions are all there.
     /// Wait for it with [`Condition::Geq`](crate::memop::Condition::Geq).
-    pub fn word(&self) -> &Word64 {
+    pub fn word(&self) -> &CardWord {
         &self.inner.word
     }
 
@@ -166,6 +193,22 @@ impl Collector {
     }
 }
 
+/// An arrival word, which is 0.
+fn arrival_word(pd: &ProtectionDomain, placement: Placement) -> Result<CardWord, Error> {
+    let (access, len) = (Access::LOCAL_WRITE | Access::REMOTE_WRITE, size_of::<u64>());
+    let word = match placement {
+        Placement::Host | Placement::StandIn => {
+            CardWord::in_region(&MemoryRegion::allocate(pd, len, access)?, 0)?
+        }
+        Placement::Gpu(ordinal) => {
+            let memory = GpuMemory::allocate(&crate::cuda::context(ordinal)?, len)?;
+            CardWord::in_gpu_region(&GpuMemoryRegion::register(pd, memory, access)?, 0)?
+        }
+    };
+    word.store(0)?;
+    Ok(word)
+}
+
 /// A queue pair, and its sequence number now.
 fn numbered(queue_pair: &Arc<QueuePairInner>) -> (Arc<QueuePairInner>, u32) {
     (queue_pair.clone(), queue_pair.psn.load(Ordering::Relaxed))
@@ -182,12 +225,12 @@ fn queue_pair(pd: &ProtectionDomain, port: u8) -> Result<QueuePair, Error> {
 impl CollectorInner {
     /// The arrival word, for a stream.
     pub(crate) fn place(&self) -> Place {
-        self.word.clone().into()
+        self.word.place()
     }
 
     /// Whether the card can wait for that many entries more.
     pub(crate) fn has_room(&self, entries: usize) -> bool {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         state.retire();
         let requests = u32::try_from(entries + 1).unwrap_or(u32::MAX);
         let own = &state.queue_pair.inner;
@@ -214,7 +257,7 @@ impl CollectorInner {
                 .map(|(queue, index, _)| CardWait::Entry { cqn: queue.number(), index: *index })
                 .collect();
             let bytes = number.to_ne_bytes();
-            let write = WorkRequest::write_inline(&bytes, self.region.remote()).wr_id(number);
+            let write = WorkRequest::write_inline(&bytes, self.word.remote()).wr_id(number);
             match state.queue_pair.inner.post_behind(&waits, &write) {
                 // The collector's own queue: the library's thread notices, and writes the number.
                 Ok(()) | Err(QueueError::State(StateError::Failed { .. })) => {}
@@ -236,11 +279,33 @@ impl CollectorInner {
 }
 
 impl State {
-    /// Frees the places of what the card has done.
-    fn retire(&self) {
+    /// Frees the places of what the card has done, and sees which number it has written.
+    fn retire(&mut self) {
         while let Ok(Some(completion)) = self.queue_pair.inner.send_cq.poll() {
-            if let Err(error) = completion.status {
-                tracing::debug!(%error, number = completion.wr_id, "a collector's write did not go");
+            match completion.status {
+                Ok(()) => self.reached = completion.wr_id,
+                Err(error) => {
+                    tracing::debug!(%error, number = completion.wr_id, "a collector's write did not go");
+                }
+            }
+        }
+    }
+
+    /// The card writes nothing more: the CPU goes on where it has stopped. What the card has written
+    /// may have been flushed all the same, and the word never goes back.
+    fn take_over(&mut self, word: &CardWord) {
+        match word.load() {
+            Ok(number) => (self.reached, self.writer) = (self.reached.max(number), Writer::Cpu),
+            Err(error) => tracing::debug!(%error, "an arrival word cannot be read; the CPU tries again"),
+        }
+    }
+
+    /// The CPU writes a number.
+    fn write(&mut self, word: &CardWord, number: u64) {
+        match word.store(number) {
+            Ok(()) => self.reached = number,
+            Err(error) => {
+                tracing::debug!(%error, number, "an arrival word cannot be written; the CPU tries again")
             }
         }
     }
@@ -287,11 +352,10 @@ impl Task for Watch {
 
 impl State {
     fn look(&mut self, collector: &CollectorInner, past: &mut Vec<Awaited>) -> Polled {
-        let reached = collector.word.load();
-        while self.awaited.front().is_some_and(|front| front.number <= reached) {
+        self.retire();
+        while self.awaited.front().is_some_and(|front| front.number <= self.reached) {
             past.extend(self.awaited.pop_front());
         }
-        self.retire();
         let own_failure = self.queue_pair.failure().is_some();
         let Some(front) = self.awaited.front_mut() else {
             self.watched = false;
@@ -316,10 +380,13 @@ impl State {
             Writer::Card => {}
             // Its own write that was under way is past once everything has been flushed.
             Writer::Leaving if self.queue_pair.inner.send().outstanding().entries == 0 => {
-                self.writer = Writer::Cpu;
+                self.take_over(&collector.word);
             }
             Writer::Leaving => {}
-            Writer::Cpu if front.has_come() => collector.word.store(front.number),
+            Writer::Cpu if front.has_come() => {
+                let number = front.number;
+                self.write(&collector.word, number);
+            }
             Writer::Cpu => {}
         }
         if past.is_empty() { Polled::Nothing } else { Polled::Progress }
@@ -330,6 +397,34 @@ impl State {
 mod tests {
     use super::*;
     use crate::qp::testing::LONG;
+
+    #[test]
+    fn without_a_new_queue_the_cpu_counts() {
+        let device = Device::software().unwrap();
+        let pd = ProtectionDomain::new(&device).unwrap();
+        let peer = queue_pair(&pd, DEFAULT_PORT).unwrap();
+        let mut collector = Collector::new(&device).unwrap();
+        // No queue can be made there.
+        Arc::get_mut(&mut collector.inner).unwrap().port = 200;
+        collector.inner.state.lock().queue_pair.abort().unwrap();
+        for number in 1..=5 {
+            peer.post_send(WorkRequest::nop()).unwrap();
+            let wait = peer.send_cq().prepare_wait().unwrap();
+            assert_eq!(collector.collect([wait]).unwrap(), number);
+            reaches(&collector, number);
+            assert_eq!(crate::qp::testing::poll(&peer.send_cq()).status, Ok(()));
+            assert!(collector.inner.state.lock().writer != Writer::Card || number == 1);
+        }
+    }
+
+    /// Waits until the word has reached a number.
+    fn reaches(collector: &Collector, number: u64) {
+        let start = Instant::now();
+        while collector.word().load().unwrap() < number {
+            assert!(start.elapsed() < LONG, "number {number} never comes");
+            std::thread::yield_now();
+        }
+    }
 
     #[test]
     fn a_collector_goes_on_though_its_own_queue_has_failed() {
@@ -345,11 +440,7 @@ mod tests {
             peer.post_send(WorkRequest::nop()).unwrap();
             let wait = peer.send_cq().prepare_wait().unwrap();
             assert_eq!(collector.collect([wait]).unwrap(), number);
-            let start = Instant::now();
-            while collector.word().load() < number {
-                assert!(start.elapsed() < LONG, "number {number} never comes");
-                std::thread::yield_now();
-            }
+            reaches(&collector, number);
             assert_eq!(crate::qp::testing::poll(&peer.send_cq()).status, Ok(()));
         }
     }

@@ -26,6 +26,7 @@
 //! Of two completion queues, the one at the lower address comes first. The lock of a peer map is
 //! innermost, but for calls of the CUDA driver. A software card has one lock, its engine's.
 
+pub(crate) mod card_word;
 pub(crate) mod checked;
 pub(crate) mod checker;
 pub(crate) mod collector;
@@ -52,8 +53,9 @@ pub(crate) mod wait;
 
 pub(crate) use cq::CompletionQueueInner;
 
+pub use card_word::CardWord;
 pub use checked::CheckedWait;
-pub use collector::Collector;
+pub use collector::{Collector, CollectorConfig};
 pub use config::{CompletionQueueConfig, QueuePairConfig};
 pub use cq::CompletionQueue;
 pub use prepared::PreparedSend;

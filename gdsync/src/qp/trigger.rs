@@ -5,8 +5,9 @@ mod master;
 pub(crate) use master::Master;
 pub use master::MasterConfig;
 
-use crate::memop::{GpuWord64, Named, Place, Word64};
+use crate::memop::{Named, Place};
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::card_word::CardWord;
 use crate::queue::send::{Before, CardWait, LastPost};
 use crate::queue::{OrderError, QueueError};
 use crate::verbs::{
@@ -75,26 +76,9 @@ pub(crate) struct TriggerInner {
     /// Whose queue waits for the word, in the place of the sends' own. Above the word's region: it is
     /// destroyed first.
     pub(crate) master: Option<Master>,
-    word: Word,
-    lkey: u32,
-    /// The word's address, as the card knows it.
-    addr: u64,
+    word: CardWord,
     pub(crate) pd: Arc<ProtectionDomainInner>,
     state: Mutex<Tickets>,
-    /// Keeps the word registered.
-    _region: Region,
-}
-
-#[derive(Debug)]
-enum Word {
-    Host(Word64),
-    Gpu(GpuWord64),
-}
-
-#[derive(Debug)]
-enum Region {
-    Host { _region: MemoryRegion },
-    Gpu { _region: GpuMemoryRegion },
 }
 
 /// Which tickets are out.
@@ -128,10 +112,7 @@ impl Trigger {
     /// [`Error::Word`] where the offset is not aligned to 8 bytes or lies outside;
     /// [`QueuePairError::NoCardWaits`](crate::verbs::QueuePairError::NoCardWaits).
     pub fn in_region(region: &MemoryRegion, offset: usize) -> Result<Self, Error> {
-        let word = region.word64(offset)?;
-        word.store(wait::word(0));
-        let (lkey, addr, pd) = (region.lkey(), word.addr().get(), region.inner.pd.clone());
-        Self::with(Word::Host(word), lkey, addr, pd, Region::Host { _region: region.clone() })
+        Self::with(CardWord::in_region(region, offset)?)
     }
 
     /// A trigger in GPU memory, at a byte offset: kernels of that GPU store to it in less time than
@@ -140,27 +121,19 @@ impl Trigger {
     /// # Errors
     /// As [`Self::in_region`]; [`Error::Cuda`] where the driver cannot write the word.
     pub fn in_gpu_region(region: &GpuMemoryRegion, offset: usize) -> Result<Self, Error> {
-        let word = GpuWord64::new(region.memory(), offset)?;
-        word.store(wait::word(0))?;
-        let (lkey, addr, pd) = (region.lkey(), word.address(), region.inner.pd.clone());
-        Self::with(Word::Gpu(word), lkey, addr, pd, Region::Gpu { _region: region.clone() })
+        Self::with(CardWord::in_gpu_region(region, offset)?)
     }
 
-    fn with(
-        word: Word,
-        lkey: u32,
-        addr: u64,
-        pd: Arc<ProtectionDomainInner>,
-        region: Region,
-    ) -> Result<Self, Error> {
+    fn with(word: CardWord) -> Result<Self, Error> {
+        let pd = word.protection_domain().inner;
         if !pd.device.card_waits()?.data {
             return Err(Error::QueuePair(QueuePairError::NoCardWaits {
                 device: pd.device.name.to_owned(),
                 what: "words in memory",
             }));
         }
-        let state = Mutex::default();
-        let inner = TriggerInner { master: None, word, lkey, addr, pd, state, _region: region };
+        word.store(wait::word(0))?;
+        let inner = TriggerInner { master: None, word, pd, state: Mutex::default() };
         Ok(Trigger { inner: Arc::new(inner) })
     }
 
@@ -218,7 +191,7 @@ impl Trigger {
 
     /// The address of the word: the host's, or in GPU memory the GPU's.
     pub fn address(&self) -> u64 {
-        self.inner.addr
+        self.inner.word.address()
     }
 
     /// Releases a ticket, and all below it, by the CPU. Does nothing where the word is there or
@@ -236,10 +209,8 @@ impl Trigger {
 impl TriggerInner {
     /// Stores a ticket, unless the word has reached it. The caller holds the lock.
     fn raise(&self, ticket: u64) -> Result<(), Error> {
-        match &self.word {
-            Word::Host(word) if is_behind(word.load(), ticket) => word.store(wait::word(ticket)),
-            Word::Gpu(word) if is_behind(word.load()?, ticket) => word.store(wait::word(ticket))?,
-            _ => {}
+        if is_behind(self.word.load()?, ticket) {
+            self.word.store(wait::word(ticket))?;
         }
         Ok(())
     }
@@ -248,19 +219,13 @@ impl TriggerInner {
     /// stream tells only now and then; in GPU memory it takes the driver to look at it.
     fn in_the_way<'a>(&self, state: &'a Tickets) -> Option<&'a LastPost> {
         let last = state.last_post.as_ref()?;
-        let is_written = match &self.word {
-            Word::Host(word) => !is_behind(word.load(), state.posted),
-            Word::Gpu(_) => false,
-        };
+        let is_written = self.word.peek().is_some_and(|word| !is_behind(word, state.posted));
         (!is_written && !last.timeline.has_passed(last.point)).then_some(last)
     }
 
     /// The word, for a stream.
     pub(crate) fn place(&self) -> Place {
-        match &self.word {
-            Word::Host(word) => word.place(),
-            Word::Gpu(word) => word.place(),
-        }
+        self.word.place()
     }
 
     /// The next ticket, and the WAIT for it. The caller holds the lock of the send queue, or of the
@@ -275,7 +240,7 @@ impl TriggerInner {
 
     /// The WAIT for a ticket.
     pub(crate) fn wait_for(&self, ticket: u64) -> CardWait {
-        CardWait::Ticket { lkey: self.lkey, addr: self.addr, ticket }
+        CardWait::Ticket { lkey: self.word.lkey(), addr: self.word.address(), ticket }
     }
 
     /// The send of a ticket was dropped, or could not be prepared: no one releases it any more.

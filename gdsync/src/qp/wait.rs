@@ -1,7 +1,7 @@
 //! A prepared wait: the right to have a stream wait for one completion.
 
-use crate::memop::Word64;
 use crate::memory::timeline::{Timeline, TimelinePoint};
+use crate::qp::card_word::CardWord;
 use crate::qp::checked::Checked;
 use crate::qp::collector::Entry;
 use crate::qp::{CompletionQueueInner, QueuePairInner};
@@ -57,7 +57,7 @@ pub struct PreparedWait {
     pub(crate) checked: Option<Checked>,
     /// Once posted, where a collector waits for the entry: the word at which the stream looks instead.
     /// Its memory has to stay until the stream has passed, whatever becomes of the collector.
-    arrival: Option<Word64>,
+    arrival: Option<CardWord>,
 }
 
 impl PreparedWait {
@@ -137,7 +137,7 @@ impl PreparedWait {
         &mut self,
         timeline: &Arc<Timeline>,
         point: TimelinePoint,
-        arrival: Option<Word64>,
+        arrival: Option<CardWord>,
     ) {
         (self.point, self.arrival) = (Some(point), arrival);
         let mut completions = self.cq.lock();

@@ -62,11 +62,13 @@ options! {
         /// Whose memory the word lies in by which the stream tells how far it has come. The CPU
         /// looks at it often.
         timeline: Placement = Placement::Host,
-        /// In a batch, runs of waits for completions of at least that many queues (2 or more) are the
+        /// In a batch, runs of waits for completions of at least that many queues are the
         /// card's: a [`crate::Collector`] waits for them, and the stream for one word. What a wait
         /// promises stays. By default the stream waits for each queue itself. Where the card cannot
         /// wait, or waits for too much already, the stream does.
         collect_from: Option<u32> = None,
+        /// Whose memory that collector's word lies in: [`crate::qp::CollectorConfig::word`].
+        collect_in: Placement = Placement::Host,
         /// Every batch says when the stream has passed it, instead of one in many. That is a memory
         /// operation more for each that does not end with waits; but what the stream has passed is
         /// known without asking the driver, whatever has become of the stream since. (Copies of

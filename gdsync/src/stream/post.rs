@@ -122,7 +122,7 @@ impl<B: MemOpStream> Stream<B> {
             proxied: Arc::default(),
             ops: Vec::new(),
             planner: Planner::default(),
-            collector: StreamCollector::new(options.collect_from),
+            collector: StreamCollector::new(options.collect_from, options.collect_in),
             spare: Arc::default(),
         };
         if options.always_signal {
@@ -192,7 +192,7 @@ impl<B: MemOpStream> Stream<B> {
                 past.extend(self.reap(&mut state));
             }
             let mut planner = std::mem::take(&mut state.planner);
-            planner.collecting = state.collector.collecting(rest.as_slice());
+            planner.collecting = state.collector.collecting(rest.as_slice(), &self.backend);
             let plan = planner.plan(rest.as_slice(), &self.caps, !unmerged);
             // A batch that is one submission is not copied.
             let mut chunk: Vec<Descriptor> = if plan.count == rest.len() {

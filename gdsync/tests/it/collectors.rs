@@ -2,7 +2,9 @@
 //! releases it where work fails.
 
 use crate::fan::{Fan, connect};
+use gdsync::cuda::Placement;
 use gdsync::memop::{Condition, Word32};
+use gdsync::qp::MasterConfig;
 use gdsync::queue::RequestError;
 use gdsync::stream::StreamOptions;
 use gdsync::verbs::QueuePairError;
@@ -42,8 +44,8 @@ fn collecting(from: u32) -> Stream<SoftStream> {
 /// Waits until the word has reached a number.
 fn reaches(collector: &Collector, number: u64) {
     let deadline = Instant::now() + LONG;
-    while collector.word().load() < number {
-        assert!(Instant::now() < deadline, "the arrival word stands at {}", collector.word().load());
+    while collector.word().load().unwrap() < number {
+        assert!(Instant::now() < deadline, "the arrival word stands at {}", collector.word().load().unwrap());
         std::thread::yield_now();
     }
 }
@@ -77,6 +79,21 @@ fn short_runs_and_unmerged_batches_are_the_streams() {
 }
 
 #[test]
+fn a_stream_that_cannot_have_a_collector_waits_for_each_queue() {
+    let peers = Fan::new(3, None);
+    // There is no such GPU; or a software stream does not reach its memory.
+    for ordinal in [0, 1000] {
+        let options = StreamOptions::default().collect_from(Some(2)).collect_in(Placement::Gpu(ordinal));
+        let stream = Stream::with_options(SoftStream::new().unwrap(), options).unwrap();
+        for number in 1..=2 {
+            assert_eq!(stream.post(step(&peers, number)).unwrap().operations, 1 + 3 + 1);
+            synchronize(&stream);
+            all_complete(&peers, number);
+        }
+    }
+}
+
+#[test]
 fn a_stream_stands_until_the_last_completion_has_come() {
     let peers = Fan::new(4, None);
     let stream = collecting(2);
@@ -106,10 +123,10 @@ fn a_kernel_or_a_graph_may_wait_for_the_word_itself() {
     let waits = (0..3).map(|peer| peers.left(peer).send_cq().prepare_wait().unwrap());
     let number = collector.collect(waits.collect::<Vec<_>>()).unwrap();
     std::thread::sleep(SHORT);
-    assert!(collector.word().load() < number);
+    assert!(collector.word().load().unwrap() < number);
     peers.trigger.release(tickets[1]).unwrap();
     std::thread::sleep(SHORT);
-    assert!(collector.word().load() < number);
+    assert!(collector.word().load().unwrap() < number);
     peers.trigger.release(tickets[2]).unwrap();
     reaches(&collector, number);
     let stream = soft();
@@ -218,7 +235,7 @@ fn what_a_collector_cannot_wait_for_is_refused() {
         }
     };
     assert!(matches!(error, QueueError::Full(_)), "{error}");
-    assert!(collected > 100 && collector.word().load() == 0);
+    assert!(collected > 100 && collector.word().load().unwrap() == 0);
     left.abort().unwrap();
     reaches(&collector, collected);
 }
@@ -260,6 +277,27 @@ fn where_the_card_does_not_wait_the_stream_does() {
         for queue in [left.send_cq(), right.recv_cq()] {
             assert_eq!(poll(&queue).status, Ok(()));
         }
+    }
+}
+
+#[test]
+fn a_card_may_wait_for_words_and_not_for_queues() {
+    if !with_waits("a_card_may_wait_for_words_and_not_for_queues", "no-cd") {
+        return;
+    }
+    let fan = Fan::new(3, None);
+    let waits = fan.device.card_waits().unwrap();
+    assert!(waits.data && !waits.queues);
+    let refused = Trigger::new(&fan.pd).unwrap().with_master(MasterConfig::default()).unwrap_err();
+    assert!(matches!(refused, Error::QueuePair(QueuePairError::NoMasters { .. })), "{refused}");
+    assert!(refused.to_string().contains("SEND_EN"), "{refused}");
+    let refused = Collector::new(&fan.device).unwrap_err();
+    assert!(matches!(refused, Error::QueuePair(QueuePairError::NoCardWaits { .. })), "{refused}");
+    let stream = collecting(2);
+    for number in 1..=3 {
+        assert_eq!(stream.post(step(&fan, number)).unwrap().operations, 1 + 3 + 1);
+        synchronize(&stream);
+        all_complete(&fan, number);
     }
 }
 

@@ -71,7 +71,7 @@ fn threads_release_steps_and_wait_for_their_arrival() {
     let trigger = steps.trigger.for_kernels(&Cpu::new()).unwrap();
     let collector = steps.collector.for_kernels(&Cpu::new()).unwrap();
     assert_eq!(trigger, TriggerData { word: steps.trigger.address() });
-    assert_eq!(collector, CollectorData { word: steps.collector.word().addr().get() });
+    assert_eq!(collector, CollectorData { word: steps.collector.word().address() });
     assert_eq!((size_of_val(&trigger), size_of_val(&collector)), (8, 8));
     for step in 1..=200u64 {
         let (ticket, number) = steps.prepare();
@@ -108,7 +108,7 @@ fn steps_are_prepared_ahead_and_released_one_after_the_other() {
             for peer in 0..PEERS {
                 steps.source.word64(8 * peer).unwrap().store(step << 8 | peer as u64);
             }
-            assert_eq!(steps.collector.word().load(), step - 1);
+            assert_eq!(steps.collector.word().load().unwrap(), step - 1);
             calls.release(&trigger, ticket);
             assert_eq!(calls.wait_arrivals(&collector, number, LONG), Ended::Ok);
             for peer in 0..PEERS {

@@ -27,6 +27,7 @@ mod failure_recovery;
 mod failures;
 mod fan;
 mod gpu;
+mod gpu_collector;
 mod gpu_device;
 mod gpu_failure_model;
 mod gpu_failures;

@@ -88,7 +88,7 @@ impl Card {
 
     fn general(&self, answer: &mut [u8]) {
         let is_ethernet = self.link_layer() == LinkLayer::Ethernet;
-        let waits = self.wait_rules().supported;
+        let (waits, cross_channel) = (self.wait_rules().supported, self.wait_rules().has_cross_channel());
         let numbers = [
             (cap::LOG_MAX_QP_SZ, LIMITS.max_qp_wr.ilog2()),
             (cap::LOG_MAX_QP, LIMITS.max_qp.ilog2()),
@@ -112,7 +112,7 @@ impl Card {
             (cap::LOG_MAX_KLM_LIST_SIZE, LIMITS.max_key_entries.ilog2()),
             (cap::PG, 1),
             (cap::CQ_OI, 1),
-            (cap::CD, waits.into()),
+            (cap::CD, cross_channel.into()),
             (cap::UD, 1),
             (cap::UC, 1),
             (cap::RC, 1),

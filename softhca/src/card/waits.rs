@@ -9,6 +9,7 @@ use std::str::FromStr;
 /// | word | rule |
 /// |---|---|
 /// | `off` | [`WaitRules::supported`] is false |
+/// | `no-cd` | [`WaitRules::cross_channel`] is false |
 /// | `errors-hold` | [`WaitRules::errors_count`] is false |
 pub const WAITS_VARIABLE: &str = "SOFTHCA_WAITS";
 
@@ -23,6 +24,9 @@ pub struct WaitRules {
     /// The card has WAIT and SEND_EN, and its capabilities say so. Without, it is like cards before
     /// ConnectX-7: such work requests fail. Default: true.
     pub supported: bool,
+    /// The card has WAIT for completion queues and SEND_EN (capability `cd`), and not only WAIT for
+    /// words and times, which has capabilities of its own. Default: true.
+    pub cross_channel: bool,
     /// An error entry counts for WAIT for a completion queue as any other. Without, no entry from the
     /// first error entry on meets such a WAIT. Default: true: the modifier of that WAIT is named
     /// `CQ_PI` (DPDK's `mlx5_prm.h`), after the producer index, which counts all entries; what
@@ -32,7 +36,7 @@ pub struct WaitRules {
 
 impl Default for WaitRules {
     fn default() -> Self {
-        WaitRules { supported: true, errors_count: true }
+        WaitRules { supported: true, cross_channel: true, errors_count: true }
     }
 }
 
@@ -44,11 +48,23 @@ impl FromStr for WaitRules {
         for word in text.split([',', ' ']).filter(|word| !word.is_empty()) {
             match word {
                 "off" => rules.supported = false,
+                "no-cd" => rules.cross_channel = false,
                 "errors-hold" => rules.errors_count = false,
-                _ => return Err(format!("`{word}` is none of its words, which are off and errors-hold")),
+                _ => {
+                    return Err(format!(
+                        "`{word}` is none of its words, which are off, no-cd and errors-hold"
+                    ));
+                }
             }
         }
         Ok(rules)
+    }
+}
+
+impl WaitRules {
+    /// The card has WAIT for completion queues and SEND_EN.
+    pub fn has_cross_channel(&self) -> bool {
+        self.supported && self.cross_channel
     }
 }
 
@@ -76,9 +92,16 @@ mod tests {
     #[test]
     fn words_switch_rules_off_and_others_are_refused() {
         let parse = |text: &str| text.parse::<WaitRules>();
-        assert_eq!(parse(""), Ok(WaitRules { supported: true, errors_count: true }));
-        assert_eq!(parse("off"), Ok(WaitRules { supported: false, errors_count: true }));
-        assert_eq!(parse(" errors-hold, off"), Ok(WaitRules { supported: false, errors_count: false }));
+        let all = WaitRules::default();
+        assert_eq!(parse(""), Ok(all));
+        assert_eq!(parse("off"), Ok(WaitRules { supported: false, ..all }));
+        assert_eq!(parse("no-cd"), Ok(WaitRules { cross_channel: false, ..all }));
+        assert_eq!(
+            parse(" errors-hold, off"),
+            Ok(WaitRules { supported: false, errors_count: false, ..all })
+        );
+        assert!(all.has_cross_channel());
+        assert!(!parse("no-cd").unwrap().has_cross_channel() && !parse("off").unwrap().has_cross_channel());
         assert!(parse("on").unwrap_err().contains("`on` is none of its words"));
     }
 }

@@ -7,10 +7,11 @@ mod streams;
 
 use super::gpu::Gpu;
 use super::{Comparison, median, pair, print};
-use crate::cli::BenchOptions;
+use crate::cli::{BenchOptions, Memory};
 use crate::failure::Failure;
 use crate::hca;
 use clock::Clocked;
+use gdsync::cuda::Placement;
 use gdsync::{
     Batch, ConnectOptions, CudaStream, ProtectionDomain, QueuePair, QueuePairConfig, SoftStream, Trigger,
     WorkRequest,
@@ -50,9 +51,15 @@ struct Row {
 }
 
 pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
-    let results = match Gpu::new(options.gpu) {
-        Ok(gpu) => measure(options, gpu.name()?, || Ok(CudaStream::new(gpu.context.new_stream()?)?)),
-        Err(_) => measure(options, "a software stream".to_owned(), || Ok(SoftStream::new()?)),
+    let results = match (Gpu::new(options.gpu), options.arrivals) {
+        (Ok(gpu), memory) => {
+            let arrivals = if memory == Memory::Gpu { Placement::Gpu(options.gpu) } else { Placement::Host };
+            measure(options, gpu.name()?, arrivals, || Ok(CudaStream::new(gpu.context.new_stream()?)?))
+        }
+        (Err(_), Memory::Host) => {
+            measure(options, "a software stream".to_owned(), Placement::Host, || Ok(SoftStream::new()?))
+        }
+        (Err(error), Memory::Gpu) => Err(error),
     }?;
     let heading = format!("{}, DOORBELLS {}", results.on, results.doorbells);
     let cells = |row: &Row| {
@@ -68,9 +75,10 @@ pub(super) fn run(options: &BenchOptions) -> Result<(), Failure> {
 fn measure<B: Clocked>(
     options: &BenchOptions,
     on: String,
+    arrivals: Placement,
     backend: impl Fn() -> Result<B, Failure>,
 ) -> Result<Results, Failure> {
-    let mut bench = Bench::new(options, [backend()?, backend()?])?;
+    let mut bench = Bench::new(options, arrivals, [backend()?, backend()?])?;
     let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for peers in SIZES {
         bench.gather(peers)?;
@@ -115,7 +123,8 @@ struct Bench<B: Clocked> {
 }
 
 impl<B: Clocked> Bench<B> {
-    fn new(options: &BenchOptions, backends: [B; 2]) -> Result<Self, Failure> {
+    /// `arrivals`: where the word lies that the card writes.
+    fn new(options: &BenchOptions, arrivals: Placement, backends: [B; 2]) -> Result<Self, Failure> {
         let (device, port) = hca::open(options.hca.as_ref())?;
         let pd = ProtectionDomain::new(&device)?;
         Ok(Bench {
@@ -124,7 +133,7 @@ impl<B: Clocked> Bench<B> {
             port,
             by_word: Vec::new(),
             by_doorbells: Vec::new(),
-            streams: Streams::new(backends)?,
+            streams: Streams::new(backends, arrivals)?,
             posts: options.posts,
         })
     }

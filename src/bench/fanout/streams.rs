@@ -2,6 +2,7 @@
 
 use super::clock::Clocked;
 use crate::failure::Failure;
+use gdsync::cuda::Placement;
 use gdsync::memop::{Condition, Word32};
 use gdsync::stream::StreamOptions;
 use gdsync::{Batch, PinnedMemory, Stream};
@@ -35,10 +36,11 @@ pub(super) struct Streams<B: Clocked> {
 }
 
 impl<B: Clocked> Streams<B> {
-    pub(super) fn new([collecting, plain]: [B; 2]) -> Result<Self, Failure> {
+    pub(super) fn new([collecting, plain]: [B; 2], arrivals: Placement) -> Result<Self, Failure> {
+        let options = StreamOptions::default().collect_from(Some(1)).collect_in(arrivals);
         let plain = Stream::new(plain)?;
         Ok(Streams {
-            collecting: Stream::with_options(collecting, StreamOptions::default().collect_from(Some(2)))?,
+            collecting: Stream::with_options(collecting, options)?,
             marks: [B::mark(&plain)?, B::mark(&plain)?],
             plain,
             gate: Word32::new(&PinnedMemory::allocate(size_of::<u32>())?, 0)?,

@@ -36,7 +36,9 @@ fn what_was_preloaded_stays_preloaded_behind_the_card() {
 fn the_command_carries_its_library() {
     let (temporary, other) = (Folder::new("carried"), Folder::new("installed"));
     let copy = other.path().join("gdsync");
-    std::fs::copy(env!("CARGO_BIN_EXE_gdsync"), &copy).unwrap();
+    // By a process of its own: a file that this process writes is busy while another test forks.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gdsync")).arg(&copy).status().unwrap();
+    assert!(copied.success());
     let mut command = Command::new(copy);
     command.args(["soft", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exec cat /proc/self/maps"]);
     command.current_dir("/").env("TMPDIR", temporary.path()).env_remove("LD_PRELOAD");

@@ -1,6 +1,7 @@
 //! The parser of work requests that wait, or that release another queue.
 
 use super::error::WqeError;
+use crate::card::waits::WaitRules;
 use gdsync_sys::prm::UnknownCode;
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wait::{IndexSeg, Kind, WaitAction, WaitDataSeg, WaitOperation};
@@ -18,6 +19,19 @@ pub(crate) enum Wait {
     Time(WaitDataSeg),
     /// Nothing: it releases the blocks before `index` of a queue pair.
     SendEnable { qpn: u32, index: u16 },
+}
+
+impl Wait {
+    /// Refuses what a card with these rules does not have.
+    pub(crate) fn check(&self, ctrl: &CtrlSeg, rules: WaitRules) -> Result<(), WqeError> {
+        let has = match self {
+            Wait::Data(_) | Wait::Time(_) => rules.supported,
+            Wait::Completions { .. } | Wait::SendEnable { .. } => rules.has_cross_channel(),
+        };
+        let missing =
+            || malformed("opcode", format!("{ctrl}: this card has no such work requests (SOFTHCA_WAITS)"));
+        if has { Ok(()) } else { Err(missing()) }
+    }
 }
 
 fn malformed(field: &'static str, message: String) -> WqeError {

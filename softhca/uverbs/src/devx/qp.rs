@@ -45,7 +45,7 @@ pub(super) fn create(
     check_length(input, qp::BYTES)?;
     let asked = &input[qp::CONTEXT..qp::CONTEXT + qpc::BYTES];
     let transport = transport_of(qpc::ST.get8(asked))?;
-    let waits = context.card().wait_rules().supported;
+    let cross_channel = context.card().wait_rules().has_cross_channel();
     for (field, most, limit) in [
         (qpc::WQ_SIGNATURE, 0, "no signatures of work-queue entries (wq_signature 0)"),
         (
@@ -54,11 +54,15 @@ pub(super) fn create(
             "doorbells of the program: with a record or without (send_dbr_mode 0 or 1)",
         ),
         (qpc::CD_SLAVE_RECEIVE, 0, "no receives that another queue releases (cd_slave_receive 0)"),
-        (qpc::CD_MASTER, waits.into(), "no master of other queues, as the card has no waits (cd_master 0)"),
+        (
+            qpc::CD_MASTER,
+            cross_channel.into(),
+            "no master of other queues, as the card has no SEND_EN (cd_master 0)",
+        ),
         (
             qpc::CD_SLAVE_SEND,
-            waits.into(),
-            "no slave of other queues, as the card has no waits (cd_slave_send 0)",
+            cross_channel.into(),
+            "no slave of other queues, as the card has no SEND_EN (cd_slave_send 0)",
         ),
     ] {
         if field.get8(asked) > most {

@@ -174,3 +174,20 @@ fn a_card_without_waits_refuses_them() {
     let wqe = entry(&pair, Kind::Data, reached(&word, 0).as_bytes());
     fails(&mut pair, &wqe, Syndrome::LocalQpOperation, "opcode");
 }
+
+#[test]
+fn a_card_without_cross_channel_waits_for_words_alone() {
+    for kind in [Kind::Completions, Kind::SendEnable] {
+        let mut pair = pair();
+        pair.card.set_wait_rules(WaitRules { cross_channel: false, ..WaitRules::default() });
+        let wqe = entry(&pair, kind, IndexSeg::new(0, pair.left.cq.cqn).as_bytes());
+        fails(&mut pair, &wqe, Syndrome::LocalQpOperation, "opcode");
+    }
+    let mut pair = pair();
+    pair.card.set_wait_rules(WaitRules { cross_channel: false, ..WaitRules::default() });
+    let word = word_region(&pair);
+    push_wait(&mut pair.left, Kind::Data, reached(&word, 0).as_bytes(), CtrlFlags::CQ_UPDATE);
+    ring(&pair.left);
+    pair.run();
+    success(pair.left.cq.poll());
+}

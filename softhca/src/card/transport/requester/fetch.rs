@@ -44,8 +44,6 @@ impl Requester {
         let index = entry.first as u16;
         let blocks = u32::from(ctrl.ds()).div_ceil(4);
         let qpn = step.endpoint.qpn;
-        let waits_are_missing =
-            !step.context.waits.supported && matches!(ctrl.opcode(), Ok(Opcode::Wait | Opcode::SendEnable));
         let mut broken = |field, message| {
             step.report(Some(index), field, message);
             Err(Syndrome::LocalQpOperation)
@@ -66,13 +64,15 @@ impl Requester {
             )
         } else if ctrl.qpn() != qpn {
             broken("qpn", format!("the control segment says {:#x}", ctrl.qpn()))
-        } else if waits_are_missing {
-            broken("opcode", format!("{ctrl}: this card has no work requests that wait (SOFTHCA_WAITS)"))
         } else {
             self.queue.read_rest(&mut entry, blocks);
             let body = &entry.bytes[size_of::<CtrlSeg>()..usize::from(ctrl.ds()) * SEGMENT];
             let parsed = wqe::parse(&ctrl, body, step.endpoint.config.transport);
-            parsed.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
+            let had = parsed.and_then(|work| match &work.wait {
+                Some(wait) => wait.check(&ctrl, step.context.waits).map(|()| work),
+                None => Ok(work),
+            });
+            had.and_then(|work| route::check(work, step.context.port)).map_err(|error| {
                 step.report(Some(index), error.field, error.message);
                 error.syndrome
             })
