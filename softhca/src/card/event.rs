@@ -29,6 +29,8 @@ pub enum Event {
         /// Its number.
         qpn: u32,
     },
+    /// A management datagram arrived. [`Card::take_management`](super::Card::take_management) returns it.
+    Management,
     /// The first packet arrived while the queue pair was in RTR.
     CommunicationEstablished {
         /// Its number.

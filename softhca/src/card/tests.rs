@@ -36,6 +36,7 @@ mod faults;
 mod hostile;
 mod hosts;
 mod interface;
+mod management;
 mod peer;
 mod stopped_peers;
 mod transfers;

@@ -194,7 +194,7 @@ impl Routes {
             Event::QpAccessError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_ACCESS_ERR),
             Event::CommunicationEstablished { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_COMM_EST),
             // No queue is armed through this front: it has no completion channels.
-            Event::Completion { .. } => return,
+            Event::Completion { .. } | Event::Management => return,
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {

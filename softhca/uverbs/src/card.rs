@@ -3,11 +3,12 @@
 use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::events::routes::Routes;
+use crate::events::wake::Wake;
 use crate::log;
 use parking_lot::Mutex;
-use softhca::card::{Card, LinkLayer};
+use softhca::card::{Card, Event, LinkLayer};
 use softhca::devices::devices_from_environment;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A running card, and the routes of its events.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct OpenCard {
 #[derive(Debug, Default)]
 pub(crate) struct Cards {
     running: Mutex<Vec<Weak<OpenCard>>>,
+    /// Raised when a management datagram arrives, once there is an agent for them.
+    pub(crate) management: Arc<OnceLock<Wake>>,
 }
 
 impl Cards {
@@ -38,8 +41,12 @@ impl Cards {
         }
         let routes = Arc::new(Routes::default());
         cuda::register();
-        let sink = routes.clone();
-        let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
+        let (sink, management) = (routes.clone(), self.management.clone());
+        let deliver = move |event| match event {
+            Event::Management => _ = management.get().map(Wake::raise),
+            event => sink.deliver(event),
+        };
+        let card = Card::start(link, Box::new(deliver))?;
         let card = Arc::new(OpenCard { card, routes, index });
         running[index] = Arc::downgrade(&card);
         Ok(card)

@@ -4,7 +4,7 @@
 //! answer takes no lock, because code that holds a lock of this library may itself touch files.
 
 use crate::errno::{Errno, Result};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Devices and channels have file descriptors below this limit.
@@ -48,6 +48,28 @@ pub(crate) fn add(fd: RawFd) -> Result<()> {
     let (word, mask) = bit(fd).ok_or(Errno(libc::EMFILE))?;
     word.fetch_or(mask, Ordering::AcqRel);
     Ok(())
+}
+
+/// Marks a new file that the library hands to the program, with the flags of the call that opens it.
+pub(crate) fn adopt(fd: &OwnedFd, flags: i32) -> Result<()> {
+    add(fd.as_raw_fd())?;
+    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    let set = |command: i32, value: i32| {
+        // SAFETY: the call changes flags of the file only.
+        unsafe { libc::fcntl(fd.as_raw_fd(), command, value) }
+    };
+    if set(libc::F_SETFD, close_on_exec) < 0 || set(libc::F_SETFL, flags & libc::O_NONBLOCK) < 0 {
+        remove(fd.as_raw_fd());
+        return Err(Errno::last());
+    }
+    Ok(())
+}
+
+/// Whether calls on the program's file do not wait.
+pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
+    // SAFETY: the call accesses no memory of the process.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
 /// Removes the mark: the program is about to close the file.

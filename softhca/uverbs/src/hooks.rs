@@ -11,12 +11,14 @@ use crate::errno::{Errno, Result, preserving};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::uar;
-use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
+use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
 /// The path of a device, without its number.
 const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
+/// The path of the connection manager.
+const CM_PATH: &CStr = c"/dev/infiniband/rdma_cm";
 /// The file that stands in for a device: a character device, as libibverbs requires. The stand-in
 /// for sysfs has its device number.
 const STAND_IN: &CStr = c"/dev/null";
@@ -45,6 +47,16 @@ unsafe fn device_of(path: *const c_char) -> Option<usize> {
     (index < softhca::devices::MAX_DEVICES).then_some(index)
 }
 
+/// Whether a path names the connection manager.
+///
+/// # Safety
+/// As [`device_of`].
+unsafe fn is_cm(path: *const c_char) -> bool {
+    // The comparison ends at the first byte that differs, or at the end of a string.
+    // SAFETY: the caller vouches for `path`.
+    !path.is_null() && unsafe { libc::strcmp(path, CM_PATH.as_ptr()) } == 0
+}
+
 /// The value, or -1 with `errno` set.
 fn returned<T: From<i8>>(result: Result<T>) -> T {
     result.unwrap_or_else(|errno| {
@@ -70,6 +82,8 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     // SAFETY: the caller vouches for `path`.
     match unsafe { device_of(path) } {
         Some(index) => returned(preserving(|| open_device(index, flags))),
+        // SAFETY: the caller vouches for `path`.
+        None if unsafe { is_cm(path) } => returned(preserving(|| process::open_cm(flags))),
         // SAFETY: the caller vouches for the arguments.
         None => unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int },
     }
@@ -79,10 +93,22 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
 /// As `fstatat(2)`.
 unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
     // SAFETY: the caller vouches for `path`.
-    let path = if unsafe { device_of(path) }.is_some() { STAND_IN.as_ptr() } else { path };
+    let path = if unsafe { device_of(path).is_some() || is_cm(path) } { STAND_IN.as_ptr() } else { path };
     // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is
     // the kernel's.
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, path, buffer, flags) as c_int }
+}
+
+/// # Safety
+/// As `fstat(2)`.
+unsafe fn stat_open(fd: c_int, buffer: *mut libc::stat) -> c_int {
+    if process::cm_file(fd).is_some() {
+        // A pipe for the kernel, and a character device for librdmacm.
+        // SAFETY: the path is a C string; the caller vouches for the buffer.
+        return unsafe { stat_any(libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) };
+    }
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int }
 }
 
 /// # Safety
@@ -174,6 +200,34 @@ c_functions! {
     /// `fstatat(2)`.
     fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
         stat_any(directory, path, buffer, flags)
+    }
+
+    /// `fstat(2)`. The connection manager has the attributes of its stand-in.
+    fstat(fd: c_int, buffer: *mut libc::stat) -> c_int {
+        stat_open(fd, buffer)
+    }
+
+    /// `fstat64(3)`.
+    fstat64(fd: c_int, buffer: *mut libc::stat) -> c_int {
+        stat_open(fd, buffer)
+    }
+
+    /// `fstat` of programs built before glibc 2.33.
+    __fxstat(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
+        stat_open(fd, buffer)
+    }
+
+    /// `fstat64` of programs built before glibc 2.33.
+    __fxstat64(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
+        stat_open(fd, buffer)
+    }
+
+    /// `write(2)`. Commands of the connection manager are written to its file.
+    write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+        match process::cm_file(fd) {
+            Some(file) => returned(preserving(|| process::command_cm(fd, &file, bytes as u64, count)).map(|n| n as ssize_t)),
+            None => libc::syscall(libc::SYS_write, fd, bytes, count) as ssize_t,
+        }
     }
 
     /// `mmap(2)`. The pages of a device are those of its card.

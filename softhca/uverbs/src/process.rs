@@ -1,6 +1,8 @@
 //! The open devices of the process, and what a fork does to them.
 
 use crate::card::Cards;
+use crate::cm::command::{self, Caller};
+use crate::cm::manager::{File, Manager};
 use crate::context::Context;
 use crate::descriptors;
 use crate::errno::{Errno, Result};
@@ -9,16 +11,33 @@ use crate::log;
 use parking_lot::Mutex;
 use softhca::environment;
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
 /// Everything that this process has open.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Process {
-    cards: Cards,
+    cards: Arc<Cards>,
+    manager: Arc<Manager>,
+    /// Open files of the connection manager.
+    cm_files: Mutex<HashMap<RawFd, Arc<File>>>,
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        let cards = Arc::<Cards>::default();
+        let manager = Manager::new(cards.clone());
+        Process {
+            cards,
+            manager,
+            cm_files: Mutex::default(),
+            channels: Arc::default(),
+            contexts: Mutex::default(),
+        }
+    }
 }
 
 /// Created at the first use; the child of a fork creates another. Never freed: a forked child
@@ -51,8 +70,8 @@ extern "C" fn forget_in_child() {
     descriptors::reset();
 }
 
-/// Makes `fd` an open device.
-pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
+/// Makes the process one that has devices.
+fn prepare() -> Result<()> {
     static PREPARED: Once = Once::new();
     let settings = log::start().and_then(|()| environment::check());
     settings.map_err(|error| log::refuse(&error))?;
@@ -71,6 +90,12 @@ pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
         );
         return Err(Errno::NO_DEVICE);
     }
+    Ok(())
+}
+
+/// Makes `fd` an open device.
+pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
+    prepare()?;
     let process = process();
     let context = Arc::new(Context::new(process.cards.open(index)?, process.channels.clone())?);
     descriptors::add(fd)?;
@@ -79,6 +104,33 @@ pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
     // objects close files.
     drop(stale);
     Ok(())
+}
+
+/// Opens the connection manager. Returns the descriptor, which is closed on exec if so asked for.
+pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
+    prepare()?;
+    let process = process();
+    let (file, fd) = process.manager.open()?;
+    descriptors::adopt(&fd, flags)?;
+    let fd = fd.into_raw_fd();
+    let stale = process.cm_files.lock().insert(fd, Arc::new(file));
+    drop(stale);
+    Ok(fd)
+}
+
+/// The connection manager's file of a descriptor.
+pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
+    if !descriptors::is_ours(fd) {
+        return None;
+    }
+    process().cm_files.lock().get(&fd).cloned()
+}
+
+/// Performs a command that the program has written to a file of the connection manager.
+pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
+    let is_nonblocking = || descriptors::is_nonblocking(fd);
+    let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
+    command::perform(&Caller { file, is_nonblocking: &is_nonblocking, file_of: &file_of }, addr, length)
 }
 
 /// The open device of a file descriptor.
@@ -97,4 +149,6 @@ pub(crate) fn close(fd: RawFd) {
     // After the lock is released, because the context's objects close files.
     drop(context);
     process.channels.remove(fd);
+    let file = process.cm_files.lock().remove(&fd);
+    drop(file);
 }

@@ -3,3 +3,5 @@
 pub(crate) mod channels;
 pub(crate) mod pipe;
 pub(crate) mod routes;
+pub(crate) mod signal;
+pub(crate) mod wake;
