@@ -1,6 +1,7 @@
 //! The agent of the connection manager: the thread that receives what peers send, and keeps the time.
 
 use super::host;
+use super::id::State;
 use super::manager::{Inner, Manager};
 use super::message::Message;
 use crate::card::OpenCard;
@@ -38,7 +39,7 @@ fn run(manager: &Manager) {
         let longest = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
         drop(inner);
         let mut fds = vec![wake.as_fd()];
-        fds.extend(services.iter().map(|service| service.as_fd()));
+        fds.extend(services.iter().map(|(service, _)| service.as_fd()));
         // Fails only where a signal ends it: the loop begins anew.
         let _ = readable(&fds, longest);
         // Before the look at what has arrived: what arrives later raises it again.
@@ -48,9 +49,18 @@ fn run(manager: &Manager) {
 }
 
 impl Inner {
-    fn services(&self) -> Vec<Arc<Service>> {
-        let claims = self.ids.values().filter_map(|id| id.port.as_ref()?.claim.clone());
-        claims.collect()
+    /// The claims on port numbers, and for each whether an identifier listens there.
+    fn services(&self) -> Vec<(Arc<Service>, bool)> {
+        let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
+        for id in self.ids.values() {
+            let Some(claim) = id.port.as_ref().and_then(|port| port.claim.as_ref()) else { continue };
+            let listens = id.state == State::Listen;
+            match services.iter_mut().find(|(known, _)| Arc::ptr_eq(known, claim)) {
+                Some((_, any)) => *any |= listens,
+                None => services.push((claim.clone(), listens)),
+            }
+        }
+        services
     }
 
     fn next_timer(&self) -> Option<Instant> {
@@ -60,9 +70,11 @@ impl Inner {
     }
 
     /// Does everything that is to do now.
-    fn work(&mut self, services: &[Arc<Service>], now: Instant) {
-        let answer = host::as_services(&self.cards);
-        services.iter().for_each(|service| service.answer(&answer));
+    fn work(&mut self, services: &[(Arc<Service>, bool)], now: Instant) {
+        let cards = host::as_services(&self.cards);
+        for (service, listens) in services {
+            service.answer(if *listens { &cards } else { &[] });
+        }
         for open in self.cards.clone() {
             for datagram in open.card.take_management() {
                 self.arrived(&open, &datagram, now);

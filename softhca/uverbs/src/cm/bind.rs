@@ -7,13 +7,15 @@ use super::id::{Id, Port, State, port_of_service};
 use super::manager::{Inner, Manager, random};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
-use crate::uapi::ucm::{option, space};
+use crate::uapi::ucm::{ConnParam, Ece, option, space};
 use softhca::fabric::Service;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The port numbers of identifiers that ask for any (`net.ipv4.ip_local_port_range`).
 const ANY_PORT: std::ops::Range<u16> = 32768..61000;
+/// How long a connection request waits for its peer to listen, before it is sent anyway, and refused.
+const GRACE: Duration = Duration::from_millis(100);
 /// `max_backlog` of the kernel's module.
 const MAX_BACKLOG: u32 = 1024;
 /// Largest time-out code: a field of five bits.
@@ -85,7 +87,6 @@ impl Manager {
         number: u32,
         source: Option<Address>,
         destination: Address,
-        timeout: Duration,
     ) -> Result<()> {
         let cards = self.cards();
         let mut inner = self.lock();
@@ -100,7 +101,7 @@ impl Manager {
         }
         let (bound, service) = (id.card.clone(), id.service_id(&destination));
         drop(inner);
-        let route = host::route(&cards, bound.as_ref(), &destination, port_of_service(service), timeout);
+        let route = host::route(&cards, bound.as_ref(), &destination, port_of_service(service), Duration::ZERO);
         let mut inner = self.lock();
         let id = inner.id(file, number)?;
         // Another thread may have resolved it meanwhile.
@@ -122,6 +123,28 @@ impl Manager {
             }
         }
         Ok(())
+    }
+}
+
+impl Manager {
+    /// `CONNECT`. On the way to this host, the process that serves the port may be another one now than
+    /// when the address was resolved, or the first.
+    ///
+    /// # Errors
+    /// Those of [`Inner::ask`].
+    pub(crate) fn ask(&self, file: u32, number: u32, param: &ConnParam, ece: Ece) -> Result<()> {
+        let mut inner = self.lock();
+        let id = inner.id(file, number)?;
+        id.must_be(State::RouteResolved)?;
+        let (bound, destination) = (id.card.clone(), id.destination.ok_or(Errno::INVALID)?);
+        let key = port_of_service(id.service_id(&destination));
+        drop(inner);
+        let route = host::route(&self.cards(), bound.as_ref(), &destination, key, GRACE);
+        let mut inner = self.lock();
+        if let Ok(route) = route {
+            inner.id(file, number)?.route = Some(route);
+        }
+        inner.ask(file, number, param, ece)
     }
 }
 

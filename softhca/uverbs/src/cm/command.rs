@@ -13,7 +13,7 @@ use crate::uapi::ucm::{
     QpAttr, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, query,
 };
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// Longest command that is read: longer than any.
@@ -109,8 +109,7 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::RESOLVE_IP => {
             let asked: ResolveIp = input.structure()?;
             let source = Address::parse(&asked.src);
-            let timeout = Duration::from_millis(asked.timeout_ms.into());
-            manager.resolve(file, asked.id, source, ip_address(&asked.dst)?, timeout)
+            manager.resolve(file, asked.id, source, ip_address(&asked.dst)?)
         }
         command::RESOLVE_ADDR => resolve(caller.file, &input.structure()?),
         command::RESOLVE_ROUTE => {
@@ -126,7 +125,7 @@ fn dispatch(caller: &Caller<'_>, number: u32, input: &Input) -> Result<()> {
         command::QUERY => ask(caller.file, input),
         command::CONNECT => {
             let asked: Connect = input.structure()?;
-            manager.lock().ask(file, asked.id, &asked.param, input.ece::<Connect>())
+            manager.ask(file, asked.id, &asked.param, input.ece::<Connect>())
         }
         command::LISTEN => {
             let asked: Listen = input.structure()?;
@@ -217,8 +216,7 @@ fn resolve(file: &File, asked: &ResolveAddr) -> Result<()> {
     if asked.reserved != 0 {
         return Err(Errno::INVALID);
     }
-    let timeout = Duration::from_millis(asked.timeout_ms.into());
-    file.manager.resolve(file.number, asked.id, source, destination, timeout)
+    file.manager.resolve(file.number, asked.id, source, destination)
 }
 
 fn ask(file: &File, input: &Input) -> Result<()> {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Time until a message is sent again that was not answered: 4.096 µs * 2^17. (The kernel's code is
 /// 20. The fabric is faster than a subnet, and an agent answers before its program does.)
-pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(4096 << 17);
+const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(4096 << 17);
 /// How often a message is sent again (`CMA_MAX_CM_RETRIES`).
 const MAX_RETRIES: u8 = 15;
 /// Time that a program has for its answer, once its agent has said that the request has arrived: 4.096

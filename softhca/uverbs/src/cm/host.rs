@@ -13,10 +13,12 @@ use softhca::devices::devices_from_environment;
 use softhca::fabric::{Node, ServiceCard, find_service, is_tcp};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for another process to name its cards.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks for a service that is not there yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// The process's cards, which start here if they do not run. Those that cannot start are not there.
 pub(crate) fn cards(cards: &Cards) -> Vec<Arc<OpenCard>> {
@@ -90,7 +92,9 @@ fn target(cards: &[Arc<OpenCard>], destination: &Address) -> Result<Target> {
 }
 
 /// The way from one of these cards to a destination. `bound` is the card that the identifier is bound to
-/// already; `key` are the port space and number. May wait for another process: no lock is held.
+/// already; `key` are the port space and number. Where nobody listens at the port, it looks again for the
+/// time `grace`: on a subnet the resolution takes milliseconds, and programs (perftest) count on that
+/// their peer listens by then. May wait for another process: no lock is held.
 ///
 /// # Errors
 /// ENODEV if no card of the process has the link layer of the destination's, ENETUNREACH for an address
@@ -100,7 +104,7 @@ pub(crate) fn route(
     bound: Option<&Arc<OpenCard>>,
     destination: &Address,
     key: (u16, u16),
-    timeout: Duration,
+    grace: Duration,
 ) -> Result<Route> {
     let candidates: Vec<&Arc<OpenCard>> = match bound {
         Some(card) => vec![card],
@@ -113,7 +117,7 @@ pub(crate) fn route(
             let prefers = |open: &&&Arc<OpenCard>| destination.ip().is_some() && is_ethernet(open);
             Some((*candidates.iter().find(prefers).unwrap_or(&first), node))
         }
-        Target::Service => match find_service(key.0, key.1, timeout.min(PATIENCE))? {
+        Target::Service => match find_listener(key, grace)? {
             Some(served) => candidates.iter().find_map(|open| {
                 let fits = served.iter().find(|card| card.is_ethernet == is_ethernet(open))?;
                 Some((*open, fits.node))
@@ -126,6 +130,17 @@ pub(crate) fn route(
     let gid = |node| open.card.gid_of(node).ok_or(Errno::NO_DEVICE);
     let gids = Gids { source: gid(open.card.node())?, destination: gid(node)? };
     Ok(Route { card: open.clone(), node, gids })
+}
+
+/// The cards of the process that listens at a port of this host, if one does before the time is over.
+fn find_listener(key: (u16, u16), grace: Duration) -> Result<Option<Vec<ServiceCard>>> {
+    let end = Instant::now() + grace;
+    loop {
+        match find_service(key.0, key.1, PATIENCE)?.filter(|cards| !cards.is_empty()) {
+            None if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            found => return Ok(found),
+        }
+    }
 }
 
 /// The source address of an identifier without one: on the way to this host the destination's, else the
