@@ -18,6 +18,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, ExitStatus};
 
+/// Environment variable with the folder of the stand-ins for files of the system.
+const FILES_VARIABLE: &str = "SOFTHCA_FILES";
 /// Environment variable with the filter of the card's log.
 const CARD_LOG_VARIABLE: &str = "SOFTHCA_LOG";
 /// What a shell answers for a command that is not there, and for one that cannot be run.
@@ -32,14 +34,18 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     let signals = signals::Held::new()?;
     let folder = Folder::new()?;
     let library = library::provide(folder.path())?;
-    softhca::sysfs::write(folder.path(), &on_fabric(options.devices.layers.clone()))?;
+    // Without links in its path: the library compares it with paths that the system has found.
+    let files = folder.path().canonicalize()?;
+    softhca::sysfs::write(&files, &on_fabric(options.devices.layers.clone()))?;
     let Some((name, arguments)) = options.command.split_first() else {
         return Err("no command is given: gdsync soft -- COMMAND".into());
     };
     let mut command = Command::new(name);
     command
         .args(arguments)
-        .env("SYSFS_PATH", folder.path())
+        .env(FILES_VARIABLE, &files)
+        // Another place of sysfs would be without the card.
+        .env_remove("SYSFS_PATH")
         .env(DEVICES_VARIABLE, &options.devices.text)
         .env("LD_PRELOAD", preload(library.into_os_string()));
     if let Some(plan) = &options.faults {

@@ -72,3 +72,8 @@ fn a_closed_device_takes_everything_along() {
 fn the_card_waits_for_words_and_for_queues_and_masters_release_slaves() {
     succeeds("the_card_waits_for_words_and_for_queues_and_masters_release_slaves", "waits", true);
 }
+
+#[test]
+fn events_of_queues_reach_channels_and_answers_come_later() {
+    succeeds("events_of_queues_reach_channels_and_answers_come_later", "events", true);
+}

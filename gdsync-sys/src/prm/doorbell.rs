@@ -129,6 +129,11 @@ impl CqArm {
         (u64::from(self.0) << 32 | u64::from(cqn & 0xff_ffff)).to_be()
     }
 
+    /// Count of the queue's events, 2 bits.
+    pub fn sequence(self) -> u8 {
+        (self.0 >> 28 & 3) as u8
+    }
+
     /// Only solicited entries and errors count.
     pub fn is_solicited_only(self) -> bool {
         self.0 & ARM_SOLICITED_ONLY != 0

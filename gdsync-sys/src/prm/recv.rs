@@ -16,6 +16,13 @@ pub fn segments(entry: &[u8]) -> impl Iterator<Item = DataSeg> {
     whole.take_while(|segment| !segment.is_terminator())
 }
 
+/// An entry of a shared receive queue: the index of the entry after it, and its segments. It begins
+/// with `struct mlx5_wqe_srq_next_seg`, 16 bytes with the index in bytes 2 and 3.
+pub fn linked(entry: &[u8]) -> (u16, impl Iterator<Item = DataSeg>) {
+    let next = entry.get(2..4).map_or(0, |index| u16::from_be_bytes([index[0], index[1]]));
+    (next, segments(entry.get(SEGMENT..).unwrap_or(&[])))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,5 +43,16 @@ mod tests {
         entry[SEGMENT..].copy_from_slice(DataSeg::terminator().as_bytes());
         assert_eq!(segments(&entry).collect::<Vec<_>>(), [first]);
         assert_eq!(segments(&entry[..20]).count(), 1, "an incomplete segment is none");
+    }
+
+    #[test]
+    fn an_entry_of_a_shared_queue_names_the_next() {
+        // libmlx5 wqe.h, struct mlx5_wqe_srq_next_seg; srq.c, mlx5_post_srq_recv.
+        let segment = DataSeg::new(1, 2, 3);
+        let entry = [&[0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], segment.as_bytes()].concat();
+        let (next, segments) = linked(&entry);
+        assert_eq!((next, segments.collect::<Vec<_>>()), (0x1234, vec![segment]));
+        assert_eq!(linked(&entry[..3]).0, 0, "no index");
+        assert_eq!(linked(&entry[..15]).1.count(), 0, "no segments");
     }
 }

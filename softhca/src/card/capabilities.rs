@@ -35,6 +35,8 @@ impl Card {
             }
             // All zero. libmlx5 asks even if the general capabilities exclude the feature.
             cap::TYPE_ODP | cap::TYPE_ROCE | cap::TYPE_QOS => {}
+            // Programs ask for these to learn that there are none.
+            _ if cap::TYPES_OF_OPTIONS.contains(&kind) => {}
             _ => return None,
         }
         Some(answer)

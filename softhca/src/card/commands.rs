@@ -27,7 +27,7 @@ use std::time::Instant;
 impl Card {
     /// A number that was not used for long: a late packet or completion must not reach a new
     /// object.
-    fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
+    pub(super) fn number(&self, taken: impl Fn(u32) -> bool) -> u32 {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed) & NUMBERS;
             if number >= FIRST_NUMBER && !taken(number) {
@@ -115,23 +115,21 @@ impl Card {
             // A queue pair needs one at most.
             within("UARs", engine.uars.len(), LIMITS.max_qp)?;
             let page = engine.uar_pages.take()?;
-            let handle =
-                UarHandle { id: self.number(|number| engine.uars.contains_key(&number)), page: page.base() };
+            let id = self.number(|number| engine.uars.contains_key(&number));
+            let handle = UarHandle { id, page: page.base(), offset: page.offset() };
             engine.uars.insert(handle.id, Uar { page, registers, qps: BTreeSet::new() });
             Ok(handle)
         })
     }
 
-    /// The file that holds the card's pages of doorbell registers, and the offset of this page in
-    /// it. A program can map the page again with them (shared, 4096 bytes), and ring through either
-    /// mapping.
+    /// A descriptor of the file that holds the card's pages of doorbell registers. A program can map a
+    /// page again with it (shared, 4096 bytes, at [`UarHandle::offset`]), and ring through either
+    /// mapping. The file is there before the first page is.
     ///
     /// # Errors
-    /// [`CardError::NotFound`], [`CardError::System`].
-    pub fn uar_memory(&self, id: u32) -> Result<(OwnedFd, u64), CardError> {
-        let engine = self.shared.engine.lock();
-        let uar = engine.uars.get(&id).ok_or(missing("UAR", id))?;
-        Ok(engine.uar_pages.descriptor(&uar.page)?)
+    /// [`CardError::System`].
+    pub fn uar_file(&self) -> Result<OwnedFd, CardError> {
+        Ok(self.shared.engine.lock().uar_pages.descriptor()?)
     }
 
     /// Frees a page of doorbell registers.
@@ -218,6 +216,10 @@ impl Card {
         };
         power("send queue blocks", config.sq_blocks)?;
         power("receive queue entries", config.rq_entries)?;
+        if config.rq_entries != 0 && config.srq.is_some() {
+            let limit = "0 beside a shared receive queue";
+            return Err(invalid("receive queue entries", config.rq_entries, limit));
+        }
         if config.rq_entries != 0 && (config.rq_stride == 0 || !config.rq_stride.is_multiple_of(16)) {
             return Err(invalid("receive queue stride", config.rq_stride, "a multiple of 16"));
         }
@@ -235,6 +237,9 @@ impl Card {
                 engine.resources.cqs.get(&cqn).ok_or(missing(CQ, cqn))?;
             }
             engine.pds.get(&config.pdn).ok_or(missing(PD, config.pdn))?;
+            if let Some(srqn) = config.srq {
+                engine.resources.srqs.get(&srqn).ok_or(missing(SRQ, srqn))?;
+            }
             let qpn = self.number(|number| engine.qps.contains_key(&number));
             let uar = engine.uars.get_mut(&config.uar).ok_or(missing("UAR", config.uar))?;
             uar.qps.insert(qpn);
@@ -248,6 +253,9 @@ impl Card {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users += 1);
             }
             engine.pds.entry(config.pdn).and_modify(|users| *users += 1);
+            if let Some(srq) = config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
+                srq.users += 1;
+            }
             // SAFETY: the caller's.
             engine.qps.insert(qpn, unsafe { Qp::new(qpn, config) });
             Ok(qpn)
@@ -358,25 +366,29 @@ impl Card {
             for cqn in [endpoint.config.send_cq, endpoint.config.recv_cq] {
                 engine.resources.cqs.entry(cqn).and_modify(|cq| cq.users -= 1);
             }
+            if let Some(srq) = endpoint.config.srq.and_then(|srqn| engine.resources.srqs.get_mut(&srqn)) {
+                srq.users -= 1;
+            }
             leave(engine, endpoint.config.pdn);
             Ok(())
         })
     }
 }
 
-const PD: &str = "protection domain";
+pub(super) const PD: &str = "protection domain";
 const CQ: &str = "completion queue";
 const QP: &str = "queue pair";
+pub(super) const SRQ: &str = "shared receive queue";
 
-fn missing(what: &'static str, number: u32) -> CardError {
+pub(super) fn missing(what: &'static str, number: u32) -> CardError {
     CardError::NotFound { what, number }
 }
 
-fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
+pub(super) fn invalid(what: &'static str, value: u32, limit: &'static str) -> CardError {
     CardError::Invalid(InvalidValue { what, value: value.into(), limit })
 }
 
-fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
+pub(super) fn within(what: &'static str, count: usize, limit: u32) -> Result<(), CardError> {
     if count < limit as usize { Ok(()) } else { Err(CardError::TooMany { what, limit }) }
 }
 
@@ -390,6 +402,6 @@ fn check_route(engine: &mut Engine, address: &Address) -> Result<(), CardError> 
 }
 
 /// Removes an object from a protection domain.
-fn leave(engine: &mut Engine, pdn: u32) {
+pub(super) fn leave(engine: &mut Engine, pdn: u32) {
     engine.pds.entry(pdn).and_modify(|users| *users -= 1);
 }

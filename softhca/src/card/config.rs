@@ -58,6 +58,13 @@ pub struct Limits {
     pub max_datagram: u32,
     /// Queue pairs without a doorbell record of sends.
     pub max_recordless_qp: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Entries of one shared receive queue.
+    pub max_srq_entries: u32,
+    /// Scatter elements of a receive of a shared queue: as those of another, less the segment that links
+    /// the entries.
+    pub max_srq_sge: u32,
 }
 
 /// The limits of every software card.
@@ -74,6 +81,9 @@ pub const LIMITS: Limits = Limits {
     max_message: 1 << 30,
     max_datagram: 4096,
     max_recordless_qp: 1 << 8,
+    max_srq: 1 << 16,
+    max_srq_entries: 1 << 15,
+    max_srq_sge: 63,
 };
 
 bitflags::bitflags! {
@@ -179,6 +189,8 @@ pub struct QpConfig {
     pub send_cq: u32,
     /// Completion queue of receives.
     pub recv_cq: u32,
+    /// Shared queue that its receives come from; it has none of its own then.
+    pub srq: Option<u32>,
     /// UAR whose doorbells ring it.
     pub uar: u32,
     /// First byte of the send ring, aligned to 64; ignored without a send queue.
@@ -208,10 +220,41 @@ pub struct QpConfig {
     pub no_send_record: bool,
 }
 
+/// A shared receive queue's memory and relations. The addresses stay valid until it is destroyed.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqConfig {
+    /// Protection domain of its receives.
+    pub pdn: u32,
+    /// First byte of the ring.
+    pub ring: *mut u8,
+    /// Entries of the ring, a power of two.
+    pub entries: u32,
+    /// Bytes between two entries: a power of two, at least 32.
+    pub stride: u32,
+    /// Doorbell record: one word, the number of receives that were posted.
+    pub dbrec: *mut u32,
+}
+
+/// State of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SrqAttributes {
+    /// Entries of its ring.
+    pub entries: u32,
+    /// Bytes between two entries.
+    pub stride: u32,
+    /// Number of receives below which it raises an event; 0 if it raises none.
+    pub limit: u32,
+    /// Receives that are posted and not taken.
+    pub posted: u32,
+}
+
 // SAFETY: addresses and numbers; only the engine uses the addresses, under its lock.
 unsafe impl Send for CqConfig {}
 // SAFETY: as above.
 unsafe impl Send for QpConfig {}
+// SAFETY: as above.
+unsafe impl Send for SrqConfig {}
 
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -10,6 +10,8 @@ use super::memory::gather::Gather;
 use super::memory::region::{Refusal, Regions};
 use super::port::Port;
 use super::queue::cq::{Cq, Fires, Progress};
+use super::queue::receive::{Home, Receive, Slot};
+use super::queue::shared::{Broken, Srq, Taken};
 use super::queue::wqe::each_piece;
 use super::waits::WaitRules;
 use crate::fabric::Part;
@@ -29,6 +31,7 @@ pub(crate) struct Resources {
     pub(crate) port: Port,
     pub(crate) regions: Regions,
     pub(crate) cqs: HashMap<u32, Cq>,
+    pub(crate) srqs: HashMap<u32, Srq>,
     pub(crate) events: Vec<Event>,
     pub(crate) diagnostics: Diagnostics,
     /// Payload of the packet that is being made.
@@ -63,6 +66,7 @@ impl Resources {
             port,
             regions: Regions::with(faults.clone()),
             cqs: HashMap::new(),
+            srqs: HashMap::new(),
             events: Vec::new(),
             diagnostics: Diagnostics::default(),
             payload: Gather::default(),
@@ -84,6 +88,7 @@ impl Resources {
             port: self.port,
             regions: &self.regions,
             cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
             events: &mut self.events,
             diagnostics: &mut self.diagnostics,
             payload: &mut self.payload,
@@ -104,6 +109,7 @@ pub(crate) struct Context<'a> {
     pub(crate) port: Port,
     pub(crate) regions: &'a Regions,
     cqs: &'a mut HashMap<u32, Cq>,
+    srqs: &'a mut HashMap<u32, Srq>,
     events: &'a mut Vec<Event>,
     diagnostics: &'a mut Diagnostics,
     pub(crate) payload: &'a mut Gather,
@@ -115,6 +121,9 @@ pub(crate) struct Context<'a> {
     enables: &'a mut Vec<Enable>,
     pub(crate) inbox: &'a mut Inbox,
 }
+
+/// A shared receive queue can give no receive, ever. A diagnostic says why.
+pub(crate) struct SharedQueueBroken;
 
 /// Why payload cannot be copied to a list of segments.
 #[derive(Debug, thiserror::Error)]
@@ -156,6 +165,38 @@ impl Context<'_> {
             self.enables.push(enable);
         }
         is_slave
+    }
+
+    /// Whether a shared receive queue has a receive.
+    pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
+        self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
+    }
+
+    /// Takes a receive of a shared queue for a queue pair, which completes at `home`.
+    pub(crate) fn take_shared(
+        &mut self,
+        srqn: u32,
+        qpn: u32,
+        home: Home,
+    ) -> Result<Option<Receive>, SharedQueueBroken> {
+        let Some(srq) = self.srqs.get_mut(&srqn) else { return Ok(None) };
+        let home = Home { pdn: srq.pdn, ..home };
+        match srq.take() {
+            Ok(None) => Ok(None),
+            Ok(Some(Taken { index, segments, below_limit })) => {
+                if below_limit {
+                    self.emit(Event::SrqLimit { srqn });
+                }
+                Ok(Some(Receive { slot: Slot { index, home }, segments, offset: 0 }))
+            }
+            Err(Broken { first, message }) => {
+                if first {
+                    self.report(qpn, None, "shared receive queue", message);
+                    self.emit(Event::SrqError { srqn });
+                }
+                Err(SharedQueueBroken)
+            }
+        }
     }
 
     /// Copies payload to the bytes of a list of segments from `offset` on.

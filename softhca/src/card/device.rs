@@ -1,6 +1,7 @@
 //! A running card: its port, its objects, and the thread that serves them.
 
 use super::config::{LIMITS, Limits};
+use super::counters::Counters;
 use super::diagnostic::Diagnostic;
 use super::engine::{self, Engine};
 use super::error::CardError;
@@ -33,6 +34,8 @@ pub struct UarHandle {
     pub id: u32,
     /// Its first byte. The page belongs to the UAR until it is freed.
     pub page: *mut u8,
+    /// Its place in the file of all pages ([`Card::uar_file`]).
+    pub offset: u64,
 }
 
 /// A software card: one port on the fabric, and a thread that serves it.
@@ -149,6 +152,11 @@ impl Card {
     /// card looks at it as it looks at doorbells, so an idle card is up to 1 ms late.
     pub fn ticks(&self) -> u64 {
         clock::nanoseconds()
+    }
+
+    /// Counts the packets from here on.
+    pub fn count_in(&self, counters: Arc<Counters>) {
+        self.command(|engine| engine.counters = Some(counters));
     }
 
     /// The strict checker's findings, oldest first. The last 256 are kept.

@@ -31,6 +31,21 @@ pub enum Event {
     },
     /// A management datagram arrived. [`Card::take_management`](super::Card::take_management) returns it.
     Management,
+    /// A queue pair with a shared receive queue failed, and takes no more receives from it.
+    LastReceive {
+        /// Its number.
+        qpn: u32,
+    },
+    /// A shared receive queue has fewer receives than its limit.
+    SrqLimit {
+        /// Its number.
+        srqn: u32,
+    },
+    /// The ring of a shared receive queue makes no sense, and the card takes no more from it.
+    SrqError {
+        /// Its number.
+        srqn: u32,
+    },
     /// The first packet arrived while the queue pair was in RTR.
     CommunicationEstablished {
         /// Its number.

@@ -16,6 +16,7 @@ mod capabilities;
 mod commands;
 mod config;
 mod context;
+mod counters;
 mod delayed;
 mod device;
 mod diagnostic;
@@ -29,13 +30,15 @@ mod management;
 mod memory;
 mod port;
 mod queue;
+mod shared_queues;
 mod transport;
 mod waits;
 
 pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, Transport,
+    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport,
 };
+pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;
 pub use error::CardError;

@@ -12,6 +12,19 @@ pub enum LinkLayer {
     Ethernet,
 }
 
+/// `IB_UVERBS_PCF_IP_BASED_GIDS`: the GIDs may be IP addresses.
+const IP_BASED_GIDS: u32 = 1 << 26;
+
+impl LinkLayer {
+    /// The capabilities of a port (`enum ib_uverbs_query_port_cap_flags`).
+    pub fn capability_flags(self) -> u32 {
+        match self {
+            LinkLayer::InfiniBand => 0,
+            LinkLayer::Ethernet => IP_BASED_GIDS,
+        }
+    }
+}
+
 /// Kind of a GID (`enum ib_uverbs_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidKind {

@@ -38,6 +38,7 @@ mod hosts;
 mod interface;
 mod management;
 mod peer;
+mod shared_queues;
 mod stopped_peers;
 mod transfers;
 mod waits;
@@ -151,6 +152,7 @@ impl TestQp {
             pdn,
             send_cq: cq.cqn,
             recv_cq: cq.cqn,
+            srq: None,
             uar: uar.id,
             sq,
             sq_blocks: blocks,

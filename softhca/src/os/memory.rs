@@ -56,6 +56,11 @@ impl SharedMemory {
         Self::map(fd, 0, len)
     }
 
+    /// Maps the first bytes of a file, which nobody shortens while they are mapped.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Self::map(file, 0, len)
+    }
+
     fn map(fd: BorrowedFd<'_>, offset: libc::off_t, len: usize) -> io::Result<Self> {
         let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, fd.as_raw_fd());
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.

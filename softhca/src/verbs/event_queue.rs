@@ -193,8 +193,13 @@ impl Routes {
             Event::QpRequestError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_REQ_ERR),
             Event::QpAccessError { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_QP_ACCESS_ERR),
             Event::CommunicationEstablished { qpn } => (ObjectNumber::Qp(qpn), verbs::IBV_EVENT_COMM_EST),
-            // No queue is armed through this front: it has no completion channels.
-            Event::Completion { .. } | Event::Management => return,
+            // No queue is armed through this front: it has no completion channels; nor shared receive
+            // queues.
+            Event::Completion { .. }
+            | Event::Management
+            | Event::LastReceive { .. }
+            | Event::SrqLimit { .. }
+            | Event::SrqError { .. } => return,
         };
         let by_number = self.by_number.lock();
         if let Some(route) = by_number.get(&number) {

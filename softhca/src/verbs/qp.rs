@@ -155,6 +155,7 @@ impl Memory {
             pdn: domain.number(),
             send_cq: send_cq.number,
             recv_cq: recv_cq.number,
+            srq: None,
             uar: domain.uar().id(),
             sq: start.wrapping_add(sizes.send_offset()),
             sq_blocks: sizes.sq_blocks,

@@ -5,9 +5,11 @@ use crate::errno::{Errno, Result};
 use crate::events::routes::Routes;
 use crate::events::wake::Wake;
 use crate::log;
+use crate::paths;
 use parking_lot::Mutex;
-use softhca::card::{Card, Event, LinkLayer};
+use softhca::card::{Card, Counters, Event, LinkLayer};
 use softhca::devices::devices_from_environment;
+use softhca::sysfs;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// A running card, and the routes of its events.
@@ -17,6 +19,14 @@ pub(crate) struct OpenCard {
     pub(crate) routes: Arc<Routes>,
     /// Index of the device.
     pub(crate) index: usize,
+}
+
+/// The counters of a device's port. `None` in a program that was not started by `gdsync soft`.
+pub(crate) fn counters(index: usize) -> Option<Counters> {
+    let path = sysfs::counters(paths::folder()?, index);
+    Counters::in_file(&path)
+        .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "packets are not counted"))
+        .ok()
 }
 
 /// The running cards, by device index. Contexts keep a card running; this list does not.
@@ -47,6 +57,9 @@ impl Cards {
             event => sink.deliver(event),
         };
         let card = Card::start(link, Box::new(deliver))?;
+        if let Some(counters) = counters(index) {
+            card.count_in(Arc::new(counters));
+        }
         let card = Arc::new(OpenCard { card, routes, index });
         running[index] = Arc::downgrade(&card);
         Ok(card)

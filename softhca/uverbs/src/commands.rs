@@ -7,7 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, channel, cq, device, mr, pd, port, qp, uar};
+use crate::verbs::{ah, channel, cq, device, mr, pd, port, qp, srq, uar};
 
 /// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
@@ -28,13 +28,22 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::CQ, method::DESTROY) => cq::destroy(context, request),
         (object::QP, method::CREATE) => qp::create(context, request),
         (object::QP, method::DESTROY) => qp::destroy(context, request),
+        (object::SRQ, method::CREATE) => srq::create(context, request),
+        (object::SRQ, method::DESTROY) => srq::destroy(context, request),
         (object::PD | object::AH, method::ONLY_DESTROY) | (object::MR, method::MR_DESTROY) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
         }
         (object::UAR, method::UAR_DESTROY) => {
             context.destroy(object::UAR, request.handle(attr::UAR_HANDLE)?).map(drop)
         }
-        (kind::DEVX | kind::DEVX_OBJ | kind::DEVX_UMEM, _) => devx::perform(context, request),
+        (
+            kind::DEVX
+            | kind::DEVX_OBJ
+            | kind::DEVX_UMEM
+            | kind::DEVX_ASYNC_CMD_FD
+            | kind::DEVX_ASYNC_EVENT_FD,
+            _,
+        ) => devx::perform(context, request),
         (object, method) => {
             tracing::info!(object, method, "a command that the software card does not have");
             Err(Errno::UNKNOWN)
@@ -55,6 +64,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::CREATE_AH, false) => ah::create(context, request),
         (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
         (command::QUERY_QP, false) => qp::query(context, request),
+        (command::MODIFY_SRQ, false) => srq::modify(context, request),
+        (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {
             tracing::info!(number, is_extended, "a write command that the software card does not have");
             Err(Errno::NOT_SUPPORTED)

@@ -78,8 +78,13 @@ impl Objects {
 
     /// The number of a handle's resource. The object must be of a kind.
     pub(crate) fn number(&self, kind: u16, handle: u32) -> Result<u32> {
+        self.resource(kind, handle).map(Resource::number)
+    }
+
+    /// The resource of a handle. The object must be of a kind.
+    pub(crate) fn resource(&self, kind: u16, handle: u32) -> Result<Resource> {
         let object = self.get(handle)?;
-        object.resource.filter(|_| object.kind == kind).map(Resource::number).ok_or(Errno::INVALID)
+        object.resource.filter(|_| object.kind == kind).ok_or(Errno::INVALID)
     }
 
     /// The state of a handle's object, which must be a `T`.
@@ -96,6 +101,11 @@ impl Objects {
     /// Whether an object of the card belongs to this context.
     pub(crate) fn has(&self, resource: Resource) -> bool {
         self.resources.contains(&resource)
+    }
+
+    /// Whether any object is as asked for.
+    pub(crate) fn any(&self, is: impl FnMut(&Object) -> bool) -> bool {
+        self.by_handle.values().any(is)
     }
 
     fn users(&self, handle: u32) -> usize {

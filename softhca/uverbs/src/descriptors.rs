@@ -1,16 +1,34 @@
-//! The file descriptors that belong to the library: open devices and completion channels.
+//! The file descriptors that belong to the library: open devices, completion channels, files of the
+//! connection manager, and netlink sockets of RDMA.
 //!
 //! The hooks ask here for every file that the program, its libraries and this library touch. The
 //! answer takes no lock, because code that holds a lock of this library may itself touch files.
 
 use crate::errno::{Errno, Result};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// Devices and channels have file descriptors below this limit.
+/// Descriptors of the library are below this limit.
 const MAX_FD: usize = 1 << 16;
-/// One bit for each file descriptor that belongs to the library.
-static OURS: [AtomicU64; MAX_FD / 64] = [const { AtomicU64::new(0) }; MAX_FD / 64];
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A device, or a completion channel.
+    Card,
+    /// A socket of RDMA netlink.
+    Netlink,
+    /// A file of the connection manager.
+    Cm,
+}
+
+const KINDS: [Kind; 3] = [Kind::Card, Kind::Netlink, Kind::Cm];
+
+/// One bit for each file descriptor.
+type Set = [AtomicU64; MAX_FD / 64];
+static CARDS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
+static NETLINKS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
+static CMS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 
 /// Id of the process that owns the descriptors; 0 before the first one.
 ///
@@ -25,15 +43,28 @@ fn process_id() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
-    let fd = usize::try_from(fd).ok()?;
-    Some((OURS.get(fd / 64)?, 1 << (fd % 64)))
+fn set(kind: Kind) -> &'static Set {
+    match kind {
+        Kind::Card => &CARDS,
+        Kind::Netlink => &NETLINKS,
+        Kind::Cm => &CMS,
+    }
 }
 
-/// Whether a file descriptor is a device or a channel of this process.
-pub(crate) fn is_ours(fd: RawFd) -> bool {
-    bit(fd).is_some_and(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
+fn bit(kind: Kind, fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((set(kind).get(fd / 64)?, 1 << (fd % 64)))
+}
+
+/// Whether a file descriptor of this process is of a kind.
+pub(crate) fn has(kind: Kind, fd: RawFd) -> bool {
+    bit(kind, fd).is_some_and(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
         && OWNER.load(Ordering::Acquire) == process_id()
+}
+
+/// What a file descriptor of this process is. `None` if it is not the library's.
+pub(crate) fn kind(fd: RawFd) -> Option<Kind> {
+    KINDS.into_iter().find(|kind| has(*kind, fd))
 }
 
 /// Makes this process the owner. False if another process is.
@@ -44,24 +75,10 @@ pub(crate) fn claim() -> bool {
 }
 
 /// Marks a file descriptor as the library's.
-pub(crate) fn add(fd: RawFd) -> Result<()> {
-    let (word, mask) = bit(fd).ok_or(Errno(libc::EMFILE))?;
+pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
+    let (word, mask) = bit(kind, fd).ok_or(Errno(libc::EMFILE))?;
+    remove(fd);
     word.fetch_or(mask, Ordering::AcqRel);
-    Ok(())
-}
-
-/// Marks a new file that the library hands to the program, with the flags of the call that opens it.
-pub(crate) fn adopt(fd: &OwnedFd, flags: i32) -> Result<()> {
-    add(fd.as_raw_fd())?;
-    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
-    let set = |command: i32, value: i32| {
-        // SAFETY: the call changes flags of the file only.
-        unsafe { libc::fcntl(fd.as_raw_fd(), command, value) }
-    };
-    if set(libc::F_SETFD, close_on_exec) < 0 || set(libc::F_SETFL, flags & libc::O_NONBLOCK) < 0 {
-        remove(fd.as_raw_fd());
-        return Err(Errno::last());
-    }
     Ok(())
 }
 
@@ -74,7 +91,7 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
 
 /// Removes the mark: the program is about to close the file.
 pub(crate) fn remove(fd: RawFd) {
-    if let Some((word, mask)) = bit(fd) {
+    for (word, mask) in KINDS.into_iter().filter_map(|kind| bit(kind, fd)) {
         word.fetch_and(!mask, Ordering::AcqRel);
     }
 }
@@ -84,7 +101,7 @@ pub(crate) fn remove(fd: RawFd) {
 /// Only stores to atomics: any thread of the parent may have held any lock.
 pub(crate) fn reset() {
     OWNER.store(0, Ordering::Release);
-    for word in &OURS {
+    for word in CARDS.iter().chain(&NETLINKS).chain(&CMS) {
         word.store(0, Ordering::Release);
     }
 }

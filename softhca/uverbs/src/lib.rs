@@ -16,6 +16,8 @@
 //! | `uapi` | the kernel's headers: numbers and structures |
 //! | `errno` | error numbers |
 //! | `log` | the log on stderr |
+//! | `paths` | the stand-ins for files of the system |
+//! | `netlink` | the answers of RDMA netlink |
 //! | `descriptors` | the file descriptors that belong to the library |
 //! | `resource` | the objects of a card, by number |
 //! | `attributes` | the only access to memory that a command points to |
@@ -48,6 +50,8 @@ mod events;
 pub mod fuzzing;
 pub mod hooks;
 mod log;
+mod netlink;
+mod paths;
 mod process;
 mod resource;
 mod uapi;

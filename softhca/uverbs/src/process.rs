@@ -1,17 +1,21 @@
 //! The open devices of the process, and what a fork does to them.
 
-use crate::card::Cards;
+use crate::card::{Cards, OpenCard, counters};
 use crate::cm::command::{self, Caller};
 use crate::cm::manager::{File, Manager};
 use crate::context::Context;
-use crate::descriptors;
+use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
 use crate::events::channels::Channels;
 use crate::log;
+use crate::netlink;
 use parking_lot::Mutex;
+use softhca::card::LinkLayer;
+use softhca::devices::devices_from_environment;
 use softhca::environment;
+use softhca::sysfs::LiveFile;
 use std::collections::HashMap;
-use std::os::fd::{IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
@@ -24,18 +28,20 @@ struct Process {
     cm_files: Mutex<HashMap<RawFd, Arc<File>>>,
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
+    /// Cards that were started because the program looked at their addresses, which then stay.
+    seen: Mutex<HashMap<usize, Arc<OpenCard>>>,
 }
 
 impl Default for Process {
     fn default() -> Self {
         let cards = Arc::<Cards>::default();
-        let manager = Manager::new(cards.clone());
         Process {
+            manager: Manager::new(cards.clone()),
             cards,
-            manager,
             cm_files: Mutex::default(),
             channels: Arc::default(),
             contexts: Mutex::default(),
+            seen: Mutex::default(),
         }
     }
 }
@@ -70,7 +76,7 @@ extern "C" fn forget_in_child() {
     descriptors::reset();
 }
 
-/// Makes the process one that has devices.
+/// Prepares the process for having anything open. The first call starts the log.
 fn prepare() -> Result<()> {
     static PREPARED: Once = Once::new();
     let settings = log::start().and_then(|()| environment::check());
@@ -82,60 +88,132 @@ fn prepare() -> Result<()> {
             tracing::warn!("children of a fork cannot have cards of their own");
         }
     });
-    if !descriptors::claim() {
-        // The process shares its parent's memory, or was forked without the C library's knowledge:
-        // the parent's threads may hold the locks in it.
-        tracing::warn!(
-            "a device is opened in a child that vfork or clone has made: it must execute a program first"
-        );
-        return Err(Errno::NO_DEVICE);
+    if descriptors::claim() {
+        return Ok(());
     }
-    Ok(())
+    // The process shares its parent's memory, or was forked without the C library's knowledge: the
+    // parent's threads may hold the locks in it.
+    tracing::warn!(
+        "a device is opened in a child that vfork or clone has made: it must execute a program first"
+    );
+    Err(Errno::NO_DEVICE)
 }
 
-/// Makes `fd` an open device.
-pub(crate) fn open(fd: RawFd, index: usize) -> Result<()> {
+/// Opens a device. The file of the descriptor is that of the card's doorbell registers, so that the
+/// system itself maps their pages.
+pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     prepare()?;
     let process = process();
-    let context = Arc::new(Context::new(process.cards.open(index)?, process.channels.clone())?);
-    descriptors::add(fd)?;
+    let open = process.cards.open(index)?;
+    let file = open.card.uar_file()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: the call accesses no memory of the process.
+    if !close_on_exec && unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0 {
+        return Err(Errno::last());
+    }
+    let context = Arc::new(Context::new(open, process.channels.clone())?);
+    descriptors::add(Kind::Card, fd)?;
     let stale = process.contexts.lock().insert(fd, context);
     // A device whose close the hooks did not see. Dropped after the lock is released, because its
     // objects close files.
     drop(stale);
-    Ok(())
+    // The program owns the descriptor from here on.
+    Ok(file.into_raw_fd())
 }
 
-/// Opens the connection manager. Returns the descriptor, which is closed on exec if so asked for.
+/// Opens the connection manager, with these of the flags of open(2): `O_CLOEXEC` and `O_NONBLOCK`.
 pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
     prepare()?;
     let process = process();
     let (file, fd) = process.manager.open()?;
-    descriptors::adopt(&fd, flags)?;
-    let fd = fd.into_raw_fd();
-    let stale = process.cm_files.lock().insert(fd, Arc::new(file));
+    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    let set = |command: i32, value: i32| {
+        // SAFETY: the call changes flags of the file only.
+        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), command, value) };
+        if rc < 0 { Err(Errno::last()) } else { Ok(()) }
+    };
+    set(libc::F_SETFD, close_on_exec)?;
+    set(libc::F_SETFL, flags & libc::O_NONBLOCK)?;
+    descriptors::add(Kind::Cm, fd.as_raw_fd())?;
+    let stale = process.cm_files.lock().insert(fd.as_raw_fd(), Arc::new(file));
+    // As in `open`.
     drop(stale);
-    Ok(fd)
+    Ok(fd.into_raw_fd())
 }
 
 /// The connection manager's file of a descriptor.
 pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
-    if !descriptors::is_ours(fd) {
+    if !descriptors::has(Kind::Cm, fd) {
         return None;
     }
     process().cm_files.lock().get(&fd).cloned()
 }
 
-/// Performs a command that the program has written to a file of the connection manager.
+/// Performs a command that the program has written to a file of the connection manager. Returns how many
+/// bytes it has.
 pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
     let is_nonblocking = || descriptors::is_nonblocking(fd);
     let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
     command::perform(&Caller { file, is_nonblocking: &is_nonblocking, file_of: &file_of }, addr, length)
 }
 
+/// Makes a duplicate of a descriptor the same device, channel or socket.
+pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
+    let kind = descriptors::kind(from).ok_or(Errno::BAD_FD)?;
+    descriptors::add(kind, to)?;
+    let process = process();
+    let mut contexts = process.contexts.lock();
+    let stale = contexts.get(&from).cloned().and_then(|context| contexts.insert(to, context));
+    drop(contexts);
+    // As in `open`.
+    drop(stale);
+    let mut files = process.cm_files.lock();
+    let stale = files.get(&from).cloned().and_then(|file| files.insert(to, file));
+    drop(files);
+    drop(stale);
+    process.channels.duplicate(from, to);
+    Ok(())
+}
+
+/// Makes a socket one of RDMA netlink.
+pub(crate) fn own_netlink(fd: RawFd) -> Result<()> {
+    prepare()?;
+    descriptors::add(Kind::Netlink, fd)
+}
+
+/// The card of a device, which then runs until the process ends: the program has seen its addresses.
+fn seen(index: usize) -> Option<Arc<OpenCard>> {
+    prepare().ok()?;
+    let process = process();
+    let card = process.cards.open(index).ok()?;
+    Some(process.seen.lock().entry(index).or_insert(card).clone())
+}
+
+/// The content of a file of sysfs that this process's card answers.
+pub(crate) fn content(index: usize, file: LiveFile) -> Option<String> {
+    if file.is_of_card() {
+        file.content(Some(&seen(index)?.card), None)
+    } else {
+        file.content(None, counters(index).as_ref())
+    }
+}
+
+/// The process's devices, as netlink shows them.
+pub(crate) struct View;
+
+impl netlink::Devices for View {
+    fn link_layers(&self) -> Result<Vec<LinkLayer>> {
+        devices_from_environment().map_err(|error| log::refuse(&error))
+    }
+
+    fn lid(&self, index: usize) -> u16 {
+        seen(index).map_or(0, |open| open.card.lid())
+    }
+}
+
 /// The open device of a file descriptor.
 pub(crate) fn context(fd: RawFd) -> Option<Arc<Context>> {
-    if !descriptors::is_ours(fd) {
+    if descriptors::kind(fd) != Some(Kind::Card) {
         return None;
     }
     process().contexts.lock().get(&fd).cloned()
@@ -148,7 +226,7 @@ pub(crate) fn close(fd: RawFd) {
     let context = process.contexts.lock().remove(&fd);
     // After the lock is released, because the context's objects close files.
     drop(context);
-    process.channels.remove(fd);
     let file = process.cm_files.lock().remove(&fd);
     drop(file);
+    process.channels.remove(fd);
 }

@@ -7,6 +7,8 @@ use softhca::card::{Card, CardError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Resource {
     Qp(u32),
+    /// Shared receive queue.
+    Srq(u32),
     Cq(u32),
     /// Memory key.
     Mkey(u32),
@@ -16,8 +18,12 @@ pub(crate) enum Resource {
 
 impl Resource {
     pub(crate) fn number(self) -> u32 {
-        let (Self::Qp(number) | Self::Cq(number) | Self::Mkey(number) | Self::Uar(number) | Self::Pd(number)) =
-            self;
+        let (Self::Qp(number)
+        | Self::Srq(number)
+        | Self::Cq(number)
+        | Self::Mkey(number)
+        | Self::Uar(number)
+        | Self::Pd(number)) = self;
         number
     }
 
@@ -25,6 +31,7 @@ impl Resource {
     pub(crate) fn destroy(self, card: &Card) -> Result<(), CardError> {
         match self {
             Self::Qp(number) => card.destroy_qp(number),
+            Self::Srq(number) => card.destroy_srq(number),
             Self::Cq(number) => card.destroy_cq(number),
             Self::Mkey(key) => card.deregister_memory(key),
             Self::Uar(page) => card.free_uar(page),

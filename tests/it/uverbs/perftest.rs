@@ -61,3 +61,16 @@ fn datagrams() {
     succeeds("datagrams", "ib_send_lat", "ib", &["-c", "UD", "-n", "200"]);
     succeeds("datagrams", "ib_send_lat", "roce", &["-c", "UD", "-n", "200"]);
 }
+
+#[test]
+fn shared_receive_queues() {
+    for (tool, arguments) in [
+        ("ib_send_bw", &["--use-srq", "-n", "500"][..]),
+        ("ib_send_bw", &["--use-srq", "-q", "4", "-n", "500"]),
+        ("ib_send_lat", &["--use-srq", "-n", "200"]),
+        ("ib_send_bw", &["--use-srq", "-c", "UD", "-n", "500"]),
+    ] {
+        succeeds("shared_receive_queues", tool, "ib", arguments);
+    }
+    succeeds("shared_receive_queues", "ib_send_bw", "roce", &["--use-srq", "-s", "5000", "-n", "200"]);
+}

@@ -40,3 +40,13 @@ fn ud_pingpong() {
         }
     }
 }
+
+#[test]
+fn srq_pingpong() {
+    for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
+        for more in [&[][..], &["-e"], &["-q", "3", "-r", "40"]] {
+            let arguments = [&["-n", "200"], gid, more].concat();
+            succeeds("srq_pingpong", "ibv_srq_pingpong", devices, &arguments);
+        }
+    }
+}

@@ -92,11 +92,22 @@ impl Engine {
 
     /// Passes a packet to the fabric, or to the card itself.
     fn transmit(&mut self, header: &Header, to: Node, parts: &[Part], now: Instant) -> SendOutcome {
+        let bytes = || parts.iter().map(|(_, len)| *len as u64).sum();
         if to != self.resources.port.node() {
             // SAFETY: the parts were resolved just now to registered memory, or to inline bytes
             // that the request owns, or were read or copied into buffers of the card. None of these
             // is freed while the engine is locked.
-            return unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
+            let outcome = unsafe { self.fabric.try_send(to, header.as_bytes(), parts) };
+            if outcome == SendOutcome::Sent
+                && let Some(counters) = &self.counters
+            {
+                counters.sent(header, bytes());
+            }
+            return outcome;
+        }
+        if let Some(counters) = &self.counters {
+            counters.sent(header, bytes());
+            counters.received(header, bytes());
         }
         let mut context = self.resources.context(now);
         let touched = arrive(&mut self.delayed, &mut self.qps, to, header.as_bytes(), parts, &mut context);

@@ -2,6 +2,7 @@
 
 use super::schedule::Schedule;
 use crate::card::context::{Context, Resources};
+use crate::card::counters::Counters;
 use crate::card::delayed::DelayedPackets;
 use crate::card::memory::uar::{Register, UarPage, UarPages};
 use crate::card::port::Port;
@@ -10,6 +11,7 @@ use crate::card::waits::WaitRules;
 use crate::fabric::Fabric;
 use crate::faults::Faults;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A page of doorbell registers, and the queue pairs that it rings.
@@ -42,6 +44,8 @@ pub(crate) struct Engine {
     pub(super) schedule: Schedule,
     /// Packets that faults delay.
     pub(crate) delayed: DelayedPackets,
+    /// Where packets are counted, if anywhere.
+    pub(crate) counters: Option<Arc<Counters>>,
 }
 
 impl Engine {
@@ -55,6 +59,7 @@ impl Engine {
             resources: Resources::new(port, faults, waits),
             schedule: Schedule::default(),
             delayed: DelayedPackets::default(),
+            counters: None,
         }
     }
 

@@ -4,7 +4,9 @@ use super::arrive::arrive;
 use super::send::Served;
 use super::state::Engine;
 use crate::card::transport::qp::Qp;
+use crate::packet::Header;
 use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
 
 /// Packets that one step takes from the fabric.
 const RECEIVE_BUDGET: usize = 32;
@@ -56,9 +58,12 @@ impl Engine {
             return false;
         }
         // Handling a packet needs all of the engine but the fabric, which hands the packet over.
-        let Engine { fabric, qps, resources, delayed, .. } = self;
+        let Engine { fabric, qps, resources, delayed, counters, .. } = self;
         let mut touched = Vec::new();
         let taken = fabric.poll(RECEIVE_BUDGET, |source, header, payload| {
+            if let (Some(counters), Ok(header)) = (&counters, Header::read_from_bytes(header)) {
+                counters.received(&header, payload.iter().map(|(_, len)| *len as u64).sum());
+            }
             touched.extend(arrive(delayed, qps, source, header, &payload, &mut resources.context(now)));
         });
         for qpn in touched {

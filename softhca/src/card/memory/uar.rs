@@ -1,7 +1,8 @@
 //! Pages of doorbell registers. All pages of a card lie in one file in memory, which grows.
 //!
 //! So a card with thousands of pages has one file descriptor, and a program can map any page a
-//! second time.
+//! second time. The file also stands for the device where a program maps pages of a descriptor of
+//! `/dev/infiniband/uverbs*`: the system itself serves such a call.
 
 use crate::card::config::InvalidValue;
 use crate::os::memory::{MemoryFile, SharedMemory};
@@ -14,6 +15,11 @@ use std::sync::atomic::Ordering;
 
 /// Pages by which the file grows. Each such piece is one mapping.
 const PIECE: usize = 256;
+
+/// The page of the file at which pages of registers begin, clear of the offsets that libmlx5 composes
+/// of a command and an index: command << 8 | index, in pages, with commands of `enum
+/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has a hole there.
+const FIRST: usize = 9 << 8;
 
 /// The memory of all pages of a card; allocated with the first page.
 #[derive(Default)]
@@ -38,14 +44,18 @@ impl UarPages {
         Ok(page)
     }
 
-    fn grow(&mut self) -> io::Result<()> {
+    fn file(&mut self) -> io::Result<&MemoryFile> {
         let file = match self.file.take() {
             Some(file) => file,
             None => MemoryFile::new()?,
         };
-        let file = self.file.insert(file);
+        Ok(self.file.insert(file))
+    }
+
+    fn grow(&mut self) -> io::Result<()> {
         let first = self.pieces.len() * PIECE;
-        self.pieces.push(file.extend(first * UAR_PAGE, PIECE * UAR_PAGE)?);
+        let piece = self.file()?.extend((FIRST + first) * UAR_PAGE, PIECE * UAR_PAGE)?;
+        self.pieces.push(piece);
         self.free.extend(first..first + PIECE);
         Ok(())
     }
@@ -55,10 +65,9 @@ impl UarPages {
         self.free.push_back(page.index);
     }
 
-    /// A descriptor of the file, and the page's offset in it.
-    pub(crate) fn descriptor(&self, page: &UarPage) -> io::Result<(OwnedFd, u64)> {
-        let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok((file.descriptor()?, (page.index * UAR_PAGE) as u64))
+    /// A descriptor of the file, which may have no page yet.
+    pub(crate) fn descriptor(&mut self) -> io::Result<OwnedFd> {
+        self.file()?.descriptor()
     }
 }
 
@@ -97,6 +106,11 @@ impl UarPage {
     /// Its first byte.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
+    }
+
+    /// Its offset in the file of all pages.
+    pub(crate) fn offset(&self) -> u64 {
+        ((FIRST + self.index) * UAR_PAGE) as u64
     }
 
     fn register(&self, register: Register) -> &SharedU64 {
@@ -162,7 +176,7 @@ mod tests {
         bases.sort_unstable();
         assert!(bases.windows(2).all(|pair| pair[1] - pair[0] >= UAR_PAGE), "no two overlap");
         for page in [&taken[0], &taken[PIECE + 1]] {
-            let (file, offset) = pages.descriptor(page).unwrap();
+            let (file, offset) = (pages.descriptor().unwrap(), page.offset());
             page.register(at(0xb00)).store(9, Ordering::Release);
             let mut word = [0u8; 8];
             // SAFETY: room for 8 bytes.

@@ -5,5 +5,6 @@ pub(crate) mod error;
 pub(crate) mod producer;
 pub(crate) mod receive;
 pub(crate) mod send;
+pub(crate) mod shared;
 pub(crate) mod wait;
 pub(crate) mod wqe;

@@ -7,10 +7,28 @@ use gdsync_sys::prm::doorbell;
 use gdsync_sys::prm::recv;
 use gdsync_sys::prm::wqe::DataSeg;
 
+/// Where a receive belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    /// Protection domain of its memory.
+    pub(crate) pdn: u32,
+    /// Where it completes.
+    pub(crate) cqn: u32,
+    /// What its completion entry names its queue by.
+    pub(crate) user_index: u32,
+}
+
+/// A receive as its completion names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) index: u16,
+    pub(crate) home: Home,
+}
+
 /// A receive that a message fills.
 #[derive(Debug)]
 pub(crate) struct Receive {
-    pub(crate) index: u16,
+    pub(crate) slot: Slot,
     pub(crate) segments: Vec<DataSeg>,
     /// Bytes that are filled.
     pub(crate) offset: u32,
@@ -26,6 +44,7 @@ impl Receive {
 /// A receive queue. Its indices are not reduced modulo the ring's size.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
+    home: Home,
     ring: ReadRing,
     producer: Producer,
     /// Next receive to use.
@@ -43,7 +62,8 @@ impl ReceiveQueue {
             let ring = ReadRing::new(config.rq, config.rq_entries, config.rq_stride as usize);
             (ring, Producer::new(config.dbrec, doorbell::DBR_RECV))
         };
-        ReceiveQueue { ring, producer, next: 0, current: None }
+        let home = Home { pdn: config.pdn, cqn: config.recv_cq, user_index: config.user_index.unwrap_or(0) };
+        ReceiveQueue { home, ring, producer, next: 0, current: None }
     }
 
     /// Empties the queue. The front zeroes the doorbell record.
@@ -58,36 +78,45 @@ impl ReceiveQueue {
         }
     }
 
-    /// Whether a receive can be taken.
-    pub(crate) fn has_receive(&mut self) -> bool {
-        self.poll_record();
-        self.current.is_some() || self.next != self.producer.index()
+    /// Where its receives belong.
+    pub(crate) fn home(&self) -> Home {
+        self.home
     }
 
-    /// Takes a receive: first one that an aborted message of an unreliable connection has left,
-    /// else the next posted one.
-    pub(crate) fn take(&mut self) -> Option<Receive> {
-        if !self.has_receive() {
+    /// Whether a receive is posted.
+    pub(crate) fn has_posted(&mut self) -> bool {
+        self.poll_record();
+        self.next != self.producer.index()
+    }
+
+    /// Takes the receive that an aborted message of an unreliable connection has left.
+    pub(crate) fn take_left(&mut self) -> Option<Receive> {
+        self.current.take().map(|receive| Receive { offset: 0, ..receive })
+    }
+
+    /// Takes the next posted receive.
+    pub(crate) fn take_posted(&mut self) -> Option<Receive> {
+        if !self.has_posted() {
             return None;
-        }
-        if let Some(receive) = self.current.take() {
-            return Some(Receive { offset: 0, ..receive });
         }
         let index = self.next;
         self.next = index.wrapping_add(1);
         let mut bytes = Vec::with_capacity(64);
         self.ring.read(index, &mut bytes);
-        Some(Receive { index: index as u16, segments: recv::segments(&bytes).collect(), offset: 0 })
+        let slot = Slot { index: index as u16, home: self.home };
+        Some(Receive { slot, segments: recv::segments(&bytes).collect(), offset: 0 })
     }
 
-    /// Takes all receives, for flushing. Returns their indices.
-    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = u16> + use<> {
-        let current = self.current.take().map(|receive| receive.index);
+    /// Takes all receives, for flushing. Those of a shared queue stay there, but for the one that a
+    /// message has begun to fill.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Slot> + use<> {
+        let current = self.current.take().map(|receive| receive.slot);
         self.poll_record();
         // A broken record may announce more receives than the ring holds.
         let posted = self.producer.index().wrapping_sub(self.next).min(self.ring.entries());
-        let first = self.next;
+        let (first, home) = (self.next, self.home);
         self.next = self.producer.index();
-        current.into_iter().chain((0..posted).map(move |step| first.wrapping_add(step) as u16))
+        let slot = move |step| Slot { index: first.wrapping_add(step) as u16, home };
+        current.into_iter().chain((0..posted).map(slot))
     }
 }

@@ -15,7 +15,14 @@ fn ready(card: &Card, qp: &TestQp, qkey: u32) {
 }
 
 pub(super) fn datagram_qp(card: &Card, pdn: u32) -> TestQp {
-    let qp = TestQp::with(card, pdn, &SIZES, |config| config.transport = Transport::Ud);
+    datagram_qp_with(card, pdn, |_| {})
+}
+
+fn datagram_qp_with(card: &Card, pdn: u32, change: impl FnOnce(&mut QpConfig)) -> TestQp {
+    let qp = TestQp::with(card, pdn, &SIZES, |config| {
+        config.transport = Transport::Ud;
+        change(config);
+    });
     ready(card, &qp, QKEY);
     qp
 }
@@ -23,7 +30,12 @@ pub(super) fn datagram_qp(card: &Card, pdn: u32) -> TestQp {
 fn pair_on(link: LinkLayer) -> Pair {
     let card = Card::stopped(link, Box::new(drop)).unwrap();
     let pdn = card.alloc_pd().unwrap();
-    let (left, right) = (datagram_qp(&card, pdn), datagram_qp(&card, pdn));
+    datagram_pair(card, pdn, |_| {})
+}
+
+/// Two queue pairs of datagrams, the right one with a configuration that `change` has changed.
+pub(super) fn datagram_pair(card: Card, pdn: u32, change: impl FnOnce(&mut QpConfig)) -> Pair {
+    let (left, right) = (datagram_qp(&card, pdn), datagram_qp_with(&card, pdn, change));
     let region = || Region::new(&card, pdn, 8192, everything());
     let (source, target) = (region(), region());
     target.bytes().fill(0x7b);
@@ -53,6 +65,14 @@ fn vector(pair: &Pair, fields: &AddressFields) -> Vec<u8> {
         bytes[28] &= 0xbf;
     }
     bytes
+}
+
+impl Pair {
+    /// Sends a datagram of the source's bytes to the right.
+    pub(super) fn send_datagram(&mut self, range: std::ops::Range<usize>) {
+        let (to, data) = (fields(self, None), self.source.data(range));
+        send(self, &to, data.as_bytes());
+    }
 }
 
 fn send(pair: &mut Pair, fields: &AddressFields, data: &[u8]) {

@@ -38,6 +38,8 @@ pub(crate) struct Qp {
     established: bool,
     /// The queue pair whose SEND_EN has released its sends.
     master: Option<u32>,
+    /// The event of the last receive of a shared queue was raised.
+    last_receive_said: bool,
 }
 
 /// Fields of the diagnostics of an index of sends.
@@ -60,6 +62,7 @@ impl Qp {
             timer: None,
             established: false,
             master: None,
+            last_receive_said: false,
         }
     }
 
@@ -68,7 +71,7 @@ impl Qp {
         self.endpoint.reset();
         self.requester.restart(0, &self.endpoint.attributes);
         self.responder.restart(0);
-        (self.established, self.master) = (false, None);
+        (self.established, self.master, self.last_receive_said) = (false, None, false);
     }
 
     /// Applies a change that [`transition::check`] has accepted, for every state but RESET and ERR.
@@ -298,6 +301,10 @@ impl Qp {
             self.responder.release_completions(step);
             self.requester.flush(step);
             self.responder.flush(step);
+            if step.endpoint.config.srq.is_some() && !std::mem::replace(&mut self.last_receive_said, true) {
+                let qpn = step.endpoint.qpn;
+                step.context.emit(Event::LastReceive { qpn });
+            }
         }
     }
 

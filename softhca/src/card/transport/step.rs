@@ -4,6 +4,7 @@ use super::endpoint::Endpoint;
 use crate::card::config::QpState;
 use crate::card::context::Context;
 use crate::card::event::Event;
+use crate::card::queue::receive::{Home, Slot};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 
 /// The vendor syndrome of every error entry: a software card has no further cause to report.
@@ -22,16 +23,17 @@ impl Step<'_, '_> {
 
     /// Writes an entry to the completion queue of sends.
     pub(crate) fn complete_send(&mut self, cqe: Cqe64) {
-        self.complete(self.endpoint.config.send_cq, cqe);
+        let user_index = self.endpoint.config.user_index.unwrap_or(0);
+        self.complete(self.endpoint.config.send_cq, user_index, cqe);
     }
 
-    /// Writes an entry to the completion queue of receives.
-    pub(crate) fn complete_receive(&mut self, cqe: Cqe64) {
-        self.complete(self.endpoint.config.recv_cq, cqe);
+    /// Writes an entry to the completion queue of a receive.
+    pub(crate) fn complete_receive(&mut self, home: Home, cqe: Cqe64) {
+        self.complete(home.cqn, home.user_index, cqe);
     }
 
-    fn complete(&mut self, cqn: u32, cqe: Cqe64) {
-        if !self.context.complete(cqn, cqe.with_user_index(self.endpoint.config.user_index.unwrap_or(0))) {
+    fn complete(&mut self, cqn: u32, user_index: u32, cqe: Cqe64) {
+        if !self.context.complete(cqn, cqe.with_user_index(user_index)) {
             self.completion_lost();
         }
     }
@@ -43,9 +45,10 @@ impl Step<'_, '_> {
     }
 
     /// Completes a receive with an error.
-    pub(crate) fn receive_error(&mut self, index: u16, syndrome: Syndrome) {
+    pub(crate) fn receive_error(&mut self, slot: Slot, syndrome: Syndrome) {
         let (error, qpn) = (CqeOpcode::ResponderError, self.endpoint.qpn);
-        self.complete_receive(Cqe64::error(error, 0, qpn, index, syndrome, VENDOR_SYNDROME));
+        let cqe = Cqe64::error(error, 0, qpn, slot.index, syndrome, VENDOR_SYNDROME);
+        self.complete_receive(slot.home, cqe);
     }
 
     /// Handles a completion queue that had no room for an entry.

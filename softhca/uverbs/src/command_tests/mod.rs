@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 mod processes;
 mod regions;
+mod srqs;
 
 /// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());
@@ -166,11 +167,15 @@ fn reg_mr(device: &Device, pd_handle: u32, start: u64, length: u64, hca_va: u64)
 }
 
 fn create_cq(device: &Device, cqe: u32, asked: &CreateCq) -> Result<u32, i32> {
+    create_cq_on(device, 0, cqe, asked)
+}
+
+fn create_cq_on(device: &Device, vector: u32, cqe: u32, asked: &CreateCq) -> Result<u32, i32> {
     let command = new(object::CQ, method::CREATE)
         .handle(attr::HANDLE, 0)
         .number(attr::CQ_CQE, cqe)
         .attribute(attr::CQ_USER_HANDLE, 8, 0x1234)
-        .number(attr::CQ_COMP_VECTOR, 0)
+        .number(attr::CQ_COMP_VECTOR, vector)
         .output(attr::CQ_RESP_CQE, 4)
         .input(attr::UHW_IN, asked)
         .output(attr::UHW_OUT, 8);
@@ -237,7 +242,18 @@ fn a_qp(parts: &mut Parts) -> CreateQp {
 }
 
 fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Result<u32, i32> {
-    let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::new_zeroed() };
+    create_qp_with(device, parts, kind, asked, |command| command)
+}
+
+/// As [`create_qp`], with attributes that `more` adds.
+fn create_qp_with(
+    device: &Device,
+    parts: &Parts,
+    kind: u32,
+    asked: &CreateQp,
+    more: impl FnOnce(Command) -> Command,
+) -> Result<u32, i32> {
+    let cap = QpCap { max_send_wr: 16, max_recv_wr: 10, max_recv_sge: 1, ..QpCap::new_zeroed() };
     let command = new(object::QP, method::CREATE)
         .handle(attr::HANDLE, 0)
         .handle(attr::QP_PD, parts.pd)
@@ -251,8 +267,9 @@ fn create_qp(device: &Device, parts: &Parts, kind: u32, asked: &CreateQp) -> Res
         .output(attr::QP_RESP_NUM, 4)
         .input(attr::UHW_IN, asked)
         .output(attr::UHW_OUT, 40);
-    let answer = command.run(device)?;
+    let answer = more(command).run(device)?;
     assert_ne!(answer.output::<u32>(attr::QP_RESP_NUM), 0);
+    assert_eq!(answer.output::<QpCap>(attr::QP_RESP_CAP).max_recv_wr, asked.rq_wqe_count);
     Ok(answer.created(attr::HANDLE))
 }
 
@@ -288,7 +305,7 @@ fn a_context_says_what_libmlx5_must_know() {
 fn what_is_not_there_is_said() {
     let device = Device::open();
     assert_eq!(write(4).run(&device).err(), Some(libc::EOPNOTSUPP));
-    assert_eq!(new(5, 0).run(&device).err(), Some(libc::EPROTONOSUPPORT), "shared receive queues");
+    assert_eq!(new(9, 0).run(&device).err(), Some(libc::EPROTONOSUPPORT), "flows");
     assert_eq!(new(object::PD, 99).run(&device).err(), Some(libc::EPROTONOSUPPORT));
     let port = |port| new(object::DEVICE, method::QUERY_PORT).number(attr::QUERY_PORT_NUM, port).run(&device);
     assert!(port(1).is_ok());
@@ -299,9 +316,14 @@ fn what_is_not_there_is_said() {
     };
     assert!(gid(0).is_ok());
     assert_eq!(gid(1).err(), Some(libc::ENODATA));
-    for (object, method) in
-        [(object::PD, 0), (object::MR, 1), (object::CQ, 1), (object::QP, 1), (object::AH, 0)]
-    {
+    for (object, method) in [
+        (object::PD, 0),
+        (object::MR, 1),
+        (object::CQ, 1),
+        (object::QP, 1),
+        (object::SRQ, 1),
+        (object::AH, 0),
+    ] {
         assert_eq!(destroy(&device, object, method, 77), Err(libc::EINVAL), "{object}");
     }
     // SAFETY: the path is a C string. There are at most 8 devices.
@@ -353,6 +375,7 @@ fn memory_that_is_not_there_is_a_fault() {
     assert_eq!(create_cq(&device, 15, &CreateCq { cqe_size: 128, ..good }), Err(libc::EOPNOTSUPP));
     assert_eq!(create_cq(&device, u32::MAX, &good), Err(libc::EINVAL));
     assert_eq!(create_cq(&device, 0, &good), Err(libc::EINVAL));
+    assert_eq!(create_cq_on(&device, 1, 15, &good), Err(libc::EINVAL), "there is one completion vector");
     let good = a_qp(&mut parts);
     let refused = |asked: CreateQp| create_qp(&device, &parts, 2, &asked).unwrap_err();
     assert_eq!(refused(CreateQp { buf_addr: 4096, ..good }), libc::EFAULT);
@@ -419,6 +442,7 @@ fn attributes_of_a_queue_pair_come_back() {
         (1, 6, 1, 16)
     );
     assert_eq!((answer.dest.dgid[15], answer.dest.traffic_class), (9, 33));
+    assert_eq!((answer.max_recv_wr, answer.max_recv_sge), (16, 1), "what was given: 10 were asked for");
     let reset = ModifyQp { attr_mask: ibv::IBV_QP_STATE, ..none };
     assert_eq!(modify(reset), Ok(()));
     assert_eq!(modify(ModifyQp { qp_state: 3, ..reset }), Err(libc::EINVAL), "not from RESET");

@@ -5,10 +5,11 @@
 //! status and a syndrome, and EREMOTEIO.
 //!
 //! Layers, each importing only modules before it: `status`, `message`, `resources`, `umem`,
-//! `capabilities`, `general`, `mkey`, `cq`, `qp`, `modify`, `object`.
+//! `capabilities`, `events`, `general`, `mkey`, `cq`, `qp`, `modify`, `object`.
 
 mod capabilities;
 mod cq;
+mod events;
 mod general;
 mod message;
 mod mkey;
@@ -32,6 +33,10 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (kind::DEVX_OBJ, method::OBJ_CREATE) => object::create(context, request),
         (kind::DEVX_OBJ, method::OBJ_MODIFY) => object::modify(context, request),
         (kind::DEVX_OBJ, method::OBJ_QUERY) => object::query(context, request),
+        (kind::DEVX_OBJ, method::OBJ_ASYNC_QUERY) => object::query_async(context, request),
+        (kind::DEVX, method::SUBSCRIBE_EVENT) => events::subscribe(context, request),
+        (kind::DEVX_ASYNC_CMD_FD, method::FD_ALLOC) => events::alloc_commands(context, request),
+        (kind::DEVX_ASYNC_EVENT_FD, method::FD_ALLOC) => events::alloc_events(context, request),
         (kind::DEVX_UMEM, method::UMEM_REG) => umem::register(context, request),
         (kind::DEVX_OBJ, method::OBJ_DESTROY) | (kind::DEVX_UMEM, method::UMEM_DEREG) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)

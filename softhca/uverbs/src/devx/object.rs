@@ -3,7 +3,7 @@
 
 use super::message::{answer, created, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
-use super::{cq, mkey, modify, qp};
+use super::{cq, events, mkey, modify, qp};
 use crate::attributes::Request;
 use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
@@ -117,15 +117,46 @@ pub(super) fn modify(context: &Context, request: &Request) -> Result<()> {
 pub(super) fn query(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[attr::HANDLE, attr::OBJ_IN, attr::OBJ_OUT])?;
     let input = input(request, attr::OBJ_IN, attr::OBJ_OUT)?;
-    let handle = request.handle(attr::HANDLE)?;
+    let outcome = ask(context, request.handle(attr::HANDLE)?, &input)?;
+    answer(request, attr::OBJ_OUT, outcome)
+}
+
+/// `MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY`: the answer, also that of a refused command, goes to a file.
+/// It is there before the command returns.
+pub(super) fn query_async(context: &Context, request: &Request) -> Result<()> {
+    request.knows(&[
+        attr::HANDLE,
+        attr::OBJ_IN,
+        attr::ASYNC_QUERY_FD,
+        attr::ASYNC_QUERY_WR_ID,
+        attr::ASYNC_QUERY_OUT_LEN,
+    ])?;
+    let input = request.bytes(attr::OBJ_IN)?;
+    let room = request.number(attr::ASYNC_QUERY_OUT_LEN)?;
+    let room = u16::try_from(room).map(usize::from).map_err(|_| Errno::INVALID)?;
+    if input.len() < header::BYTES || room < header::BYTES {
+        return Err(Errno::INVALID);
+    }
+    let file = events::file(context, request, attr::ASYNC_QUERY_FD, true)?;
+    let mut output = match ask(context, request.handle(attr::HANDLE)?, &input)? {
+        Ok(output) => output,
+        Err(Failure::Refused(refusal)) => refusal.output(),
+        Err(Failure::Errno(errno)) => return Err(errno),
+    };
+    output.resize(room, 0);
+    // `struct mlx5_ib_uapi_devx_async_cmd_hdr`: the program's number, and the answer.
+    let number = request.number(attr::ASYNC_QUERY_WR_ID)?;
+    file.push(&[&number.to_ne_bytes(), output.as_slice()].concat())
+}
+
+/// Queries the object of a handle.
+fn ask(context: &Context, handle: u32, input: &[u8]) -> Result<std::result::Result<Vec<u8>, Failure>> {
     let objects = context.objects.lock();
-    let outcome = match (Target::find(&objects, handle, &input)?, opcode_of(&input)) {
+    Ok(match (Target::find(&objects, handle, input)?, opcode_of(input)) {
         (Target::Cq(number, cq), opcode::QUERY_CQ) => cq::query(context, number, cq).map_err(Failure::from),
         (Target::Qp(number, config, qp), opcode::QUERY_QP) => {
             qp::query(context, number, &config, qp).map_err(Failure::from)
         }
         (_, opcode) => Err(misplaced(opcode)),
-    };
-    drop(objects);
-    answer(request, attr::OBJ_OUT, outcome)
+    })
 }

@@ -99,6 +99,7 @@ pub(super) fn create(
         pdn,
         send_cq,
         recv_cq,
+        srq: None,
         uar,
         // The receive queue comes first in the buffer.
         sq: (start + receive_bytes) as *mut u8,

@@ -1,7 +1,9 @@
 //! Events of the card, on their way to the program.
 
 pub(crate) mod channels;
+pub(crate) mod packets;
 pub(crate) mod pipe;
 pub(crate) mod routes;
 pub(crate) mod signal;
 pub(crate) mod wake;
+pub(crate) mod subscriptions;

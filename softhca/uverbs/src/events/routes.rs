@@ -1,6 +1,7 @@
 //! Routes from the card's completion queues and queue pairs to the pipes that the program reads.
 
 use super::pipe::EventPipe;
+use super::subscriptions::Subscriptions;
 use crate::resource::Resource;
 use parking_lot::Mutex;
 use softhca::card::Event;
@@ -42,6 +43,8 @@ const ASYNC_EVENT: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
     routes: Mutex<HashMap<Resource, Route>>,
+    /// Those of DEVX, which come in addition.
+    pub(crate) subscriptions: Subscriptions,
 }
 
 impl Routes {
@@ -52,6 +55,7 @@ impl Routes {
     /// Ends the delivery of a destroyed object's events, and removes its unread events from the
     /// pipes.
     pub(crate) fn remove(&self, source: Resource) -> Reported {
+        self.subscriptions.remove(source);
         let mut routes = self.routes.lock();
         let Some(route) = routes.remove(&source) else { return Reported::default() };
         // `deliver` adds no more events of the object. The pipe has a lock of its own, and dropping
@@ -68,6 +72,7 @@ impl Routes {
 
     /// Delivers an event of the card, unless its source has no route.
     pub(crate) fn deliver(&self, event: Event) {
+        self.subscriptions.deliver(&event);
         let (source, code) = match event {
             Event::Completion { cqn } => return self.complete(cqn),
             // `enum ib_event_type`.
@@ -76,6 +81,9 @@ impl Routes {
             Event::QpRequestError { qpn } => (Resource::Qp(qpn), 2),
             Event::QpAccessError { qpn } => (Resource::Qp(qpn), 3),
             Event::CommunicationEstablished { qpn } => (Resource::Qp(qpn), 4),
+            Event::SrqError { srqn } => (Resource::Srq(srqn), 14),
+            Event::SrqLimit { srqn } => (Resource::Srq(srqn), 15),
+            Event::LastReceive { qpn } => (Resource::Qp(qpn), 16),
             other => return tracing::warn!(?other, "an event that programs do not receive"),
         };
         if let Some(route) = self.routes.lock().get_mut(&source) {

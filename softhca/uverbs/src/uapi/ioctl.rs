@@ -44,6 +44,7 @@ pub(crate) mod object {
     pub(crate) const PD: u16 = 1;
     pub(crate) const CQ: u16 = 3;
     pub(crate) const QP: u16 = 4;
+    pub(crate) const SRQ: u16 = 5;
     pub(crate) const AH: u16 = 6;
     pub(crate) const MR: u16 = 7;
     pub(crate) const ASYNC_EVENT: u16 = 16;
@@ -61,7 +62,7 @@ pub(crate) mod method {
     pub(crate) const QUERY_GID_ENTRY: u16 = 6;
     /// The only method of PD and AH.
     pub(crate) const ONLY_DESTROY: u16 = 0;
-    /// `CREATE` and `DESTROY` of CQ and QP.
+    /// `CREATE` and `DESTROY` of CQ, QP and SRQ.
     pub(crate) const CREATE: u16 = 0;
     pub(crate) const DESTROY: u16 = 1;
     pub(crate) const MR_DESTROY: u16 = 1;
@@ -119,6 +120,7 @@ pub(crate) mod attr {
     pub(crate) const CQ_EVENT_FD: u16 = 7;
 
     pub(crate) const QP_PD: u16 = 2;
+    pub(crate) const QP_SRQ: u16 = 3;
     pub(crate) const QP_SEND_CQ: u16 = 4;
     pub(crate) const QP_RECV_CQ: u16 = 5;
     pub(crate) const QP_USER_HANDLE: u16 = 7;
@@ -128,6 +130,16 @@ pub(crate) mod attr {
     pub(crate) const QP_EVENT_FD: u16 = 12;
     pub(crate) const QP_RESP_CAP: u16 = 13;
     pub(crate) const QP_RESP_NUM: u16 = 14;
+
+    pub(crate) const SRQ_PD: u16 = 1;
+    pub(crate) const SRQ_USER_HANDLE: u16 = 4;
+    pub(crate) const SRQ_MAX_WR: u16 = 5;
+    pub(crate) const SRQ_MAX_SGE: u16 = 6;
+    pub(crate) const SRQ_LIMIT: u16 = 7;
+    pub(crate) const SRQ_TYPE: u16 = 9;
+    pub(crate) const SRQ_EVENT_FD: u16 = 10;
+    pub(crate) const SRQ_RESP_MAX_WR: u16 = 11;
+    pub(crate) const SRQ_RESP_MAX_SGE: u16 = 12;
 
     pub(crate) const MR_QUERY_LKEY: u16 = 1;
     pub(crate) const MR_QUERY_RKEY: u16 = 2;

@@ -72,6 +72,26 @@ pub(crate) struct CreateCq {
     pub(crate) reserved1: u32,
 }
 
+/// `struct mlx5_ib_create_srq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateSrq {
+    pub(crate) buf_addr: u64,
+    pub(crate) db_addr: u64,
+    pub(crate) flags: u32,
+    pub(crate) reserved0: u32,
+    pub(crate) uidx: u32,
+    pub(crate) reserved1: u32,
+}
+
+/// `struct mlx5_ib_create_srq_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct CreateSrqResp {
+    pub(crate) srqn: u32,
+    pub(crate) reserved: u32,
+}
+
 /// `struct mlx5_ib_create_qp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -126,6 +146,8 @@ mod tests {
         assert_eq!(offset_of!(AllocUcontextResp, cqe_version), 44);
         assert_eq!(offset_of!(AllocUcontextResp, hca_core_clock_offset), 48);
         assert_eq!((size_of::<CreateCq>(), offset_of!(CreateCq, uar_page_index)), (32, 24));
+        assert_eq!((size_of::<CreateSrq>(), offset_of!(CreateSrq, uidx)), (32, 24));
+        assert_eq!(size_of::<CreateSrqResp>(), 8);
         assert_eq!((size_of::<CreateQp>(), offset_of!(CreateQp, sq_buf_addr)), (56, 40));
         assert_eq!((size_of::<CreateQpResp>(), offset_of!(CreateQpResp, tir_icm_addr)), (40, 32));
         assert_eq!((size_of::<CreateAhResp>(), offset_of!(CreateAhResp, dmac)), (16, 4));

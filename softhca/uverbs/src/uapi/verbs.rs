@@ -13,17 +13,22 @@ pub(crate) mod command {
     pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
+    pub(crate) const MODIFY_SRQ: u32 = 33;
+    pub(crate) const QUERY_SRQ: u32 = 34;
 }
 /// `IB_UVERBS_QPT_*`.
 pub(crate) const QPT_RC: u64 = 2;
 pub(crate) const QPT_UC: u64 = 3;
 pub(crate) const QPT_UD: u64 = 4;
+/// `IB_SRQ_MAX_WR` and `IB_SRQ_LIMIT`: what a change of a shared receive queue changes.
+pub(crate) const SRQ_MAX_WR: u32 = 1 << 0;
+pub(crate) const SRQ_LIMIT: u32 = 1 << 1;
+/// `IB_UVERBS_SRQT_BASIC`.
+pub(crate) const SRQT_BASIC: u64 = 0;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
 pub(crate) const CQ_IGNORE_OVERRUN: u64 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 pub(crate) const QP_CREATE_SQ_SIG_ALL: u64 = 1 << 12;
-/// `IB_UVERBS_PCF_IP_BASED_GIDS`.
-pub(crate) const PORT_IP_BASED_GIDS: u32 = 1 << 26;
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`.
 pub(crate) const CORE_SUPPORT_OPTIONAL_MR_ACCESS: u64 = 1;
 /// `IB_UVERBS_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
@@ -246,6 +251,35 @@ pub(crate) struct ModifyQp {
     pub(crate) reserved: [u8; 2],
 }
 
+/// `struct ib_uverbs_modify_srq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifySrq {
+    pub(crate) srq_handle: u32,
+    pub(crate) attr_mask: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) srq_limit: u32,
+}
+
+/// `struct ib_uverbs_query_srq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QuerySrq {
+    pub(crate) response: u64,
+    pub(crate) srq_handle: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `struct ib_uverbs_query_srq_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QuerySrqResp {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+    pub(crate) reserved: u32,
+}
+
 /// `struct ib_uverbs_create_ah`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -293,6 +327,7 @@ mod tests {
         assert_eq!((size_of::<QueryQp>(), size_of::<QueryQpResp>()), (16, 128));
         assert_eq!((size_of::<ModifyQp>(), offset_of!(ModifyQp, qp_state)), (112, 96));
         assert_eq!(offset_of!(QueryQpResp, qp_state), 108);
+        assert_eq!((size_of::<ModifySrq>(), size_of::<QuerySrq>(), size_of::<QuerySrqResp>()), (16, 16, 16));
         assert_eq!((size_of::<GidEntry>(), size_of::<QpCap>()), (32, 20));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::attributes::Request;
 use crate::context::Context;
-use crate::descriptors;
+use crate::descriptors::{self, Kind};
 use crate::errno::Result;
 use crate::events::pipe::EventPipe;
 use crate::uapi::ioctl::attr;
@@ -13,8 +13,8 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     let (pipe, theirs) = EventPipe::new()?;
     let fd = theirs.as_raw_fd();
     request.answer_with(attr::CORE_OUT, &(fd as u32))?;
-    descriptors::add(fd)?;
-    context.channels.add(fd, pipe);
+    descriptors::add(Kind::Card, fd)?;
+    context.channels.completions.add(fd, pipe);
     // The program owns the descriptor from here on.
     let _ = theirs.into_raw_fd();
     Ok(())

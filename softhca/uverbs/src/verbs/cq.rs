@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use super::device::COMPLETION_VECTORS;
 use crate::attributes::Request;
 use crate::context::{Context, Object};
 use crate::errno::{Errno, Result};
@@ -49,6 +50,11 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         );
         return Err(Errno::NOT_SUPPORTED);
     }
+    let vector = request.number32(attr::CQ_COMP_VECTOR)?;
+    if vector >= COMPLETION_VECTORS {
+        tracing::warn!(vector, COMPLETION_VECTORS, "there is no such completion vector");
+        return Err(Errno::INVALID);
+    }
     let cqe = request.number32(attr::CQ_CQE)?;
     // libmlx5 allocates one entry more than the program asks for, rounded up.
     let entries =
@@ -57,7 +63,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
-        true => Some(context.channels.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
+        true => Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
         false => None,
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;

@@ -18,6 +18,10 @@ const ATOMIC_HCA: u32 = 1;
 /// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3,
 /// `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
+/// Scatter/gather elements that fit a work request of every kind beside each other, as the driver computes
+/// them: 512 bytes, less control and remote address (`mlx5_ib_query_device`). A queue may be created
+/// with more, up to the work-queue entry's size.
+const MAX_SGE: u32 = (512 - 16 - 16) / 16;
 /// Version 1 of completion entries: they name the queue pair by an index that libmlx5 chooses.
 const CQE_VERSION: u8 = 1;
 
@@ -47,6 +51,7 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         max_rq_desc_sz: 1024,
         max_send_wqebb: LIMITS.max_qp_wr,
         max_recv_wr: LIMITS.max_qp_wr,
+        max_srq_recv_wr: LIMITS.max_srq_entries,
         num_ports: 1,
         response_length: size_of::<AllocUcontextResp>() as u32,
         cqe_version: CQE_VERSION,
@@ -108,8 +113,8 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         vendor_part_id: sysfs::PART,
         max_qp: LIMITS.max_qp,
         max_qp_wr: LIMITS.max_qp_wr,
-        max_sge: LIMITS.max_send_sge.min(LIMITS.max_recv_sge),
-        max_sge_rd: LIMITS.max_send_sge,
+        max_sge: MAX_SGE,
+        max_sge_rd: MAX_SGE,
         max_cq: LIMITS.max_cq,
         max_cqe: LIMITS.max_cqe - 1,
         max_mr: LIMITS.max_mr,
@@ -119,6 +124,10 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_qp_init_rd_atom: reads,
         atomic_cap: ATOMIC_HCA,
         max_ah: i32::MAX as u32,
+        max_srq: LIMITS.max_srq,
+        // A list of entries has always one more than receives.
+        max_srq_wr: LIMITS.max_srq_entries - 1,
+        max_srq_sge: LIMITS.max_srq_sge,
         max_pkeys: 1,
         local_ca_ack_delay: 16,
         phys_port_cnt: PORT,

@@ -1,7 +1,7 @@
 //! The objects and queries of the verbs interface.
 //!
 //! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`,
-//! `uar`, `cq`, `qp`.
+//! `uar`, `cq`, `srq`, `qp`.
 
 pub(crate) mod ah;
 pub(crate) mod channel;
@@ -11,4 +11,5 @@ pub(crate) mod mr;
 pub(crate) mod pd;
 pub(crate) mod port;
 pub(crate) mod qp;
+pub(crate) mod srq;
 pub(crate) mod uar;

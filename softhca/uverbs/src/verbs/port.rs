@@ -4,7 +4,7 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
-use crate::uapi::verbs::{GidEntry, PORT_IP_BASED_GIDS, QueryPortResp};
+use crate::uapi::verbs::{GidEntry, QueryPortResp};
 use gdsync_sys::verbs as ibv;
 use softhca::card::{Card, GidKind, LIMITS, LinkLayer};
 use zerocopy::{FromZeros, IntoBytes};
@@ -35,7 +35,7 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 fn answer_of(card: &Card) -> QueryPortResp {
     let is_ethernet = card.link_layer() == LinkLayer::Ethernet;
     QueryPortResp {
-        port_cap_flags: if is_ethernet { PORT_IP_BASED_GIDS } else { 0 },
+        port_cap_flags: card.link_layer().capability_flags(),
         max_msg_sz: LIMITS.max_message,
         gid_tbl_len: card.gids().len() as u32,
         pkey_tbl_len: 1,

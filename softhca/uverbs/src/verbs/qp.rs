@@ -13,6 +13,7 @@ use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_SIGNATURE, QP_SUPPORTED};
 use crate::uapi::verbs::{
     ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
 };
+use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
 use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, Transport};
 use zerocopy::FromZeros;
@@ -50,6 +51,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[
         attr::HANDLE,
         attr::QP_PD,
+        attr::QP_SRQ,
         attr::QP_SEND_CQ,
         attr::QP_RECV_CQ,
         attr::QP_USER_HANDLE,
@@ -68,7 +70,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::NOT_SUPPORTED);
     }
     let asked: CreateQp = request.structure(attr::UHW_IN)?;
-    let cap: QpCap = request.structure(attr::QP_CAP)?;
+    let cap = granted(&request.structure(attr::QP_CAP)?, &asked);
     let signal_all = flags & QP_CREATE_SQ_SIG_ALL != 0;
     let transport = transport_of(request.number(attr::QP_TYPE)?)?;
     let user_handle = request.number(attr::QP_USER_HANDLE)?;
@@ -87,6 +89,14 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::QP_RESP_NUM, &number)?;
     let answer = CreateQpResp { bfreg_index: asked.bfreg_index, ..CreateQpResp::new_zeroed() };
     request.answer_with(attr::UHW_OUT, &answer)
+}
+
+/// The capacities of a queue pair. Its receives are those of the ring that libmlx5 has allocated; it
+/// keeps account of the send queue itself.
+fn granted(cap: &QpCap, asked: &CreateQp) -> QpCap {
+    let stride = 1u32.checked_shl(asked.rq_wqe_shift).unwrap_or(0);
+    let max_recv_sge = if asked.rq_wqe_count == 0 { 0 } else { stride / SEGMENT as u32 };
+    QpCap { max_recv_wr: asked.rq_wqe_count, max_recv_sge, ..*cap }
 }
 
 fn transport_of(code: u64) -> Result<Transport> {
@@ -132,6 +142,10 @@ fn config(
         pdn: objects.number(object::PD, request.handle(attr::QP_PD)?)?,
         send_cq: objects.number(object::CQ, request.handle(attr::QP_SEND_CQ)?)?,
         recv_cq: objects.number(object::CQ, request.handle(attr::QP_RECV_CQ)?)?,
+        srq: match request.has(attr::QP_SRQ) {
+            true => Some(objects.number(object::SRQ, request.handle(attr::QP_SRQ)?)?),
+            false => None,
+        },
         uar,
         // The receive queue comes first in the buffer.
         sq: (ring + receive_bytes) as *mut u8,

@@ -85,6 +85,7 @@ fn there_are_so_many_of_them() {
         pdn,
         send_cq: cq.cqn,
         recv_cq: cq.cqn,
+        srq: None,
         uar: uar.id,
         sq: std::ptr::null_mut(),
         sq_blocks: 0,

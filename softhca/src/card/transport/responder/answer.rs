@@ -5,6 +5,7 @@ use super::state::Responder;
 use crate::card::config::{Access, MTU, packets_of};
 use crate::card::context::PEER_MEMORY;
 use crate::card::event::Event;
+use crate::card::queue::receive::Home;
 use crate::card::transport::step::Step;
 use crate::packet::{Header, NakCode, PSN_MASK, PacketKind};
 use crate::peer_memory::PeerFailure;
@@ -126,8 +127,8 @@ impl Responder {
             Some(Response::Ack { completion, .. }) => {
                 let completion = completion.take();
                 self.responses.pop_front();
-                if let Some(cqe) = completion {
-                    step.complete_receive(cqe);
+                if let Some((home, cqe)) = completion {
+                    step.complete_receive(home, cqe);
                 }
             }
             _ => drop(self.responses.pop_front()),
@@ -140,9 +141,9 @@ impl Responder {
             Response::Ack { completion, .. } => completion.take(),
             _ => None,
         });
-        let waiting: Vec<Cqe64> = waiting.collect();
-        for cqe in waiting {
-            step.complete_receive(cqe);
+        let waiting: Vec<(Home, Cqe64)> = waiting.collect();
+        for (home, cqe) in waiting {
+            step.complete_receive(home, cqe);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Datagrams.
 
 use super::receive::{completion, scatter, send_opcode};
-use super::state::Responder;
+use super::state::{Failure, Responder, Stop};
 use crate::card::config::LIMITS;
 use crate::card::port::LinkLayer;
 use crate::card::transport::route::GRH_BYTES;
@@ -30,16 +30,29 @@ impl Responder {
             tracing::debug!(source, length, sent, "the length of a datagram differs from its header");
             return;
         }
-        let Some(mut receive) = self.queue.take() else {
-            tracing::debug!(qpn = step.endpoint.qpn, source, "a datagram finds no receive and is dropped");
-            return;
+        let mut receive = match self.take_receive(step) {
+            Ok(Some(receive)) => receive,
+            Ok(None) => {
+                tracing::debug!(
+                    qpn = step.endpoint.qpn,
+                    source,
+                    "a datagram finds no receive and is dropped"
+                );
+                return;
+            }
+            Err(stop) => {
+                if let Stop::Fatal(_, Failure::Event(event)) = stop {
+                    step.context.emit(event);
+                }
+                return step.endpoint.fail();
+            }
         };
-        let (index, total) = (receive.index, length + GRH_BYTES);
+        let (slot, total) = (receive.slot, length + GRH_BYTES);
         if u64::from(total) > receive.room() {
             let message =
                 format!("{length} bytes and {GRH_BYTES} of header come into a receive of {}", receive.room());
-            step.report(Some(index), "receive length", message);
-            step.receive_error(index, Syndrome::LocalLength);
+            step.report(Some(slot.index), "receive length", message);
+            step.receive_error(slot, Syndrome::LocalLength);
             return step.endpoint.fail();
         }
         if !has_grh {
@@ -47,14 +60,14 @@ impl Responder {
             receive.offset = GRH_BYTES;
         }
         if scatter(&mut receive, payload, step).is_err() {
-            step.receive_error(index, Syndrome::LocalProtection);
+            step.receive_error(slot, Syndrome::LocalProtection);
             return step.endpoint.fail();
         }
         let remote = header.source_qpn.get();
-        let cqe = completion(send_opcode(header), index, remote, total, header, step);
+        let cqe = completion(send_opcode(header), slot.index, remote, total, header, step);
         // On InfiniBand a node is a LID.
         let slid = if step.context.port.link == LinkLayer::Ethernet { 0 } else { source as u16 };
         let cqe = cqe.with_path(PathFields { slid, level_or_l3_type: header.timer_or_level, has_grh });
-        step.complete_receive(cqe);
+        step.complete_receive(slot.home, cqe);
     }
 }

@@ -3,7 +3,7 @@
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
 use crate::card::config::Transport;
-use crate::card::queue::receive::Receive;
+use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
 use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, Packet, SOLICITED};
@@ -22,10 +22,10 @@ pub(super) fn scatter(
     step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
     if let Err(error) =
-        step.context.scatter(step.endpoint.config.pdn, &receive.segments, receive.offset, payload)
+        step.context.scatter(receive.slot.home.pdn, &receive.segments, receive.offset, payload)
     {
         let field = error.field("receive lkey");
-        step.report(Some(receive.index), field, error.to_string());
+        step.report(Some(receive.slot.index), field, error.to_string());
         return Err(NoAccess);
     }
     let length: usize = payload.iter().map(|part| part.1).sum();
@@ -55,12 +55,12 @@ impl Responder {
     pub(super) fn take_send(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) -> Result<u32, Stop> {
         let header = packet.header;
         if header.has(FIRST) {
-            let receive = self.queue.take().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
             let room = receive.room();
             if u64::from(header.length.get()) > room {
                 let message = format!("{} bytes come into a receive of {room}", header.length.get());
-                step.report(Some(receive.index), "receive length", message);
-                let failure = Failure::Completion(receive.index, Syndrome::LocalLength);
+                step.report(Some(receive.slot.index), "receive length", message);
+                let failure = Failure::Completion(receive.slot, Syndrome::LocalLength);
                 return Err(Stop::Fatal(NakCode::InvalidRequest, failure));
             }
             self.queue.current = Some(receive);
@@ -70,13 +70,13 @@ impl Responder {
             step.report(None, "packet", message);
             return Err(Stop::invalid_request(step));
         };
-        let index = receive.index;
+        let slot = receive.slot;
         if scatter(&mut receive, packet.payload, step).is_err() {
-            let failure = Failure::Completion(index, Syndrome::LocalProtection);
+            let failure = Failure::Completion(slot, Syndrome::LocalProtection);
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
         }
         if header.has(LAST) {
-            self.complete_receive(send_opcode(header), index, header, step);
+            self.complete_receive(send_opcode(header), slot, header, step);
         } else {
             self.queue.current = Some(receive);
             self.taken(header, None, step);
@@ -88,26 +88,31 @@ impl Responder {
     pub(super) fn complete_receive(
         &mut self,
         opcode: CqeOpcode,
-        index: u16,
+        slot: Slot,
         header: &Header,
         step: &mut Step<'_, '_>,
     ) {
         let remote = step.endpoint.attributes.dest_qpn;
-        let cqe = completion(opcode, index, remote, header.length.get(), header, step);
-        self.taken(header, Some(cqe), step);
+        let cqe = completion(opcode, slot.index, remote, header.length.get(), header, step);
+        self.taken(header, Some((slot.home, cqe)), step);
     }
 
     /// A packet was taken. On a reliable connection it is acknowledged, and its completion becomes
     /// visible after that.
-    pub(super) fn taken(&mut self, header: &Header, completion: Option<Cqe64>, step: &mut Step<'_, '_>) {
+    pub(super) fn taken(
+        &mut self,
+        header: &Header,
+        completion: Option<(Home, Cqe64)>,
+        step: &mut Step<'_, '_>,
+    ) {
         if step.endpoint.config.transport == Transport::Rc {
             self.acknowledge_later(header, completion);
-        } else if let Some(cqe) = completion {
-            step.complete_receive(cqe);
+        } else if let Some((home, cqe)) = completion {
+            step.complete_receive(home, cqe);
         }
     }
 
-    fn acknowledge_later(&mut self, header: &Header, completion: Option<Cqe64>) {
+    fn acknowledge_later(&mut self, header: &Header, completion: Option<(Home, Cqe64)>) {
         self.unacknowledged += 1;
         if header.has(LAST) || self.unacknowledged >= ACK_EVERY {
             self.unacknowledged = 0;
@@ -123,8 +128,8 @@ impl Responder {
     /// In ERR: completes every posted receive as flushed. Returns whether there was one.
     pub(crate) fn flush(&mut self, step: &mut Step<'_, '_>) -> bool {
         let mut flushed = false;
-        for index in self.queue.take_all() {
-            step.receive_error(index, Syndrome::WrFlush);
+        for slot in self.queue.take_all() {
+            step.receive_error(slot, Syndrome::WrFlush);
             flushed = true;
         }
         flushed

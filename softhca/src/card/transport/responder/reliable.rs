@@ -60,8 +60,8 @@ impl Responder {
                 self.responses.push_back(Response::Nak { psn, code });
                 match failure {
                     Failure::Event(event) => step.context.emit(event),
-                    Failure::Completion(index, syndrome) => {
-                        step.receive_error(index, syndrome);
+                    Failure::Completion(slot, syndrome) => {
+                        step.receive_error(slot, syndrome);
                     }
                 }
                 // The flush includes a receive that a message has begun to fill, unless it is the

@@ -39,7 +39,7 @@ impl Responder {
         let total = if header.has(FIRST) { header.length.get() as usize } else { length };
         let place = remote_access(header, total.max(length) as u64, Access::REMOTE_WRITE, step)?;
         let completes = header.has(LAST) && header.has(IMMEDIATE);
-        if completes && !self.queue.has_receive() {
+        if completes && !self.has_receive(step) {
             return Err(Stop::Nak(NakCode::ReceiverNotReady));
         }
         if let Some(place) = place {
@@ -53,8 +53,8 @@ impl Responder {
             }
         }
         if completes {
-            let receive = self.queue.take().ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
-            self.complete_receive(CqeOpcode::RespWriteImm, receive.index, header, step);
+            let receive = self.take_receive(step)?.ok_or(Stop::Nak(NakCode::ReceiverNotReady))?;
+            self.complete_receive(CqeOpcode::RespWriteImm, receive.slot, header, step);
         } else {
             self.taken(header, None, step);
         }

@@ -1,6 +1,7 @@
 //! Answers that wait to be sent, and results that may be asked for again.
 
 use crate::card::config::LIMITS;
+use crate::card::queue::receive::Home;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Cqe64;
 use std::collections::VecDeque;
@@ -13,7 +14,7 @@ pub(super) enum Response {
     /// requester without its acknowledgement.
     Ack {
         psn: u32,
-        completion: Option<Cqe64>,
+        completion: Option<(Home, Cqe64)>,
     },
     Nak {
         psn: u32,

@@ -2,8 +2,9 @@
 
 use super::response::{Response, Results};
 use crate::card::config::QpConfig;
+use crate::card::context::SharedQueueBroken;
 use crate::card::event::Event;
-use crate::card::queue::receive::ReceiveQueue;
+use crate::card::queue::receive::{Receive, ReceiveQueue, Slot};
 use crate::card::transport::step::Step;
 use crate::packet::NakCode;
 use gdsync_sys::prm::cqe::Syndrome;
@@ -35,7 +36,7 @@ pub(super) enum Stop {
 /// How a responder reports that it failed.
 pub(super) enum Failure {
     /// By a completion of this receive.
-    Completion(u16, Syndrome),
+    Completion(Slot, Syndrome),
     Event(Event),
 }
 
@@ -76,6 +77,28 @@ impl Responder {
         (self.nak_sent, self.unacknowledged, self.dropping) = (false, 0, false);
         self.responses.clear();
         self.results = Results::default();
+    }
+
+    /// Whether a message finds a receive.
+    pub(super) fn has_receive(&mut self, step: &mut Step<'_, '_>) -> bool {
+        self.queue.current.is_some()
+            || match step.endpoint.config.srq {
+                Some(srqn) => step.context.has_shared(srqn),
+                None => self.queue.has_posted(),
+            }
+    }
+
+    /// Takes a receive, of the shared queue if the queue pair uses one.
+    pub(super) fn take_receive(&mut self, step: &mut Step<'_, '_>) -> Result<Option<Receive>, Stop> {
+        if let Some(left) = self.queue.take_left() {
+            return Ok(Some(left));
+        }
+        let Some(srqn) = step.endpoint.config.srq else { return Ok(self.queue.take_posted()) };
+        let qpn = step.endpoint.qpn;
+        let taken = step.context.take_shared(srqn, qpn, self.queue.home());
+        taken.map_err(|SharedQueueBroken| {
+            Stop::Fatal(NakCode::RemoteOperation, Failure::Event(Event::QpFatal { qpn }))
+        })
     }
 
     pub(crate) fn expected_psn(&self) -> u32 {

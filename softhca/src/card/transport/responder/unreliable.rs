@@ -30,8 +30,8 @@ impl Responder {
         match result {
             Ok(_) => {}
             // The receive is wrong or too short. Without NAKs, only this side learns of it.
-            Err(Stop::Fatal(_, Failure::Completion(index, syndrome))) => {
-                step.receive_error(index, syndrome);
+            Err(Stop::Fatal(_, Failure::Completion(slot, syndrome))) => {
+                step.receive_error(slot, syndrome);
                 self.queue.current = None;
                 step.endpoint.fail();
             }

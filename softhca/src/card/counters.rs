@@ -1,0 +1,174 @@
+//! What a port counts. Several processes, each with a card of its own, may count in one file, so that
+//! together they look like one device.
+
+use crate::os::memory::SharedMemory;
+use crate::packet::{Header, NakCode, PacketKind};
+use gdsync_sys::shared::SharedU64;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+/// Octets of a packet beside its payload, as `PortXmitData` counts them: local route header, base
+/// transport header and invariant CRC (InfiniBand specification, 16.1.3.5 and chapter 5). The fabric
+/// has no extended headers.
+const HEADERS: u64 = 8 + 12 + 4;
+
+/// A counter of a port. The numbers are the places in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Octets sent, divided by 4.
+    XmitData,
+    /// Octets received, divided by 4.
+    RcvData,
+    /// Packets sent.
+    XmitPackets,
+    /// Packets received.
+    RcvPackets,
+    /// Packets of RDMA writes received.
+    WriteRequests,
+    /// RDMA reads received.
+    ReadRequests,
+    /// Atomic operations received.
+    AtomicRequests,
+    /// Requests that arrived out of sequence: refusals sent for that.
+    OutOfSequence,
+    /// Refusals received for requests out of sequence.
+    PacketSequenceErrors,
+    /// Refusals received because no receive was posted.
+    ReceiverNotReady,
+    /// Requests refused because no receive was posted.
+    OutOfBuffer,
+}
+
+impl Counter {
+    /// All counters, each with its file in the folder of a port.
+    pub const ALL: [(Counter, &'static str); 13] = [
+        (Counter::XmitData, "counters/port_xmit_data"),
+        (Counter::RcvData, "counters/port_rcv_data"),
+        (Counter::XmitPackets, "counters/port_xmit_packets"),
+        (Counter::RcvPackets, "counters/port_rcv_packets"),
+        (Counter::XmitPackets, "counters/unicast_xmit_packets"),
+        (Counter::RcvPackets, "counters/unicast_rcv_packets"),
+        (Counter::WriteRequests, "hw_counters/rx_write_requests"),
+        (Counter::ReadRequests, "hw_counters/rx_read_requests"),
+        (Counter::AtomicRequests, "hw_counters/rx_atomic_requests"),
+        (Counter::OutOfSequence, "hw_counters/out_of_sequence"),
+        (Counter::PacketSequenceErrors, "hw_counters/packet_seq_err"),
+        (Counter::ReceiverNotReady, "hw_counters/rnr_nak_retry_err"),
+        (Counter::OutOfBuffer, "hw_counters/out_of_buffer"),
+    ];
+    /// Number of places.
+    const COUNT: usize = Counter::OutOfBuffer as usize + 1;
+}
+
+/// The counters of a port.
+pub struct Counters {
+    memory: SharedMemory,
+}
+
+// SAFETY: all uses of the memory are shared words, which any thread may access at any time.
+unsafe impl Sync for Counters {}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counts = Counter::ALL.map(|(counter, name)| (name, self.get(counter)));
+        f.debug_map().entries(counts).finish()
+    }
+}
+
+impl Counters {
+    /// Counters in a file, which is made, with all of them 0, unless it is there. No process may
+    /// shorten the file while one counts in it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn in_file(path: &Path) -> io::Result<Self> {
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let len = Counter::COUNT * size_of::<u64>();
+        // Another process may do the same at the same time: the length only grows.
+        if file.metadata()?.len() < len as u64 {
+            file.set_len(len as u64)?;
+        }
+        Ok(Counters { memory: SharedMemory::of_file(file.as_fd(), len)? })
+    }
+
+    fn word(&self, counter: Counter) -> &SharedU64 {
+        // SAFETY: the memory has a word for each counter, is aligned to a page, and is mapped as long
+        // as `self` lives; other processes change it as words, too.
+        unsafe { SharedU64::from_ptr(self.memory.base().cast::<u64>().add(counter as usize).cast()) }
+    }
+
+    /// The value of a counter.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.word(counter).load(Ordering::Relaxed)
+    }
+
+    fn add(&self, counter: Counter, count: u64) {
+        self.word(counter).fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts a packet that leaves the card.
+    pub(crate) fn sent(&self, header: &Header, payload: u64) {
+        self.add(Counter::XmitPackets, 1);
+        self.add(Counter::XmitData, (HEADERS + payload).div_ceil(4));
+        match nak_of(header) {
+            Some(NakCode::Sequence) => self.add(Counter::OutOfSequence, 1),
+            Some(NakCode::ReceiverNotReady) => self.add(Counter::OutOfBuffer, 1),
+            _ => {}
+        }
+    }
+
+    /// Counts a packet that reaches the card.
+    pub(crate) fn received(&self, header: &Header, payload: u64) {
+        self.add(Counter::RcvPackets, 1);
+        self.add(Counter::RcvData, (HEADERS + payload).div_ceil(4));
+        match PacketKind::try_from(header.kind) {
+            Ok(PacketKind::Write) => self.add(Counter::WriteRequests, 1),
+            Ok(PacketKind::Read) => self.add(Counter::ReadRequests, 1),
+            Ok(PacketKind::CompareSwap | PacketKind::FetchAdd) => self.add(Counter::AtomicRequests, 1),
+            _ => {}
+        }
+        match nak_of(header) {
+            Some(NakCode::Sequence) => self.add(Counter::PacketSequenceErrors, 1),
+            Some(NakCode::ReceiverNotReady) => self.add(Counter::ReceiverNotReady, 1),
+            _ => {}
+        }
+    }
+}
+
+fn nak_of(header: &Header) -> Option<NakCode> {
+    let is_nak = PacketKind::try_from(header.kind) == Ok(PacketKind::Nak);
+    is_nak.then(|| NakCode::try_from(header.nak).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_counted_by_kind_and_by_all_who_count_in_a_file() {
+        let path = std::env::temp_dir().join(format!("softhca-counters-{}", std::process::id()));
+        let (one, other) = (Counters::in_file(&path).unwrap(), Counters::in_file(&path).unwrap());
+        one.sent(&Header::new(PacketKind::Write, 1, 2, 3), 4096);
+        other.received(&Header::new(PacketKind::Write, 1, 2, 3), 4096);
+        let refused =
+            Header { nak: NakCode::ReceiverNotReady as u8, ..Header::new(PacketKind::Nak, 1, 2, 3) };
+        other.sent(&refused, 0);
+        one.received(&refused, 0);
+        one.received(&Header::new(PacketKind::FetchAdd, 1, 2, 3), 0);
+        for counters in [&one, &other] {
+            let get = |counter| counters.get(counter);
+            assert_eq!((get(Counter::XmitPackets), get(Counter::RcvPackets)), (2, 3));
+            assert_eq!((get(Counter::XmitData), get(Counter::RcvData)), (1030 + 6, 1030 + 12));
+            assert_eq!((get(Counter::WriteRequests), get(Counter::AtomicRequests)), (1, 1));
+            assert_eq!((get(Counter::OutOfBuffer), get(Counter::ReceiverNotReady)), (1, 1));
+            assert_eq!((get(Counter::ReadRequests), get(Counter::OutOfSequence)), (0, 0));
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(Counters::in_file(&path.join("below")).is_err(), "no folder");
+    }
+}

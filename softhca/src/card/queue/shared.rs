@@ -1,0 +1,133 @@
+//! Shared receive queues.
+//!
+//! The entries of a shared queue are a list: each begins with the index of the next (`struct
+//! mlx5_wqe_srq_next_seg`), as receives complete in any order. The card starts at entry 0 and follows
+//! the list; the doorbell record counts the receives that were posted.
+
+use super::producer::Producer;
+use crate::card::config::{SrqAttributes, SrqConfig};
+use crate::card::memory::ring::ReadRing;
+use gdsync_sys::prm::recv;
+use gdsync_sys::prm::wqe::DataSeg;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    ring: ReadRing,
+    stride: u32,
+    producer: Producer,
+    /// Receives that were taken; not reduced.
+    taken: u32,
+    /// Index of the entry to take next.
+    head: u16,
+    limit: u32,
+    broken: bool,
+    pub(crate) pdn: u32,
+    /// Queue pairs that take from it.
+    pub(crate) users: u32,
+}
+
+/// The ring makes no sense.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    /// It is the first time. Only then the card raises an event.
+    pub(crate) first: bool,
+    pub(crate) message: String,
+}
+
+/// A receive of a shared queue.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// Index of its entry.
+    pub(crate) index: u16,
+    pub(crate) segments: Vec<DataSeg>,
+    /// The queue has fallen below its limit.
+    pub(crate) below_limit: bool,
+}
+
+impl Srq {
+    /// # Safety
+    /// The addresses of `config` stay valid as long as the queue; counts are powers of two.
+    pub(crate) unsafe fn new(config: &SrqConfig) -> Self {
+        // SAFETY: the caller's.
+        let (ring, producer) = unsafe {
+            (
+                ReadRing::new(config.ring, config.entries, config.stride as usize),
+                Producer::new(config.dbrec, 0),
+            )
+        };
+        Srq {
+            ring,
+            stride: config.stride,
+            producer,
+            taken: 0,
+            head: 0,
+            limit: 0,
+            broken: false,
+            pdn: config.pdn,
+            users: 0,
+        }
+    }
+
+    /// Its state.
+    pub(crate) fn attributes(&mut self) -> SrqAttributes {
+        SrqAttributes {
+            entries: self.ring.entries(),
+            stride: self.stride,
+            limit: self.limit,
+            posted: self.posted(),
+        }
+    }
+
+    /// Receives that are posted and not taken.
+    fn posted(&mut self) -> u32 {
+        self.producer.advance(self.producer.load());
+        self.producer.index().wrapping_sub(self.taken)
+    }
+
+    /// Arms the limit; 0 disarms it. True if the queue is below it already.
+    pub(crate) fn set_limit(&mut self, limit: u32) -> bool {
+        self.limit = limit;
+        self.passes_limit()
+    }
+
+    /// Whether the queue is below its limit. If so, the limit is disarmed.
+    fn passes_limit(&mut self) -> bool {
+        let passes = self.posted() < self.limit;
+        if passes {
+            self.limit = 0;
+        }
+        passes
+    }
+
+    /// Whether a receive can be taken.
+    pub(crate) fn has_receive(&mut self) -> bool {
+        self.posted() > 0
+    }
+
+    /// Takes the next receive, if there is one.
+    pub(crate) fn take(&mut self) -> Result<Option<Taken>, Broken> {
+        let (posted, entries) = (self.posted(), self.ring.entries());
+        if posted == 0 {
+            return Ok(None);
+        }
+        if posted > entries {
+            return Err(self.fail(format!("{posted} receives are posted in a ring of {entries}")));
+        }
+        let index = self.head;
+        if u32::from(index) >= entries {
+            return Err(self.fail(format!("the list goes on at entry {index} of {entries}")));
+        }
+        let mut bytes = Vec::with_capacity(64);
+        self.ring.read(index.into(), &mut bytes);
+        let (next, segments) = recv::linked(&bytes);
+        self.head = next;
+        self.taken = self.taken.wrapping_add(1);
+        let segments = segments.collect();
+        Ok(Some(Taken { index, segments, below_limit: self.passes_limit() }))
+    }
+
+    fn fail(&mut self, message: String) -> Broken {
+        Broken { first: !std::mem::replace(&mut self.broken, true), message }
+    }
+}

@@ -1,0 +1,84 @@
+//! Commands of shared receive queues.
+
+use super::commands::{PD, SRQ, invalid, leave, missing, within};
+use super::config::{LIMITS, SrqAttributes, SrqConfig};
+use super::device::Card;
+use super::error::CardError;
+use super::event::Event;
+use super::queue::shared::Srq;
+
+/// Bytes of the smallest entry: the segment that links the entries, and one of data.
+const SMALLEST_ENTRY: u32 = 32;
+
+impl Card {
+    /// Creates a shared receive queue. Returns its number.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`], [`CardError::NotFound`], [`CardError::TooMany`].
+    ///
+    /// # Safety
+    /// The addresses stay valid until the queue is destroyed; the record is aligned.
+    pub unsafe fn create_srq(&self, config: &SrqConfig) -> Result<u32, CardError> {
+        let SrqConfig { pdn, entries, stride, .. } = *config;
+        if !entries.is_power_of_two() || entries > LIMITS.max_srq_entries {
+            return Err(invalid("shared receive queue entries", entries, "a power of two, at most 2^15"));
+        }
+        let largest = (LIMITS.max_srq_sge + 1) * 16;
+        if !stride.is_power_of_two() || !(SMALLEST_ENTRY..=largest).contains(&stride) {
+            return Err(invalid("shared receive queue stride", stride, "a power of two, 32 to 1024"));
+        }
+        // SAFETY: the caller's.
+        let srq = unsafe { Srq::new(config) };
+        self.command(|engine| {
+            within("shared receive queues", engine.resources.srqs.len(), LIMITS.max_srq)?;
+            *engine.pds.get_mut(&pdn).ok_or(missing(PD, pdn))? += 1;
+            let srqn = self.number(|number| engine.resources.srqs.contains_key(&number));
+            engine.resources.srqs.insert(srqn, srq);
+            Ok(srqn)
+        })
+    }
+
+    /// Arms the limit of a shared receive queue: the card raises [`Event::SrqLimit`] once when fewer
+    /// receives are posted, which may be at once. 0 disarms it.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] for a limit that the ring cannot reach.
+    pub fn set_srq_limit(&self, srqn: u32, limit: u32) -> Result<(), CardError> {
+        self.command(|engine| {
+            let srq = engine.resources.srqs.get_mut(&srqn).ok_or(missing(SRQ, srqn))?;
+            if limit >= srq.attributes().entries {
+                return Err(invalid("srq_limit", limit, "less than the queue's entries"));
+            }
+            if srq.set_limit(limit) {
+                engine.resources.events.push(Event::SrqLimit { srqn });
+            }
+            Ok(())
+        })
+    }
+
+    /// State of a shared receive queue.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn query_srq(&self, srqn: u32) -> Result<SrqAttributes, CardError> {
+        self.command(|engine| {
+            engine.resources.srqs.get_mut(&srqn).map(Srq::attributes).ok_or(missing(SRQ, srqn))
+        })
+    }
+
+    /// Destroys a shared receive queue: after this returns, the card does not touch its ring.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`], or [`CardError::Busy`] while queue pairs take from it.
+    pub fn destroy_srq(&self, srqn: u32) -> Result<(), CardError> {
+        self.command(|engine| match engine.resources.srqs.get(&srqn).map(|srq| (srq.users, srq.pdn)) {
+            None => Err(missing(SRQ, srqn)),
+            Some((0, pdn)) => {
+                engine.resources.srqs.remove(&srqn);
+                leave(engine, pdn);
+                Ok(())
+            }
+            Some((users, _)) => Err(CardError::Busy { what: SRQ, number: srqn, users }),
+        })
+    }
+}

@@ -1,0 +1,114 @@
+//! Files whose content depends on the process that reads them, as it has a card of its own.
+
+use super::guid_text;
+use crate::card::{Card, Counter, Counters, LinkLayer};
+
+/// A file of a port that the running card answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LiveFile {
+    /// The local identifier.
+    Lid,
+    /// An entry of the GID table.
+    Gid(usize),
+    /// A counter, by its place in [`Counter::ALL`].
+    Counter(usize),
+}
+
+impl LiveFile {
+    /// All of a port with a number of GIDs.
+    pub(super) fn all(gids: usize) -> impl Iterator<Item = Self> {
+        let gids = (0..gids).map(LiveFile::Gid);
+        [LiveFile::Lid].into_iter().chain(gids).chain((0..Counter::ALL.len()).map(LiveFile::Counter))
+    }
+
+    /// Its name in the folder of the port.
+    pub(super) fn name(self) -> String {
+        match self {
+            LiveFile::Lid => "lid".to_owned(),
+            LiveFile::Gid(index) => format!("gids/{index}"),
+            LiveFile::Counter(index) => Counter::ALL[index].1.to_owned(),
+        }
+    }
+
+    /// The file that a path names, and the index of its device: a path with
+    /// `.../infiniband/mlx5_0/ports/1/` in it. `None` for others.
+    pub fn find(path: &str) -> Option<(usize, Self)> {
+        let (_, rest) = path.split_once("/infiniband/mlx5_")?;
+        let (index, name) = rest.split_once("/ports/1/")?;
+        let file = match name.strip_prefix("gids/") {
+            Some(gid) => LiveFile::Gid(gid.parse().ok()?),
+            None if name == "lid" => LiveFile::Lid,
+            None => LiveFile::Counter(Counter::ALL.iter().position(|(_, file)| *file == name)?),
+        };
+        Some((index.parse().ok()?, file))
+    }
+
+    /// The content where no card answers.
+    pub(super) fn unknown(self) -> String {
+        match self {
+            LiveFile::Lid => "0x0".to_owned(),
+            LiveFile::Gid(_) => gid_text([0; 16]),
+            LiveFile::Counter(_) => "0".to_owned(),
+        }
+    }
+
+    /// Whether the content needs a card that runs.
+    pub fn is_of_card(self) -> bool {
+        !matches!(self, LiveFile::Counter(_))
+    }
+
+    /// The content, with its newline. `None` for a GID past the table, and where what it describes is
+    /// not there.
+    pub fn content(self, card: Option<&Card>, counters: Option<&Counters>) -> Option<String> {
+        let text = match self {
+            LiveFile::Lid => match card? {
+                card if card.link_layer() == LinkLayer::Ethernet => self.unknown(),
+                card => format!("{:#x}", card.lid()),
+            },
+            LiveFile::Gid(index) => gid_text(card?.gids().get(index)?.gid),
+            LiveFile::Counter(index) => counters?.get(Counter::ALL.get(index)?.0).to_string(),
+        };
+        Some(text + "\n")
+    }
+}
+
+fn gid_text(gid: [u8; 16]) -> String {
+    let number = u128::from_be_bytes(gid);
+    format!("{}:{}", guid_text((number >> 64) as u64), guid_text(number as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_found_by_their_names() {
+        let port = "/sys/class/infiniband/mlx5_3/ports/1/";
+        for file in LiveFile::all(4) {
+            assert_eq!(LiveFile::find(&format!("{port}{}", file.name())), Some((3, file)));
+        }
+        let real = "/sys/devices/pci50f7:00/50f7:00:01.0/50f7:01:00.0/infiniband/mlx5_0/ports/1/lid";
+        assert_eq!(LiveFile::find(real), Some((0, LiveFile::Lid)));
+        for other in ["state", "gids/x", "gids/0/y", "lid/", "counters/symbol_error", "../1/lid"] {
+            assert_eq!(LiveFile::find(&format!("{port}{other}")), None, "{other}");
+        }
+        assert_eq!(LiveFile::find("/sys/class/infiniband/mlx5_0/ports/2/lid"), None);
+        assert_eq!(LiveFile::find("/sys/class/infiniband/other_0/ports/1/lid"), None);
+    }
+
+    #[test]
+    fn the_card_answers() {
+        for (link, lid) in [(LinkLayer::InfiniBand, true), (LinkLayer::Ethernet, false)] {
+            let card = Card::start(link, Box::new(|_| {})).unwrap();
+            let content = |file: LiveFile| file.content(Some(&card), None);
+            let expected = if lid { format!("{:#x}\n", card.lid()) } else { "0x0\n".to_owned() };
+            assert_eq!(content(LiveFile::Lid), Some(expected));
+            let gid = content(LiveFile::Gid(0)).unwrap();
+            assert!(gid.starts_with("fe80:0000:0000:0000:0200:00ff:fe00:"), "{gid}");
+            assert!(gid.ends_with(&format!("{:04x}\n", card.lid())), "{gid}");
+            assert_eq!(content(LiveFile::Gid(card.gids().len())), None);
+            assert_eq!(content(LiveFile::Counter(0)), None);
+            assert_eq!(LiveFile::Lid.content(None, None), None);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Stand-ins for the files in which Linux describes RDMA devices: `/sys` and `/dev/infiniband`.
+//!
+//! [`write`] makes them in a private folder, with the paths that they have on a machine with cards;
+//! the preload library sends a program that names one of the [`OWNED`] paths there. What differs
+//! between processes, as each has its own cards, is empty here: [`LiveFile`] says which files that
+//! is, and the preload library answers them from the running card.
+//!
+//! Source: `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci` of Linux,
+//! and the files that rdma-core 44 to 56, UCX 1.13 and NCCL 2.28 open.
+
+mod live;
+mod pci;
+mod port;
+
+pub use live::LiveFile;
+pub use pci::DOMAIN;
+
+use crate::card::LinkLayer;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// Firmware version of software devices: major, minor, subminor.
+pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
+/// PCI vendor of the cards with this interface: Mellanox.
+pub const VENDOR: u32 = 0x15b3;
+/// PCI device: ConnectX-7.
+pub const PART: u32 = 0x1021;
+/// The device file that stands for a device, and its number, major and minor. Whoever opens a device
+/// gets something else; this file is what stat(2) and access(2) of it find.
+const STAND_IN: &str = "/dev/null";
+const DEVICE: (u32, u32) = (1, 3);
+/// The number of the file that stands for a device, as makedev(3) composes it.
+pub const DEVICE_NUMBER: u64 = (DEVICE.0 as u64) << 8 | DEVICE.1 as u64;
+/// The network interface of an Ethernet port, and its index: packets between cards of one host cross
+/// no other. It has this index in every network namespace.
+pub const INTERFACE: &str = "lo";
+/// See [`INTERFACE`].
+pub const INTERFACE_INDEX: u32 = 1;
+/// The prefix of an InfiniBand port's GIDs.
+pub const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
+
+/// Name of the connection manager's device.
+pub const MANAGER: &str = "rdma_cm";
+/// Version of the connection manager's interface (`RDMA_USER_CM_ABI_VERSION`).
+pub const MANAGER_ABI: u32 = 4;
+
+/// The folder with the files in which ports count, one for each device.
+const COUNTERS: &str = "counters";
+
+/// The file in which the port of a device counts, for all processes.
+pub fn counters(root: &Path, index: usize) -> PathBuf {
+    root.join(COUNTERS).join(format!("mlx5_{index}"))
+}
+
+/// How the paths begin that the private folder has in place of the system: the system's own files
+/// below them are hidden.
+pub const OWNED: [&str; 6] = [
+    "/dev/infiniband",
+    "/sys/class/infiniband",
+    "/sys/class/misc/rdma_cm",
+    "/sys/bus/pci/devices/50f7:",
+    "/sys/class/pci_bus/50f7:",
+    "/sys/devices/pci50f7:",
+];
+
+/// Node GUID of a device, in host byte order. It depends on the index alone: all processes share
+/// one sysfs, and each has its own cards.
+pub fn node_guid(index: usize) -> u64 {
+    0x0200_00ff_fe80_0000 | index as u64
+}
+
+/// A GUID as sysfs shows it.
+fn guid_text(guid: u64) -> String {
+    [48, 32, 16, 0].map(|shift| format!("{:04x}", guid >> shift & 0xffff)).join(":")
+}
+
+/// Writes the files for a list of devices into `root`. Other files stay.
+///
+/// # Errors
+/// The operating system's, if a folder, file or link cannot be created.
+pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
+    let sys = root.join("sys");
+    fs::create_dir_all(sys.join("class/infiniband"))?;
+    fs::create_dir_all(root.join(COUNTERS))?;
+    file(&sys.join("class/infiniband_verbs/abi_version"), "6")?;
+    pci::write_root(&sys)?;
+    let manager = sys.join("class/misc").join(MANAGER);
+    file(&manager.join("abi_version"), &MANAGER_ABI.to_string())?;
+    file(&manager.join("dev"), &format!("{}:{}", DEVICE.0, DEVICE.1))?;
+    link(Path::new(STAND_IN), &root.join("dev/infiniband").join(MANAGER))?;
+    for (index, link_layer) in devices.iter().enumerate() {
+        let (name, verbs) = (format!("mlx5_{index}"), format!("uverbs{index}"));
+        let function = pci::write_function(&sys, index, *link_layer)?;
+        let of_function = |class: &str, name: &str| -> io::Result<_> {
+            let place = sys.join(&function).join(class).join(name);
+            fs::create_dir_all(&place)?;
+            let own = Path::new(&function).file_name().unwrap_or_default();
+            link(&Path::new("../../..").join(own), &place.join("device"))?;
+            link(&Path::new("../../../../../..").join("class").join(class), &place.join("subsystem"))?;
+            let target = Path::new("../..").join(&function).join(class).join(name);
+            link(&target, &sys.join("class").join(class).join(name))?;
+            Ok(place)
+        };
+        let device = of_function("infiniband_verbs", &verbs)?;
+        file(&device.join("ibdev"), &name)?;
+        file(&device.join("dev"), &format!("{}:{}", DEVICE.0, DEVICE.1))?;
+        file(&device.join("abi_version"), "1")?;
+        let device = of_function("infiniband", &name)?;
+        let guid = guid_text(node_guid(index));
+        file(&device.join("node_type"), "1: CA")?;
+        file(&device.join("node_desc"), &format!("software card {index}"))?;
+        file(&device.join("node_guid"), &guid)?;
+        file(&device.join("sys_image_guid"), &guid)?;
+        file(&device.join("fw_ver"), FIRMWARE)?;
+        file(&device.join("hca_type"), &format!("MT{PART}"))?;
+        file(&device.join("hw_rev"), "0")?;
+        file(&device.join("board_id"), "SOFTHCA")?;
+        port::write(&device.join("ports/1"), *link_layer)?;
+        let devices = root.join("dev/infiniband");
+        fs::create_dir_all(&devices)?;
+        link(Path::new(STAND_IN), &devices.join(verbs))?;
+    }
+    Ok(())
+}
+
+/// Files of sysfs end with a newline.
+fn file(path: &Path, content: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, format!("{content}\n"))
+}
+
+/// A link at `place`, in a folder that is made where it is missing.
+fn link(target: &Path, place: &Path) -> io::Result<()> {
+    if let Some(folder) = place.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    symlink(target, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_device_is_described() {
+        let root = std::env::temp_dir().join(format!("softhca-sysfs-{}", std::process::id()));
+        write(&root, &[LinkLayer::InfiniBand, LinkLayer::Ethernet]).unwrap();
+        let sys = root.join("sys");
+        let read = |path: &str| fs::read_to_string(sys.join("class").join(path)).unwrap();
+        assert_eq!(read("infiniband_verbs/uverbs1/ibdev"), "mlx5_1\n");
+        assert_eq!(read("infiniband/mlx5_1/node_guid"), "0200:00ff:fe80:0001\n");
+        assert_eq!(read("infiniband/mlx5_1/ports/1/link_layer"), "Ethernet\n");
+        assert_eq!(read("infiniband/mlx5_1/ports/1/gid_attrs/types/3"), "RoCE v2\n");
+        assert!(read("infiniband/mlx5_0/device/modalias").starts_with("pci:v000015B3d00001021sv"));
+        // The ways by which programs go from a device to its place on the bus, and back.
+        let place = sys.join("devices/pci50f7:00/50f7:00:02.0/50f7:02:00.0");
+        for way in [
+            "class/infiniband/mlx5_1/device",
+            "class/infiniband_verbs/uverbs1/device",
+            "bus/pci/devices/50f7:02:00.0",
+            "class/pci_bus/50f7:02/../../50f7:02:00.0",
+            "class/infiniband/mlx5_1/subsystem/mlx5_1/device",
+        ] {
+            let found = sys.join(way).canonicalize().unwrap();
+            assert_eq!(found, place.canonicalize().unwrap(), "{way}");
+        }
+        assert_eq!(read("infiniband/mlx5_1/device/class"), "0x020000\n");
+        assert_eq!(read("infiniband/mlx5_0/device/../class"), "0x060400\n", "the bridge");
+        assert!(root.join("dev/infiniband/uverbs1").exists() && root.join("dev/infiniband/rdma_cm").exists());
+        for prefix in OWNED {
+            let parent = root.join(&prefix[1..]);
+            let name = parent.file_name().unwrap().to_string_lossy().into_owned();
+            let mut siblings = fs::read_dir(parent.parent().unwrap()).unwrap();
+            let begins = |entry: io::Result<fs::DirEntry>| {
+                entry.unwrap().file_name().to_string_lossy().starts_with(&name)
+            };
+            assert!(siblings.any(begins), "{prefix} names nothing");
+        }
+        fs::remove_dir_all(&root).unwrap();
+        let file = root.with_extension("file");
+        fs::write(&file, "").unwrap();
+        assert!(write(&file, &[LinkLayer::InfiniBand]).is_err(), "a file is no folder");
+        fs::remove_file(&file).unwrap();
+    }
+}

@@ -1,0 +1,403 @@
+//! Files that programs name: those of devices are found in the private folder.
+
+use super::define::returned;
+use super::next;
+use crate::errno::{Errno, Result, preserving};
+use crate::paths::{self, Private};
+use crate::process;
+use libc::{c_char, c_int, c_void, size_t, ssize_t};
+use softhca::sysfs::LiveFile;
+use std::ffi::CStr;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// The file that stands for an open device: its attributes are those of what stat(2) finds at the
+/// device's path, a character device, as libibverbs requires.
+const STAND_IN: &CStr = c"/dev/null";
+
+/// A file with the content of one that the running card answers. `None` for all others, and where
+/// no card can run.
+pub(super) fn live(path: &Private) -> Option<Result<OwnedFd>> {
+    let (index, file) = LiveFile::find(str::from_utf8(path.named()).ok()?)?;
+    process::content(index, file).map(|text| file_with(text.as_bytes()))
+}
+
+/// A file in memory.
+fn file_with(content: &[u8]) -> Result<OwnedFd> {
+    // SAFETY: the name is a C string; the descriptor is new, and nothing else owns it.
+    let fd = unsafe { libc::memfd_create(c"sysfs".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: as above.
+    let mut file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    file.write_all(content)?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file.into())
+}
+
+/// The path to pass on for one that a program has named: in the private folder, or as it is.
+struct Passed {
+    private: Option<Private>,
+    path: *const c_char,
+}
+
+impl Passed {
+    /// # Safety
+    /// `path` must be null or a C string.
+    unsafe fn of(path: *const c_char) -> Self {
+        // SAFETY: the caller's.
+        Passed { private: unsafe { paths::private(path) }, path }
+    }
+
+    fn as_ptr(&self) -> *const c_char {
+        self.private.as_ref().map_or(self.path, Private::as_ptr)
+    }
+}
+
+/// # Safety
+/// As `fstatat(2)`.
+unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    // A device is no link.
+    let is_device = passed.private.as_ref().is_some_and(Private::is_device);
+    let flags = if is_device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
+    // SAFETY: the caller vouches for the arguments; on 64-bit machines the C library's structure is
+    // the kernel's.
+    unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
+}
+
+/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may be another file's by now,
+/// if the program has closed the device in a way that the hooks do not see; that has a name.
+fn is_device(fd: RawFd, links: u64) -> bool {
+    preserving(|| match links {
+        0 => process::context(fd).is_some(),
+        // A pipe.
+        1 => process::cm_file(fd).is_some(),
+        _ => false,
+    })
+}
+
+/// # Safety
+/// As `fstat(2)`.
+unsafe fn fstat_any(fd: c_int, buffer: *mut libc::stat) -> c_int {
+    // SAFETY: the caller vouches for the arguments.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int };
+    // SAFETY: the kernel has just filled the buffer.
+    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink } as u64) {
+        // SAFETY: the path is a C string, and the buffer the caller's.
+        return unsafe {
+            libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) as c_int
+        };
+    }
+    result
+}
+
+/// # Safety
+/// As `statx(2)`.
+unsafe fn statx_any(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: libc::c_uint,
+    buffer: *mut libc::statx,
+) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    let follows = passed.private.as_ref().is_some_and(Private::is_device);
+    let flags = if follows { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
+    // SAFETY: the caller vouches for the arguments.
+    let result =
+        unsafe { libc::syscall(libc::SYS_statx, directory, passed.as_ptr(), flags, mask, buffer) as c_int };
+    // SAFETY: the caller vouches for `path`, and the kernel has just filled the buffer.
+    if result == 0
+        && flags & libc::AT_EMPTY_PATH != 0
+        && (path.is_null() || unsafe { *path } == 0)
+        && is_device(directory, unsafe { (*buffer).stx_nlink }.into())
+    {
+        // SAFETY: the path is a C string, and the buffer the caller's.
+        return unsafe {
+            libc::syscall(libc::SYS_statx, libc::AT_FDCWD, STAND_IN.as_ptr(), 0, mask, buffer) as c_int
+        };
+    }
+    result
+}
+
+/// # Safety
+/// As `access(2)`.
+unsafe fn access_any(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, passed.as_ptr(), mode) as c_int }
+}
+
+/// # Safety
+/// As `faccessat(2)`.
+unsafe fn faccessat_any(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { next::faccessat(directory, passed.as_ptr(), mode, flags) }
+}
+
+/// # Safety
+/// As `readlinkat(2)`.
+unsafe fn readlink_any(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    if passed.private.as_ref().is_some_and(Private::is_device) {
+        // Fails as for a character device, or because there is none.
+        // SAFETY: the path is a C string.
+        let exists = unsafe { access_any(path, libc::F_OK) } == 0;
+        return if exists { returned(Err(Errno::INVALID)) } else { -1 };
+    }
+    // SAFETY: the caller vouches for the arguments.
+    unsafe { libc::syscall(libc::SYS_readlinkat, directory, passed.as_ptr(), buffer, len) as ssize_t }
+}
+
+/// # Safety
+/// As `realpath(3)`.
+unsafe fn realpath_any(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    // SAFETY: the caller vouches for the arguments.
+    let found = unsafe { next::realpath(passed.as_ptr(), resolved) };
+    let Some(private) = passed.private.filter(|_| !found.is_null()) else { return found };
+    // SAFETY: the C library's function has returned a C string.
+    let whole = unsafe { CStr::from_ptr(found) }.to_bytes();
+    let public = if private.is_device() { private.named() } else { paths::public(whole) };
+    if public.len() <= whole.len() {
+        // SAFETY: the place has the bytes of the longer path and its zero; the shorter may be part
+        // of it, which `copy` allows.
+        unsafe {
+            ptr::copy(public.as_ptr(), found.cast(), public.len());
+            *found.add(public.len()) = 0;
+        }
+        return found;
+    }
+    // A device, whose stand-in has a shorter path.
+    if resolved.is_null() {
+        // SAFETY: the C library has allocated it for the caller, who gets another.
+        unsafe {
+            libc::free(found.cast());
+            libc::strdup(path)
+        }
+    } else {
+        // SAFETY: the caller's place has room for PATH_MAX bytes.
+        unsafe { libc::strcpy(resolved, path) }
+    }
+}
+
+/// # Safety
+/// As `opendir(3)`.
+unsafe fn opendir_any(path: *const c_char) -> *mut libc::DIR {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    // SAFETY: as above.
+    unsafe { next::opendir(passed.as_ptr()) }
+}
+
+type Open = unsafe fn(*const c_char, *const c_char) -> *mut libc::FILE;
+
+/// # Safety
+/// As `fopen(3)`.
+unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mut libc::FILE {
+    // SAFETY: the caller vouches for `path`.
+    let passed = unsafe { Passed::of(path) };
+    let file = passed.private.as_ref().and_then(|private| preserving(|| live(private)));
+    match file {
+        // SAFETY: the caller vouches for the arguments.
+        None => unsafe { open(passed.as_ptr(), mode) },
+        Some(Err(errno)) => {
+            errno.set();
+            ptr::null_mut()
+        }
+        Some(Ok(file)) => {
+            // SAFETY: the caller vouches for `mode`.
+            let stream = unsafe { libc::fdopen(file.as_raw_fd(), mode) };
+            if !stream.is_null() {
+                // The stream owns the descriptor.
+                let _ = file.into_raw_fd();
+            }
+            stream
+        }
+    }
+}
+
+c_functions! {
+    /// `stat(2)`. A device has the attributes of its stand-in.
+    stat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat64(3)`.
+    stat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat` of programs built before glibc 2.33.
+    __xstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `stat64` of programs built before glibc 2.33.
+    __xstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, 0)
+    }
+
+    /// `lstat(2)`.
+    lstat(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// `lstat64(3)`.
+    lstat64(path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// `lstat` of programs built before glibc 2.33.
+    __lxstat(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// `lstat64` of programs built before glibc 2.33.
+    __lxstat64(_version: c_int, path: *const c_char, buffer: *mut libc::stat) -> c_int {
+        stat_any(libc::AT_FDCWD, path, buffer, libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// `fstatat(2)`.
+    fstatat(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
+        stat_any(directory, path, buffer, flags)
+    }
+
+    /// `fstatat64(3)`.
+    fstatat64(directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int) -> c_int {
+        stat_any(directory, path, buffer, flags)
+    }
+
+    /// `fstatat` of programs built before glibc 2.33.
+    __fxstatat(
+        _version: c_int, directory: c_int, path: *const c_char, buffer: *mut libc::stat, flags: c_int
+    ) -> c_int {
+        stat_any(directory, path, buffer, flags)
+    }
+
+    /// `fstat(2)`. An open device has the attributes of its path.
+    fstat(fd: c_int, buffer: *mut libc::stat) -> c_int {
+        fstat_any(fd, buffer)
+    }
+
+    /// `fstat64(3)`.
+    fstat64(fd: c_int, buffer: *mut libc::stat) -> c_int {
+        fstat_any(fd, buffer)
+    }
+
+    /// `fstat` of programs built before glibc 2.33.
+    __fxstat(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
+        fstat_any(fd, buffer)
+    }
+
+    /// `fstat64` of programs built before glibc 2.33.
+    __fxstat64(_version: c_int, fd: c_int, buffer: *mut libc::stat) -> c_int {
+        fstat_any(fd, buffer)
+    }
+
+    /// `statx(2)`.
+    statx(
+        directory: c_int, path: *const c_char, flags: c_int, mask: libc::c_uint, buffer: *mut libc::statx
+    ) -> c_int {
+        statx_any(directory, path, flags, mask, buffer)
+    }
+
+    /// `access(2)`.
+    access(path: *const c_char, mode: c_int) -> c_int {
+        access_any(path, mode)
+    }
+
+    /// `faccessat(2)`.
+    faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+        faccessat_any(directory, path, mode, flags)
+    }
+
+    /// `euidaccess(3)`.
+    euidaccess(path: *const c_char, mode: c_int) -> c_int {
+        faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
+    }
+
+    /// `eaccess(3)`.
+    eaccess(path: *const c_char, mode: c_int) -> c_int {
+        faccessat_any(libc::AT_FDCWD, path, mode, libc::AT_EACCESS)
+    }
+
+    /// `readlink(2)`.
+    readlink(path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
+        readlink_any(libc::AT_FDCWD, path, buffer, len)
+    }
+
+    /// `readlink` of programs built with checks.
+    __readlink_chk(path: *const c_char, buffer: *mut c_char, len: size_t, _room: size_t) -> ssize_t {
+        readlink_any(libc::AT_FDCWD, path, buffer, len)
+    }
+
+    /// `readlinkat(2)`.
+    readlinkat(directory: c_int, path: *const c_char, buffer: *mut c_char, len: size_t) -> ssize_t {
+        readlink_any(directory, path, buffer, len)
+    }
+
+    /// `realpath(3)`. The path that is found is one of the system, too.
+    realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
+        realpath_any(path, resolved)
+    }
+
+    /// `realpath` of programs built with checks.
+    __realpath_chk(path: *const c_char, resolved: *mut c_char, _room: size_t) -> *mut c_char {
+        realpath_any(path, resolved)
+    }
+
+    /// `canonicalize_file_name(3)`.
+    canonicalize_file_name(path: *const c_char) -> *mut c_char {
+        realpath_any(path, ptr::null_mut())
+    }
+
+    /// `getxattr(2)`: `ls` asks for access lists.
+    getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
+        libc::syscall(libc::SYS_getxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+    }
+
+    /// `lgetxattr(2)`.
+    lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t {
+        libc::syscall(libc::SYS_lgetxattr, Passed::of(path).as_ptr(), name, value, size) as ssize_t
+    }
+
+    /// `opendir(3)`.
+    opendir(path: *const c_char) -> *mut libc::DIR {
+        opendir_any(path)
+    }
+
+    /// `scandir(3)`.
+    scandir(
+        path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
+    ) -> c_int {
+        next::scandir(Passed::of(path).as_ptr(), list, filter, compare)
+    }
+
+    /// `scandir64(3)`.
+    scandir64(
+        path: *const c_char, list: *mut *mut *mut c_void, filter: next::Filter, compare: next::Compare
+    ) -> c_int {
+        next::scandir64(Passed::of(path).as_ptr(), list, filter, compare)
+    }
+
+    /// `fopen(3)`.
+    fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        fopen_any(path, mode, next::fopen)
+    }
+
+    /// `fopen64(3)`.
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        fopen_any(path, mode, next::fopen64)
+    }
+}

@@ -1,0 +1,91 @@
+//! The functions of the C library that the hooks stand before, for those that do more than a system
+//! call.
+
+use libc::{c_char, c_int, c_void};
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of a library that was loaded after this one, looked up at its first use.
+struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Next { name, address: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// Null if there is no such function.
+    fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Acquire);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a C string.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Release);
+        found
+    }
+}
+
+/// Defines a function that calls the next one of its name, and fails with ENOSYS where there is
+/// none.
+macro_rules! next {
+    ($($name:ident($($argument:ident: $type:ty),+) -> $result:ty, or $failed:expr;)+) => {
+        $(
+            /// # Safety
+            /// As the C function.
+            pub(super) unsafe fn $name($($argument: $type),+) -> $result {
+                static NEXT: Next = {
+                    const NAME: &str = concat!(stringify!($name), "\0");
+                    match CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                        Ok(name) => Next::new(name),
+                        Err(_) => unreachable!(),
+                    }
+                };
+                let address = NEXT.address();
+                if address.is_null() {
+                    $crate::errno::Errno(libc::ENOSYS).set();
+                    return $failed;
+                }
+                // SAFETY: the C library's function of this name has this signature; the caller vouches
+                // for the arguments.
+                unsafe {
+                    let function: unsafe extern "C" fn($($type),+) -> $result = std::mem::transmute(address);
+                    function($($argument),+)
+                }
+            }
+        )+
+    };
+}
+
+/// A function of `scandir(3)`, which this library only passes on.
+pub(super) type Filter = Option<unsafe extern "C" fn(*const c_void) -> c_int>;
+/// As [`Filter`].
+pub(super) type Compare = Option<unsafe extern "C" fn(*mut *const c_void, *mut *const c_void) -> c_int>;
+
+next! {
+    fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE, or ptr::null_mut();
+    opendir(path: *const c_char) -> *mut libc::DIR, or ptr::null_mut();
+    scandir(path: *const c_char, list: *mut *mut *mut c_void, filter: Filter, compare: Compare) -> c_int, or -1;
+    scandir64(path: *const c_char, list: *mut *mut *mut c_void, filter: Filter, compare: Compare) -> c_int, or -1;
+    realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, or ptr::null_mut();
+    faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, or -1;
+    fcntl(fd: c_int, command: c_int, argument: libc::c_ulong) -> c_int, or -1;
+    dup(fd: c_int) -> c_int, or -1;
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, or -1;
+    dup2(fd: c_int, to: c_int) -> c_int, or -1;
+    send(fd: c_int, bytes: *const c_void, len: usize, flags: c_int) -> isize, or -1;
+    sendto(
+        fd: c_int,
+        bytes: *const c_void,
+        len: usize,
+        flags: c_int,
+        to: *const libc::sockaddr,
+        to_len: libc::socklen_t
+    ) -> isize, or -1;
+    sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize, or -1;
+}

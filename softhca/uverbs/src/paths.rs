@@ -1,0 +1,186 @@
+//! From the paths that programs name to the stand-ins of `gdsync soft`, and back.
+//!
+//! The files of devices are in a private folder, with the paths below it that they have in the
+//! system ([`softhca::sysfs`]). Nothing here takes a lock or allocates memory after the first call:
+//! the hooks ask for every file that is opened, and programs open files in signal handlers, too.
+
+use softhca::sysfs::OWNED;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// The private folder, as `gdsync soft` names it.
+const VARIABLE: &CStr = c"SOFTHCA_FILES";
+/// Where devices are, as a path without number.
+const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
+/// Where devices of all kinds are.
+const DEVICES: &[u8] = b"/dev/infiniband/";
+/// The connection manager.
+const CM: &[u8] = b"/dev/infiniband/rdma_cm";
+/// Longest path, with its zero (`PATH_MAX`).
+const LONGEST: usize = libc::PATH_MAX as usize;
+
+/// The private folder. `None` in a program that was not started by `gdsync soft`.
+pub(crate) fn folder() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        // SAFETY: the name is a C string. As for any reader of the environment, the program must not
+        // change it meanwhile; the first path of a program is opened before it has threads.
+        let value = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+        if value.is_null() {
+            return None;
+        }
+        // SAFETY: a value of the environment is a C string.
+        let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+        (!value.is_empty()).then(|| value.to_vec())
+    });
+    folder.as_deref().map(|folder| Path::new(OsStr::from_bytes(folder)))
+}
+
+/// A path in the private folder.
+pub(crate) struct Private {
+    bytes: [u8; LONGEST],
+    /// Bytes of the folder's path, before the path that the program named.
+    lead: usize,
+    len: usize,
+}
+
+impl Private {
+    fn new(folder: &[u8], path: &[u8]) -> Option<Self> {
+        let len = folder.len() + path.len();
+        let mut bytes = [0; LONGEST];
+        // One more: the zero.
+        bytes.get(len)?;
+        bytes[..folder.len()].copy_from_slice(folder);
+        bytes[folder.len()..len].copy_from_slice(path);
+        Some(Private { bytes, lead: folder.len(), len })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const libc::c_char {
+        self.bytes.as_ptr().cast()
+    }
+
+    /// The path that the program named.
+    pub(crate) fn named(&self) -> &[u8] {
+        &self.bytes[self.lead..self.len]
+    }
+
+    /// Whether the path is a device, which a symbolic link stands for.
+    pub(crate) fn is_device(&self) -> bool {
+        self.named().len() > DEVICES.len() && self.named().starts_with(DEVICES)
+    }
+}
+
+/// The index of the device that a path names.
+fn device_of(path: &[u8]) -> Option<usize> {
+    let number = str::from_utf8(path.strip_prefix(DEVICE_PREFIX)?).ok()?;
+    let index = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()))?;
+    (index < softhca::devices::MAX_DEVICES).then_some(index)
+}
+
+/// The bytes of a path, if it begins as one of the [`OWNED`] does. Others are read no further than
+/// to the first byte that differs.
+///
+/// # Safety
+/// `path` must be null or a C string. (For memory that is not mapped, a system call returns EFAULT;
+/// this function raises a signal.)
+unsafe fn owned<'a>(path: *const libc::c_char) -> Option<&'a [u8]> {
+    if path.is_null() {
+        return None;
+    }
+    let begins = |prefix: &str| {
+        // SAFETY: byte by byte, and a byte that equals one of the prefix did not end the string.
+        prefix.bytes().enumerate().all(|(i, byte)| unsafe { *path.add(i) } as u8 == byte)
+    };
+    // SAFETY: a C string.
+    OWNED.iter().any(|prefix| begins(prefix)).then(|| unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+/// The index of the device that a path names.
+///
+/// # Safety
+/// As [`private`].
+pub(crate) unsafe fn device(path: *const libc::c_char) -> Option<usize> {
+    // SAFETY: the caller's.
+    device_of(unsafe { owned(path) }?)
+}
+
+/// Whether a path names the connection manager.
+///
+/// # Safety
+/// As [`private`].
+pub(crate) unsafe fn is_cm(path: *const libc::c_char) -> bool {
+    // SAFETY: the caller's.
+    (unsafe { owned(path) }) == Some(CM)
+}
+
+/// The path in the private folder of a path that names files of devices. `None` for all others.
+///
+/// # Safety
+/// `path` must be null or a C string.
+pub(crate) unsafe fn private(path: *const libc::c_char) -> Option<Private> {
+    // SAFETY: the caller's.
+    let path = unsafe { owned(path) }?;
+    Private::new(folder()?.as_os_str().as_bytes(), path)
+}
+
+/// The path that a program shall see for one that the system has found in the private folder.
+pub(crate) fn public(path: &[u8]) -> &[u8] {
+    let Some(folder) = folder() else { return path };
+    match path.strip_prefix(folder.as_os_str().as_bytes()) {
+        Some(rest) if rest.starts_with(b"/") => rest,
+        _ => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_owned(path: &CStr) -> bool {
+        // SAFETY: a C string.
+        unsafe { owned(path.as_ptr()) }.is_some()
+    }
+
+    #[test]
+    fn paths_of_devices_are_known() {
+        for path in [
+            c"/dev/infiniband",
+            c"/dev/infiniband/rdma_cm",
+            c"/sys/class/infiniband/mlx5_0/ports/1/lid",
+            c"/sys/class/infiniband_verbs",
+            c"/sys/bus/pci/devices/50f7:01:00.0/vendor",
+            c"/sys/class/pci_bus/50f7:01/../../50f7:01:00.0",
+        ] {
+            assert!(is_owned(path), "{path:?}");
+        }
+        for path in [c"", c"/", c"/dev/null", c"/sys/class/net/lo", c"sys/class/infiniband", c"/dev/infini"] {
+            assert!(!is_owned(path), "{path:?}");
+        }
+        // SAFETY: null is allowed.
+        assert!(unsafe { private(std::ptr::null()) }.is_none());
+    }
+
+    #[test]
+    fn only_numbers_of_devices_name_one() {
+        let device = |path: &str| device_of(path.as_bytes());
+        assert_eq!(device("/dev/infiniband/uverbs0"), Some(0));
+        assert_eq!(device("/dev/infiniband/uverbs7"), Some(7));
+        for other in ["uverbs", "uverbs8", "uverbs+1", "uverbs0x", "umad0", ""] {
+            assert_eq!(device(&format!("/dev/infiniband/{other}")), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn private_paths_remember_what_was_named() {
+        let path = Private::new(b"/tmp/x", b"/dev/infiniband/uverbs1").unwrap();
+        // SAFETY: zeros follow the path.
+        let whole = unsafe { CStr::from_ptr(path.as_ptr()) };
+        assert_eq!(whole, c"/tmp/x/dev/infiniband/uverbs1");
+        assert_eq!(path.named(), b"/dev/infiniband/uverbs1");
+        assert!(path.is_device());
+        assert!(!Private::new(b"/tmp/x", b"/dev/infiniband/").unwrap().is_device());
+        assert!(Private::new(&[b'a'; LONGEST - 4], b"/sys").is_none(), "too long with its zero");
+    }
+}

@@ -1,0 +1,128 @@
+//! Shared receive queues.
+
+use super::cq::check_memory;
+use crate::attributes::Request;
+use crate::context::{Context, Object};
+use crate::errno::{Errno, Result};
+use crate::events::routes::Route;
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
+use crate::uapi::mlx5::{CreateSrq, CreateSrqResp};
+use crate::uapi::verbs::{ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SRQ_MAX_WR, SRQT_BASIC};
+use gdsync_sys::prm::wqe::SEGMENT;
+use softhca::card::{LIMITS, SrqConfig};
+use zerocopy::FromZeros;
+
+/// Bytes of a doorbell record: one word.
+const RECORD: u64 = 4;
+/// Bytes of the smallest entry.
+const SMALLEST: u32 = 32;
+
+/// Bytes of an entry: the segment that links the entries, and the data segments, rounded up to a power
+/// of two. libmlx5 does not say it; the driver computes it so, too (`mlx5_ib_create_srq`).
+fn stride(max_sge: u32) -> u32 {
+    ((max_sge + 1) * SEGMENT as u32).next_power_of_two().max(SMALLEST)
+}
+
+/// Data segments of an entry.
+fn segments(stride: u32) -> u32 {
+    stride / SEGMENT as u32 - 1
+}
+
+/// `CREATE` of a shared receive queue.
+pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
+    request.knows(&[
+        attr::HANDLE,
+        attr::SRQ_PD,
+        attr::SRQ_USER_HANDLE,
+        attr::SRQ_MAX_WR,
+        attr::SRQ_MAX_SGE,
+        attr::SRQ_LIMIT,
+        attr::SRQ_TYPE,
+        attr::SRQ_EVENT_FD,
+        attr::SRQ_RESP_MAX_WR,
+        attr::SRQ_RESP_MAX_SGE,
+        attr::UHW_IN,
+        attr::UHW_OUT,
+    ])?;
+    let asked: CreateSrq = request.structure(attr::UHW_IN)?;
+    let kind = request.number(attr::SRQ_TYPE)?;
+    if kind != SRQT_BASIC || asked.flags != 0 {
+        tracing::warn!(kind, asked.flags, "shared receive queues are basic ones (0), without signatures");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let (max_wr, max_sge) = (request.number32(attr::SRQ_MAX_WR)?, request.number32(attr::SRQ_MAX_SGE)?);
+    if max_wr >= LIMITS.max_srq_entries || max_sge > LIMITS.max_srq_sge {
+        tracing::warn!(max_wr, max_sge, "more than the card's max_srq_wr or max_srq_sge");
+        return Err(Errno::INVALID);
+    }
+    let (entries, stride) = ((max_wr + 1).next_power_of_two(), stride(max_sge));
+    check_memory(asked.buf_addr, u64::from(entries) * u64::from(stride), SEGMENT as u64)?;
+    check_memory(asked.db_addr, RECORD, RECORD)?;
+    let user_handle = request.number(attr::SRQ_USER_HANDLE)?;
+    let mut objects = context.objects.lock();
+    let config = SrqConfig {
+        pdn: objects.number(object::PD, request.handle(attr::SRQ_PD)?)?,
+        ring: asked.buf_addr as *mut u8,
+        entries,
+        stride,
+        dbrec: asked.db_addr as *mut u32,
+    };
+    // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
+    // it has destroyed the queue.
+    let number = unsafe { context.card().create_srq(&config) }?;
+    let route = Route::new(user_handle, None, context.async_events.clone());
+    context.open.routes.add(Resource::Srq(number), route);
+    let handle = objects.add(Object::new(object::SRQ, Resource::Srq(number)));
+    drop(objects);
+    request.answer_created(attr::HANDLE, handle)?;
+    request.answer_with(attr::SRQ_RESP_MAX_WR, &(entries - 1))?;
+    request.answer_with(attr::SRQ_RESP_MAX_SGE, &segments(stride))?;
+    request.answer_with(attr::UHW_OUT, &CreateSrqResp { srqn: number, ..CreateSrqResp::new_zeroed() })
+}
+
+/// `DESTROY`: answers the count of the queue's events that the program has read.
+pub(crate) fn destroy(context: &Context, request: &Request) -> Result<()> {
+    let reported = context.destroy(object::SRQ, request.handle(attr::HANDLE)?)?;
+    request.answer_with(attr::DESTROY_RESP, &reported.asynchronous)
+}
+
+/// `MODIFY_SRQ`: arms the limit. As with the driver, the size does not change.
+pub(crate) fn modify(context: &Context, request: &Request) -> Result<()> {
+    let asked: ModifySrq = request.structure(attr::CORE_IN)?;
+    if asked.attr_mask & SRQ_MAX_WR != 0 {
+        tracing::warn!("a shared receive queue keeps its size (IBV_SRQ_MAX_WR)");
+        return Err(Errno::INVALID);
+    }
+    if asked.attr_mask & SRQ_LIMIT != 0 {
+        let number = context.objects.lock().number(object::SRQ, asked.srq_handle)?;
+        context.card().set_srq_limit(number, asked.srq_limit)?;
+    }
+    Ok(())
+}
+
+/// `QUERY_SRQ`.
+pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+    let asked: QuerySrq = request.structure(attr::CORE_IN)?;
+    let number = context.objects.lock().number(object::SRQ, asked.srq_handle)?;
+    let now = context.card().query_srq(number)?;
+    let answer = QuerySrqResp {
+        max_wr: now.entries - 1,
+        max_sge: segments(now.stride),
+        srq_limit: now.limit,
+        ..QuerySrqResp::new_zeroed()
+    };
+    request.answer_with(attr::CORE_OUT, &answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_are_those_of_libmlx5() {
+        // srq.c, mlx5_alloc_srq_buf: 16 + 16 * max_sge, at least 32, rounded up.
+        assert_eq!([0, 1, 2, 3, 4, 31, 63].map(stride), [32, 32, 64, 64, 128, 512, 1024]);
+        assert_eq!([32, 64, 1024].map(segments), [1, 3, 63]);
+    }
+}
