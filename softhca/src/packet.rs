@@ -31,11 +31,13 @@ pub enum PacketKind {
     AtomicResponse = 9,
     /// Datagram.
     Datagram = 10,
+    /// Management datagram, between the management agents of two cards.
+    Management = 11,
 }
 
 impl PacketKind {
     /// All kinds, with their words in the text form of fault plans.
-    pub(crate) const ALL: [(PacketKind, &'static str); 10] = [
+    pub(crate) const ALL: [(PacketKind, &'static str); 11] = [
         (PacketKind::Send, "send"),
         (PacketKind::Write, "write"),
         (PacketKind::Read, "read"),
@@ -46,6 +48,7 @@ impl PacketKind {
         (PacketKind::AtomicResponse, "atomic-response"),
         (PacketKind::Ack, "ack"),
         (PacketKind::Nak, "nak"),
+        (PacketKind::Management, "management"),
     ];
 
     /// Whether the requester sends it.

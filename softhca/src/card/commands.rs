@@ -7,14 +7,17 @@ use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::Diagnostic;
 use super::engine::{Engine, Uar};
 use super::error::CardError;
+use super::management::{MAX_MANAGEMENT, ManagementDatagram};
 use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
 use super::port::LinkLayer;
 use super::queue::cq::Cq;
 use super::transport::qp::Qp;
 use super::transport::transition;
+use crate::fabric::Node;
 use gdsync_sys::prm::doorbell;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -261,6 +264,46 @@ impl Card {
             engine.activate(qpn);
             Ok(())
         })
+    }
+
+    /// The card's node: its address in the fabric.
+    pub fn node(&self) -> Node {
+        self.port.node()
+    }
+
+    /// The node whose card has an IP address among its GIDs; an IPv4 address as IPv4-mapped one.
+    pub fn node_at(&self, address: IpAddr) -> Option<Node> {
+        self.port.node_at(address)
+    }
+
+    /// The GID by which connections reach the card at a node. On Ethernet it is the IPv4-mapped one.
+    pub fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
+        self.port.gid_of(node)
+    }
+
+    /// Sends a management datagram to the card at a node, which may be this card. It may be lost.
+    ///
+    /// # Errors
+    /// [`CardError::Invalid`] if it has more than [`MAX_MANAGEMENT`] bytes.
+    pub fn send_management(&self, to: Node, bytes: &[u8]) -> Result<(), CardError> {
+        if bytes.len() > MAX_MANAGEMENT {
+            let limit = "at most 1024";
+            return Err(invalid("bytes of a management datagram", bytes.len() as u32, limit));
+        }
+        self.command(|engine| engine.send_management(to, bytes, Instant::now()));
+        Ok(())
+    }
+
+    /// The management datagrams that have arrived, in their order.
+    /// [`Event::Management`](super::event::Event::Management) announces them.
+    pub fn take_management(&self) -> Vec<ManagementDatagram> {
+        self.command(|engine| engine.resources.inbox.take())
+    }
+
+    /// Whether the process of a node to which this card has sent is known to live. False if it has
+    /// ended, or if this card has sent nothing.
+    pub fn is_linked(&self, node: Node) -> bool {
+        node == self.port.node() || self.command(|engine| engine.fabric.is_linked(node))
     }
 
     /// Attributes of a queue pair.

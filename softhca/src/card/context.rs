@@ -4,6 +4,7 @@ use super::config::Access;
 use super::delayed::DelayedCompletions;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::event::Event;
+use super::management::Inbox;
 use super::memory::copy::{self, Place};
 use super::memory::gather::Gather;
 use super::memory::refusal::Refusal;
@@ -46,6 +47,7 @@ pub(crate) struct Resources {
     pub(crate) slaves: HashSet<u32>,
     /// SEND_ENs that were executed, for the engine to pass on.
     pub(crate) enables: Vec<Enable>,
+    pub(crate) inbox: Inbox,
 }
 
 /// A SEND_EN that was executed.
@@ -75,6 +77,7 @@ impl Resources {
             waits,
             slaves: HashSet::new(),
             enables: Vec::new(),
+            inbox: Inbox::default(),
         }
     }
 
@@ -96,6 +99,7 @@ impl Resources {
             waits: self.waits,
             slaves: &self.slaves,
             enables: &mut self.enables,
+            inbox: &mut self.inbox,
         }
     }
 }
@@ -116,6 +120,7 @@ pub(crate) struct Context<'a> {
     pub(crate) waits: WaitRules,
     slaves: &'a HashSet<u32>,
     enables: &'a mut Vec<Enable>,
+    pub(crate) inbox: &'a mut Inbox,
 }
 
 /// A shared receive queue can give no receive, ever. A diagnostic says why.

@@ -29,6 +29,8 @@ pub enum Event {
         /// Its number.
         qpn: u32,
     },
+    /// A management datagram arrived. [`Card::take_management`](super::Card::take_management) returns it.
+    Management,
     /// A queue pair with a shared receive queue failed, and takes no more receives from it.
     LastReceive {
         /// Its number.

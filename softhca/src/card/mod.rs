@@ -26,6 +26,7 @@ mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod management;
 mod memory;
 mod port;
 mod queue;
@@ -45,6 +46,7 @@ pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;
 pub use error::CardError;
 pub use event::Event;
+pub use management::{MAX_MANAGEMENT, ManagementDatagram};
 pub use memory::mapped::{is_mapped, is_reachable};
 pub use memory::region::RegionError;
 pub use port::{GidEntry, GidKind, LinkLayer};

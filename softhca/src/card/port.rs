@@ -1,7 +1,7 @@
 //! The port of a card: its link layer, its addresses and its table of GIDs.
 
 use crate::fabric::{Node, node_of_address};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,6 +96,35 @@ impl Port {
         if is_card { node_of_address(Ipv4Addr::new(a, b, c, d)) } else { 0 }
     }
 
+    /// The node whose card has an IP address among its GIDs: an IPv4 address as IPv4-mapped one.
+    pub(crate) fn node_at(&self, address: IpAddr) -> Option<Node> {
+        let gid = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        let node = self.node_of(&gid);
+        let port = self.of_node(LinkLayer::Ethernet, node)?;
+        port.gids().iter().any(|entry| entry.gid == gid).then_some(node)
+    }
+
+    /// The GID by which a connection reaches the card at a node: as on real cards IPv4-mapped on
+    /// Ethernet, the port's GUID on InfiniBand.
+    pub(crate) fn gid_of(&self, node: Node) -> Option<[u8; 16]> {
+        let gids = self.of_node(self.link, node)?.gids();
+        gids.last().map(|entry| entry.gid)
+    }
+
+    /// The port of the card at a node of this fabric; `None` if no card is there.
+    fn of_node(&self, link: LinkLayer, node: Node) -> Option<Port> {
+        let lid = u16::try_from(node);
+        match self.ipv4 {
+            _ if node == 0 => None,
+            None => Some(Port { link, lid: lid.ok()?, ipv4: None }),
+            Some(_) if lid.is_ok() => None,
+            Some(_) => Some(Port { link, lid: 0, ipv4: Some(node.into()) }),
+        }
+    }
+
     /// The GID table.
     pub(crate) fn gids(&self) -> Vec<GidEntry> {
         (0..).map_while(|index| self.gid(index)).collect()
@@ -149,6 +178,26 @@ mod tests {
         let mut other = port.gids()[0].gid;
         other[8] = 1;
         assert_eq!((port.node_of(&other), port.node_of(&[7; 16])), (0, 0));
+    }
+
+    #[test]
+    fn ip_addresses_lead_to_the_cards_that_have_them() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
+            let port = Port { link, lid: 0x1234, ipv4: None };
+            assert_eq!(port.node_at(ip("10.83.1.2")), Some(0x102));
+            assert_eq!(port.node_at(ip("fe80::200:ff:fe00:102")), Some(0x102));
+            assert_eq!(port.node_at(ip("::ffff:10.83.1.2")), Some(0x102));
+            for other in ["10.84.1.2", "10.83.0.0", "127.0.0.1", "::1", "fe80::201:ff:fe00:102"] {
+                assert_eq!(port.node_at(ip(other)), None, "{other}");
+            }
+            assert_eq!(port.gid_of(0x1234), port.gids().last().map(|entry| entry.gid));
+            assert_eq!((port.gid_of(0), port.gid_of(0x1_0000)), (None, None));
+        }
+        let hosts = Port { link: LinkLayer::Ethernet, lid: 0, ipv4: Some(Ipv4Addr::new(192, 0, 2, 7)) };
+        assert_eq!(hosts.node_at(ip("192.0.2.9")), Some(0xc000_0209));
+        assert_eq!((hosts.node_at(ip("::1")), hosts.node_at(ip("0.0.0.0")), hosts.gid_of(5)), (None, None, None));
+        assert_eq!(hosts.gid_of(0xc000_0209).unwrap()[12..], [192, 0, 2, 9]);
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod hostile;
 mod hosts;
 mod interface;
 mod keys;
+mod management;
 mod peer;
 mod shared_queues;
 mod stopped_peers;

@@ -19,6 +19,7 @@ mod node;
 mod packet;
 mod peers;
 mod ring;
+mod services;
 mod shared;
 mod shared_link;
 mod sleeper;
@@ -35,6 +36,7 @@ pub use network::Fabric;
 pub use node::Node;
 pub(crate) use node::node_of_address;
 pub use packet::{MAX_HEADER, MAX_PAYLOAD, Part, SendOutcome};
+pub use services::{Service, ServiceCard, find_service};
 pub use sleeper::Sleeper;
 
 #[cfg(test)]

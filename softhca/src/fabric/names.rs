@@ -85,7 +85,7 @@ pub(super) fn claim_secret(key: &Key, lid: u16) -> io::Result<Option<UnixListene
 }
 
 /// Listens at a name. `None` if it is taken.
-fn listen(name: &[u8]) -> io::Result<Option<UnixListener>> {
+pub(super) fn listen(name: &[u8]) -> io::Result<Option<UnixListener>> {
     match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
         Ok(listener) => {
             listener.set_nonblocking(true)?;
@@ -110,7 +110,7 @@ pub(super) fn connect(lid: u16) -> io::Result<UnixStream> {
 }
 
 /// Connects to a name whose holder is a process of this user.
-fn reach(name: &[u8]) -> io::Result<UnixStream> {
+pub(super) fn reach(name: &[u8]) -> io::Result<UnixStream> {
     let stream = socket::connect_unix(name)?;
     let user = socket::peer_user(&stream)?;
     if user != own_user() {

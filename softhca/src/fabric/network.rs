@@ -108,6 +108,14 @@ impl Fabric {
         }
     }
 
+    /// Whether there is a link to that node, whose process has not ended.
+    pub fn is_linked(&mut self, node: Node) -> bool {
+        match &mut self.network {
+            Network::Shared(shared) => u16::try_from(node).is_ok_and(|lid| shared.is_linked(lid)),
+            Network::Tcp(tcp) => tcp.is_linked(node),
+        }
+    }
+
     /// Where the last packet that [`Self::try_send`] took ends on the way to its node: a number for
     /// [`Self::has_taken`].
     pub fn position(&self) -> u64 {

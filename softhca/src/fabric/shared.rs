@@ -130,6 +130,10 @@ impl Shared {
         self.outgoing.is_alive(lid, Outgoing::has_ended)
     }
 
+    pub(super) fn is_linked(&mut self, lid: u16) -> bool {
+        self.is_alive(lid) && self.outgoing.links.contains_key(&lid)
+    }
+
     /// As [`super::Fabric::position`].
     pub(super) fn position(&self) -> u64 {
         self.position

@@ -110,6 +110,10 @@ impl Tcp {
         self.outgoing.is_alive(node, Outgoing::is_closed)
     }
 
+    pub(super) fn is_linked(&mut self, node: Node) -> bool {
+        self.is_alive(node) && self.outgoing.links.contains_key(&node)
+    }
+
     /// Starts to connect. False if no card can be at that node.
     fn connect(&mut self, node: Node) -> bool {
         let address = Ipv4Addr::from(node);

@@ -41,6 +41,11 @@ pub const INTERFACE_INDEX: u32 = 1;
 /// The prefix of an InfiniBand port's GIDs.
 pub const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
 
+/// Name of the connection manager's device.
+pub const MANAGER: &str = "rdma_cm";
+/// Version of the connection manager's interface (`RDMA_USER_CM_ABI_VERSION`).
+pub const MANAGER_ABI: u32 = 4;
+
 /// The folder with the files in which ports count, one for each device.
 const COUNTERS: &str = "counters";
 
@@ -51,9 +56,10 @@ pub fn counters(root: &Path, index: usize) -> PathBuf {
 
 /// How the paths begin that the private folder has in place of the system: the system's own files
 /// below them are hidden.
-pub const OWNED: [&str; 5] = [
+pub const OWNED: [&str; 6] = [
     "/dev/infiniband",
     "/sys/class/infiniband",
+    "/sys/class/misc/rdma_cm",
     "/sys/bus/pci/devices/50f7:",
     "/sys/class/pci_bus/50f7:",
     "/sys/devices/pci50f7:",
@@ -80,6 +86,10 @@ pub fn write(root: &Path, devices: &[LinkLayer]) -> io::Result<()> {
     fs::create_dir_all(root.join(COUNTERS))?;
     file(&sys.join("class/infiniband_verbs/abi_version"), "6")?;
     pci::write_root(&sys)?;
+    let manager = sys.join("class/misc").join(MANAGER);
+    file(&manager.join("abi_version"), &MANAGER_ABI.to_string())?;
+    file(&manager.join("dev"), &format!("{}:{}", DEVICE.0, DEVICE.1))?;
+    link(Path::new(STAND_IN), &root.join("dev/infiniband").join(MANAGER))?;
     for (index, link_layer) in devices.iter().enumerate() {
         let (name, verbs) = (format!("mlx5_{index}"), format!("uverbs{index}"));
         let function = pci::write_function(&sys, index, *link_layer)?;
@@ -160,7 +170,7 @@ mod tests {
         }
         assert_eq!(read("infiniband/mlx5_1/device/class"), "0x020000\n");
         assert_eq!(read("infiniband/mlx5_0/device/../class"), "0x060400\n", "the bridge");
-        assert!(root.join("dev/infiniband/uverbs1").exists());
+        assert!(root.join("dev/infiniband/uverbs1").exists() && root.join("dev/infiniband/rdma_cm").exists());
         for prefix in OWNED {
             let parent = root.join(&prefix[1..]);
             let name = parent.file_name().unwrap().to_string_lossy().into_owned();

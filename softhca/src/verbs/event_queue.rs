@@ -196,6 +196,7 @@ impl Routes {
             // No queue is armed through this front: it has no completion channels; nor shared receive
             // queues.
             Event::Completion { .. }
+            | Event::Management
             | Event::LastReceive { .. }
             | Event::SrqLimit { .. }
             | Event::SrqError { .. } => return,

@@ -29,7 +29,7 @@ struct Attribute {
 }
 
 /// Copies from the program's memory.
-fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
+pub(crate) fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }
@@ -43,7 +43,7 @@ fn load(addr: u64, bytes: &mut [u8]) -> Result<()> {
 }
 
 /// Copies to the program's memory.
-fn store(addr: u64, bytes: &[u8]) -> Result<()> {
+pub(crate) fn store(addr: u64, bytes: &[u8]) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }

@@ -3,13 +3,14 @@
 use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::events::routes::Routes;
+use crate::events::wake::Wake;
 use crate::log;
 use crate::paths;
 use parking_lot::Mutex;
-use softhca::card::{Card, Counters, LinkLayer};
+use softhca::card::{Card, Counters, Event, LinkLayer};
 use softhca::devices::devices_from_environment;
 use softhca::sysfs;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A running card, and the routes of its events.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(crate) fn counters(index: usize) -> Option<Counters> {
 #[derive(Debug, Default)]
 pub(crate) struct Cards {
     running: Mutex<Vec<Weak<OpenCard>>>,
+    /// Raised when a management datagram arrives, once there is an agent for them.
+    pub(crate) management: Arc<OnceLock<Wake>>,
 }
 
 impl Cards {
@@ -48,8 +51,12 @@ impl Cards {
         }
         let routes = Arc::new(Routes::default());
         cuda::register();
-        let sink = routes.clone();
-        let card = Card::start(link, Box::new(move |event| sink.deliver(event)))?;
+        let (sink, management) = (routes.clone(), self.management.clone());
+        let deliver = move |event| match event {
+            Event::Management => _ = management.get().map(Wake::raise),
+            event => sink.deliver(event),
+        };
+        let card = Card::start(link, Box::new(deliver))?;
         if let Some(counters) = counters(index) {
             card.count_in(Arc::new(counters));
         }

@@ -1,5 +1,5 @@
-//! The file descriptors that belong to the library: open devices, completion channels, and netlink
-//! sockets of RDMA.
+//! The file descriptors that belong to the library: open devices, completion channels, files of the
+//! connection manager, and netlink sockets of RDMA.
 //!
 //! The hooks ask here for every file that the program, its libraries and this library touch. The
 //! answer takes no lock, because code that holds a lock of this library may itself touch files.
@@ -18,12 +18,17 @@ pub(crate) enum Kind {
     Card,
     /// A socket of RDMA netlink.
     Netlink,
+    /// A file of the connection manager.
+    Cm,
 }
+
+const KINDS: [Kind; 3] = [Kind::Card, Kind::Netlink, Kind::Cm];
 
 /// One bit for each file descriptor.
 type Set = [AtomicU64; MAX_FD / 64];
 static CARDS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 static NETLINKS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
+static CMS: Set = [const { AtomicU64::new(0) }; MAX_FD / 64];
 
 /// Id of the process that owns the descriptors; 0 before the first one.
 ///
@@ -42,6 +47,7 @@ fn set(kind: Kind) -> &'static Set {
     match kind {
         Kind::Card => &CARDS,
         Kind::Netlink => &NETLINKS,
+        Kind::Cm => &CMS,
     }
 }
 
@@ -50,14 +56,15 @@ fn bit(kind: Kind, fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((set(kind).get(fd / 64)?, 1 << (fd % 64)))
 }
 
-fn has(kind: Kind, fd: RawFd) -> bool {
+/// Whether a file descriptor of this process is of a kind.
+pub(crate) fn has(kind: Kind, fd: RawFd) -> bool {
     bit(kind, fd).is_some_and(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
         && OWNER.load(Ordering::Acquire) == process_id()
 }
 
 /// What a file descriptor of this process is. `None` if it is not the library's.
 pub(crate) fn kind(fd: RawFd) -> Option<Kind> {
-    [Kind::Card, Kind::Netlink].into_iter().find(|kind| has(*kind, fd))
+    KINDS.into_iter().find(|kind| has(*kind, fd))
 }
 
 /// Makes this process the owner. False if another process is.
@@ -75,9 +82,16 @@ pub(crate) fn add(kind: Kind, fd: RawFd) -> Result<()> {
     Ok(())
 }
 
+/// Whether calls on the program's file do not wait.
+pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
+    // SAFETY: the call accesses no memory of the process.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
 /// Removes the mark: the program is about to close the file.
 pub(crate) fn remove(fd: RawFd) {
-    for (word, mask) in [Kind::Card, Kind::Netlink].into_iter().filter_map(|kind| bit(kind, fd)) {
+    for (word, mask) in KINDS.into_iter().filter_map(|kind| bit(kind, fd)) {
         word.fetch_and(!mask, Ordering::AcqRel);
     }
 }
@@ -87,7 +101,7 @@ pub(crate) fn remove(fd: RawFd) {
 /// Only stores to atomics: any thread of the parent may have held any lock.
 pub(crate) fn reset() {
     OWNER.store(0, Ordering::Release);
-    for word in CARDS.iter().chain(&NETLINKS) {
+    for word in CARDS.iter().chain(&NETLINKS).chain(&CMS) {
         word.store(0, Ordering::Release);
     }
 }

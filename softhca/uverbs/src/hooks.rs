@@ -14,7 +14,7 @@ use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
 use crate::verbs::{dm, uar};
 use define::returned;
 use files::live;
-use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t};
+use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
 use std::os::fd::IntoRawFd;
 
 #[macro_use]
@@ -33,6 +33,10 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
         return returned(preserving(|| process::open(index, flags & libc::O_CLOEXEC != 0)));
     }
     // SAFETY: as above.
+    if unsafe { paths::is_cm(path) } {
+        return returned(preserving(|| process::open_cm(flags)));
+    }
+    // SAFETY: as above.
     let private = unsafe { paths::private(path) };
     if let Some(file) = private.as_ref().and_then(|private| preserving(|| live(private))) {
         return returned(file.map(IntoRawFd::into_raw_fd));
@@ -40,6 +44,17 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     let path = private.as_ref().map_or(path, Private::as_ptr);
     // SAFETY: the caller vouches for the arguments.
     unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode as c_uint) as c_int }
+}
+
+/// # Safety
+/// As `write(2)`.
+unsafe fn write_any(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+    let perform = || process::cm_file(fd).map(|file| process::command_cm(fd, &file, bytes as u64, count));
+    match preserving(perform) {
+        Some(written) => returned(written.map(|count| count as ssize_t)),
+        // SAFETY: the caller vouches for the arguments.
+        None => unsafe { libc::syscall(libc::SYS_write, fd, bytes, count) as ssize_t },
+    }
 }
 
 /// # Safety
@@ -106,6 +121,11 @@ c_functions! {
     /// `openat64` of programs built with checks.
     __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
         open_any(directory, path, flags | libc::O_LARGEFILE, 0)
+    }
+
+    /// `write(2)`. Commands of the connection manager are written to its file.
+    write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
+        write_any(fd, bytes, count)
     }
 
     /// `mmap(2)`. The system maps a device's pages; the library refuses what a kernel refuses. Programs

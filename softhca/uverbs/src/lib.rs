@@ -28,6 +28,7 @@
 //! | `verbs` | the objects of the verbs interface, one module each |
 //! | `devx` | commands in the device's own format (`mlx5dv_devx_*`) |
 //! | `commands` | dispatch from a command's numbers to the function that performs it |
+//! | `cm` | the connection manager (`/dev/infiniband/rdma_cm`) |
 //! | `process` | the open devices of the process, before and after a fork |
 //! | `hooks` | the C functions that replace those of the C library |
 //!
@@ -36,6 +37,7 @@
 
 mod attributes;
 mod card;
+mod cm;
 mod commands;
 mod context;
 mod cuda;

@@ -16,6 +16,8 @@ const VARIABLE: &CStr = c"SOFTHCA_FILES";
 const DEVICE_PREFIX: &[u8] = b"/dev/infiniband/uverbs";
 /// Where devices of all kinds are.
 const DEVICES: &[u8] = b"/dev/infiniband/";
+/// The connection manager.
+const CM: &[u8] = b"/dev/infiniband/rdma_cm";
 /// Longest path, with its zero (`PATH_MAX`).
 const LONGEST: usize = libc::PATH_MAX as usize;
 
@@ -102,6 +104,15 @@ unsafe fn owned<'a>(path: *const libc::c_char) -> Option<&'a [u8]> {
 pub(crate) unsafe fn device(path: *const libc::c_char) -> Option<usize> {
     // SAFETY: the caller's.
     device_of(unsafe { owned(path) }?)
+}
+
+/// Whether a path names the connection manager.
+///
+/// # Safety
+/// As [`private`].
+pub(crate) unsafe fn is_cm(path: *const libc::c_char) -> bool {
+    // SAFETY: the caller's.
+    (unsafe { owned(path) }) == Some(CM)
 }
 
 /// The path in the private folder of a path that names files of devices. `None` for all others.

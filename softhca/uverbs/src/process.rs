@@ -1,6 +1,8 @@
 //! The open devices of the process, and what a fork does to them.
 
 use crate::card::{Cards, OpenCard, counters};
+use crate::cm::command::{self, Caller};
+use crate::cm::manager::{File, Manager};
 use crate::context::Context;
 use crate::descriptors::{self, Kind};
 use crate::errno::{Errno, Result};
@@ -18,13 +20,30 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
 /// Everything that this process has open.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Process {
-    cards: Cards,
+    cards: Arc<Cards>,
+    manager: Arc<Manager>,
+    /// Open files of the connection manager.
+    cm_files: Mutex<HashMap<RawFd, Arc<File>>>,
     channels: Arc<Channels>,
     contexts: Mutex<HashMap<RawFd, Arc<Context>>>,
     /// Cards that were started because the program looked at their addresses, which then stay.
     seen: Mutex<HashMap<usize, Arc<OpenCard>>>,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        let cards = Arc::<Cards>::default();
+        Process {
+            manager: Manager::new(cards.clone()),
+            cards,
+            cm_files: Mutex::default(),
+            channels: Arc::default(),
+            contexts: Mutex::default(),
+            seen: Mutex::default(),
+        }
+    }
 }
 
 /// Created at the first use; the child of a fork creates another. Never freed: a forked child
@@ -102,6 +121,42 @@ pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<RawFd> {
     Ok(file.into_raw_fd())
 }
 
+/// Opens the connection manager, with these of the flags of open(2): `O_CLOEXEC` and `O_NONBLOCK`.
+pub(crate) fn open_cm(flags: i32) -> Result<RawFd> {
+    prepare()?;
+    let process = process();
+    let (file, fd) = process.manager.open()?;
+    let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    let set = |command: i32, value: i32| {
+        // SAFETY: the call changes flags of the file only.
+        let rc = unsafe { libc::fcntl(fd.as_raw_fd(), command, value) };
+        if rc < 0 { Err(Errno::last()) } else { Ok(()) }
+    };
+    set(libc::F_SETFD, close_on_exec)?;
+    set(libc::F_SETFL, flags & libc::O_NONBLOCK)?;
+    descriptors::add(Kind::Cm, fd.as_raw_fd())?;
+    let stale = process.cm_files.lock().insert(fd.as_raw_fd(), Arc::new(file));
+    // As in `open`.
+    drop(stale);
+    Ok(fd.into_raw_fd())
+}
+
+/// The connection manager's file of a descriptor.
+pub(crate) fn cm_file(fd: RawFd) -> Option<Arc<File>> {
+    if !descriptors::has(Kind::Cm, fd) {
+        return None;
+    }
+    process().cm_files.lock().get(&fd).cloned()
+}
+
+/// Performs a command that the program has written to a file of the connection manager. Returns how many
+/// bytes it has.
+pub(crate) fn command_cm(fd: RawFd, file: &File, addr: u64, length: usize) -> Result<usize> {
+    let is_nonblocking = || descriptors::is_nonblocking(fd);
+    let file_of = |fd: u32| cm_file(RawFd::try_from(fd).ok()?);
+    command::perform(&Caller { file, is_nonblocking: &is_nonblocking, file_of: &file_of }, addr, length)
+}
+
 /// Makes a duplicate of a descriptor the same device, channel or socket.
 pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
     let kind = descriptors::kind(from).ok_or(Errno::BAD_FD)?;
@@ -111,6 +166,10 @@ pub(crate) fn duplicate(from: RawFd, to: RawFd) -> Result<()> {
     let stale = contexts.get(&from).cloned().and_then(|context| contexts.insert(to, context));
     drop(contexts);
     // As in `open`.
+    drop(stale);
+    let mut files = process.cm_files.lock();
+    let stale = files.get(&from).cloned().and_then(|file| files.insert(to, file));
+    drop(files);
     drop(stale);
     process.channels.duplicate(from, to);
     Ok(())
@@ -167,5 +226,7 @@ pub(crate) fn close(fd: RawFd) {
     let context = process.contexts.lock().remove(&fd);
     // After the lock is released, because the context's objects close files.
     drop(context);
+    let file = process.cm_files.lock().remove(&fd);
+    drop(file);
     process.channels.remove(fd);
 }

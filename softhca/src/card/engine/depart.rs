@@ -139,7 +139,8 @@ impl Engine {
         released
     }
 
-    fn release(&mut self, flow: Flow, now: Instant) -> bool {
+    /// Releases the packets of a flow that are due. Returns whether there were any.
+    pub(super) fn release(&mut self, flow: Flow, now: Instant) -> bool {
         for count in 0..RELEASE_BUDGET {
             let Some(packet) = self.delayed.pop(flow, now) else { return count > 0 };
             let parts = [(packet.payload.as_ptr(), packet.payload.len())];

@@ -5,6 +5,7 @@ mod arrive;
 mod completions;
 mod depart;
 mod doorbells;
+mod management;
 mod schedule;
 mod send;
 mod state;

@@ -3,6 +3,7 @@
 use super::qp::Qp;
 use crate::card::config::{QpState, Transport};
 use crate::card::context::Context;
+use crate::card::event::Event;
 use crate::card::port::Port;
 use crate::fabric::{Node, Part};
 use crate::packet::{Header, Packet, PacketKind};
@@ -20,6 +21,15 @@ pub(crate) fn deliver(
         tracing::debug!(source, kind = header.kind, "a packet of an unknown kind");
         return None;
     };
+    if kind == PacketKind::Management {
+        // SAFETY: the payload is readable while this packet is handled.
+        if unsafe { context.inbox.push(source, payload) } {
+            context.emit(Event::Management);
+        } else {
+            tracing::debug!(source, "a management datagram is lost");
+        }
+        return None;
+    }
     let qpn = header.dest_qpn.get();
     let qp = qps.get_mut(&qpn)?;
     let packet = Packet { source, kind, header, payload };

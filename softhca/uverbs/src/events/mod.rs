@@ -4,4 +4,6 @@ pub(crate) mod channels;
 pub(crate) mod packets;
 pub(crate) mod pipe;
 pub(crate) mod routes;
+pub(crate) mod signal;
+pub(crate) mod wake;
 pub(crate) mod subscriptions;

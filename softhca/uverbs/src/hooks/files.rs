@@ -69,10 +69,15 @@ unsafe fn stat_any(directory: c_int, path: *const c_char, buffer: *mut libc::sta
     unsafe { libc::syscall(libc::SYS_newfstatat, directory, passed.as_ptr(), buffer, flags) as c_int }
 }
 
-/// Whether the file of a descriptor is an open device. The descriptor may be another file's by now,
+/// Whether the file of a descriptor is an open device, or the connection manager's. The descriptor may be another file's by now,
 /// if the program has closed the device in a way that the hooks do not see; that has a name.
 fn is_device(fd: RawFd, links: u64) -> bool {
-    links == 0 && preserving(|| process::context(fd).is_some())
+    preserving(|| match links {
+        0 => process::context(fd).is_some(),
+        // A pipe.
+        1 => process::cm_file(fd).is_some(),
+        _ => false,
+    })
 }
 
 /// # Safety

@@ -120,15 +120,19 @@ fn messages(
         }
         (command::SYS_GET, false) => Some(vec![describe_system(header, port)]),
         (command::GET_CHARDEV, false) => {
-            let index = device()?;
-            if request.attribute(attr::CHARDEV_TYPE)?.strip_suffix(b"\0")? != b"uverbs" {
-                return None;
-            }
-            let answer = Answer::new(header, port, false)
-                .text(attr::CHARDEV_NAME, &format!("uverbs{index}"))
-                .number(attr::CHARDEV_ABI, ABI)
-                .number(attr::CHARDEV, sysfs::DEVICE_NUMBER)
-                .number(attr::UVERBS_DRIVER_ID, DRIVER);
+            let answer = |name: &str, abi: u64| {
+                Answer::new(header, port, false)
+                    .text(attr::CHARDEV_NAME, name)
+                    .number(attr::CHARDEV_ABI, abi)
+                    .number(attr::CHARDEV, sysfs::DEVICE_NUMBER)
+            };
+            let answer = match request.attribute(attr::CHARDEV_TYPE)?.strip_suffix(b"\0")? {
+                b"uverbs" => {
+                    answer(&format!("uverbs{}", device()?), ABI).number(attr::UVERBS_DRIVER_ID, DRIVER)
+                }
+                b"rdma_cm" => answer(sysfs::MANAGER, sysfs::MANAGER_ABI.into()),
+                _ => return None,
+            };
             Some(vec![answer.bytes()])
         }
         _ => None,

@@ -79,6 +79,10 @@ fn the_device_file_is_named() {
     };
     let found = ask("uverbs", 1);
     assert_eq!(read(&found).attribute(attr::CHARDEV_NAME), Some(b"uverbs1\0".as_slice()));
+    // librdmacm names no device: -1.
+    let manager = ask("rdma_cm", u32::MAX);
+    assert_eq!(read(&manager).attribute(attr::CHARDEV_NAME), Some(b"rdma_cm\0".as_slice()));
+    assert_eq!(read(&manager).attribute(attr::CHARDEV_ABI), Some(4u64.to_ne_bytes().as_slice()));
     assert_eq!(errno(&ask("umad", 1)), libc::EINVAL);
     assert_eq!(errno(&ask("uverbs", 2)), libc::EINVAL);
 }

@@ -2,10 +2,11 @@
 //! commands.
 //!
 //! Source: `rdma/rdma_user_ioctl_cmds.h`, `ib_user_ioctl_cmds.h`, `ib_user_verbs.h`,
-//! `ib_user_ioctl_verbs.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those
+//! `ib_user_ioctl_verbs.h`, `rdma_user_cm.h`, `ib_user_sa.h`, `mlx5-abi.h` and `mlx5_user_ioctl_cmds.h` of Linux 6.1. Names are those
 //! of the headers, without the common prefixes.
 
 pub(crate) mod devx;
 pub(crate) mod ioctl;
 pub(crate) mod mlx5;
+pub(crate) mod ucm;
 pub(crate) mod verbs;

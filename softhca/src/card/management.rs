@@ -1,0 +1,68 @@
+//! Management datagrams: what a card's queue pair 1 carries.
+//!
+//! The card passes them between the management agents of two processes, and knows nothing of their
+//! content. As on a wire, they may be lost.
+
+use crate::card::memory::copy::collect;
+use crate::fabric::{Node, Part};
+use std::collections::VecDeque;
+
+/// Longest management datagram in bytes. (A MAD has 256; these have room for both ends' addresses.)
+pub const MAX_MANAGEMENT: usize = 1024;
+/// Queue pair number of the general services interface (IB specification, 3.9.5).
+pub(crate) const MANAGEMENT_QPN: u32 = 1;
+/// Most datagrams that wait for the agent.
+const WAITING: usize = 1024;
+
+/// A management datagram that has arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagementDatagram {
+    /// The node that sent it.
+    pub source: Node,
+    /// Its content, at most [`MAX_MANAGEMENT`] bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The datagrams that wait for the agent.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox(VecDeque<ManagementDatagram>);
+
+impl Inbox {
+    /// Adds a datagram. False if it is too long, or if too many wait: then it is lost.
+    ///
+    /// # Safety
+    /// The parts are readable.
+    pub(crate) unsafe fn push(&mut self, source: Node, payload: &[Part]) -> bool {
+        let length: usize = payload.iter().map(|part| part.1).sum();
+        let fits = length <= MAX_MANAGEMENT && self.0.len() < WAITING;
+        if fits {
+            // SAFETY: the caller's.
+            let bytes = unsafe { collect(payload) };
+            self.0.push_back(ManagementDatagram { source, bytes });
+        }
+        fits
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<ManagementDatagram> {
+        self.0.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_keep_their_order_and_an_agent_that_does_not_look_loses_some() {
+        let mut inbox = Inbox::default();
+        let bytes = [7u8; MAX_MANAGEMENT + 1];
+        // SAFETY: the parts lie in `bytes`.
+        let mut push = |len| unsafe { inbox.push(3, &[(bytes.as_ptr(), len)]) };
+        assert!(!push(MAX_MANAGEMENT + 1));
+        assert!((0..WAITING).all(|i| push(i % MAX_MANAGEMENT)));
+        assert!(!push(1), "too many wait");
+        let taken = inbox.take();
+        assert_eq!((taken.len(), taken[5].bytes.len(), taken[5].source), (WAITING, 5, 3));
+        assert!(inbox.take().is_empty());
+    }
+}

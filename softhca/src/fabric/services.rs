@@ -1,0 +1,141 @@
+//! Services of this host: which cards serve a port number.
+//!
+//! The cards of a host have the host's IP addresses in common, so an address alone does not say whose
+//! card serves a port. The process that binds a port holds an abstract socket name with the port's
+//! number, as cards hold their LIDs (`names.rs`). Whoever connects to it receives the process's nodes.
+
+use super::names;
+use super::node::Node;
+use gdsync_auth::own_user;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+/// Most cards of a service: more than one process has.
+const MAX_CARDS: usize = 64;
+/// Bytes of a card in an answer: the link layer, and the node.
+const CARD_BYTES: usize = 5;
+/// Most questions that one call answers.
+const ANSWER_BUDGET: usize = 64;
+
+/// A card that serves a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceCard {
+    /// Whether its port is Ethernet.
+    pub is_ethernet: bool,
+    /// Its address in the fabric.
+    pub node: Node,
+}
+
+/// A claim on a port number of this host.
+#[derive(Debug)]
+pub struct Service {
+    listener: UnixListener,
+}
+
+fn name(space: u16, port: u16) -> Vec<u8> {
+    format!("gdsync-softhca/{}/service/{space:x}/{port}", own_user()).into_bytes()
+}
+
+impl Service {
+    /// Claims a port number of a port space. `None` if another process, or this one, has it.
+    ///
+    /// # Errors
+    /// The system's, if it gives no socket.
+    pub fn claim(space: u16, port: u16) -> io::Result<Option<Service>> {
+        Ok(names::listen(&name(space, port))?.map(|listener| Service { listener }))
+    }
+
+    /// Answers the processes that wait for this service's cards. Never blocks.
+    pub fn answer(&self, cards: &[ServiceCard]) {
+        let bytes: Vec<u8> = cards.iter().take(MAX_CARDS).flat_map(encode).collect();
+        for _ in 0..ANSWER_BUDGET {
+            let Ok((mut socket, _)) = self.listener.accept() else { return };
+            // The buffer of a new socket takes the few bytes. Who has gone needs none.
+            let _ = socket.set_nonblocking(true).and_then(|()| socket.write_all(&bytes));
+        }
+    }
+}
+
+impl AsFd for Service {
+    /// Readable while a process waits for an answer.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+fn encode(card: &ServiceCard) -> [u8; CARD_BYTES] {
+    let [a, b, c, d] = card.node.to_be_bytes();
+    [card.is_ethernet.into(), a, b, c, d]
+}
+
+fn decode(bytes: &[u8; CARD_BYTES]) -> ServiceCard {
+    let [is_ethernet, a, b, c, d] = *bytes;
+    ServiceCard { is_ethernet: is_ethernet != 0, node: Node::from_be_bytes([a, b, c, d]) }
+}
+
+/// The cards of the process that has claimed a port number; `None` if no process of this user has.
+///
+/// # Errors
+/// [`ErrorKind::TimedOut`] if the process does not answer in time, or the system's.
+pub fn find_service(space: u16, port: u16, patience: Duration) -> io::Result<Option<Vec<ServiceCard>>> {
+    let socket = match names::reach(&name(space, port)) {
+        Ok(socket) => socket,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::PermissionDenied) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    let mut bytes = Vec::new();
+    match socket.take((MAX_CARDS * CARD_BYTES) as u64).read_to_end(&mut bytes) {
+        Ok(_) => Ok(Some(bytes.as_chunks().0.iter().map(decode).collect())),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(ErrorKind::TimedOut.into()),
+        // The process has ended.
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No port space that a program uses, so that no other test meets it.
+    const SPACE: u16 = 0xeee0;
+    const CARDS: [ServiceCard; 2] =
+        [ServiceCard { is_ethernet: true, node: 0x7f00_0002 }, ServiceCard { is_ethernet: false, node: 9 }];
+
+    #[test]
+    fn a_port_is_claimed_once_and_leads_to_its_cards() {
+        let port = std::process::id() as u16;
+        let patience = Duration::from_secs(20);
+        assert_eq!(find_service(SPACE, port, patience).unwrap(), None);
+        let service = Service::claim(SPACE, port).unwrap().unwrap();
+        assert!(Service::claim(SPACE, port).unwrap().is_none());
+        assert!(Service::claim(SPACE + 1, port).unwrap().is_some(), "another space has its own ports");
+        let asked = std::thread::spawn(move || find_service(SPACE, port, patience).unwrap());
+        while !asked.is_finished() {
+            service.answer(&CARDS);
+            std::thread::yield_now();
+        }
+        assert_eq!(asked.join().unwrap().unwrap(), CARDS);
+        drop(service);
+        assert_eq!(find_service(SPACE, port, patience).unwrap(), None);
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_ends_the_wait_and_one_that_ends_is_none() {
+        let port = std::process::id() as u16;
+        let service = Service::claim(SPACE + 2, port).unwrap().unwrap();
+        let late = find_service(SPACE + 2, port, Duration::from_millis(1)).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let asked = std::thread::spawn(move || find_service(SPACE + 2, port, Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(service);
+        assert!(matches!(asked.join().unwrap(), Ok(None)));
+    }
+}

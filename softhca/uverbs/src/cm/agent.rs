@@ -1,0 +1,122 @@
+//! The agent of the connection manager: the thread that receives what peers send, and keeps the time.
+
+use super::host;
+use super::id::State;
+use super::manager::{Inner, Manager};
+use super::message::Message;
+use crate::card::OpenCard;
+use crate::errno::Result;
+use crate::events::wake::readable;
+use softhca::card::ManagementDatagram;
+use softhca::fabric::Service;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at whether the processes of peers live.
+const LOOK_FOR_PEERS: Duration = Duration::from_millis(50);
+
+/// Starts the agent's thread, which ends when the manager has nothing to do any more.
+pub(crate) fn start(manager: &Arc<Manager>) -> Result<()> {
+    let manager = manager.clone();
+    std::thread::Builder::new().name("softhca-cm".to_owned()).spawn(move || run(&manager))?;
+    Ok(())
+}
+
+fn run(manager: &Manager) {
+    let Some(wake) = manager.wake() else { return };
+    loop {
+        let mut inner = manager.lock();
+        if inner.is_idle() {
+            inner.has_agent = false;
+            let cards = std::mem::take(&mut inner.cards);
+            drop(inner);
+            // After the lock is released: the cards' threads end here.
+            drop(cards);
+            return;
+        }
+        let services = inner.services();
+        let longest = inner.next_timer().map(|at| at.saturating_duration_since(Instant::now()));
+        drop(inner);
+        let mut fds = vec![wake.as_fd()];
+        fds.extend(services.iter().map(|(service, _)| service.as_fd()));
+        // Fails only where a signal ends it: the loop begins anew.
+        let _ = readable(&fds, longest);
+        // Before the look at what has arrived: what arrives later raises it again.
+        wake.drain();
+        manager.lock().work(&services, Instant::now());
+    }
+}
+
+impl Inner {
+    /// The claims on port numbers, and for each whether an identifier listens there.
+    fn services(&self) -> Vec<(Arc<Service>, bool)> {
+        let mut services: Vec<(Arc<Service>, bool)> = Vec::new();
+        for id in self.ids.values() {
+            let Some(claim) = id.port.as_ref().and_then(|port| port.claim.as_ref()) else { continue };
+            let listens = id.state == State::Listen;
+            match services.iter_mut().find(|(known, _)| Arc::ptr_eq(known, claim)) {
+                Some((_, any)) => *any |= listens,
+                None => services.push((claim.clone(), listens)),
+            }
+        }
+        services
+    }
+
+    fn next_timer(&self) -> Option<Instant> {
+        let timers = self.connections.values().filter_map(|link| link.connection.next_timer());
+        let peers = self.connections.values().any(|link| !link.connection.is_over());
+        timers.chain(peers.then(|| Instant::now() + LOOK_FOR_PEERS)).min()
+    }
+
+    /// Does everything that is to do now.
+    fn work(&mut self, services: &[(Arc<Service>, bool)], now: Instant) {
+        let cards = host::as_services(&self.cards);
+        for (service, listens) in services {
+            service.answer(if *listens { &cards } else { &[] });
+        }
+        for open in self.cards.clone() {
+            for datagram in open.card.take_management() {
+                self.arrived(&open, &datagram, now);
+            }
+        }
+        let due: Vec<u32> = self.connections.keys().copied().collect();
+        for local in due {
+            let Some(link) = self.connections.get_mut(&local) else { continue };
+            let reaction = link.connection.expire(now);
+            self.react(local, reaction);
+            self.look_for_peer(local, now);
+        }
+    }
+
+    fn arrived(&mut self, open: &Arc<OpenCard>, datagram: &ManagementDatagram, now: Instant) {
+        let source = datagram.source;
+        let Some(message) = Message::decode(&datagram.bytes) else {
+            tracing::warn!(source, "a malformed connection message");
+            return;
+        };
+        tracing::debug!(source, ?message, "a connection message has arrived");
+        let local = message.remote_id;
+        let link = self.connections.get_mut(&local).filter(|link| {
+            link.node == source && Arc::ptr_eq(&link.card, open) && link.connection.is_from_peer(&message)
+        });
+        match link {
+            Some(link) => {
+                let reaction = link.connection.arrive(&message, now);
+                self.react(local, reaction);
+            }
+            None => self.stranger(open, source, &message),
+        }
+    }
+
+    /// Ends a connection whose peer's process has ended.
+    fn look_for_peer(&mut self, local: u32, now: Instant) {
+        let Some(link) = self.connections.get_mut(&local) else { return };
+        let is_linked = link.card.card.is_linked(link.node);
+        if std::mem::replace(&mut link.was_linked, is_linked) && !is_linked {
+            tracing::debug!(node = link.node, "the process of a connection's peer has ended");
+            let reaction = link.connection.peer_ended(now);
+            self.react(local, reaction);
+        }
+    }
+}

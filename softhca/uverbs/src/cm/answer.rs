@@ -1,0 +1,293 @@
+//! Answers to a program's questions: addresses, paths, and the attributes of its queue pair.
+
+use super::address::{Address, IbAddress};
+use super::connect::PATH_MTU;
+use super::connection::{ACK_TIMEOUT, Connection, Phase};
+use super::id::Id;
+use super::manager::Inner;
+use super::message::Gids;
+use crate::card::OpenCard;
+use crate::errno::{Errno, Result};
+use crate::uapi::ucm::{
+    AhAttr, PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage, UserPathRec,
+};
+use crate::verbs::port::PORT;
+use gdsync_sys::verbs as ibv;
+use softhca::card::{GidKind, LinkLayer};
+use softhca::fabric::Node;
+use softhca::sysfs::node_guid;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The only partition key: full membership of the default partition.
+const PKEY: u16 = 0xffff;
+/// Hops of a global route.
+const HOP_LIMIT: u8 = 64;
+/// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
+const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+/// Selector of a path's property: exactly this value.
+const EXACTLY: u8 = 2;
+/// Rate code of 100 Gbit/s (`IB_RATE_100_GBPS`).
+const RATE: u8 = 16;
+/// `IB_QPS_INIT`, `IB_QPS_RTR`, `IB_QPS_RTS`.
+const INIT: u32 = 1;
+const RTR: u32 = 2;
+const RTS: u32 = 3;
+/// `IB_ACCESS_REMOTE_WRITE`, `IB_ACCESS_REMOTE_READ`, `IB_ACCESS_REMOTE_ATOMIC`.
+const REMOTE_WRITE: u32 = 1 << 1;
+const REMOTE_READ_AND_ATOMIC: u32 = 1 << 2 | 1 << 3;
+
+fn is_ethernet(open: &OpenCard) -> bool {
+    open.card.link_layer() == LinkLayer::Ethernet
+}
+
+/// LID of a node on InfiniBand; 0 on Ethernet.
+fn lid(open: &OpenCard, node: Node) -> u16 {
+    if is_ethernet(open) { 0 } else { node as u16 }
+}
+
+/// The address of a peer, as queue pairs and address handles take it. `None` for a source that is not
+/// the card's.
+pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option<AhAttr> {
+    let is_source = |entry: &softhca::card::GidEntry| {
+        entry.gid == gids.source && matches!(entry.kind, GidKind::RoceV2 | GidKind::InfiniBand)
+    };
+    let index = open.card.gids().iter().position(is_source)?;
+    Some(AhAttr {
+        dgid: gids.destination,
+        sgid_index: index as u8,
+        hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
+        dlid: lid(open, node),
+        is_global: is_ethernet(open).into(),
+        port_num: PORT,
+        ..AhAttr::new_zeroed()
+    })
+}
+
+/// The first bytes of a socket address.
+fn stored<const N: usize>(address: Option<&Address>) -> ([u8; N], u16) {
+    let mut bytes = [0; N];
+    let Some(address) = address else { return (bytes, 0) };
+    let (whole, len) = address.store();
+    let len = len.min(N);
+    bytes[..len].copy_from_slice(&whole[..len]);
+    (bytes, len as u16)
+}
+
+/// An address as InfiniBand address with this GID.
+fn as_ib(id: &Id, address: Option<&Address>, gid: [u8; 16]) -> Address {
+    match address {
+        Some(ib @ Address::Ib(_)) => *ib,
+        _ => Address::Ib(IbAddress {
+            pkey: PKEY,
+            flow: 0,
+            gid,
+            service_id: address.map_or(0, |address| id.service_id(address)),
+            mask: 0,
+            scope: 0,
+        }),
+    }
+}
+
+impl Inner {
+    /// `QUERY` of addresses.
+    ///
+    /// # Errors
+    /// As [`Inner::id`].
+    pub(crate) fn query_addr(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
+        let id = self.id(file, number)?;
+        let (src, src_size) = stored::<{ size_of::<Storage>() }>(id.source.as_ref());
+        let (dst, dst_size) = stored::<{ size_of::<Storage>() }>(id.destination.as_ref());
+        Ok(QueryAddrResp { src, dst, src_size, dst_size, ..device(id) })
+    }
+
+    /// `QUERY` of GIDs.
+    ///
+    /// # Errors
+    /// As [`Inner::id`].
+    pub(crate) fn query_gid(&mut self, file: u32, number: u32) -> Result<QueryAddrResp> {
+        let id = self.id(file, number)?;
+        let own = id.card.as_ref().and_then(|open| open.card.gid_of(open.card.node()));
+        let source = id.route.as_ref().map(|route| route.gids.source).or(own).unwrap_or_default();
+        let destination = id.route.as_ref().map(|route| route.gids.destination).unwrap_or_default();
+        let (src, src_size) = as_ib(id, id.source.as_ref(), source).store();
+        let (dst, dst_size) = as_ib(id, id.destination.as_ref(), destination).store();
+        Ok(QueryAddrResp { src, dst, src_size: src_size as u16, dst_size: dst_size as u16, ..device(id) })
+    }
+
+    /// `QUERY` of paths: at most so many bytes.
+    ///
+    /// # Errors
+    /// As [`Inner::id`].
+    pub(crate) fn query_path(&mut self, file: u32, number: u32, room: usize) -> Result<Vec<u8>> {
+        let id = self.id(file, number)?;
+        let path = path(id);
+        let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
+        let fits = room >= size_of::<QueryPathResp>() + size_of::<PathRecData>();
+        let record = path.filter(|_| fits).map(|path| {
+            PathRecData {
+                flags: PATH_FLAGS,
+                dgid: path.dgid,
+                sgid: path.sgid,
+                dlid: path.dlid,
+                slid: path.slid,
+                flow_label_hop_limit: U32::new(path.hop_limit.into()),
+                traffic_class: path.traffic_class,
+                reversible_paths: 1 << 7 | path.numb_path,
+                pkey: path.pkey,
+                mtu: EXACTLY << 6 | PATH_MTU,
+                rate: EXACTLY << 6 | RATE,
+                packet_life_time: EXACTLY << 6 | path.packet_life_time,
+                ..PathRecData::new_zeroed()
+            }
+        });
+        let record = record.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        Ok([head.as_bytes(), record].concat())
+    }
+
+    /// `QUERY_ROUTE`, of programs without InfiniBand addresses.
+    ///
+    /// # Errors
+    /// As [`Inner::id`].
+    pub(crate) fn query_route(&mut self, file: u32, number: u32) -> Result<QueryRouteResp> {
+        let id = self.id(file, number)?;
+        let device = device(id);
+        let mut routes = [UserPathRec::new_zeroed(); 2];
+        let path = path(id);
+        if let Some(path) = path {
+            routes[0] = path;
+        }
+        Ok(QueryRouteResp {
+            node_guid: device.node_guid,
+            routes,
+            src: stored::<{ size_of::<Sockaddr6>() }>(id.source.as_ref()).0,
+            dst: stored::<{ size_of::<Sockaddr6>() }>(id.destination.as_ref()).0,
+            num_paths: path.is_some().into(),
+            port_num: device.port_num,
+            ibdev_index: device.ibdev_index,
+            ..QueryRouteResp::new_zeroed()
+        })
+    }
+
+    /// `INIT_QP_ATTR`: what the program's queue pair needs for its next state.
+    ///
+    /// # Errors
+    /// EINVAL before the identifier has a card, and for a state that its connection has not reached.
+    pub(crate) fn qp_attributes(&mut self, file: u32, number: u32, state: u32) -> Result<QpAttr> {
+        let id = self.id(file, number)?;
+        if id.card.is_none() {
+            return Err(Errno::INVALID);
+        }
+        let mut attributes = QpAttr { qp_state: state, port_num: PORT, ..QpAttr::new_zeroed() };
+        let local = id.connection;
+        if id.qp_type.is_datagram() || local.is_none() {
+            let more = if id.qp_type.is_datagram() { ibv::IBV_QP_QKEY } else { ibv::IBV_QP_ACCESS_FLAGS };
+            attributes.qp_attr_mask =
+                ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | more;
+            attributes.qkey = if id.qp_type.is_datagram() { id.qkey } else { 0 };
+            return Ok(attributes);
+        }
+        let (qp_type, psn) = (id.qp_type, id.psn);
+        let ack_timeout = id.options.ack_timeout.unwrap_or(ACK_TIMEOUT);
+        let link = self.connection(local)?;
+        let connection = &link.connection;
+        let Connection { own, peer, .. } = connection;
+        match state {
+            INIT if connection.phase != Phase::Idle => {
+                attributes.qp_attr_mask = ibv::IBV_QP_STATE
+                    | ibv::IBV_QP_ACCESS_FLAGS
+                    | ibv::IBV_QP_PKEY_INDEX
+                    | ibv::IBV_QP_PORT;
+                let reads = if own.responder_resources > 0 { REMOTE_READ_AND_ATOMIC } else { 0 };
+                attributes.qp_access_flags = REMOTE_WRITE | reads;
+            }
+            RTR if knows_peer(connection.phase) => {
+                attributes.qp_attr_mask = ibv::IBV_QP_STATE
+                    | ibv::IBV_QP_AV
+                    | ibv::IBV_QP_PATH_MTU
+                    | ibv::IBV_QP_DEST_QPN
+                    | ibv::IBV_QP_RQ_PSN;
+                let address = address_handle(&link.card, link.node, &connection.gids);
+                attributes.ah_attr = address.ok_or(Errno::INVALID)?;
+                attributes.path_mtu = peer.path_mtu.clamp(1, PATH_MTU).into();
+                attributes.dest_qp_num = peer.qpn;
+                attributes.rq_psn = psn;
+                if qp_type.is_reliable_target() {
+                    attributes.qp_attr_mask |= ibv::IBV_QP_MAX_DEST_RD_ATOMIC | ibv::IBV_QP_MIN_RNR_TIMER;
+                    attributes.max_dest_rd_atomic = own.responder_resources;
+                }
+            }
+            RTS if knows_peer(connection.phase) => {
+                attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_SQ_PSN;
+                attributes.sq_psn = peer.psn & 0xff_ffff;
+                if qp_type.is_reliable_initiator() {
+                    attributes.qp_attr_mask |= ibv::IBV_QP_RETRY_CNT
+                        | ibv::IBV_QP_RNR_RETRY
+                        | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
+                    attributes.retry_cnt = own.retry_count;
+                    attributes.rnr_retry = own.rnr_retry_count;
+                    attributes.max_rd_atomic = own.initiator_depth;
+                }
+                if qp_type.is_reliable_initiator() || qp_type.is_reliable_target() {
+                    attributes.qp_attr_mask |= ibv::IBV_QP_TIMEOUT;
+                    attributes.timeout = ack_timeout;
+                }
+            }
+            _ => return Err(Errno::INVALID),
+        }
+        Ok(attributes)
+    }
+}
+
+/// Whether the peer's queue pair is known in a phase, and the connection not over.
+fn knows_peer(phase: Phase) -> bool {
+    use Phase::*;
+    matches!(phase, ReqRcvd | RepRcvd | RepSent | Established)
+}
+
+/// The device of an identifier; all zero before it has one.
+fn device(id: &Id) -> QueryAddrResp {
+    let Some(open) = &id.card else { return QueryAddrResp::new_zeroed() };
+    QueryAddrResp {
+        node_guid: U64::new(node_guid(open.index)),
+        port_num: PORT,
+        pkey: U16::new(PKEY),
+        ibdev_index: open.index as u32,
+        ..QueryAddrResp::new_zeroed()
+    }
+}
+
+/// The path to the identifier's peer.
+fn path(id: &Id) -> Option<UserPathRec> {
+    let route = id.route.as_ref()?;
+    let open = &route.card;
+    Some(UserPathRec {
+        dgid: route.gids.destination,
+        sgid: route.gids.source,
+        dlid: U16::new(lid(open, route.node)),
+        slid: U16::new(lid(open, open.card.node())),
+        reversible: 1,
+        mtu: PATH_MTU.into(),
+        pkey: U16::new(PKEY),
+        hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
+        traffic_class: id.options.type_of_service,
+        numb_path: 1,
+        mtu_selector: EXACTLY,
+        rate_selector: EXACTLY,
+        rate: RATE,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: ACK_TIMEOUT - 1,
+        ..UserPathRec::new_zeroed()
+    })
+}
+
+/// Checks paths that a program sets: one of them leads there and back.
+///
+/// # Errors
+/// EINVAL.
+pub(crate) fn check_path(value: &[u8]) -> Result<()> {
+    let records = value.chunks_exact(size_of::<PathRecData>());
+    let is_whole = records.remainder().is_empty();
+    let mut flags = records.filter_map(|bytes| PathRecData::read_from_bytes(bytes).ok()).map(|path| path.flags);
+    if is_whole && flags.any(|flags| flags == PATH_FLAGS) { Ok(()) } else { Err(Errno::INVALID) }
+}

@@ -1,0 +1,285 @@
+//! Addresses, ports and routes of identifiers, and their options.
+
+use super::address::Address;
+use super::event::EventKind;
+use super::host;
+use super::id::{Id, Port, State, port_of_service};
+use super::manager::{Inner, Manager, random};
+use crate::card::OpenCard;
+use crate::errno::{Errno, Result};
+use crate::uapi::ucm::{ConnParam, Ece, option, space};
+use softhca::fabric::Service;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The port numbers of identifiers that ask for any (`net.ipv4.ip_local_port_range`).
+const ANY_PORT: std::ops::Range<u16> = 32768..61000;
+/// How long a connection request waits for its peer to listen, before it is sent anyway, and refused.
+const GRACE: Duration = Duration::from_millis(100);
+/// `max_backlog` of the kernel's module.
+const MAX_BACKLOG: u32 = 1024;
+/// Largest time-out code: a field of five bits.
+const MAX_TIMEOUT: u8 = 31;
+
+/// The port spaces of InfiniBand service ids that an identifier may use (`cma_select_ib_ps`).
+fn fits_space(id: &Id, service_space: u64) -> bool {
+    let spaces: &[u16] = match id.space {
+        space::IB => &[space::IB, space::TCP, space::UDP],
+        space::TCP => &[space::TCP],
+        space::UDP => &[space::UDP],
+        _ => &[],
+    };
+    spaces.iter().any(|space| u64::from(*space) << 16 == service_space)
+}
+
+/// Whether two identifiers cannot have one port number.
+fn conflict(one: (&Address, bool), other: (&Address, bool)) -> bool {
+    let both_reuse = one.1 && other.1;
+    let overlap = !one.0.is_same_family(other.0)
+        || one.0.is_any()
+        || other.0.is_any()
+        || one.0.is_same_interface(other.0);
+    overlap && !both_reuse
+}
+
+impl Manager {
+    /// `BIND`, `BIND_IP`.
+    ///
+    /// # Errors
+    /// EINVAL if it is bound, EPROTONOSUPPORT for a service id of another port space, EADDRINUSE, and
+    /// those of [`host::own_card`].
+    pub(crate) fn bind(&self, file: u32, number: u32, address: Address) -> Result<()> {
+        let cards = if address.is_any() { Vec::new() } else { self.cards() };
+        self.lock().bind(file, number, address, &cards, true)
+    }
+
+    /// `LISTEN`. An identifier that is not bound gets any port.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, ENODEV without a card.
+    pub(crate) fn listen(&self, file: u32, number: u32, backlog: u32) -> Result<()> {
+        let cards = self.cards();
+        let mut inner = self.lock();
+        if inner.id(file, number)?.state == State::Idle {
+            let any = Address::of(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
+            inner.bind(file, number, any, &cards, true)?;
+        }
+        if cards.is_empty() {
+            return Err(Errno::NO_DEVICE);
+        }
+        inner.id(file, number)?.must_be(State::AddrBound)?;
+        if inner.is_shared_with_listener(number) {
+            return Err(Errno(libc::EADDRINUSE));
+        }
+        let id = inner.id(file, number)?;
+        id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
+        id.state = State::Listen;
+        Ok(())
+    }
+
+    /// `RESOLVE_ADDR`, `RESOLVE_IP`: the way to an address. The program gets an event about it.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, and those of [`Self::bind`] for the source address.
+    pub(crate) fn resolve(
+        &self,
+        file: u32,
+        number: u32,
+        source: Option<Address>,
+        destination: Address,
+    ) -> Result<()> {
+        let cards = self.cards();
+        let mut inner = self.lock();
+        if inner.id(file, number)?.state == State::Idle {
+            let source = source.unwrap_or_else(|| destination.any_like());
+            inner.bind(file, number, source, &cards, false)?;
+        }
+        let id = inner.id(file, number)?;
+        id.must_be(State::AddrBound)?;
+        if id.source.is_some_and(|source| !source.is_same_family(&destination)) {
+            return Err(Errno::INVALID);
+        }
+        let (bound, service) = (id.card.clone(), id.service_id(&destination));
+        drop(inner);
+        let route = host::route(&cards, bound.as_ref(), &destination, port_of_service(service), Duration::ZERO);
+        let mut inner = self.lock();
+        let id = inner.id(file, number)?;
+        // Another thread may have resolved it meanwhile.
+        id.must_be(State::AddrBound)?;
+        match route {
+            Ok(route) => {
+                if let Some(source) = id.source.filter(Address::is_any) {
+                    id.source = Some(host::source_for(&route, &destination).with_port(source.port()));
+                }
+                id.destination = Some(destination);
+                id.card = Some(route.card.clone());
+                id.route = Some(route);
+                id.state = State::AddrResolved;
+                inner.push_plain(number, EventKind::AddrResolved, 0);
+            }
+            Err(errno) => {
+                tracing::warn!(?destination, ?errno, "no card of the fabric has the address");
+                inner.push_plain(number, EventKind::AddrError, -errno.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Manager {
+    /// `CONNECT`. On the way to this host, the process that serves the port may be another one now than
+    /// when the address was resolved, or the first.
+    ///
+    /// # Errors
+    /// Those of [`Inner::ask`].
+    pub(crate) fn ask(&self, file: u32, number: u32, param: &ConnParam, ece: Ece) -> Result<()> {
+        let mut inner = self.lock();
+        let id = inner.id(file, number)?;
+        id.must_be(State::RouteResolved)?;
+        let (bound, destination) = (id.card.clone(), id.destination.ok_or(Errno::INVALID)?);
+        let key = port_of_service(id.service_id(&destination));
+        drop(inner);
+        let route = host::route(&self.cards(), bound.as_ref(), &destination, key, GRACE);
+        let mut inner = self.lock();
+        if let Ok(route) = route {
+            inner.id(file, number)?.route = Some(route);
+        }
+        inner.ask(file, number, param, ece)
+    }
+}
+
+impl Inner {
+    fn bind(
+        &mut self,
+        file: u32,
+        number: u32,
+        address: Address,
+        cards: &[Arc<OpenCard>],
+        claims: bool,
+    ) -> Result<()> {
+        let id = self.id(file, number)?;
+        id.must_be(State::Idle)?;
+        if address.ib_space().is_some_and(|service| !fits_space(id, service)) {
+            return Err(Errno::UNKNOWN);
+        }
+        let card = host::own_card(cards, &address)?;
+        let (port_space, _) = port_of_service(id.service_id(&address));
+        let reuses = id.options.reuses_address;
+        let port = match address.port() {
+            0 => self.any_port(port_space, claims)?,
+            port => self.chosen_port((port_space, port), &address, reuses, claims)?,
+        };
+        let id = self.id(file, number)?;
+        id.source = Some(address.with_port(port.key.1));
+        id.port = Some(port);
+        id.card = card;
+        id.state = State::AddrBound;
+        Ok(())
+    }
+
+    fn owners(&self, key: (u16, u16)) -> impl Iterator<Item = &Id> {
+        self.ids.values().filter(move |id| id.port.as_ref().is_some_and(|port| port.key == key))
+    }
+
+    /// A port number that the program has chosen.
+    fn chosen_port(&self, key: (u16, u16), address: &Address, reuses: bool, claims: bool) -> Result<Port> {
+        let in_use = Errno(libc::EADDRINUSE);
+        let overlaps = |id: &Id| {
+            id.source.is_some_and(|source| conflict((address, reuses), (&source, id.options.reuses_address)))
+        };
+        if self.owners(key).any(overlaps) {
+            return Err(in_use);
+        }
+        if let Some(claim) = self.owners(key).find_map(|id| id.port.as_ref()?.claim.clone()) {
+            return Ok(Port { key, claim: Some(claim) });
+        }
+        let claim = if claims { Service::claim(key.0, key.1)?.map(Arc::new) } else { None };
+        if claims && claim.is_none() && host::shares_ports() {
+            return Err(in_use);
+        }
+        Ok(Port { key, claim })
+    }
+
+    /// A port number that nobody has.
+    fn any_port(&self, port_space: u16, claims: bool) -> Result<Port> {
+        let count = ANY_PORT.len() as u64;
+        let first = random() % count;
+        for step in 0..count {
+            let port = ANY_PORT.start + ((first + step) % count) as u16;
+            let key = (port_space, port);
+            if self.owners(key).next().is_some() {
+                continue;
+            }
+            let claim = if claims { Service::claim(port_space, port)?.map(Arc::new) } else { None };
+            if !claims || claim.is_some() {
+                return Ok(Port { key, claim });
+            }
+        }
+        Err(Errno(libc::EADDRNOTAVAIL))
+    }
+
+    /// Whether another identifier listens where this one would.
+    fn is_shared_with_listener(&self, number: u32) -> bool {
+        let Some(own) = self.ids.get(&number) else { return false };
+        let (Some(port), Some(source)) = (&own.port, &own.source) else { return false };
+        let overlaps =
+            |id: &Id| id.source.is_some_and(|other| conflict((source, false), (&other, false)));
+        self.owners(port.key).any(|id| id.state == State::Listen && overlaps(id))
+    }
+
+    /// `RESOLVE_ROUTE`. The route is known with the address.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state.
+    pub(crate) fn resolve_route(&mut self, file: u32, number: u32) -> Result<()> {
+        let id = self.id(file, number)?;
+        id.must_be(State::AddrResolved)?;
+        id.state = State::RouteResolved;
+        self.push_plain(number, EventKind::RouteResolved, 0);
+        Ok(())
+    }
+
+    /// `SET_OPTION`.
+    ///
+    /// # Errors
+    /// EINVAL for a value of the wrong size or state, ENOSYS for an unknown option.
+    pub(crate) fn set_option(&mut self, file: u32, number: u32, name: (u32, u32), value: &[u8]) -> Result<()> {
+        let id = self.id(file, number)?;
+        let byte = || <[u8; 1]>::try_from(value).map(|[byte]| byte).map_err(|_| Errno::INVALID);
+        let flag = || {
+            let value = <[u8; 4]>::try_from(value).map_err(|_| Errno::INVALID)?;
+            Ok::<bool, Errno>(i32::from_ne_bytes(value) != 0)
+        };
+        match name {
+            option::TOS => id.options.type_of_service = byte()?,
+            option::REUSEADDR => {
+                let reuses = flag()?;
+                if reuses && id.state != State::Idle {
+                    return Err(Errno::INVALID);
+                }
+                id.options.reuses_address = reuses;
+            }
+            option::AFONLY => {
+                let only = flag()?;
+                if !matches!(id.state, State::Idle | State::AddrBound) {
+                    return Err(Errno::INVALID);
+                }
+                id.options.only_own_family = only;
+            }
+            option::ACK_TIMEOUT => {
+                let code = byte()?;
+                if id.qp_type.is_datagram() || code > MAX_TIMEOUT {
+                    return Err(Errno::INVALID);
+                }
+                id.options.ack_timeout = Some(code);
+            }
+            // The path is that of the address, whatever the program has found out about it.
+            option::IB_PATH => {
+                super::answer::check_path(value)?;
+                return self.resolve_route(file, number);
+            }
+            _ => return Err(Errno(libc::ENOSYS)),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,309 @@
+//! Connecting and disconnecting: what programs ask for, and what they learn.
+
+use super::answer::address_handle;
+use super::connection::{Connection, Happened, answer_to_stranger};
+use super::event::{Event, EventKind};
+use super::id::{Id, QpType, Route, State, port_of_service};
+use super::manager::{Inner, Link, psn, send};
+use super::message::{End, Gids, Kind, Message, reason};
+use crate::card::OpenCard;
+use crate::errno::{Errno, Result};
+use crate::uapi::ucm::{ConnParam, Ece, Reject};
+use softhca::fabric::Node;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// `IB_EVENT_COMM_EST`: a queue pair has received a message before its connection was established.
+const COMMUNICATION_ESTABLISHED: u32 = 4;
+/// `IBV_MTU_4096`, the path MTU of every fabric.
+pub(crate) const PATH_MTU: u8 = 5;
+/// Largest retry count: a field of three bits.
+const MAX_RETRY: u8 = 7;
+
+/// The private data of a command, if a message of this kind has room for them.
+fn private(bytes: &[u8], length: u8, kind: Kind, has_ip: bool) -> Result<Vec<u8>> {
+    let length = usize::from(length);
+    if length > kind.room(has_ip) {
+        tracing::warn!(length, room = kind.room(has_ip), ?kind, "there is no room for the private data");
+        return Err(Errno::INVALID);
+    }
+    bytes.get(..length).map(<[u8]>::to_vec).ok_or(Errno::INVALID)
+}
+
+/// This end of a connection, as a command describes it.
+fn end_of(id: &Id, param: &ConnParam, ece: Ece) -> End {
+    // The kernel takes a Q_Key from programs with InfiniBand addresses only.
+    let own_qkey = id.source.is_some_and(|source| source.ip().is_none()) && param.qkey != 0;
+    End {
+        qpn: param.qp_num & 0xff_ffff,
+        qkey: if own_qkey { param.qkey } else { id.qkey },
+        psn: id.psn,
+        transport: id.qp_type.0,
+        path_mtu: PATH_MTU,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        flow_control: param.flow_control,
+        retry_count: param.retry_count.min(MAX_RETRY),
+        rnr_retry_count: param.rnr_retry_count.min(MAX_RETRY),
+        srq: param.srq,
+        ece: [ece.vendor_id, ece.attr_mod],
+    }
+}
+
+fn has_ip(id: &Id) -> bool {
+    id.source.is_some_and(|source| source.ip().is_some())
+}
+
+impl Inner {
+    /// `CONNECT`: asks the peer for a connection, or for its queue pair for datagrams.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, or for too many private data.
+    pub(crate) fn ask(&mut self, file: u32, number: u32, param: &ConnParam, ece: Ece) -> Result<()> {
+        let now = Instant::now();
+        if param.valid == 0 {
+            return Err(Errno::INVALID);
+        }
+        let id = self.id(file, number)?;
+        id.must_be(State::RouteResolved)?;
+        let (Some(route), Some(source), Some(destination)) = (id.route.clone(), id.source, id.destination) else {
+            return Err(Errno::INVALID);
+        };
+        let kind = if id.qp_type.is_datagram() { Kind::SidrReq } else { Kind::Req };
+        let private = private(&param.private_data, param.private_data_len, kind, has_ip(id))?;
+        let request = Message {
+            service_id: id.service_id(&destination),
+            end: end_of(id, param, ece),
+            gids: route.gids,
+            addresses: Some((source, destination)),
+            private,
+            ..Message::new(kind, 0, 0)
+        };
+        id.state = State::Connect;
+        let local = self.connect(|local| {
+            let request = Message { local_id: local, ..request };
+            let (card, node) = (route.card, route.node);
+            let mut link = Link { id: Some(number), connection: Connection::ask(&request, now), card, node, was_linked: false };
+            link.send(&request);
+            link
+        });
+        self.id(file, number)?.connection = Some(local);
+        Ok(())
+    }
+
+    /// `ACCEPT`: of a request, or, without a parameter, of the peer's reply.
+    ///
+    /// # Errors
+    /// EINVAL if there is nothing to accept, or for too many private data.
+    pub(crate) fn accept(
+        &mut self,
+        file: u32,
+        number: u32,
+        uid: u64,
+        param: &ConnParam,
+        ece: Ece,
+    ) -> Result<()> {
+        let now = Instant::now();
+        let id = self.id(file, number)?;
+        id.must_be(State::Connect)?;
+        let kind = if id.qp_type.is_datagram() { Kind::SidrRep } else { Kind::Rep };
+        let end = end_of(id, param, ece);
+        let private = private(&param.private_data, param.private_data_len, kind, has_ip(id))?;
+        let local = id.connection;
+        let link = self.connection(local)?;
+        let message = match param.valid {
+            0 => link.connection.ready()?,
+            _ => link.connection.accept(end, private, now)?,
+        };
+        link.send(&message);
+        if param.valid != 0 {
+            self.id(file, number)?.uid = uid;
+        }
+        Ok(())
+    }
+
+    /// `REJECT`. Without a reason, the program's own.
+    ///
+    /// # Errors
+    /// EINVAL if nothing can be rejected, for too many private data, and for another reason than the
+    /// program's own and that its vendor's options do not fit.
+    pub(crate) fn reject(&mut self, file: u32, command: &Reject) -> Result<()> {
+        /// `IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED`.
+        const VENDOR_OPTION: u8 = 35;
+        let now = Instant::now();
+        let code = match command.reason {
+            0 => reason::CONSUMER_DEFINED,
+            code if u16::from(code) == reason::CONSUMER_DEFINED || code == VENDOR_OPTION => code.into(),
+            _ => return Err(Errno::INVALID),
+        };
+        let id = self.id(file, command.id)?;
+        let kind = if id.qp_type.is_datagram() { Kind::SidrRep } else { Kind::Rej };
+        let private = private(&command.private_data, command.private_data_len, kind, has_ip(id))?;
+        let local = id.connection;
+        let link = self.connection(local)?;
+        let message = link.connection.reject(code, private, now)?;
+        link.send(&message);
+        Ok(())
+    }
+
+    /// `DISCONNECT`: asks the peer to disconnect, or answers it.
+    ///
+    /// # Errors
+    /// EINVAL if the identifier was never connected.
+    pub(crate) fn disconnect(&mut self, file: u32, number: u32) -> Result<()> {
+        let now = Instant::now();
+        let local = self.id(file, number)?.connection;
+        let link = self.connection(local)?;
+        if let Some(message) = link.connection.disconnect(now) {
+            link.send(&message);
+        }
+        Ok(())
+    }
+
+    /// `NOTIFY`: an asynchronous event of the identifier's queue pair. Only one means something here.
+    ///
+    /// # Errors
+    /// EINVAL if the identifier was never connected, EISCONN if it is established already.
+    pub(crate) fn notify(&mut self, file: u32, number: u32, event: u32) -> Result<()> {
+        let local = self.id(file, number)?.connection;
+        let link = self.connection(local)?;
+        if event == COMMUNICATION_ESTABLISHED {
+            let reaction = link.connection.communication_established()?;
+            self.react(local.unwrap_or_default(), reaction);
+        }
+        Ok(())
+    }
+
+    /// A request has arrived for a listener. Makes an identifier, and tells the program. False if no
+    /// identifier listens at the service.
+    pub(crate) fn requested(&mut self, open: &Arc<OpenCard>, node: Node, request: &Message) -> bool {
+        let Some((source, destination)) = request.addresses else { return false };
+        let key = port_of_service(request.service_id);
+        let is_asked = |id: &Id| {
+            id.port.as_ref().is_some_and(|port| port.key == key)
+                && id.listens_at(&destination, open)
+                && id.qp_type.is_datagram() == (request.kind == Kind::SidrReq)
+        };
+        let Some((&owner, listener)) = self.ids.iter_mut().find(|(_, id)| is_asked(id)) else { return false };
+        if listener.backlog == 0 {
+            // As the kernel does: the peer asks again.
+            tracing::debug!(owner, "a connection request finds the backlog full");
+            return true;
+        }
+        listener.backlog -= 1;
+        let (file, uid) = (listener.file, listener.uid);
+        let mut id = Id::new(file, 0, listener.space, listener.qp_type, psn());
+        if !id.qp_type.is_datagram() {
+            id.qp_type = QpType(request.end.transport).peer();
+        }
+        id.options = listener.options;
+        id.state = State::Connect;
+        (id.source, id.destination) = (Some(destination), Some(source));
+        id.card = Some(open.clone());
+        let gids = Gids {
+            source: request.gids.destination,
+            destination: request.gids.source,
+        };
+        id.route = Some(Route { card: open.clone(), node, gids });
+        let number = self.add(id);
+        let local = self.connect(|local| {
+            let connection = Connection::answer(local, request);
+            let mut link = Link { id: Some(number), connection, card: open.clone(), node, was_linked: false };
+            if let Some(acknowledgement) = link.connection.acknowledgement() {
+                link.send(&acknowledgement);
+            }
+            link
+        });
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.connection = Some(local);
+        }
+        let mut event = Event::new(EventKind::ConnectRequest, owner, uid, 0);
+        event.response.id = number;
+        let has_ip = source.ip().is_some();
+        self.push(match request.kind {
+            Kind::SidrReq => event.with_datagrams(&End::default(), None, request.kind, has_ip, &request.private),
+            _ => event.with_connection(&request.end, request.kind, has_ip, &request.private),
+        });
+        true
+    }
+
+    /// A message for no connection has arrived.
+    pub(crate) fn stranger(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
+        // A request that comes again.
+        let known = self.connections.values_mut().find(|link| {
+            link.node == node
+                && Arc::ptr_eq(&link.card, open)
+                && link.connection.remote_id == message.local_id
+                && message.local_id != 0
+        });
+        let is_request = matches!(message.kind, Kind::Req | Kind::SidrReq);
+        if is_request && let Some(link) = known {
+            if let Some(acknowledgement) = link.connection.acknowledgement() {
+                link.send(&acknowledgement);
+            }
+            return;
+        }
+        if is_request && self.requested(open, node, message) {
+            return;
+        }
+        if let Some(answer) = answer_to_stranger(message) {
+            send(open, node, &answer);
+        }
+    }
+
+    /// Something has happened to the connection of an identifier.
+    pub(crate) fn happened(&mut self, number: u32, happened: Happened) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let is_over = happened == Happened::TimeWaitOver;
+        // The program has learned already that the connection is over, or that it was not made.
+        let expected = if is_over { State::Disconnect } else { State::Connect };
+        if id.state != expected {
+            return;
+        }
+        if matches!(happened, Happened::Disconnected { .. }) {
+            id.state = State::Disconnect;
+        }
+        // A connection that the program has not accepted yet. Accepting it fails.
+        if id.uid == 0 {
+            return;
+        }
+        let (uid, has_ip) = (id.uid, has_ip(id));
+        let timed_out = -libc::ETIMEDOUT;
+        let connection = id.connection.and_then(|local| self.connections.get(&local));
+        let peer = connection.map(|link| link.connection.peer).unwrap_or_default();
+        let address = connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
+        let event = |kind, status| Event::new(kind, number, uid, status);
+        let event = match happened {
+            Happened::Replied { private } => {
+                event(EventKind::ConnectResponse, 0).with_connection(&peer, Kind::Rep, has_ip, &private)
+            }
+            Happened::Established => event(EventKind::Established, 0),
+            Happened::Rejected { reason, private } => event(EventKind::Rejected, reason.into()).with_connection(
+                &End::default(),
+                Kind::Rej,
+                has_ip,
+                &private,
+            ),
+            Happened::Unreachable => event(EventKind::Unreachable, timed_out),
+            Happened::Disconnected { timed_out: is_late } => {
+                event(EventKind::Disconnected, if is_late { timed_out } else { 0 })
+            }
+            Happened::TimeWaitOver => event(EventKind::TimewaitExit, 0),
+            Happened::Resolved { private } => event(EventKind::Established, 0).with_datagrams(
+                &peer,
+                address,
+                Kind::SidrRep,
+                has_ip,
+                &private,
+            ),
+            Happened::Refused { status, private } => event(EventKind::Unreachable, status.into()).with_datagrams(
+                &End::default(),
+                None,
+                Kind::SidrRep,
+                has_ip,
+                &private,
+            ),
+        };
+        self.push(event);
+    }
+}

@@ -1,0 +1,407 @@
+//! The protocol of one connection: its states, messages and time-outs (IB specification, 12.9).
+//!
+//! A [`Connection`] knows neither identifiers nor cards: it is told what arrives and what the program
+//! asks for, and says what to send and what has happened.
+
+use super::message::{End, Gids, Kind, Message, reason, status};
+use crate::errno::{Errno, Result};
+use std::time::{Duration, Instant};
+
+/// Time until a message is sent again that was not answered: 4.096 µs * 2^17. (The kernel's code is
+/// 20. The fabric is faster than a subnet, and an agent answers before its program does.)
+const RESPONSE_TIMEOUT: Duration = Duration::from_nanos(4096 << 17);
+/// How often a message is sent again (`CMA_MAX_CM_RETRIES`).
+const MAX_RETRIES: u8 = 15;
+/// Time that a program has for its answer, once its agent has said that the request has arrived: 4.096
+/// µs * 2^24 (`CMA_CM_MRA_SETTING`).
+const SERVICE_TIMEOUT: Duration = Duration::from_nanos(4096 << 24);
+/// Code of the time-out of the connection's packets: 4.096 µs * 2^17.
+pub(crate) const ACK_TIMEOUT: u8 = 17;
+/// How long an ended connection waits for packets that are still under way: as long as its queue pair.
+const TIME_WAIT: Duration = Duration::from_nanos(4096 << ACK_TIMEOUT);
+
+/// State of a connection (`enum ib_cm_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The connection is over, or was never made.
+    Idle,
+    ReqSent,
+    /// The peer's agent has the request, and its program has not answered.
+    MraReqRcvd,
+    ReqRcvd,
+    RepSent,
+    RepRcvd,
+    Established,
+    DreqSent,
+    DreqRcvd,
+    TimeWait,
+    SidrReqSent,
+    SidrReqRcvd,
+}
+
+/// What has happened to a connection, for its program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Happened {
+    /// The peer has accepted: the program is to say that it is ready.
+    Replied { private: Vec<u8> },
+    Established,
+    Rejected { reason: u16, private: Vec<u8> },
+    Unreachable,
+    Disconnected { timed_out: bool },
+    TimeWaitOver,
+    /// A service id was resolved.
+    Resolved { private: Vec<u8> },
+    /// A service id was not resolved.
+    Refused { status: u16, private: Vec<u8> },
+}
+
+/// What follows from a step: a message to send, and an event.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reaction {
+    pub(crate) send: Option<Message>,
+    pub(crate) happened: Option<Happened>,
+}
+
+impl Reaction {
+    fn send(message: Message) -> Reaction {
+        Reaction { send: Some(message), happened: None }
+    }
+
+    fn happened(happened: Happened) -> Reaction {
+        Reaction { send: None, happened: Some(happened) }
+    }
+}
+
+/// A message that waits for its answer.
+#[derive(Debug)]
+struct Waiting {
+    message: Message,
+    /// How often it may be sent again.
+    left: u8,
+    again: Instant,
+}
+
+/// One end of a connection, or of the resolution of a service id.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) phase: Phase,
+    /// Communication ids.
+    pub(crate) local_id: u32,
+    pub(crate) remote_id: u32,
+    /// The peer's end.
+    pub(crate) peer: End,
+    /// This end's depths and retries: those that it has asked for, until the peer has answered.
+    pub(crate) own: End,
+    pub(crate) gids: Gids,
+    waiting: Option<Waiting>,
+    /// The last word to a peer that has asked, and may not have received it.
+    answered: Option<Message>,
+    time_wait_ends: Option<Instant>,
+}
+
+impl Connection {
+    fn new(phase: Phase, local_id: u32, remote_id: u32, own: End, gids: Gids) -> Connection {
+        let peer = End::default();
+        let (waiting, answered, time_wait_ends) = (None, None, None);
+        Connection { phase, local_id, remote_id, peer, own, gids, waiting, answered, time_wait_ends }
+    }
+
+    /// The end that asks, and sends this request.
+    pub(crate) fn ask(request: &Message, now: Instant) -> Connection {
+        let phase = if request.kind == Kind::SidrReq { Phase::SidrReqSent } else { Phase::ReqSent };
+        let mut connection = Connection::new(phase, request.local_id, 0, request.end, request.gids);
+        connection.wait_for_answer(request, now);
+        connection
+    }
+
+    /// The end that is asked. A request for a connection is acknowledged, as the program may take its
+    /// time.
+    pub(crate) fn answer(local_id: u32, request: &Message) -> Connection {
+        let phase = if request.kind == Kind::SidrReq { Phase::SidrReqRcvd } else { Phase::ReqRcvd };
+        let gids = Gids { source: request.gids.destination, destination: request.gids.source };
+        let End { responder_resources, initiator_depth, retry_count, rnr_retry_count, .. } = request.end;
+        // What the peer does as initiator this end does as responder.
+        let own = End {
+            responder_resources: initiator_depth,
+            initiator_depth: responder_resources,
+            retry_count,
+            rnr_retry_count,
+            ..End::default()
+        };
+        let mut connection = Connection::new(phase, local_id, request.local_id, own, gids);
+        connection.peer = request.end;
+        connection
+    }
+
+    fn message(&self, kind: Kind) -> Message {
+        Message { gids: self.gids, ..Message::new(kind, self.local_id, self.remote_id) }
+    }
+
+    /// The answer to a request, whenever it comes: until the program has answered, that it has arrived.
+    pub(crate) fn acknowledgement(&self) -> Option<Message> {
+        match self.phase {
+            Phase::ReqRcvd => Some(self.message(Kind::Mra)),
+            _ => self.answered.clone(),
+        }
+    }
+
+    fn wait_for_answer(&mut self, message: &Message, now: Instant) {
+        self.waiting =
+            Some(Waiting { message: message.clone(), left: MAX_RETRIES, again: now + RESPONSE_TIMEOUT });
+    }
+
+    /// Sends a message that wants an answer.
+    fn send_and_wait(&mut self, message: Message, phase: Phase, now: Instant) -> Message {
+        self.phase = phase;
+        self.wait_for_answer(&message, now);
+        message
+    }
+
+    fn end(&mut self, phase: Phase, now: Instant) {
+        self.phase = phase;
+        self.waiting = None;
+        self.time_wait_ends = (phase == Phase::TimeWait).then(|| now + TIME_WAIT);
+    }
+
+    /// The program accepts a request: REP, or the positive SIDR REP.
+    ///
+    /// # Errors
+    /// EINVAL if there is no request to answer.
+    pub(crate) fn accept(&mut self, end: End, private: Vec<u8>, now: Instant) -> Result<Message> {
+        match self.phase {
+            Phase::ReqRcvd => {
+                let message = Message { end, private, ..self.message(Kind::Rep) };
+                let End { responder_resources, initiator_depth, .. } = end;
+                self.own = End { responder_resources, initiator_depth, ..self.own };
+                Ok(self.send_and_wait(message, Phase::RepSent, now))
+            }
+            Phase::SidrReqRcvd => {
+                self.phase = Phase::Idle;
+                let message = Message { end, private, code: status::SUCCESS, ..self.message(Kind::SidrRep) };
+                self.answered = Some(message.clone());
+                Ok(message)
+            }
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    /// The program that has asked is ready: RTU.
+    ///
+    /// # Errors
+    /// EINVAL if the peer has not accepted.
+    pub(crate) fn ready(&mut self) -> Result<Message> {
+        if self.phase != Phase::RepRcvd {
+            return Err(Errno::INVALID);
+        }
+        self.phase = Phase::Established;
+        Ok(self.message(Kind::Rtu))
+    }
+
+    /// The program has received a message before the peer's RTU.
+    ///
+    /// # Errors
+    /// EISCONN if the connection is established already, EINVAL if it has not been accepted.
+    pub(crate) fn communication_established(&mut self) -> Result<Reaction> {
+        match self.phase {
+            Phase::RepSent => {
+                self.end(Phase::Established, Instant::now());
+                Ok(Reaction::happened(Happened::Established))
+            }
+            Phase::Established => Err(Errno(libc::EISCONN)),
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    /// Rejects, whichever end this is.
+    ///
+    /// # Errors
+    /// EINVAL if nothing is under way that can be rejected.
+    pub(crate) fn reject(&mut self, code: u16, private: Vec<u8>, now: Instant) -> Result<Message> {
+        use Phase::*;
+        let (kind, code, next) = match self.phase {
+            SidrReqRcvd => (Kind::SidrRep, status::REJECT, Idle),
+            ReqSent | MraReqRcvd | ReqRcvd | RepRcvd => (Kind::Rej, code, Idle),
+            RepSent => (Kind::Rej, code, TimeWait),
+            _ => return Err(Errno::INVALID),
+        };
+        let message = Message { code, private, ..self.message(kind) };
+        self.end(next, now);
+        self.answered = Some(message.clone());
+        Ok(message)
+    }
+
+    /// Asks the peer to disconnect, or answers when it has asked. Nothing in any other state.
+    pub(crate) fn disconnect(&mut self, now: Instant) -> Option<Message> {
+        match self.phase {
+            Phase::Established => {
+                let message = self.message(Kind::Dreq);
+                Some(self.send_and_wait(message, Phase::DreqSent, now))
+            }
+            Phase::DreqRcvd => {
+                self.end(Phase::TimeWait, now);
+                Some(self.message(Kind::Drep))
+            }
+            _ => None,
+        }
+    }
+
+    /// The program gives the connection up (`ib_destroy_cm_id`). It goes on until
+    /// [`Self::is_over`], so that the peer learns of its end.
+    pub(crate) fn abandon(&mut self, now: Instant) -> Option<Message> {
+        use Phase::*;
+        match self.phase {
+            ReqSent | MraReqRcvd => self.reject(reason::TIMEOUT, Vec::new(), now).ok(),
+            ReqRcvd | RepSent | RepRcvd | SidrReqRcvd => {
+                self.reject(reason::CONSUMER_DEFINED, Vec::new(), now).ok()
+            }
+            Established | DreqRcvd => self.disconnect(now),
+            SidrReqSent => {
+                self.end(Idle, now);
+                None
+            }
+            Idle | DreqSent | TimeWait => None,
+        }
+    }
+
+    /// Whether neither a message nor a time-out can change anything any more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::TimeWait)
+    }
+
+    /// Whether the peer is this connection's, as the message says.
+    pub(crate) fn is_from_peer(&self, message: &Message) -> bool {
+        self.remote_id == 0 || message.local_id == 0 || self.remote_id == message.local_id
+    }
+
+    /// A message of the peer has arrived.
+    pub(crate) fn arrive(&mut self, message: &Message, now: Instant) -> Reaction {
+        use Phase::*;
+        match (message.kind, self.phase) {
+            (Kind::Mra, ReqSent | MraReqRcvd) => {
+                self.phase = MraReqRcvd;
+                self.give_time(now);
+                Reaction::default()
+            }
+            (Kind::Rep, ReqSent | MraReqRcvd) => {
+                self.end(RepRcvd, now);
+                self.remote_id = message.local_id;
+                self.peer = message.end;
+                let End { responder_resources, initiator_depth, rnr_retry_count, .. } = message.end;
+                self.own = End {
+                    responder_resources: initiator_depth,
+                    initiator_depth: responder_resources,
+                    rnr_retry_count,
+                    ..self.own
+                };
+                Reaction::happened(Happened::Replied { private: message.private.clone() })
+            }
+            // The RTU was lost.
+            (Kind::Rep, Established) => Reaction::send(self.message(Kind::Rtu)),
+            (Kind::Rtu, RepSent) => {
+                self.end(Established, now);
+                Reaction::happened(Happened::Established)
+            }
+            (Kind::Rej, ReqSent | MraReqRcvd | RepSent | RepRcvd) => {
+                self.end(Idle, now);
+                Reaction::happened(Happened::Rejected { reason: message.code, private: message.private.clone() })
+            }
+            (Kind::Rej, Established | DreqSent) => {
+                self.end(TimeWait, now);
+                Reaction::happened(Happened::Rejected { reason: message.code, private: message.private.clone() })
+            }
+            (Kind::Dreq, RepSent | Established | DreqSent) => {
+                self.end(DreqRcvd, now);
+                Reaction::happened(Happened::Disconnected { timed_out: false })
+            }
+            // The DREP was lost.
+            (Kind::Dreq, TimeWait) => Reaction::send(self.message(Kind::Drep)),
+            (Kind::Drep, DreqSent | DreqRcvd) => {
+                self.end(TimeWait, now);
+                Reaction::happened(Happened::Disconnected { timed_out: false })
+            }
+            (Kind::SidrRep, SidrReqSent) => {
+                self.end(Idle, now);
+                self.peer = message.end;
+                let private = message.private.clone();
+                Reaction::happened(match message.code {
+                    status::SUCCESS => Happened::Resolved { private },
+                    status => Happened::Refused { status, private },
+                })
+            }
+            (kind, phase) => {
+                tracing::debug!(?kind, ?phase, "a message that changes nothing");
+                Reaction::default()
+            }
+        }
+    }
+
+    /// The peer's program has more time for its answer.
+    fn give_time(&mut self, now: Instant) {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.again = now + SERVICE_TIMEOUT;
+        }
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub(crate) fn next_timer(&self) -> Option<Instant> {
+        let again = self.waiting.as_ref().map(|waiting| waiting.again);
+        [again, self.time_wait_ends].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub(crate) fn expire(&mut self, now: Instant) -> Reaction {
+        if self.time_wait_ends.is_some_and(|end| end <= now) {
+            self.end(Phase::Idle, now);
+            return Reaction::happened(Happened::TimeWaitOver);
+        }
+        match &mut self.waiting {
+            Some(waiting) if waiting.again > now => Reaction::default(),
+            Some(Waiting { message, left: left @ 1.., again }) => {
+                *left -= 1;
+                *again = now + RESPONSE_TIMEOUT;
+                Reaction::send(message.clone())
+            }
+            Some(_) => self.peer_is_silent(now),
+            None => Reaction::default(),
+        }
+    }
+
+    /// The peer does not answer, or its process has ended.
+    fn peer_is_silent(&mut self, now: Instant) -> Reaction {
+        if matches!(self.phase, Phase::Established | Phase::DreqSent | Phase::DreqRcvd) {
+            self.end(Phase::TimeWait, now);
+            return Reaction::happened(Happened::Disconnected { timed_out: true });
+        }
+        self.end(Phase::Idle, now);
+        Reaction::happened(Happened::Unreachable)
+    }
+
+    /// The peer's process has ended, whose kernel would have said so in its place.
+    pub(crate) fn peer_ended(&mut self, now: Instant) -> Reaction {
+        use Phase::*;
+        match self.phase {
+            Idle | TimeWait => Reaction::default(),
+            Established | DreqSent | DreqRcvd => {
+                self.end(TimeWait, now);
+                Reaction::happened(Happened::Disconnected { timed_out: false })
+            }
+            _ => self.peer_is_silent(now),
+        }
+    }
+}
+
+/// The answer to a message for a connection that is not there; `None` if it wants none.
+pub(crate) fn answer_to_stranger(message: &Message) -> Option<Message> {
+    let (kind, code) = match message.kind {
+        Kind::Dreq => (Kind::Drep, 0),
+        Kind::Rep => (Kind::Rej, reason::INVALID_COMM_ID),
+        Kind::Req => (Kind::Rej, reason::INVALID_SERVICE_ID),
+        Kind::SidrReq => (Kind::SidrRep, status::UNSUPPORTED),
+        _ => return None,
+    };
+    Some(Message { code, ..Message::new(kind, message.remote_id, message.local_id) })
+}
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

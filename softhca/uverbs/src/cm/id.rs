@@ -1,0 +1,175 @@
+//! An identifier: what a program has made of `rdma_create_id`, and the state of its calls.
+
+use super::address::Address;
+use super::message::Gids;
+use crate::card::OpenCard;
+use crate::errno::{Errno, Result};
+use crate::uapi::ucm::space;
+use softhca::fabric::{Node, Service};
+use std::sync::Arc;
+
+/// State of an identifier (`enum rdma_cm_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Idle,
+    AddrBound,
+    AddrResolved,
+    RouteResolved,
+    Connect,
+    Disconnect,
+    Listen,
+}
+
+/// `IB_QPT_RC`, `IB_QPT_UD`, `IB_QPT_XRC_INI`, `IB_QPT_XRC_TGT`.
+const RC: u8 = 2;
+const UD: u8 = 4;
+const XRC_INI: u8 = 9;
+const XRC_TGT: u8 = 10;
+
+/// Kind of queue pair of an identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QpType(pub(crate) u8);
+
+impl QpType {
+    /// The kind that a port space has, or that the program has chosen.
+    pub(crate) fn of(port_space: u16, chosen: u8) -> Result<QpType> {
+        match port_space {
+            space::TCP => Ok(QpType(RC)),
+            space::UDP | space::IPOIB => Ok(QpType(UD)),
+            space::IB => Ok(QpType(chosen)),
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    pub(crate) fn is_datagram(self) -> bool {
+        self.0 == UD
+    }
+
+    /// Whether the kind sends reliably, or receives reliably.
+    pub(crate) fn is_reliable_initiator(self) -> bool {
+        matches!(self.0, RC | XRC_INI)
+    }
+
+    pub(crate) fn is_reliable_target(self) -> bool {
+        matches!(self.0, RC | XRC_TGT)
+    }
+
+    /// The kind of the other end.
+    pub(crate) fn peer(self) -> QpType {
+        match self.0 {
+            XRC_INI => QpType(XRC_TGT),
+            XRC_TGT => QpType(XRC_INI),
+            same => QpType(same),
+        }
+    }
+}
+
+/// Where an identifier's messages go.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) card: Arc<OpenCard>,
+    pub(crate) node: Node,
+    /// Source: this card.
+    pub(crate) gids: Gids,
+}
+
+/// A port number that the identifier is bound to.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    /// Port space and number.
+    pub(crate) key: (u16, u16),
+    /// The claim on the number among the processes of the host, shared by all identifiers of the number.
+    pub(crate) claim: Option<Arc<Service>>,
+}
+
+/// What a program has chosen by `rdma_set_option`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) type_of_service: u8,
+    pub(crate) reuses_address: bool,
+    pub(crate) only_own_family: bool,
+    pub(crate) ack_timeout: Option<u8>,
+}
+
+/// An identifier.
+#[derive(Debug)]
+pub(crate) struct Id {
+    /// The file whose events it adds to.
+    pub(crate) file: u32,
+    /// The program's name for it; 0 for a connection that was not accepted yet.
+    pub(crate) uid: u64,
+    pub(crate) events_reported: u32,
+    /// Connection requests that may still wait for the program.
+    pub(crate) backlog: u32,
+    pub(crate) space: u16,
+    pub(crate) qp_type: QpType,
+    pub(crate) state: State,
+    pub(crate) options: Options,
+    pub(crate) source: Option<Address>,
+    pub(crate) destination: Option<Address>,
+    pub(crate) port: Option<Port>,
+    /// The card that it is bound to.
+    pub(crate) card: Option<Arc<OpenCard>>,
+    pub(crate) route: Option<Route>,
+    /// First packet that its queue pair expects.
+    pub(crate) psn: u32,
+    pub(crate) qkey: u32,
+    /// Local communication id.
+    pub(crate) connection: Option<u32>,
+}
+
+/// `RDMA_UDP_QKEY`.
+const UDP_QKEY: u32 = 0x0123_4567;
+
+impl Id {
+    pub(crate) fn new(file: u32, uid: u64, space: u16, qp_type: QpType, psn: u32) -> Id {
+        Id {
+            file,
+            uid,
+            events_reported: 0,
+            backlog: 0,
+            space,
+            qp_type,
+            state: State::Idle,
+            options: Options::default(),
+            source: None,
+            destination: None,
+            port: None,
+            card: None,
+            route: None,
+            psn,
+            qkey: UDP_QKEY,
+            connection: None,
+        }
+    }
+
+    /// # Errors
+    /// EINVAL in any other state.
+    pub(crate) fn must_be(&self, state: State) -> Result<()> {
+        if self.state == state { Ok(()) } else { Err(Errno::INVALID) }
+    }
+
+    /// The service id of an address in the identifier's port space (`rdma_get_service_id`).
+    pub(crate) fn service_id(&self, address: &Address) -> u64 {
+        match address {
+            Address::Ib(address) => address.service_id,
+            _ => u64::from(self.space) << 16 | u64::from(address.port()),
+        }
+    }
+
+    /// Whether a request to an address is for this listener.
+    pub(crate) fn listens_at(&self, address: &Address, card: &Arc<OpenCard>) -> bool {
+        let is_at = |source: &Address| match source {
+            own if own.is_any() => !self.options.only_own_family || own.is_same_family(address),
+            own => own.is_same_interface(address),
+        };
+        self.state == State::Listen
+            && self.card.as_ref().is_none_or(|own| Arc::ptr_eq(own, card))
+            && self.source.as_ref().is_some_and(is_at)
+    }
+}
+
+/// The port space and number of a service id.
+pub(crate) fn port_of_service(service_id: u64) -> (u16, u16) {
+    ((service_id >> 16) as u16, service_id as u16)
+}

@@ -1,0 +1,348 @@
+//! The connection manager of the process: its files, identifiers and connections.
+//!
+//! One lock guards all of them. It is never held while the process waits for another.
+
+use super::agent;
+use super::connection::{Connection, Reaction};
+use super::event::{Event, EventKind};
+use super::host;
+use super::id::{Id, QpType};
+use super::message::Message;
+use crate::card::{Cards, OpenCard};
+use crate::errno::{Errno, Result};
+use crate::events::signal::Signal;
+use crate::events::wake::Wake;
+use crate::uapi::ucm::EventResp;
+use parking_lot::{Mutex, MutexGuard};
+use softhca::fabric::Node;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The connection manager of the process.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    cards: Arc<Cards>,
+    inner: Mutex<Inner>,
+}
+
+/// The state of the manager.
+#[derive(Debug, Default)]
+pub(crate) struct Inner {
+    last_file: u32,
+    files: HashMap<u32, Events>,
+    pub(crate) ids: BTreeMap<u32, Id>,
+    /// By local communication id.
+    pub(crate) connections: HashMap<u32, Link>,
+    last_connection: u32,
+    /// The process's cards, while there is a file or a connection.
+    pub(crate) cards: Vec<Arc<OpenCard>>,
+    /// Whether the agent's thread runs.
+    pub(crate) has_agent: bool,
+}
+
+/// A connection, and how its peer is reached.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// `None` once the program has given it up.
+    pub(crate) id: Option<u32>,
+    pub(crate) connection: Connection,
+    pub(crate) card: Arc<OpenCard>,
+    pub(crate) node: Node,
+    /// Whether the card has had a link to the node since the last message.
+    pub(crate) was_linked: bool,
+}
+
+/// The events of a file.
+#[derive(Debug)]
+struct Events {
+    waiting: VecDeque<Event>,
+    signal: Arc<Signal>,
+}
+
+/// A random number.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(())
+}
+
+/// An open file of the connection manager. The manager closes it when the last reference goes.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) number: u32,
+    pub(crate) signal: Arc<Signal>,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        self.manager.close(self.number);
+    }
+}
+
+impl Manager {
+    pub(crate) fn new(cards: Arc<Cards>) -> Arc<Manager> {
+        // Numbers of connections begin anywhere: a peer may still know those of an earlier process.
+        let inner = Inner { last_connection: random() as u32, ..Inner::default() };
+        Arc::new(Manager { cards, inner: Mutex::new(inner) })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock()
+    }
+
+    /// Opens a file. Returns the descriptor that the program polls, too.
+    pub(crate) fn open(self: &Arc<Self>) -> Result<(File, OwnedFd)> {
+        let (signal, fd) = Signal::new()?;
+        let signal = Arc::new(signal);
+        if self.cards.management.get().is_none() {
+            // Another thread may have set it meanwhile.
+            let _ = self.cards.management.set(Wake::new()?);
+        }
+        let mut inner = self.lock();
+        if !inner.has_agent {
+            agent::start(self)?;
+            inner.has_agent = true;
+        }
+        inner.last_file += 1;
+        let number = inner.last_file;
+        inner.files.insert(number, Events { waiting: VecDeque::new(), signal: signal.clone() });
+        drop(inner);
+        Ok((File { manager: self.clone(), number, signal }, fd))
+    }
+
+    /// What wakes the agent. There is one as long as a file is open.
+    pub(crate) fn wake(&self) -> Option<&Wake> {
+        self.cards.management.get()
+    }
+
+    /// Tells the agent that what it waits for has changed.
+    pub(crate) fn notice(&self) {
+        if let Some(wake) = self.wake() {
+            wake.raise();
+        }
+    }
+
+    /// The process's cards, which are started now if they do not run.
+    pub(crate) fn cards(&self) -> Vec<Arc<OpenCard>> {
+        let mut inner = self.lock();
+        if inner.cards.is_empty() {
+            drop(inner);
+            let cards = host::cards(&self.cards);
+            inner = self.lock();
+            inner.cards = cards;
+        }
+        inner.cards.clone()
+    }
+
+    fn close(&self, file: u32) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        let ids: Vec<u32> = inner.ids.iter().filter(|(_, id)| id.file == file).map(|(id, _)| *id).collect();
+        for id in ids {
+            // A connection request's identifier goes with its listener.
+            if inner.ids.contains_key(&id) {
+                drop(inner.destroy(id, now));
+            }
+        }
+        let closed = inner.files.remove(&file);
+        drop(inner);
+        // After the lock is released, because it closes files.
+        drop(closed);
+        self.notice();
+    }
+}
+
+impl Inner {
+    /// Whether the manager has nothing to do any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.files.is_empty() && self.connections.is_empty()
+    }
+
+    /// Adds an identifier under the lowest free number, as the kernel does: librdmacm has a table of
+    /// them.
+    pub(crate) fn add(&mut self, id: Id) -> u32 {
+        let mut number = 0;
+        for taken in self.ids.keys() {
+            if *taken != number {
+                break;
+            }
+            number += 1;
+        }
+        self.ids.insert(number, id);
+        number
+    }
+
+    pub(crate) fn create(&mut self, file: u32, uid: u64, space: u16, qp_type: u8) -> Result<u32> {
+        let qp_type = QpType::of(space, qp_type)?;
+        Ok(self.add(Id::new(file, uid, space, qp_type, psn())))
+    }
+
+    /// The identifier of a file.
+    ///
+    /// # Errors
+    /// ENOENT if there is none of that number, EINVAL if it is another file's.
+    pub(crate) fn id(&mut self, file: u32, number: u32) -> Result<&mut Id> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NO_ENTRY)?;
+        if id.file == file { Ok(id) } else { Err(Errno::INVALID) }
+    }
+
+    /// Ends an identifier, and takes its events back. Returns it.
+    pub(crate) fn destroy(&mut self, number: u32, now: Instant) -> Option<Id> {
+        let id = self.ids.remove(&number)?;
+        if let Some(local) = id.connection {
+            self.give_up(local, now);
+        }
+        if let Some(events) = self.files.get_mut(&id.file) {
+            let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+                std::mem::take(&mut events.waiting).into_iter().partition(|event| event.owner == number);
+            let is_empty = kept.is_empty();
+            events.waiting = kept;
+            if is_empty && !taken.is_empty() {
+                events.signal.lower();
+            }
+            for request in taken.iter().filter_map(Event::request) {
+                drop(self.destroy(request, now));
+            }
+        }
+        Some(id)
+    }
+
+    /// The program has given a connection up. It stays until its peer knows.
+    fn give_up(&mut self, local: u32, now: Instant) {
+        let Some(link) = self.connections.get_mut(&local) else { return };
+        link.id = None;
+        let send = link.connection.abandon(now);
+        self.react(local, Reaction { send, happened: None });
+    }
+
+    /// Adds a connection; `make` gets its communication id. Returns that.
+    pub(crate) fn connect(&mut self, make: impl FnOnce(u32) -> Link) -> u32 {
+        loop {
+            self.last_connection = self.last_connection.wrapping_add(1);
+            let local = self.last_connection;
+            // 0 is no connection's.
+            if local != 0 && !self.connections.contains_key(&local) {
+                self.connections.insert(local, make(local));
+                return local;
+            }
+        }
+    }
+
+    /// The connection of an identifier.
+    ///
+    /// # Errors
+    /// EINVAL if it has none.
+    pub(crate) fn connection(&mut self, local: Option<u32>) -> Result<&mut Link> {
+        local.and_then(|local| self.connections.get_mut(&local)).ok_or(Errno::INVALID)
+    }
+
+    /// Performs what follows from a step of a connection.
+    pub(crate) fn react(&mut self, local: u32, reaction: Reaction) {
+        let Some(link) = self.connections.get_mut(&local) else { return };
+        if let Some(message) = &reaction.send {
+            link.send(message);
+        }
+        let id = link.id;
+        if id.is_none() && link.connection.is_over() {
+            let gone = self.connections.remove(&local);
+            tracing::debug!(local, ?gone, "a connection is over");
+        }
+        if let (Some(number), Some(happened)) = (id, reaction.happened) {
+            self.happened(number, happened);
+        }
+    }
+
+    /// Adds an event for the program, to the file of its owner.
+    pub(crate) fn push(&mut self, event: Event) {
+        let Some(id) = self.ids.get(&event.owner) else { return };
+        let Some(events) = self.files.get_mut(&id.file) else { return };
+        events.waiting.push_back(event);
+        if events.waiting.len() == 1 {
+            events.signal.raise();
+        } else {
+            // Threads wait for one event each.
+            events.signal.wake();
+        }
+    }
+
+    /// An event of an identifier without a parameter.
+    pub(crate) fn push_plain(&mut self, number: u32, kind: EventKind, status: i32) {
+        if let Some(id) = self.ids.get(&number) {
+            self.push(Event::new(kind, number, id.uid, status));
+        }
+    }
+
+    /// Takes the next event of a file, if `deliver` succeeds: else it stays.
+    ///
+    /// # Errors
+    /// EAGAIN if there is none, or that of `deliver`.
+    pub(crate) fn next_event(
+        &mut self,
+        file: u32,
+        deliver: impl FnOnce(&EventResp) -> Result<()>,
+    ) -> Result<()> {
+        let events = self.files.get_mut(&file).ok_or(Errno::BAD_FD)?;
+        let first = events.waiting.front().ok_or(Errno(libc::EAGAIN))?;
+        deliver(&first.response)?;
+        let is_request = first.request().is_some();
+        let owner = first.owner;
+        events.waiting.pop_front();
+        if events.waiting.is_empty() {
+            events.signal.lower();
+        }
+        if let Some(id) = self.ids.get_mut(&owner) {
+            id.events_reported += 1;
+            id.backlog += u32::from(is_request);
+        }
+        Ok(())
+    }
+
+    /// Moves an identifier with its events to another file. Returns how many the program has had.
+    ///
+    /// # Errors
+    /// As [`Self::id`].
+    pub(crate) fn migrate(&mut self, from: u32, number: u32, to: u32) -> Result<u32> {
+        let id = self.id(from, number)?;
+        let reported = id.events_reported;
+        if from == to {
+            return Ok(reported);
+        }
+        id.file = to;
+        let Some(events) = self.files.get_mut(&from) else { return Ok(reported) };
+        let (moved, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut events.waiting).into_iter().partition(|event| event.owner == number);
+        if kept.is_empty() && !moved.is_empty() {
+            events.signal.lower();
+        }
+        events.waiting = kept;
+        for event in moved {
+            if let Some(request) = event.request().and_then(|request| self.ids.get_mut(&request)) {
+                request.file = to;
+            }
+            self.push(event);
+        }
+        Ok(reported)
+    }
+}
+
+impl Link {
+    pub(crate) fn send(&mut self, message: &Message) {
+        send(&self.card, self.node, message);
+        self.was_linked = self.card.card.is_linked(self.node);
+    }
+}
+
+/// Sends a message, which may be lost on its way.
+pub(crate) fn send(open: &OpenCard, node: Node, message: &Message) {
+    tracing::debug!(node, ?message, "a connection message leaves");
+    if let Err(error) = open.card.send_management(node, &message.encode()) {
+        tracing::error!(%error, "a connection message is too long");
+    }
+}
+
+/// A packet sequence number to begin with.
+pub(crate) fn psn() -> u32 {
+    random() as u32 & 0xff_ffff
+}

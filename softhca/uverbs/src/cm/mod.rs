@@ -1,0 +1,28 @@
+//! The connection manager: what `rdma_ucm`, `rdma_cm` and `ib_cm` of the kernel do for
+//! `/dev/infiniband/rdma_cm`.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `address` | socket addresses |
+//! | `message` | messages between connection managers, on queue pair 1 of the cards |
+//! | `connection` | the protocol of one connection: states, messages, time-outs |
+//! | `id` | an identifier, as a program has made it |
+//! | `event` | events for the program |
+//! | `host` | from addresses to cards, of this process and of others |
+//! | `manager` | all files, identifiers and connections of the process |
+//! | `bind`, `connect`, `answer` | what programs ask of them: addresses and routes, connections, attributes |
+//! | `agent` | the thread that receives messages and keeps the time |
+//! | `command` | the commands that programs write |
+
+mod address;
+mod agent;
+mod answer;
+mod bind;
+pub(crate) mod command;
+mod connect;
+mod connection;
+mod event;
+mod host;
+mod id;
+pub(crate) mod manager;
+mod message;
