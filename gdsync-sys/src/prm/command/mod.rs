@@ -34,6 +34,7 @@ pub mod opcode {
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
+    pub const QUERY_LAG: u16 = 0x842;
 
     /// What the kernel lets through as a general command, besides a range of its own:
     /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
@@ -57,7 +58,7 @@ pub mod opcode {
         0x822,
         0x824,
         0x826,
-        0x842,
+        QUERY_LAG,
     ];
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
@@ -306,9 +307,8 @@ pub mod cap {
     /// steering (7, 8, 9), debugging (0xd), device memory (0xf), TLS (0x11), vDPA (0x13), events (0x14),
     /// IPsec (0x15), cryptography (0x1a), header splitting (0x1d), PSP (0x1e), MACsec (0x1f), port
     /// selection (0x25), virtualization (0x26), advanced RDMA (0x28).
-    pub const TYPES_OF_OPTIONS: [u64; 19] = [
-        1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28,
-    ];
+    pub const TYPES_OF_OPTIONS: [u64; 19] =
+        [1, 5, 6, 7, 8, 9, 0xd, 0xf, 0x11, 0x13, 0x14, 0x15, 0x1a, 0x1d, 0x1e, 0x1f, 0x25, 0x26, 0x28];
 
     pub const VHCA_ID: Field = field(0x30, 16);
     pub const LOG_MAX_QP_SZ: Field = field(0x88, 8);

@@ -63,7 +63,9 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
-        true => Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
+        true => {
+            Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?)
+        }
         false => None,
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;
