@@ -1,6 +1,7 @@
 //! Dispatch: from the numbers of a command to the function that performs it.
 
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::Context;
 use crate::devx;
 use crate::errno::{Errno, Result};
@@ -55,7 +56,8 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
             _,
         ) => devx::perform(context, request),
         (object, method) => {
-            tracing::info!(object, method, "a command that the software card does not have");
+            let call = calls::of_method(object, method);
+            tracing::info!(call, object, method, "the software card does not have this");
             Err(Errno::UNKNOWN)
         }
     }
@@ -79,7 +81,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::MODIFY_SRQ, false) => srq::modify(context, request),
         (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {
-            tracing::info!(number, is_extended, "a write command that the software card does not have");
+            let call = calls::of_write(number);
+            tracing::info!(call, number, is_extended, "the software card does not have this");
             Err(Errno::NOT_SUPPORTED)
         }
     }

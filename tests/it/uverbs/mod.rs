@@ -4,9 +4,11 @@
 mod card;
 mod exhaustion;
 mod failures;
+mod interop;
 mod listing;
 mod network;
 mod perftest;
 mod pingpong;
+mod seen;
 mod soft;
 pub(crate) mod support;

@@ -34,6 +34,7 @@ pub mod opcode {
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
+    pub const QUERY_LAG: u16 = 0x842;
 
     /// What the kernel lets through as a general command, besides a range of its own:
     /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
@@ -57,7 +58,7 @@ pub mod opcode {
         0x822,
         0x824,
         0x826,
-        0x842,
+        QUERY_LAG,
     ];
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;

@@ -15,6 +15,8 @@ use zerocopy::FromBytes;
 pub(crate) enum Payload {
     Inline(Vec<u8>),
     Segments(Vec<DataSeg>),
+    /// Inline bytes, and the places of those that follow.
+    Mixed(Vec<u8>, Vec<DataSeg>),
 }
 
 /// A parsed work request.
@@ -100,13 +102,14 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     }
     let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));
     work.payload = match (is_inline, may_be_inline) {
-        (true, true) => Payload::Inline(parse_inline(rest)?),
+        (true, true) => parse_inline(rest)?,
         (true, false) => return Err(malformed("data segment", format!("{opcode:?} cannot be inline"))),
         (false, _) => Payload::Segments(parse_segments(rest)?),
     };
     let length: u64 = match &work.payload {
         Payload::Inline(bytes) => bytes.len() as u64,
-        Payload::Segments(segments) => segments.iter().map(|segment| u64::from(segment.byte_count())).sum(),
+        Payload::Segments(segments) => total(segments),
+        Payload::Mixed(bytes, segments) => bytes.len() as u64 + total(segments),
     };
     if let Some(Operands { bytes, .. }) = work.operands
         && length != u64::from(bytes)
@@ -124,13 +127,17 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     }
 }
 
-/// Inline segments, each padded to 16 bytes.
-fn parse_inline(mut rest: &[u8]) -> Result<Vec<u8>, WqeError> {
+fn total(segments: &[DataSeg]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
+}
+
+/// Inline segments, each padded to 16 bytes, and data segments behind them.
+fn parse_inline(mut rest: &[u8]) -> Result<Payload, WqeError> {
     let malformed = |message| error(Syndrome::LocalQpOperation, "inline segment", message);
     let mut bytes = Vec::new();
     while let Some(first) = rest.first_chunk() {
         if !InlineSeg::is_inline(*first) {
-            return Err(malformed("an inline segment is followed by one that is not".to_owned()));
+            return Ok(Payload::Mixed(bytes, parse_segments(rest)?));
         }
         let count = (u32::from_be_bytes(*first) & !gdsync_sys::prm::wqe::INLINE_FLAG) as usize;
         let header = size_of::<InlineSeg>();
@@ -141,7 +148,7 @@ fn parse_inline(mut rest: &[u8]) -> Result<Vec<u8>, WqeError> {
         let whole = (header + count).next_multiple_of(SEGMENT);
         rest = rest.get(whole..).unwrap_or(&[]);
     }
-    Ok(bytes)
+    Ok(Payload::Inline(bytes))
 }
 
 fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
@@ -244,6 +251,11 @@ mod tests {
         let bytes = body(&[&first, two.as_bytes(), b"end"]);
         let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
         assert_eq!(work.payload, Payload::Inline(b"thirteen byteend".to_vec()));
+        let data = DataSeg::new(5, 1, 0x10);
+        let bytes = body(&[&bytes, data.as_bytes()]);
+        let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!(work.payload, Payload::Mixed(b"thirteen byteend".to_vec(), vec![data]));
+        assert_eq!(work.length, 21);
     }
 
     #[test]
@@ -260,10 +272,6 @@ mod tests {
             "data segment"
         );
         assert_eq!(refused(Opcode::Send, &[InlineSeg::new(13).as_bytes(), b"abcd"]).field, "inline segment");
-        assert_eq!(
-            refused(Opcode::Send, &[&body(&[inline.as_bytes(), b"abcd"]), data.as_bytes()]).field,
-            "inline segment"
-        );
         assert_eq!(refused(Opcode::Send, &[data.as_bytes(), inline.as_bytes()]).field, "data segment");
         let empty = refused(Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]);
         assert_eq!((empty.field, empty.syndrome), ("byte_count", Syndrome::LocalLength));

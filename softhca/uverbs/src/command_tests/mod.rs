@@ -9,6 +9,8 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod files;
+mod netlink;
 mod processes;
 mod regions;
 mod srqs;

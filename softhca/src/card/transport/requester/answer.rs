@@ -68,7 +68,7 @@ impl Requester {
             Payload::Segments(segments) => {
                 step.context.scatter(step.endpoint.config.pdn, segments, offset, packet.payload)
             }
-            Payload::Inline(_) => Ok(()),
+            Payload::Inline(_) | Payload::Mixed(..) => Ok(()),
         };
         if let Err(error) = scattered {
             step.report(Some(request.first as u16), error.field("lkey"), error.to_string());

@@ -8,7 +8,7 @@ use crate::card::transport::route;
 use crate::card::transport::step::Step;
 use crate::packet::PSN_MASK;
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, Opcode, SEGMENT};
+use gdsync_sys::prm::wqe::{CtrlFlags, CtrlSeg, SEGMENT};
 
 impl Requester {
     /// Makes the request of a work-queue entry, and moves past its blocks.

@@ -19,7 +19,7 @@ impl Requester {
                 Err(error) => Some((Syndrome::MwBind, "mkey", error.to_string())),
             },
             // The bytes that DUMP reads go nowhere.
-            (None, Payload::Segments(segments)) => {
+            (None, Payload::Segments(segments) | Payload::Mixed(_, segments)) => {
                 let regions = step.context.regions;
                 let read = each_piece(segments, 0, work.length, |segment, addr, count| {
                     regions.resolve(segment.lkey(), pdn, addr, count, Access::empty()).map(drop)

@@ -11,7 +11,7 @@ use crate::card::transport::route;
 use crate::card::transport::step::Step;
 use crate::fabric::Node;
 use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
-use gdsync_sys::prm::wqe::Opcode;
+use gdsync_sys::prm::wqe::{DataSeg, Opcode};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -88,22 +88,25 @@ impl Requester {
         if let Some(vector) = &work.to {
             route::address(vector, &mut header, step.endpoint.attributes.qkey, step.context);
         }
-        let gathered: Result<(), Refusal> = match &work.payload {
-            Payload::Inline(bytes) => {
-                let at = bytes[offset as usize..].as_ptr();
-                step.context.payload.push(Place::Host(at.cast_mut()), length as usize);
-                Ok(())
-            }
-            Payload::Segments(segments) => {
-                let (gather, regions) = (&mut *step.context.payload, step.context.regions);
-                each_piece(segments, offset, length, |segment, addr, count| {
-                    let pdn = step.endpoint.config.pdn;
-                    let pieces = regions.resolve(segment.lkey(), pdn, addr, count, Access::empty())?;
-                    pieces.for_each(|(place, len)| gather.push(place, len));
-                    Ok(())
-                })
-            }
+        let (inline, segments): (&[u8], &[DataSeg]) = match &work.payload {
+            Payload::Inline(bytes) => (bytes, &[]),
+            Payload::Segments(segments) => (&[], segments),
+            Payload::Mixed(bytes, segments) => (bytes, segments),
         };
+        let (gather, regions) = (&mut *step.context.payload, step.context.regions);
+        // The inline bytes of this packet, and then its places.
+        let before = offset.saturating_sub(inline.len() as u32);
+        let inline = inline.get(offset as usize..).unwrap_or_default();
+        let inline = &inline[..inline.len().min(length as usize)];
+        if !inline.is_empty() {
+            gather.push(Place::Host(inline.as_ptr().cast_mut()), inline.len());
+        }
+        let gathered = each_piece(segments, before, length - inline.len() as u32, |segment, addr, count| {
+            let pdn = step.endpoint.config.pdn;
+            let pieces = regions.resolve(segment.lkey(), pdn, addr, count, Access::empty())?;
+            pieces.for_each(|(place, len)| gather.push(place, len));
+            Ok::<_, Refusal>(())
+        });
         if let Err(refusal) = gathered {
             self.refuse_locally("lkey", refusal.to_string(), step);
             return None;
