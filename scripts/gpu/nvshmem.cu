@@ -1,0 +1,130 @@
+// Puts, signals, waits and atomics of NVSHMEM between two GPUs over the software card, checked. scripts/gpu/field builds and starts it, once for each
+// rank. Arguments: rank, ranks, a file through which the ranks find each other.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+#include <cuda_runtime.h>
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+#define CUDA(call)                                                                     \
+    do {                                                                               \
+        cudaError_t error_ = (call);                                                   \
+        if (error_ != cudaSuccess) {                                                   \
+            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error_));       \
+            std::exit(1);                                                              \
+        }                                                                              \
+    } while (0)
+
+constexpr int ROUNDS = 20;
+constexpr size_t WORDS = 1 << 16;
+constexpr int THREADS = 128;
+
+__host__ __device__ unsigned long long said(unsigned long long rank, unsigned long long round, unsigned long long i) {
+    return (rank * 1000003 + round) * 0x9e3779b97f4a7c15ull + i;
+}
+
+// Tells the peer by a signal behind the data, waits for the peer's, and counts the wrong words of what has come.
+__global__ void exchange(unsigned long long *outgoing, unsigned long long *incoming, uint64_t *signal, int rank, int peer,
+                         unsigned long long round, unsigned long long *wrong) {
+    for (size_t i = threadIdx.x; i < WORDS; i += blockDim.x) outgoing[i] = said(rank, round, i);
+    __syncthreads();
+    nvshmemx_putmem_signal_block(incoming, outgoing, WORDS * sizeof *outgoing, signal, round, NVSHMEM_SIGNAL_SET, peer);
+    if (threadIdx.x == 0) nvshmem_signal_wait_until(signal, NVSHMEM_CMP_GE, round);
+    __syncthreads();
+    for (size_t i = threadIdx.x; i < WORDS; i += blockDim.x)
+        if (incoming[i] != said(peer, round, i)) atomicAdd(wrong, 1ull);
+    __syncthreads();
+    if (threadIdx.x == 0) nvshmem_quiet();
+}
+
+// Every thread adds to the peer's counter and remembers what it found; thread 0 takes its word if it still is `expected`; all get what the peer holds.
+__global__ void atomics(unsigned long long *counter, unsigned long long *word, unsigned long long *found, unsigned long long *held,
+                        unsigned long long *got, int peer, unsigned long long expected) {
+    found[threadIdx.x] = nvshmem_ulonglong_atomic_fetch_add(counter, 1, peer);
+    if (threadIdx.x == 0) {
+        found[THREADS] = nvshmem_ulonglong_atomic_compare_swap(word, expected, expected + 1, peer);
+        found[THREADS + 1] = nvshmem_ulonglong_atomic_fetch(word, peer);
+    }
+    __syncthreads();
+    nvshmemx_ulonglong_get_block(got, held, THREADS, peer);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) return 2;
+    int rank = std::atoi(argv[1]), ranks = std::atoi(argv[2]);
+    CUDA(cudaSetDevice(rank));
+    nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
+    char part[4096];
+    std::snprintf(part, sizeof part, "%s.part", argv[3]);
+    if (rank == 0) {
+        if (nvshmemx_get_uniqueid(&id)) return 1;
+        FILE *file = std::fopen(part, "wb");
+        if (!file || std::fwrite(&id, sizeof id, 1, file) != 1 || std::fclose(file) || std::rename(part, argv[3])) return 1;
+    } else {
+        FILE *file;
+        while (!(file = std::fopen(argv[3], "rb"))) usleep(10000);
+        if (std::fread(&id, sizeof id, 1, file) != 1) return 1;
+        std::fclose(file);
+    }
+    nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
+    if (nvshmemx_set_attr_uniqueid_args(rank, ranks, &id, &attributes)) return 1;
+    if (nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes)) return 1;
+    int peer = (nvshmem_my_pe() + 1) % nvshmem_n_pes();
+
+    auto *outgoing = static_cast<unsigned long long *>(nvshmem_malloc(WORDS * 8));
+    auto *incoming = static_cast<unsigned long long *>(nvshmem_malloc(WORDS * 8));
+    auto *signal = static_cast<uint64_t *>(nvshmem_calloc(1, 8));
+    auto *counter = static_cast<unsigned long long *>(nvshmem_calloc(1, 8));
+    auto *word = static_cast<unsigned long long *>(nvshmem_calloc(1, 8));
+    auto *held = static_cast<unsigned long long *>(nvshmem_malloc(THREADS * 8));
+    auto *got = static_cast<unsigned long long *>(nvshmem_malloc(THREADS * 8));
+    unsigned long long *wrong, *found;
+    CUDA(cudaHostAlloc(&wrong, 8, cudaHostAllocMapped));
+    CUDA(cudaMalloc(&found, (THREADS + 2) * 8));
+    unsigned long long values[THREADS], results[THREADS + 2];
+    cudaStream_t stream;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    nvshmem_barrier_all();
+
+    for (unsigned long long round = 1; round <= ROUNDS; round++) {
+        *wrong = 0;
+        exchange<<<1, THREADS, 0, stream>>>(outgoing, incoming, signal, rank, peer, round, wrong);
+        CUDA(cudaStreamSynchronize(stream));
+        if (*wrong) {
+            std::fprintf(stderr, "rank %d, round %llu: %llu of %zu words are wrong\n", rank, round, *wrong, WORDS);
+            return 1;
+        }
+        nvshmem_barrier_all();
+    }
+    std::printf("rank %d: %d rounds of %zu bytes with a signal behind them: right\n", rank, ROUNDS, WORDS * 8);
+
+    for (unsigned long long round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < THREADS; i++) values[i] = said(rank, round, i);
+        CUDA(cudaMemcpy(held, values, sizeof values, cudaMemcpyHostToDevice));
+        nvshmem_barrier_all();
+        atomics<<<1, THREADS, 0, stream>>>(counter, word, found, held, got, peer, round);
+        CUDA(cudaStreamSynchronize(stream));
+        CUDA(cudaMemcpy(results, found, sizeof results, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(values, got, sizeof values, cudaMemcpyDeviceToHost));
+        bool seen[THREADS] = {};
+        for (int i = 0; i < THREADS; i++) {
+            unsigned long long place = results[i] - round * THREADS;
+            if (place >= THREADS || seen[place] || values[i] != said(peer, round, i)) {
+                std::fprintf(stderr, "rank %d, round %llu, thread %d: added to %llu, got %llx\n", rank, round, i, results[i], values[i]);
+                return 1;
+            }
+            seen[place] = true;
+        }
+        if (results[THREADS] != round || results[THREADS + 1] != round + 1) {
+            std::fprintf(stderr, "rank %d, round %llu: swapped %llu, then %llu\n", rank, round, results[THREADS], results[THREADS + 1]);
+            return 1;
+        }
+        nvshmem_barrier_all();
+    }
+    std::printf("rank %d: %d rounds of %d fetch-and-adds, a compare-and-swap and a get: right\n", rank, ROUNDS, THREADS);
+    nvshmem_finalize();
+    return 0;
+}
