@@ -38,7 +38,9 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     }
     // SAFETY: as above.
     let private = unsafe { paths::private(path) };
-    if let Some(file) = private.as_ref().and_then(|private| preserving(|| live(private))) {
+    if let Some(file) =
+        private.as_ref().and_then(|private| preserving(|| live(private, flags & libc::O_CLOEXEC != 0)))
+    {
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
     let path = private.as_ref().map_or(path, Private::as_ptr);

@@ -100,7 +100,7 @@ fn mooncake_writes_and_reads_over_rdma() {
         let (temporary, meeting) = (Folder::new("mooncake"), Folder::new("mooncake-meeting"));
         let start = |role: &str| {
             let mut command = soft(devices, Path::new(&python), temporary.path());
-            command.arg(root().join("tests/interop/mooncake.py")).args([role]).arg(meeting.path());
+            command.arg(root().join("tests/interop/transfer_engine.py")).args([role]).arg(meeting.path());
             Running::start(command)
         };
         let (server, client) = (start("server"), start("client"));

@@ -127,8 +127,8 @@ fn counters_count_for_every_process() {
     let counts: Vec<u64> = ended.succeeded().lines().map(|line| line.parse().unwrap()).collect();
     let [before, packets_before, octets, packets, writes, other] = counts[..] else { panic!("{counts:?}") };
     assert_eq!((before, packets_before, other), (0, 0, 0), "{counts:?}");
-    // The writes, of 16 packets each, and the acknowledgements.
-    assert!(octets >= 100 * 65536 / 4 && packets > writes && writes >= 100 * 16, "{counts:?}");
+    // The writes, and the acknowledgements.
+    assert!(octets >= 100 * 65536 / 4 && packets > writes && writes >= 100, "{counts:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 mod files;
+mod memory;
 mod netlink;
 mod processes;
 mod regions;
