@@ -200,6 +200,8 @@ static void fill_transition(void *in, struct ibv_context *context, unsigned opco
     case 0x502:
         put(in, qpc + 0x490, 1, 1);         /* rre */
         put(in, qpc + 0x491, 1, 1);         /* rwe */
+        put(in, qpc + 0x492, 1, 1);         /* rae */
+        put(in, qpc + 0x48c, 4, 3);         /* atomic_mode: up to 64 bits */
         break;
     case 0x503:
         CHECK(ibv_query_port(context, 1, &port) == 0);

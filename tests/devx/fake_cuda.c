@@ -58,6 +58,20 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t at)
     return 0;
 }
 
+int cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? INVALID_VALUE : 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 124; return device ? INVALID_VALUE : 0; }
+int cuCtxSetCurrent(void *it) { return it == &context ? 0 : INVALID_VALUE; }
+int cuMemAlloc_v2(uint64_t *place, size_t size) { *place = fake_alloc(size); return 0; }
+int cuMemHostGetDevicePointer_v2(uint64_t *place, void *at, unsigned flags) { *place = (uintptr_t)at; return flags ? INVALID_VALUE : 0; }
+
+int cuStreamWriteValue64_v2(void *stream, uint64_t at, uint64_t value, unsigned flags)
+{
+    (void)stream;
+    __atomic_store_n((uint64_t *)(uintptr_t)at, value, __ATOMIC_RELEASE);
+    return flags ? INVALID_VALUE : 0;
+}
+
 int cuDevicePrimaryCtxRetain(void **place, int ordinal) { (void)ordinal; *place = &context; return 0; }
 int cuCtxPushCurrent_v2(void *it) { return it == &context ? 0 : INVALID_VALUE; }
 int cuCtxPopCurrent_v2(void **place) { *place = &context; return 0; }
@@ -90,6 +104,9 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t size, void *strea
     memcpy(fake_bytes(to), from, size);
     return 0;
 }
+
+int cuMemcpyDtoH_v2(void *into, uint64_t from, size_t size) { return cuMemcpyDtoHAsync_v2(into, from, size, NULL); }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) { return cuMemcpyHtoDAsync_v2(to, from, size, NULL); }
 
 /* As today's drivers: a file that the CPU cannot map. */
 int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int kind, unsigned long long flags)

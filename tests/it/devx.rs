@@ -56,10 +56,16 @@ fn memory_of_every_kind_is_registered_bound_and_refused() {
 #[test]
 fn gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues() {
     let test = "gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues";
-    let Some(program) = build(test, "gpu") else { return };
+    let Some(programs) =
+        ["gpu", "cuda"].map(|name| build(test, name)).into_iter().collect::<Option<Vec<_>>>()
+    else {
+        return;
+    };
     let library = Compiler::c("gnu11").options(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]);
     let driver = library.build(&root().join("tests/devx/fake_cuda.c"));
-    for devices in ["ib", "roce"] {
+    let devices = ["ib", "roce"];
+    for (devices, program) in devices.iter().flat_map(|devices| programs.iter().map(move |it| (*devices, it)))
+    {
         let temporary = Folder::new(&format!("devx-gpu-{devices}"));
         let mut command = soft(devices, &program.path(), temporary.path());
         command.env("FAKE_CUDA", driver.path()).env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
