@@ -279,6 +279,7 @@ impl Connection {
         match (message.kind, self.phase) {
             (Kind::Mra, ReqSent | MraReqRcvd) => {
                 self.phase = MraReqRcvd;
+                self.remote_id = message.local_id;
                 self.give_time(now);
                 Reaction::default()
             }
@@ -301,7 +302,7 @@ impl Connection {
                 self.end(Established, now);
                 Reaction::happened(Happened::Established)
             }
-            (Kind::Rej, ReqSent | MraReqRcvd | RepSent | RepRcvd) => {
+            (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
                 Reaction::happened(Happened::Rejected { reason: message.code, private: message.private.clone() })
             }
