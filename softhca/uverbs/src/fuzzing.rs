@@ -1,7 +1,12 @@
-//! Entry point of the fuzz targets. Only built with `cfg(fuzzing)`, which cargo-fuzz sets.
+//! Entry points of the fuzz targets and of property tests. `cfg(fuzzing)` is what cargo-fuzz sets.
 
 use crate::attributes::Request;
+use crate::card::Cards;
+use crate::cm::command::{Caller, perform};
+use crate::cm::manager::Manager;
 use crate::uapi::ioctl::{Attr, Header};
+use crate::uapi::ucm::command;
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Whether an attribute is treated as an output: a pointer, whatever its length.
@@ -44,5 +49,46 @@ pub fn command(bytes: &[u8]) {
             // Writes to the attribute itself, which `memory` contains.
             assert!(request.answer_created(id, 5).is_ok());
         }
+    }
+}
+
+/// Index of the word of a command that is an address, the header included.
+fn address(command: u32) -> Option<usize> {
+    match command {
+        command::CREATE_ID => Some(2),
+        command::DESTROY_ID
+        | command::QUERY_ROUTE
+        | command::INIT_QP_ATTR
+        | command::GET_EVENT
+        | command::SET_OPTION
+        | command::JOIN_IP_MCAST
+        | command::LEAVE_MCAST
+        | command::MIGRATE_ID
+        | command::QUERY
+        | command::JOIN_MCAST => Some(1),
+        _ => None,
+    }
+}
+
+/// Performs the commands in these bytes, each with its length before it, on a connection manager of its
+/// own. The address in a command becomes one of memory for the answer, or one that is not mapped.
+pub fn manager(bytes: &[u8]) {
+    let manager = Manager::new(Arc::<Cards>::default());
+    let Ok((file, _fd)) = manager.open() else { return };
+    let file = Arc::new(file);
+    // Room behind every address for the longest answer, or value of an option.
+    let mut answer = vec![0u64; 2048];
+    let mut rest = bytes;
+    while let Some((length, more)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes(*length)).min(more.len());
+        let (command, next) = more.split_at(length);
+        let mut words = vec![0u64; length.div_ceil(size_of::<u64>()).max(1)];
+        words.as_mut_bytes()[..length].copy_from_slice(command);
+        if let Some(word) = address(words[0] as u32).and_then(|index| words.get_mut(index)) {
+            *word = if *word % 5 == 0 { *word % 4096 } else { answer.as_mut_ptr() as u64 + *word % 4096 };
+        }
+        let caller = Caller { file: &file, is_nonblocking: &|| true, file_of: &|_| Some(file.clone()) };
+        let _ = perform(&caller, words.as_ptr() as u64, length);
+        rest = next;
     }
 }

@@ -47,7 +47,7 @@ mod descriptors;
 mod devx;
 mod errno;
 mod events;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod hooks;

@@ -3,12 +3,12 @@
 use super::host;
 use super::id::State;
 use super::manager::{Inner, Manager};
-use super::message::Message;
+use super::message::{Kind, Message};
 use crate::card::OpenCard;
 use crate::errno::Result;
 use crate::events::wake::readable;
 use softhca::card::ManagementDatagram;
-use softhca::fabric::Service;
+use softhca::fabric::{Node, Service};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ impl Inner {
             return;
         };
         tracing::debug!(source, ?message, "a connection message has arrived");
-        let local = message.remote_id;
+        let local = self.receiver(open, source, &message);
         let link = self.connections.get_mut(&local).filter(|link| {
             link.node == source && Arc::ptr_eq(&link.card, open) && link.connection.is_from_peer(&message)
         });
@@ -107,6 +107,15 @@ impl Inner {
             }
             None => self.stranger(open, source, &message),
         }
+    }
+
+    /// The connection that a message is for: by its own id, or, where the sender does not know that, by
+    /// the sender's.
+    fn receiver(&self, open: &Arc<OpenCard>, source: Node, message: &Message) -> u32 {
+        if message.remote_id != 0 || message.kind != Kind::Rej {
+            return message.remote_id;
+        }
+        self.of_peer(open, source, message.local_id).unwrap_or_default()
     }
 
     /// Ends a connection whose peer's process has ended.

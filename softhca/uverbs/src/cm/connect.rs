@@ -233,17 +233,21 @@ impl Inner {
         true
     }
 
+    /// The connection to a peer that has this communication id there.
+    pub(crate) fn of_peer(&self, open: &Arc<OpenCard>, node: Node, remote_id: u32) -> Option<u32> {
+        let is_it = |link: &Link| {
+            link.node == node && Arc::ptr_eq(&link.card, open) && link.connection.remote_id == remote_id
+        };
+        // 0 is no connection's.
+        self.connections.iter().find(|(_, link)| remote_id != 0 && is_it(link)).map(|(local, _)| *local)
+    }
+
     /// A message for no connection has arrived.
     pub(crate) fn stranger(&mut self, open: &Arc<OpenCard>, node: Node, message: &Message) {
-        // A request that comes again.
-        let known = self.connections.values_mut().find(|link| {
-            link.node == node
-                && Arc::ptr_eq(&link.card, open)
-                && link.connection.remote_id == message.local_id
-                && message.local_id != 0
-        });
         let is_request = matches!(message.kind, Kind::Req | Kind::SidrReq);
-        if is_request && let Some(link) = known {
+        // A request that comes again.
+        let known = self.of_peer(open, node, message.local_id);
+        if is_request && let Some(link) = known.and_then(|local| self.connections.get_mut(&local)) {
             if let Some(acknowledgement) = link.connection.acknowledgement() {
                 link.send(&acknowledgement);
             }

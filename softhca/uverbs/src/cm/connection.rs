@@ -291,6 +291,7 @@ impl Connection {
         match (message.kind, self.phase) {
             (Kind::Mra, ReqSent | MraReqRcvd) => {
                 self.phase = MraReqRcvd;
+                self.remote_id = message.local_id;
                 self.give_time(now);
                 Reaction::default()
             }
@@ -313,7 +314,7 @@ impl Connection {
                 self.end(Established, now);
                 Reaction::happened(Happened::Established)
             }
-            (Kind::Rej, ReqSent | MraReqRcvd | RepSent | RepRcvd) => {
+            (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
                 Reaction::happened(Happened::Rejected {
                     reason: message.code,

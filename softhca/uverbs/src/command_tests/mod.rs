@@ -9,6 +9,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod connections;
 mod files;
 mod memory;
 mod netlink;

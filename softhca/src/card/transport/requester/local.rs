@@ -27,7 +27,7 @@ impl Requester {
                 let refused = read.err();
                 refused.map(|refusal| (Syndrome::LocalProtection, "lkey", refusal.to_string()))
             }
-            (None, Payload::Inline(_) | Payload::Mixed(..)) => None,
+            (None, Payload::Inline(_)) => None,
         };
         if let Some((syndrome, field, message)) = failure {
             step.report(Some(request.first as u16), field, message);
