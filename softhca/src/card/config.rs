@@ -58,6 +58,8 @@ pub struct Limits {
     pub max_datagram: u32,
     /// Queue pairs without a doorbell record of sends.
     pub max_recordless_qp: u32,
+    /// XRC domains.
+    pub max_xrcd: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Entries of one shared receive queue.
@@ -81,6 +83,7 @@ pub const LIMITS: Limits = Limits {
     max_message: 1 << 30,
     max_datagram: 4096,
     max_recordless_qp: 1 << 8,
+    max_xrcd: 1 << 16,
     max_srq: 1 << 16,
     max_srq_entries: 1 << 15,
     max_srq_sge: 63,
@@ -166,6 +169,22 @@ pub enum Transport {
     Uc,
     /// Unreliable datagrams.
     Ud,
+    /// Extended reliable connection, the side that sends requests.
+    XrcInitiator,
+    /// Extended reliable connection, the side that executes requests. Each request names a shared
+    /// receive queue of the queue pair's XRC domain.
+    XrcTarget,
+    /// Initiator of dynamically connected transport (DC). Each request names its target.
+    DcInitiator,
+    /// Target of dynamically connected transport.
+    DcTarget,
+}
+
+impl Transport {
+    /// Whether requests are acknowledged.
+    pub(crate) fn is_reliable(self) -> bool {
+        !matches!(self, Transport::Uc | Transport::Ud)
+    }
 }
 
 impl fmt::Display for Transport {
@@ -174,6 +193,8 @@ impl fmt::Display for Transport {
             Transport::Rc => "RC",
             Transport::Uc => "UC",
             Transport::Ud => "UD",
+            Transport::XrcInitiator | Transport::XrcTarget => "XRC",
+            Transport::DcInitiator | Transport::DcTarget => "DC",
         })
     }
 }
@@ -183,16 +204,20 @@ impl fmt::Display for Transport {
 pub struct QpConfig {
     /// Transport service.
     pub transport: Transport,
-    /// Protection domain.
-    pub pdn: u32,
-    /// Completion queue of sends.
-    pub send_cq: u32,
-    /// Completion queue of receives.
-    pub recv_cq: u32,
-    /// Shared queue that its receives come from; it has none of its own then.
+    /// Protection domain; an XRC target has none.
+    pub pdn: Option<u32>,
+    /// Completion queue of sends; targets of XRC and DC have none.
+    pub send_cq: Option<u32>,
+    /// Completion queue of receives; a queue pair of XRC and a DC initiator have none.
+    pub recv_cq: Option<u32>,
+    /// Shared queue that its receives come from; it has none of its own then. A DC target needs it.
     pub srq: Option<u32>,
-    /// UAR whose doorbells ring it.
-    pub uar: u32,
+    /// XRC domain of an XRC target; others have none.
+    pub xrcd: Option<u32>,
+    /// Access key of a DC target, which the requests for it must have.
+    pub dc_key: u64,
+    /// UAR whose doorbells ring it; targets of XRC and DC have none.
+    pub uar: Option<u32>,
     /// First byte of the send ring, aligned to 64; ignored without a send queue.
     pub sq: *mut u8,
     /// Basic blocks of the send ring: a power of two, or 0 for no send queue.
@@ -233,6 +258,19 @@ pub struct SrqConfig {
     pub stride: u32,
     /// Doorbell record: one word, the number of receives that were posted.
     pub dbrec: *mut u32,
+    /// What makes it a queue of XRC.
+    pub xrc: Option<XrcConfig>,
+}
+
+/// Relations of a shared receive queue of XRC.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcConfig {
+    /// XRC domain, whose targets use it.
+    pub xrcd: u32,
+    /// Completion queue of its receives.
+    pub cqn: u32,
+    /// Value of `srqn_uidx` in completion entries of its receives, 24 bits.
+    pub user_index: u32,
 }
 
 /// State of a shared receive queue.

@@ -162,12 +162,19 @@ impl Context<'_> {
         is_slave
     }
 
+    /// The protection domain of a shared receive queue of an XRC domain.
+    pub(crate) fn xrc_domain(&self, srqn: u32, xrcd: u32) -> Option<u32> {
+        let srq = self.srqs.get(&srqn).filter(|srq| srq.xrc.is_some_and(|xrc| xrc.xrcd == xrcd))?;
+        Some(srq.pdn)
+    }
+
     /// Whether a shared receive queue has a receive.
     pub(crate) fn has_shared(&mut self, srqn: u32) -> bool {
         self.srqs.get_mut(&srqn).is_some_and(Srq::has_receive)
     }
 
-    /// Takes a receive of a shared queue for a queue pair, which completes at `home`.
+    /// Takes a receive of a shared queue for a queue pair, whose receives complete at `home` unless the
+    /// queue is of XRC.
     pub(crate) fn take_shared(
         &mut self,
         srqn: u32,
@@ -175,7 +182,7 @@ impl Context<'_> {
         home: Home,
     ) -> Result<Option<Receive>, SharedQueueBroken> {
         let Some(srq) = self.srqs.get_mut(&srqn) else { return Ok(None) };
-        let home = Home { pdn: srq.pdn, ..home };
+        let home = srq.home(home);
         match srq.take() {
             Ok(None) => Ok(None),
             Ok(Some(Taken { index, segments, below_limit })) => {

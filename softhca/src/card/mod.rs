@@ -28,13 +28,15 @@ pub mod fuzzing;
 mod memory;
 mod port;
 mod queue;
+mod relations;
 mod shared_queues;
 mod transport;
 mod waits;
+mod xrc;
 
 pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport,
+    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, XrcConfig,
 };
 pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;

@@ -30,6 +30,7 @@ mod atomics;
 mod chaos;
 mod connections;
 mod datagrams;
+mod dc;
 mod dead_peers;
 mod errors;
 mod faults;
@@ -41,6 +42,7 @@ mod shared_queues;
 mod stopped_peers;
 mod transfers;
 mod waits;
+mod xrc;
 
 /// Memory that is never freed, aligned to a page.
 pub(super) fn memory(len: usize) -> *mut u8 {
@@ -148,11 +150,13 @@ impl TestQp {
         let dbrec = memory(8).cast::<u32>();
         let mut config = QpConfig {
             transport: Transport::Rc,
-            pdn,
-            send_cq: cq.cqn,
-            recv_cq: cq.cqn,
+            pdn: Some(pdn),
+            send_cq: Some(cq.cqn),
+            recv_cq: Some(cq.cqn),
             srq: None,
-            uar: uar.id,
+            xrcd: None,
+            dc_key: 0,
+            uar: Some(uar.id),
             sq,
             sq_blocks: blocks,
             rq,

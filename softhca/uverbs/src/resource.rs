@@ -14,6 +14,8 @@ pub(crate) enum Resource {
     Mkey(u32),
     Uar(u32),
     Pd(u32),
+    /// XRC domain.
+    Xrcd(u32),
 }
 
 impl Resource {
@@ -23,7 +25,8 @@ impl Resource {
         | Self::Cq(number)
         | Self::Mkey(number)
         | Self::Uar(number)
-        | Self::Pd(number)) = self;
+        | Self::Pd(number)
+        | Self::Xrcd(number)) = self;
         number
     }
 
@@ -36,6 +39,7 @@ impl Resource {
             Self::Mkey(key) => card.deregister_memory(key),
             Self::Uar(page) => card.free_uar(page),
             Self::Pd(number) => card.dealloc_pd(number),
+            Self::Xrcd(number) => card.close_xrcd(number),
         }
     }
 }

@@ -50,3 +50,13 @@ fn srq_pingpong() {
         }
     }
 }
+
+#[test]
+fn xsrq_pingpong() {
+    for (devices, gid) in [(IB, &[][..]), (ROCE, &["-g", "3"])] {
+        for more in [&[][..], &["-e"]] {
+            let arguments = [&["-n", "200"], gid, more].concat();
+            succeeds("xsrq_pingpong", "ibv_xsrq_pingpong", devices, &arguments);
+        }
+    }
+}

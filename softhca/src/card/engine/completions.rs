@@ -43,7 +43,7 @@ impl Engine {
         let qp = self.qps.remove(&qpn)?;
         self.schedule.remove(&qp);
         self.resources.slaves.remove(&qpn);
-        if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {
+        if let Some(uar) = qp.endpoint.config.uar.and_then(|uar| self.uars.get_mut(&uar)) {
             uar.qps.remove(&qpn);
         }
         Some(qp)

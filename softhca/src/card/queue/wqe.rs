@@ -5,7 +5,7 @@ use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
 use gdsync_sys::prm::cqe::Syndrome;
 use gdsync_sys::prm::wqe::{
-    AddressVector, AtomicSeg, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
+    AddressVector, AtomicSeg, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT, XrcSeg,
 };
 use zerocopy::FromBytes;
 
@@ -23,9 +23,11 @@ pub(crate) struct Work {
     pub(crate) remote: Option<(u64, u32)>,
     /// Of an atomic operation: the value to swap in or add, and the value to compare.
     pub(crate) operands: Option<AtomicSeg>,
-    /// Destination of a datagram.
+    /// Destination of a datagram, or of a request of DC.
     pub(crate) to: Option<Box<AddressVector>>,
     pub(crate) wait: Option<Wait>,
+    /// The remote shared receive queue of a request of XRC; else 0.
+    pub(crate) srqn: u32,
     pub(crate) payload: Payload,
     pub(crate) length: u32,
 }
@@ -47,18 +49,21 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
         operands: None,
         to: None,
         wait: wait::parse(ctrl, body)?,
+        srqn: 0,
         payload: Payload::Segments(Vec::new()),
         length: 0,
     };
     if work.wait.is_some() {
         return Ok(work);
     }
-    use Transport::{Rc, Uc, Ud};
+    use Transport::{DcInitiator, Rc, Uc, Ud, XrcInitiator};
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
-        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud) => (false, true),
-        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc) => (true, true),
-        (Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa, Rc) => (true, false),
+        (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud | XrcInitiator | DcInitiator) => (false, true),
+        (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc | XrcInitiator | DcInitiator) => (true, true),
+        (Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa, Rc | XrcInitiator | DcInitiator) => {
+            (true, false)
+        }
         (other, transport) => {
             let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
             return Err(malformed("opcode", message));
@@ -66,7 +71,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     };
     let missing = |segment| malformed("ds", format!("{opcode:?} with ds {} has no {segment}", ctrl.ds()));
     let mut rest = body;
-    if transport == Ud {
+    if matches!(transport, Ud | DcInitiator) {
         let (vector, behind) =
             AddressVector::read_from_prefix(rest).map_err(|_| missing("datagram segment of 48 bytes"))?;
         if !vector.is_extended() {
@@ -74,6 +79,10 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
             return Err(malformed("dqp_dct", message));
         }
         (work.to, rest) = (Some(Box::new(vector)), behind);
+    }
+    if transport == XrcInitiator {
+        let (segment, behind) = XrcSeg::read_from_prefix(rest).map_err(|_| missing("XRC segment"))?;
+        (work.srqn, rest) = (segment.srqn(), behind);
     }
     if has_remote {
         let (segment, behind) =
@@ -301,10 +310,20 @@ mod tests {
     #[test]
     fn every_transport_has_its_opcodes() {
         use Opcode::{AtomicCs, AtomicFa, Nop, RdmaRead, RdmaWrite, RdmaWriteImm, Send, SendImm};
-        let allowed: [(Transport, &[Opcode]); 3] = [
+        let allowed: [(Transport, &[Opcode]); 7] = [
             (Transport::Rc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa]),
             (Transport::Uc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm]),
             (Transport::Ud, &[Nop, Send, SendImm]),
+            (
+                Transport::XrcInitiator,
+                &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa],
+            ),
+            (Transport::XrcTarget, &[Nop]),
+            (
+                Transport::DcInitiator,
+                &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa],
+            ),
+            (Transport::DcTarget, &[Nop]),
         ];
         // Without their segments they are refused for that.
         let waits = [Opcode::Wait, Opcode::SendEnable];
@@ -324,7 +343,7 @@ mod tests {
                                   body in proptest::collection::vec(any::<u8>(), 0..1000)) {
             let known = CtrlSeg::new(opcode, 0, 1, 1, CtrlFlags::empty(), [0; 4]);
             for ctrl in [CtrlSeg::read_from_bytes(&first).unwrap(), known] {
-                for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+                for transport in [Transport::Rc, Transport::Uc, Transport::Ud, Transport::XrcInitiator] {
                     if let Ok(work) = parse(&ctrl, &body, transport) {
                         prop_assert!(work.length <= LIMITS.max_message);
                         prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop && work.wait.is_none());

@@ -91,7 +91,7 @@ fn a_page_of_registers_can_be_mapped_again() {
     let mut pair = Pair::new(64);
     assert!(matches!(pair.card.uar_memory(0x7777), Err(CardError::NotFound { what: "UAR", .. })));
     let uar = pair.card.shared.engine.lock().qps[&pair.left.qpn].endpoint.config.uar;
-    let (memory, offset) = pair.card.uar_memory(uar).unwrap();
+    let (memory, offset) = pair.card.uar_memory(uar.unwrap()).unwrap();
     let (file, place) = (memory.as_raw_fd(), offset as libc::off_t);
     // SAFETY: a new mapping of the page, write-only, as in libmlx5.
     let page =

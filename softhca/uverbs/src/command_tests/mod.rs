@@ -9,9 +9,11 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+mod dc;
 mod processes;
 mod regions;
 mod srqs;
+mod xrc;
 
 /// All tests of this process share a card. A test that exhausts it takes the write lock.
 static CARD: RwLock<()> = RwLock::new(());

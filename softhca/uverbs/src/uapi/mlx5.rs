@@ -11,6 +11,9 @@ pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
 /// The flags that request no additional feature of a queue pair: `MLX5_QP_FLAG_SCATTER_CQE`,
 /// `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`, and the older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// `MLX5_QP_FLAG_TYPE_DCT` and `_DCI`: what a queue pair of the driver's own type is.
+pub(crate) const QP_DC_TARGET: u32 = 1 << 4;
+pub(crate) const QP_DC_INITIATOR: u32 = 1 << 5;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 
@@ -104,6 +107,7 @@ pub(crate) struct CreateQp {
     pub(crate) flags: u32,
     pub(crate) uidx: u32,
     pub(crate) bfreg_index: u32,
+    /// Of a DC target, its access key.
     pub(crate) sq_buf_addr: u64,
     pub(crate) ece_options: u32,
     pub(crate) dci_streams: u16,
@@ -123,6 +127,16 @@ pub(crate) struct CreateQpResp {
     pub(crate) sqn: u32,
     pub(crate) reserved1: u32,
     pub(crate) tir_icm_addr: u64,
+}
+
+/// `struct mlx5_ib_modify_qp_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ModifyQpResp {
+    pub(crate) response_length: u32,
+    pub(crate) dctn: u32,
+    pub(crate) ece_options: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `struct mlx5_ib_create_ah_resp`.

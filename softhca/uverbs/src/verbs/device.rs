@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, INLINE_MODE_NONE, SUPPORTED_UHW};
-use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, QueryDeviceResp};
+use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceResp};
 use softhca::card::LIMITS;
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
@@ -113,6 +113,7 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         vendor_part_id: sysfs::PART,
         max_qp: LIMITS.max_qp,
         max_qp_wr: LIMITS.max_qp_wr,
+        device_cap_flags: DEVICE_XRC,
         max_sge: MAX_SGE,
         max_sge_rd: MAX_SGE,
         max_cq: LIMITS.max_cq,

@@ -1,7 +1,7 @@
 //! The objects and queries of the verbs interface.
 //!
 //! Layers, each importing only modules before it: `port`, `device`, `channel`, `pd`, `ah`, `mr`,
-//! `uar`, `cq`, `srq`, `qp`.
+//! `uar`, `xrcd`, `cq`, `srq`, `qp`.
 
 pub(crate) mod ah;
 pub(crate) mod channel;
@@ -13,3 +13,4 @@ pub(crate) mod port;
 pub(crate) mod qp;
 pub(crate) mod srq;
 pub(crate) mod uar;
+pub(crate) mod xrcd;

@@ -2,7 +2,6 @@
 
 use super::response::Response;
 use super::state::{Failure, Responder, Stop};
-use crate::card::config::Transport;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
@@ -105,7 +104,7 @@ impl Responder {
         completion: Option<(Home, Cqe64)>,
         step: &mut Step<'_, '_>,
     ) {
-        if step.endpoint.config.transport == Transport::Rc {
+        if step.endpoint.config.transport.is_reliable() {
             self.acknowledge_later(header, completion);
         } else if let Some((home, cqe)) = completion {
             step.complete_receive(home, cqe);
@@ -122,6 +121,15 @@ impl Responder {
                 Some(Response::Ack { psn: last, completion: None }) if completion.is_none() => *last = psn,
                 _ => self.responses.push_back(Response::Ack { psn, completion }),
             }
+        }
+    }
+
+    /// The initiator of a connection of DC is gone, or is refused: the receive that its message had begun
+    /// to fill completes, so that the program gets it back.
+    pub(crate) fn abandon(&mut self, step: &mut Step<'_, '_>) {
+        self.release_completions(step);
+        if let Some(receive) = self.queue.current.take() {
+            step.receive_error(receive.slot, Syndrome::RemoteAborted);
         }
     }
 

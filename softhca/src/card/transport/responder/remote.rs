@@ -26,7 +26,7 @@ pub(super) fn remote_access<'a>(
         return Ok(None);
     }
     let (addr, rkey, regions) = (header.addr.get(), header.rkey.get(), step.context.regions);
-    regions.resolve(rkey, step.endpoint.config.pdn, addr, length, wanted).map(Some).map_err(|refusal| {
+    regions.resolve(rkey, step.endpoint.pdn, addr, length, wanted).map(Some).map_err(|refusal| {
         step.report(None, "rkey", refusal.to_string());
         Stop::no_access(step)
     })
@@ -66,7 +66,7 @@ impl Responder {
         self.check_responses_in_flight(step)?;
         let length = header.length.get();
         remote_access(header, length.into(), Access::REMOTE_READ, step)?;
-        self.push_read(header, false);
+        self.push_read(header, false, step);
         Ok(packets_of(length))
     }
 }
