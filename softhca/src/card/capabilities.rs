@@ -14,8 +14,9 @@ const LOG_MAX_KEY_LENGTH: u8 = 64;
 /// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, on 8 bytes: one bit for each power of two.
 const ATOMIC_OPERATIONS: u8 = 1 << 0 | 1 << 1;
 const ATOMIC_SIZES: u8 = 1 << 3;
-/// The clock counts nanoseconds.
-const CLOCK_KHZ: u32 = 1_000_000;
+/// Frequency of the card's clock, which counts nanoseconds: what the times of completion entries are
+/// counted in.
+pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Card {
     /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), maximum and current

@@ -1,7 +1,8 @@
 //! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Address, CqAttributes, CqConfig, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState, RegionConfig,
+    Address, CqAttributes, CqConfig, CqModeration, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig,
+    QpState, RegionConfig,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::Diagnostic;
@@ -157,22 +158,59 @@ impl Card {
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec, ignore_overrun } = *config;
+        let CqConfig { ring, entries, stride, dbrec, ignore_overrun } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
             return Err(invalid("completion queue entries", entries, limit));
+        }
+        if ![64, 128].contains(&stride) {
+            return Err(invalid("completion queue stride", stride, "64 or 128"));
         }
         // SAFETY: the caller's.
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
-            Cq::new(CqRing::new(ring, entries), consumer, arm, ignore_overrun)
+            Cq::new(CqRing::new(ring, entries, stride), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
             within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;
             let cqn = self.number(|number| engine.resources.cqs.contains_key(&number));
             engine.resources.cqs.insert(cqn, cq);
             Ok(cqn)
+        })
+    }
+
+    /// Moves a completion queue to another ring, with entries of the same size. The old ring is the
+    /// program's again when this returns; its last entry is [`Cqe64::resize`](gdsync_sys::prm::cqe::Cqe64::resize).
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`]; [`CardError::Invalid`] if one of the rings has no room for what is not
+    /// consumed and that entry, or the queue has overrun.
+    ///
+    /// # Safety
+    /// The new ring is writable and aligned to 64, until the queue moves on or is destroyed.
+    pub unsafe fn resize_cq(&self, cqn: u32, ring: *mut u8, entries: u32) -> Result<(), CardError> {
+        if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
+            return Err(invalid("completion queue entries", entries, "a power of two, at most 2^22"));
+        }
+        self.command(|engine| {
+            let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
+            // SAFETY: the caller's.
+            let ring = unsafe { CqRing::new(ring, entries, cq.stride()) };
+            let limit = "more than the entries that are not consumed, in the old and the new ring";
+            cq.resize(ring).then_some(()).ok_or(invalid("completion queue entries", entries, limit))
+        })
+    }
+
+    /// Changes when the completion events of a queue are raised.
+    ///
+    /// # Errors
+    /// [`CardError::NotFound`].
+    pub fn moderate_cq(&self, cqn: u32, moderation: CqModeration) -> Result<(), CardError> {
+        self.command(|engine| {
+            let cq = engine.resources.cqs.get_mut(&cqn).ok_or(missing(CQ, cqn))?;
+            cq.set_moderation(moderation);
+            Ok(())
         })
     }
 

@@ -135,12 +135,24 @@ impl RegionConfig {
 pub struct CqConfig {
     /// First byte of the ring, aligned to 64.
     pub ring: *mut u8,
-    /// Entries of 64 bytes, a power of two.
+    /// Entries of the ring, a power of two.
     pub entries: u32,
+    /// Bytes between two entries: 64 or 128.
+    pub stride: u32,
     /// Doorbell record: consumer index and arm word. The card writes the arm word.
     pub dbrec: *mut u32,
     /// The card overwrites entries that are not consumed, and never overruns.
     pub ignore_overrun: bool,
+}
+
+/// When the completion event of an armed queue is raised: after `count` entries, or `period` after the
+/// first, whichever is earlier. At once if one of them is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CqModeration {
+    /// Entries.
+    pub count: u16,
+    /// Microseconds.
+    pub period: u16,
 }
 
 /// State of a completion queue.
@@ -149,6 +161,8 @@ pub struct CqConfig {
 pub struct CqAttributes {
     /// Entries of its ring.
     pub entries: u32,
+    /// Bytes between two entries.
+    pub stride: u32,
     /// Entries that the card has written, modulo 2^24.
     pub produced: u32,
     /// Consumer index of the doorbell record, modulo 2^24.

@@ -34,9 +34,10 @@ mod transport;
 mod waits;
 mod xrc;
 
+pub use capabilities::CLOCK_KHZ;
 pub use config::{
-    Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, XrcConfig,
+    Access, Address, CqAttributes, CqConfig, CqModeration, InvalidValue, LIMITS, Limits, QpAttributes,
+    QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, XrcConfig,
 };
 pub use device::{Card, EventSink, UarHandle};
 pub use diagnostic::Diagnostic;

@@ -81,7 +81,8 @@ impl TestCq {
             entry[63] = OP_OWN_INVALID;
         }
         // SAFETY: the memory is never freed.
-        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec, ignore_overrun }) }.unwrap();
+        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, stride: 64, dbrec, ignore_overrun }) }
+            .unwrap();
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 

@@ -109,7 +109,9 @@ unsafe fn new_cq(
         None
     };
     let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
-    let config = CqConfig { ring: ring.start(), entries, dbrec: dbrec.start().cast(), ignore_overrun };
+    let (start, dbrec_start) = (ring.start(), dbrec.start().cast());
+    let stride = CQE_SIZE as u32;
+    let config = CqConfig { ring: start, entries, stride, dbrec: dbrec_start, ignore_overrun };
     // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
     let ibv = ibv_cq {

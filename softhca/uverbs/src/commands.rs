@@ -57,6 +57,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::CREATE_AH, false) => ah::create(context, request),
         (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
         (command::QUERY_QP, false) => qp::query(context, request),
+        (command::RESIZE_CQ, false) => cq::resize(context, request),
+        (command::MODIFY_CQ, true) => cq::modify(context, request),
         (command::OPEN_XRCD, false) => xrcd::open(context, request),
         (command::CLOSE_XRCD, false) => xrcd::close(context, request),
         (command::OPEN_QP, false) => qp::open(context, request),

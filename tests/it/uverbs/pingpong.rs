@@ -60,3 +60,9 @@ fn xsrq_pingpong() {
         }
     }
 }
+
+#[test]
+fn completions_have_times() {
+    succeeds("completions_have_times", "ibv_rc_pingpong", IB, &["-n", "200", "-t"]);
+    succeeds("completions_have_times", "ibv_rc_pingpong", ROCE, &["-n", "200", "-g", "3", "-t"]);
+}

@@ -82,6 +82,7 @@ impl ReadRing {
 pub(crate) struct CqRing {
     base: *mut u8,
     entries: u32,
+    stride: usize,
 }
 
 // SAFETY: an address; see `write`.
@@ -89,20 +90,25 @@ unsafe impl Send for CqRing {}
 
 impl CqRing {
     /// # Safety
-    /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is
-    /// used; `entries` is a power of two.
-    pub(crate) unsafe fn new(base: *mut u8, entries: u32) -> Self {
-        CqRing { base, entries }
+    /// `base..base + entries * stride` is writable and aligned to 4 bytes for as long as the ring is
+    /// used; `entries` is a power of two, `stride` 64 or 128. Of 128 bytes the entry is the last 64.
+    pub(crate) unsafe fn new(base: *mut u8, entries: u32, stride: u32) -> Self {
+        CqRing { base, entries, stride: stride as usize }
     }
 
     pub(crate) fn entries(&self) -> u32 {
         self.entries
     }
 
+    /// Bytes between two entries.
+    pub(crate) fn stride(&self) -> u32 {
+        self.stride as u32
+    }
+
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
     /// others.
     pub(crate) fn write(&self, index: u32, cqe: &Cqe64) {
-        let offset = (index & (self.entries - 1)) as usize * CQE_SIZE;
+        let offset = (index & (self.entries - 1)) as usize * self.stride + self.stride - CQE_SIZE;
         let words = cqe.as_bytes().chunks_exact(4).enumerate();
         for (i, bytes) in words {
             let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

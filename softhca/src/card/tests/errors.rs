@@ -402,8 +402,9 @@ fn impossible_sizes_are_refused() {
     let ring = memory(4096);
     for entries in [0, 3, 1 << 23] {
         // SAFETY: refused before the memory is used.
-        let result =
-            unsafe { card.create_cq(&CqConfig { ring, entries, dbrec: ring.cast(), ignore_overrun: false }) };
+        let result = unsafe {
+            card.create_cq(&CqConfig { ring, entries, stride: 64, dbrec: ring.cast(), ignore_overrun: false })
+        };
         assert!(matches!(result, Err(CardError::Invalid(_))), "{entries}");
     }
 }

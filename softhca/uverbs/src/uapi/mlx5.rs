@@ -75,6 +75,16 @@ pub(crate) struct CreateCq {
     pub(crate) reserved1: u32,
 }
 
+/// `struct mlx5_ib_resize_cq`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ResizeCq {
+    pub(crate) buf_addr: u64,
+    pub(crate) cqe_size: u16,
+    pub(crate) reserved0: u16,
+    pub(crate) reserved1: u32,
+}
+
 /// `struct mlx5_ib_create_srq`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -160,6 +170,7 @@ mod tests {
         assert_eq!(offset_of!(AllocUcontextResp, cqe_version), 44);
         assert_eq!(offset_of!(AllocUcontextResp, hca_core_clock_offset), 48);
         assert_eq!((size_of::<CreateCq>(), offset_of!(CreateCq, uar_page_index)), (32, 24));
+        assert_eq!(size_of::<ResizeCq>(), 16);
         assert_eq!((size_of::<CreateSrq>(), offset_of!(CreateSrq, uidx)), (32, 24));
         assert_eq!(size_of::<CreateSrqResp>(), 8);
         assert_eq!((size_of::<CreateQp>(), offset_of!(CreateQp, sq_buf_addr)), (56, 40));

@@ -7,7 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
 use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, INLINE_MODE_NONE, SUPPORTED_UHW};
 use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, DEVICE_XRC, QueryDeviceResp};
-use softhca::card::LIMITS;
+use softhca::card::{CLOCK_KHZ, LIMITS};
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -80,12 +80,22 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
 const EXTENDED_SIZE: usize = 304;
 const RESPONSE_LENGTH: usize = 180;
 
-/// The extended `QUERY_DEVICE`. All fields that only it has are 0.
+/// Offsets of fields of that structure.
+const TIMESTAMP_MASK: usize = 208;
+const CORE_CLOCK: usize = 216;
+const CQ_MODERATION: usize = 280;
+
+/// The extended `QUERY_DEVICE`. Other fields that only it has are 0.
 pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
     let mut answer = [0u8; EXTENDED_SIZE];
     answer[..size_of::<QueryDeviceResp>()].copy_from_slice(answer_of(context).as_bytes());
     let length = request.len(attr::CORE_OUT).min(EXTENDED_SIZE) as u32;
     answer[RESPONSE_LENGTH..RESPONSE_LENGTH + 4].copy_from_slice(length.as_bytes());
+    // The times of completion entries have 63 bits, as the driver says; the clock counts in kHz.
+    answer[TIMESTAMP_MASK..TIMESTAMP_MASK + 8].copy_from_slice((u64::MAX >> 1).as_bytes());
+    answer[CORE_CLOCK..CORE_CLOCK + 8].copy_from_slice(u64::from(CLOCK_KHZ).as_bytes());
+    // `struct ib_uverbs_cq_moderation_caps`: the largest count and period.
+    answer[CQ_MODERATION..CQ_MODERATION + 4].copy_from_slice([u16::MAX; 2].as_bytes());
     request.answer(attr::CORE_OUT, &answer)?;
     // `struct mlx5_ib_query_device_resp`: comp_mask and response_length; no offloads.
     request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
