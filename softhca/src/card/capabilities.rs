@@ -45,8 +45,9 @@ pub const ODP: OdpTransports = OdpTransports {
     uc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
     ud: ODP_SEND | ODP_RECV | ODP_SRQ_RECV,
 };
-/// The clock counts nanoseconds.
-const CLOCK_KHZ: u32 = 1_000_000;
+/// Frequency of the card's clock, which counts nanoseconds: what the times of completion entries are
+/// counted in.
+pub const CLOCK_KHZ: u32 = 1_000_000;
 
 impl Card {
     /// The answer to `QUERY_HCA_CAP` for a type of capabilities (`cap::TYPE_*`), maximum and current
