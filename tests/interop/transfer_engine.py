@@ -1,6 +1,6 @@
-"""Two processes of Mooncake's transfer engine: the client writes 1 GiB to the server and reads it back, and both look at every byte.
+"""Two processes of Mooncake's transfer engine: the client writes to the server and reads it back, and both look at every byte.
 
-Arguments: `server` or `client`, and a folder in which they meet.
+Arguments: `server` or `client`, a folder in which they meet, and how much is written, in units of 16 MiB.
 """
 
 import ctypes
@@ -11,8 +11,8 @@ import time
 
 from mooncake.engine import TransferEngine
 
-SIZE = 1 << 30
-PIECE = 64 << 20
+PIECE = 16 << 20
+SIZE = int(sys.argv[3]) * PIECE
 LIMIT = 200  # seconds, much longer than any step takes
 
 

@@ -28,13 +28,18 @@ fn ucx_lists_its_transports() {
 
 /// Runs `ucx_perftest` over one transport of the card; nothing else may carry the data.
 fn ucx(test: &str, devices: &str, transport: &str, arguments: &[&str]) {
+    ucx_with(test, devices, transport, "", arguments);
+}
+
+/// As [`ucx`], with a plan of faults on both sides.
+fn ucx_with(test: &str, devices: &str, transport: &str, plan: &str, arguments: &[&str]) {
     let Some(tool) = tool(test, "ucx_perftest") else { return };
     let temporary = Folder::new(&format!("{test}-{transport}-{}", arguments.join("")));
     let port = free_port();
     let command = || {
         let mut command = soft(devices, &tool, temporary.path());
         command.args(["-p", &port.to_string()]);
-        command.env("UCX_TLS", transport).env("UCX_NET_DEVICES", "mlx5_0:1");
+        command.env("UCX_TLS", transport).env("UCX_NET_DEVICES", "mlx5_0:1").env("SOFTHCA_FAULTS", plan);
         command
     };
     let mut server = Running::start(command());
@@ -78,6 +83,18 @@ fn ucx_puts_and_gets_over_datagrams() {
     ucx("ucx_puts_and_gets_over_datagrams", "ib", "ud_verbs", &["-t", "ucp_fadd", "-n", "200", "-s", "8"]);
 }
 
+/// Packets that are lost and late.
+const FAULTS: &str = "seed=1; drop p=0.01; delay=200us p=0.02";
+
+#[test]
+fn ucx_gets_over_faults() {
+    for (transport, kind) in
+        [("rc_v", "tag_bw"), ("rc_v", "ucp_put_bw"), ("ud_v", "tag_bw"), ("ud_x", "tag_bw")]
+    {
+        ucx_with("ucx_gets_over_faults", "ib", transport, FAULTS, &["-t", kind, "-n", "100", "-s", "20000"]);
+    }
+}
+
 /// The interpreter that `GDSYNC_TEST_PYTHON` names, which must have a module then, or `python3`, if
 /// it has it.
 fn python(test: &str, module: &str, package: &str) -> Option<PathBuf> {
@@ -92,27 +109,37 @@ fn python(test: &str, module: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-#[test]
-fn mooncake_writes_and_reads_over_rdma() {
-    let test = "mooncake_writes_and_reads_over_rdma";
+/// Two processes of the transfer engine, which write and read pieces of 16 MiB.
+fn mooncake(test: &str, devices: &str, plan: &str, pieces: u32) {
     let Some(python) = python(test, "mooncake.engine", "mooncake-transfer-engine-non-cuda") else { return };
-    for devices in ["ib", "roce"] {
-        let (temporary, meeting) = (Folder::new("mooncake"), Folder::new("mooncake-meeting"));
-        let start = |role: &str| {
-            let mut command = soft(devices, Path::new(&python), temporary.path());
-            command.arg(root().join("tests/interop/transfer_engine.py")).args([role]).arg(meeting.path());
-            Running::start(command)
-        };
-        let (server, client) = (start("server"), start("client"));
-        for ended in [client.end(), server.end()] {
-            let text = &ended.text;
-            assert_eq!(ended.code, Some(0), "{devices}: {text}");
-            assert!(text.contains("every byte as written"), "{devices}: {text}");
-            assert!(
-                text.contains("installTransport, type=rdma") && !text.contains("type=tcp"),
-                "{devices}: {text}"
-            );
-        }
-        assert_eq!(temporary.content(), 0);
+    let (temporary, meeting) = (Folder::new("mooncake"), Folder::new("mooncake-meeting"));
+    let start = |role: &str| {
+        let mut command = soft(devices, Path::new(&python), temporary.path());
+        command.arg(root().join("tests/interop/transfer_engine.py")).arg(role).arg(meeting.path());
+        command.arg(pieces.to_string()).env("SOFTHCA_FAULTS", plan);
+        Running::start(command)
+    };
+    let (server, client) = (start("server"), start("client"));
+    for ended in [client.end(), server.end()] {
+        let text = &ended.text;
+        assert_eq!(ended.code, Some(0), "{devices}: {text}");
+        assert!(text.contains("every byte as written"), "{devices}: {text}");
+        assert!(
+            text.contains("installTransport, type=rdma") && !text.contains("type=tcp"),
+            "{devices}: {text}"
+        );
     }
+    assert_eq!(temporary.content(), 0);
+}
+
+#[test]
+fn mooncake_writes_and_reads_a_gibibyte_over_rdma() {
+    for devices in ["ib", "roce"] {
+        mooncake("mooncake_writes_and_reads_a_gibibyte_over_rdma", devices, "", 64);
+    }
+}
+
+#[test]
+fn mooncake_gets_over_faults() {
+    mooncake("mooncake_gets_over_faults", "roce", FAULTS, 2);
 }
