@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 const CAPACITY: usize = 1 << 20;
 /// Bytes before the data: indices and flags, each on a cache line of its own.
 const CONTROL: usize = 4096;
-const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"gdsync\x00\x03");
 
 const AT_MAGIC: usize = 0;
 const AT_TAIL: usize = 128;

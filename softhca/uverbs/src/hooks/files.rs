@@ -112,12 +112,12 @@ unsafe fn statx_any(
     // SAFETY: the caller vouches for the arguments.
     let result =
         unsafe { libc::syscall(libc::SYS_statx, directory, passed.as_ptr(), flags, mask, buffer) as c_int };
-    // SAFETY: the caller vouches for `path`, and the kernel has just filled the buffer.
-    if result == 0
-        && flags & libc::AT_EMPTY_PATH != 0
-        && (path.is_null() || unsafe { *path } == 0)
-        && is_device(directory, unsafe { (*buffer).stx_nlink }.into())
-    {
+    let asks_for_fd = flags & libc::AT_EMPTY_PATH != 0
+        // SAFETY: the caller vouches for `path`.
+        && (path.is_null() || unsafe { *path } == 0);
+    // SAFETY: the kernel has filled the buffer, if it has found the file.
+    let links = if result == 0 { unsafe { (*buffer).stx_nlink } } else { 0 };
+    if result == 0 && asks_for_fd && is_device(directory, links.into()) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_statx, libc::AT_FDCWD, STAND_IN.as_ptr(), 0, mask, buffer) as c_int
