@@ -1,5 +1,6 @@
 // Puts, signals, waits and atomics of NVSHMEM between two GPUs over the software card, checked. scripts/gpu/field builds and starts it, once for each
-// rank. Arguments: rank, ranks, a file through which the ranks find each other.
+// rank. Arguments: rank, ranks, a file through which the ranks find each other, and `fetching` or `adding`: whether atomics answer. (NVSHMEM's transport
+// ibrc has those only with GDRCopy's driver.)
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -40,6 +41,13 @@ __global__ void exchange(unsigned long long *outgoing, unsigned long long *incom
     if (threadIdx.x == 0) nvshmem_quiet();
 }
 
+// Every thread adds to the peer's counter; all get what the peer holds.
+__global__ void adds(unsigned long long *counter, unsigned long long *held, unsigned long long *got, int peer) {
+    nvshmem_ulonglong_atomic_add(counter, threadIdx.x + 1, peer);
+    nvshmemx_ulonglong_get_block(got, held, THREADS, peer);
+    if (threadIdx.x == 0) nvshmem_quiet();
+}
+
 // Every thread adds to the peer's counter and remembers what it found; thread 0 takes its word if it still is `expected`; all get what the peer holds.
 __global__ void atomics(unsigned long long *counter, unsigned long long *word, unsigned long long *found, unsigned long long *held,
                         unsigned long long *got, int peer, unsigned long long expected) {
@@ -53,7 +61,8 @@ __global__ void atomics(unsigned long long *counter, unsigned long long *word, u
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) return 2;
+    if (argc != 5) return 2;
+    bool fetching = !std::strcmp(argv[4], "fetching");
     int rank = std::atoi(argv[1]), ranks = std::atoi(argv[2]);
     CUDA(cudaSetDevice(rank));
     nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
@@ -105,26 +114,36 @@ int main(int argc, char **argv) {
         for (int i = 0; i < THREADS; i++) values[i] = said(rank, round, i);
         CUDA(cudaMemcpy(held, values, sizeof values, cudaMemcpyHostToDevice));
         nvshmem_barrier_all();
-        atomics<<<1, THREADS, 0, stream>>>(counter, word, found, held, got, peer, round);
+        if (fetching)
+            atomics<<<1, THREADS, 0, stream>>>(counter, word, found, held, got, peer, round);
+        else
+            adds<<<1, THREADS, 0, stream>>>(counter, held, got, peer);
         CUDA(cudaStreamSynchronize(stream));
         CUDA(cudaMemcpy(results, found, sizeof results, cudaMemcpyDeviceToHost));
         CUDA(cudaMemcpy(values, got, sizeof values, cudaMemcpyDeviceToHost));
         bool seen[THREADS] = {};
         for (int i = 0; i < THREADS; i++) {
-            unsigned long long place = results[i] - round * THREADS;
+            unsigned long long place = fetching ? results[i] - round * THREADS : i;
             if (place >= THREADS || seen[place] || values[i] != said(peer, round, i)) {
                 std::fprintf(stderr, "rank %d, round %llu, thread %d: added to %llu, got %llx\n", rank, round, i, results[i], values[i]);
                 return 1;
             }
             seen[place] = true;
         }
-        if (results[THREADS] != round || results[THREADS + 1] != round + 1) {
+        if (fetching && (results[THREADS] != round || results[THREADS + 1] != round + 1)) {
             std::fprintf(stderr, "rank %d, round %llu: swapped %llu, then %llu\n", rank, round, results[THREADS], results[THREADS + 1]);
             return 1;
         }
         nvshmem_barrier_all();
+        unsigned long long sum, each = fetching ? THREADS : THREADS * (THREADS + 1) / 2;
+        CUDA(cudaMemcpy(&sum, counter, sizeof sum, cudaMemcpyDeviceToHost));
+        if (sum != (round + 1) * each) {
+            std::fprintf(stderr, "rank %d, round %llu: the counter is %llu, not %llu\n", rank, round, sum, (round + 1) * each);
+            return 1;
+        }
+        nvshmem_barrier_all();
     }
-    std::printf("rank %d: %d rounds of %d fetch-and-adds, a compare-and-swap and a get: right\n", rank, ROUNDS, THREADS);
+    std::printf("rank %d: %d rounds of %d atomics and a get, %s: right\n", rank, ROUNDS, THREADS, argv[4]);
     nvshmem_finalize();
     return 0;
 }

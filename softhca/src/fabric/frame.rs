@@ -9,7 +9,7 @@ use super::node::Node;
 use super::packet::{MAX_HEADER, MAX_PAYLOAD};
 
 /// First bytes of a stream.
-const MAGIC: [u8; 8] = *b"gdstcp\x00\x01";
+const MAGIC: [u8; 8] = *b"gdstcp\x00\x02";
 /// Bytes of the greeting: the magic, and the node in big endian.
 pub(super) const GREETING_BYTES: usize = MAGIC.len() + 4;
 /// Bytes before a packet's header.
