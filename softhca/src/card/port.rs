@@ -196,7 +196,10 @@ mod tests {
         }
         let hosts = Port { link: LinkLayer::Ethernet, lid: 0, ipv4: Some(Ipv4Addr::new(192, 0, 2, 7)) };
         assert_eq!(hosts.node_at(ip("192.0.2.9")), Some(0xc000_0209));
-        assert_eq!((hosts.node_at(ip("::1")), hosts.node_at(ip("0.0.0.0")), hosts.gid_of(5)), (None, None, None));
+        assert_eq!(
+            (hosts.node_at(ip("::1")), hosts.node_at(ip("0.0.0.0")), hosts.gid_of(5)),
+            (None, None, None)
+        );
         assert_eq!(hosts.gid_of(0xc000_0209).unwrap()[12..], [192, 0, 2, 9]);
     }
 

@@ -9,7 +9,8 @@ use super::message::Gids;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{
-    AhAttr, PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage, UserPathRec,
+    AhAttr, PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage,
+    UserPathRec,
 };
 use crate::verbs::port::PORT;
 use gdsync_sys::verbs as ibv;
@@ -124,22 +125,20 @@ impl Inner {
         let path = path(id);
         let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
         let fits = room >= size_of::<QueryPathResp>() + size_of::<PathRecData>();
-        let record = path.filter(|_| fits).map(|path| {
-            PathRecData {
-                flags: PATH_FLAGS,
-                dgid: path.dgid,
-                sgid: path.sgid,
-                dlid: path.dlid,
-                slid: path.slid,
-                flow_label_hop_limit: U32::new(path.hop_limit.into()),
-                traffic_class: path.traffic_class,
-                reversible_paths: 1 << 7 | path.numb_path,
-                pkey: path.pkey,
-                mtu: EXACTLY << 6 | PATH_MTU,
-                rate: EXACTLY << 6 | RATE,
-                packet_life_time: EXACTLY << 6 | path.packet_life_time,
-                ..PathRecData::new_zeroed()
-            }
+        let record = path.filter(|_| fits).map(|path| PathRecData {
+            flags: PATH_FLAGS,
+            dgid: path.dgid,
+            sgid: path.sgid,
+            dlid: path.dlid,
+            slid: path.slid,
+            flow_label_hop_limit: U32::new(path.hop_limit.into()),
+            traffic_class: path.traffic_class,
+            reversible_paths: 1 << 7 | path.numb_path,
+            pkey: path.pkey,
+            mtu: EXACTLY << 6 | PATH_MTU,
+            rate: EXACTLY << 6 | RATE,
+            packet_life_time: EXACTLY << 6 | path.packet_life_time,
+            ..PathRecData::new_zeroed()
         });
         let record = record.as_ref().map_or(&[][..], IntoBytes::as_bytes);
         Ok([head.as_bytes(), record].concat())
@@ -182,8 +181,7 @@ impl Inner {
         let local = id.connection;
         if id.qp_type.is_datagram() || local.is_none() {
             let more = if id.qp_type.is_datagram() { ibv::IBV_QP_QKEY } else { ibv::IBV_QP_ACCESS_FLAGS };
-            attributes.qp_attr_mask =
-                ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | more;
+            attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT | more;
             attributes.qkey = if id.qp_type.is_datagram() { id.qkey } else { 0 };
             return Ok(attributes);
         }
@@ -194,10 +192,8 @@ impl Inner {
         let Connection { own, peer, .. } = connection;
         match state {
             INIT if connection.phase != Phase::Idle => {
-                attributes.qp_attr_mask = ibv::IBV_QP_STATE
-                    | ibv::IBV_QP_ACCESS_FLAGS
-                    | ibv::IBV_QP_PKEY_INDEX
-                    | ibv::IBV_QP_PORT;
+                attributes.qp_attr_mask =
+                    ibv::IBV_QP_STATE | ibv::IBV_QP_ACCESS_FLAGS | ibv::IBV_QP_PKEY_INDEX | ibv::IBV_QP_PORT;
                 let reads = if own.responder_resources > 0 { REMOTE_READ_AND_ATOMIC } else { 0 };
                 attributes.qp_access_flags = REMOTE_WRITE | reads;
             }
@@ -221,9 +217,8 @@ impl Inner {
                 attributes.qp_attr_mask = ibv::IBV_QP_STATE | ibv::IBV_QP_SQ_PSN;
                 attributes.sq_psn = peer.psn & 0xff_ffff;
                 if qp_type.is_reliable_initiator() {
-                    attributes.qp_attr_mask |= ibv::IBV_QP_RETRY_CNT
-                        | ibv::IBV_QP_RNR_RETRY
-                        | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
+                    attributes.qp_attr_mask |=
+                        ibv::IBV_QP_RETRY_CNT | ibv::IBV_QP_RNR_RETRY | ibv::IBV_QP_MAX_QP_RD_ATOMIC;
                     attributes.retry_cnt = own.retry_count;
                     attributes.rnr_retry = own.rnr_retry_count;
                     attributes.max_rd_atomic = own.initiator_depth;
@@ -288,6 +283,7 @@ fn path(id: &Id) -> Option<UserPathRec> {
 pub(crate) fn check_path(value: &[u8]) -> Result<()> {
     let records = value.chunks_exact(size_of::<PathRecData>());
     let is_whole = records.remainder().is_empty();
-    let mut flags = records.filter_map(|bytes| PathRecData::read_from_bytes(bytes).ok()).map(|path| path.flags);
+    let mut flags =
+        records.filter_map(|bytes| PathRecData::read_from_bytes(bytes).ok()).map(|path| path.flags);
     if is_whole && flags.any(|flags| flags == PATH_FLAGS) { Ok(()) } else { Err(Errno::INVALID) }
 }

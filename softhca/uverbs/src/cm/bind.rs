@@ -101,7 +101,8 @@ impl Manager {
         }
         let (bound, service) = (id.card.clone(), id.service_id(&destination));
         drop(inner);
-        let route = host::route(&cards, bound.as_ref(), &destination, port_of_service(service), Duration::ZERO);
+        let route =
+            host::route(&cards, bound.as_ref(), &destination, port_of_service(service), Duration::ZERO);
         let mut inner = self.lock();
         let id = inner.id(file, number)?;
         // Another thread may have resolved it meanwhile.
@@ -222,8 +223,7 @@ impl Inner {
     fn is_shared_with_listener(&self, number: u32) -> bool {
         let Some(own) = self.ids.get(&number) else { return false };
         let (Some(port), Some(source)) = (&own.port, &own.source) else { return false };
-        let overlaps =
-            |id: &Id| id.source.is_some_and(|other| conflict((source, false), (&other, false)));
+        let overlaps = |id: &Id| id.source.is_some_and(|other| conflict((source, false), (&other, false)));
         self.owners(port.key).any(|id| id.state == State::Listen && overlaps(id))
     }
 
@@ -243,7 +243,13 @@ impl Inner {
     ///
     /// # Errors
     /// EINVAL for a value of the wrong size or state, ENOSYS for an unknown option.
-    pub(crate) fn set_option(&mut self, file: u32, number: u32, name: (u32, u32), value: &[u8]) -> Result<()> {
+    pub(crate) fn set_option(
+        &mut self,
+        file: u32,
+        number: u32,
+        name: (u32, u32),
+        value: &[u8],
+    ) -> Result<()> {
         let id = self.id(file, number)?;
         let byte = || <[u8; 1]>::try_from(value).map(|[byte]| byte).map_err(|_| Errno::INVALID);
         let flag = || {

@@ -8,9 +8,9 @@ use super::manager::File;
 use crate::attributes::{load, store};
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{
-    Accept, Bind, BindIp, Connect, CreateId, DestroyId, Disconnect, Ece, EventResp, GetEvent, Header, InitQpAttr,
-    JoinIpMcast, JoinMcast, Listen, MigrateId, Notify, Query, QueryAddrResp, QueryPathResp, QueryRouteResp,
-    QpAttr, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, query,
+    Accept, Bind, BindIp, Connect, CreateId, DestroyId, Disconnect, Ece, EventResp, GetEvent, Header,
+    InitQpAttr, JoinIpMcast, JoinMcast, Listen, MigrateId, Notify, QpAttr, Query, QueryAddrResp,
+    QueryPathResp, QueryRouteResp, Reject, ResolveAddr, ResolveIp, ResolveRoute, SetOption, command, query,
 };
 use std::sync::Arc;
 use std::time::Instant;

@@ -66,7 +66,8 @@ impl Inner {
         }
         let id = self.id(file, number)?;
         id.must_be(State::RouteResolved)?;
-        let (Some(route), Some(source), Some(destination)) = (id.route.clone(), id.source, id.destination) else {
+        let (Some(route), Some(source), Some(destination)) = (id.route.clone(), id.source, id.destination)
+        else {
             return Err(Errno::INVALID);
         };
         let kind = if id.qp_type.is_datagram() { Kind::SidrReq } else { Kind::Req };
@@ -83,7 +84,13 @@ impl Inner {
         let local = self.connect(|local| {
             let request = Message { local_id: local, ..request };
             let (card, node) = (route.card, route.node);
-            let mut link = Link { id: Some(number), connection: Connection::ask(&request, now), card, node, was_linked: false };
+            let mut link = Link {
+                id: Some(number),
+                connection: Connection::ask(&request, now),
+                card,
+                node,
+                was_linked: false,
+            };
             link.send(&request);
             link
         });
@@ -200,10 +207,7 @@ impl Inner {
         id.state = State::Connect;
         (id.source, id.destination) = (Some(destination), Some(source));
         id.card = Some(open.clone());
-        let gids = Gids {
-            source: request.gids.destination,
-            destination: request.gids.source,
-        };
+        let gids = Gids { source: request.gids.destination, destination: request.gids.source };
         id.route = Some(Route { card: open.clone(), node, gids });
         let number = self.add(id);
         let local = self.connect(|local| {
@@ -221,7 +225,9 @@ impl Inner {
         event.response.id = number;
         let has_ip = source.ip().is_some();
         self.push(match request.kind {
-            Kind::SidrReq => event.with_datagrams(&End::default(), None, request.kind, has_ip, &request.private),
+            Kind::SidrReq => {
+                event.with_datagrams(&End::default(), None, request.kind, has_ip, &request.private)
+            }
             _ => event.with_connection(&request.end, request.kind, has_ip, &request.private),
         });
         true
@@ -275,19 +281,16 @@ impl Inner {
         let timed_out = -libc::ETIMEDOUT;
         let connection = id.connection.and_then(|local| self.connections.get(&local));
         let peer = connection.map(|link| link.connection.peer).unwrap_or_default();
-        let address = connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
+        let address =
+            connection.and_then(|link| address_handle(&link.card, link.node, &link.connection.gids));
         let event = |kind, status| Event::new(kind, number, uid, status);
         let event = match happened {
             Happened::Replied { private } => {
                 event(EventKind::ConnectResponse, 0).with_connection(&peer, Kind::Rep, has_ip, &private)
             }
             Happened::Established => event(EventKind::Established, 0),
-            Happened::Rejected { reason, private } => event(EventKind::Rejected, reason.into()).with_connection(
-                &End::default(),
-                Kind::Rej,
-                has_ip,
-                &private,
-            ),
+            Happened::Rejected { reason, private } => event(EventKind::Rejected, reason.into())
+                .with_connection(&End::default(), Kind::Rej, has_ip, &private),
             Happened::Unreachable => event(EventKind::Unreachable, timed_out),
             Happened::Disconnected { timed_out: is_late } => {
                 event(EventKind::Disconnected, if is_late { timed_out } else { 0 })
@@ -300,13 +303,8 @@ impl Inner {
                 has_ip,
                 &private,
             ),
-            Happened::Refused { status, private } => event(EventKind::Unreachable, status.into()).with_datagrams(
-                &End::default(),
-                None,
-                Kind::SidrRep,
-                has_ip,
-                &private,
-            ),
+            Happened::Refused { status, private } => event(EventKind::Unreachable, status.into())
+                .with_datagrams(&End::default(), None, Kind::SidrRep, has_ip, &private),
         };
         self.push(event);
     }

@@ -43,16 +43,28 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
     /// The peer has accepted: the program is to say that it is ready.
-    Replied { private: Vec<u8> },
+    Replied {
+        private: Vec<u8>,
+    },
     Established,
-    Rejected { reason: u16, private: Vec<u8> },
+    Rejected {
+        reason: u16,
+        private: Vec<u8>,
+    },
     Unreachable,
-    Disconnected { timed_out: bool },
+    Disconnected {
+        timed_out: bool,
+    },
     TimeWaitOver,
     /// A service id was resolved.
-    Resolved { private: Vec<u8> },
+    Resolved {
+        private: Vec<u8>,
+    },
     /// A service id was not resolved.
-    Refused { status: u16, private: Vec<u8> },
+    Refused {
+        status: u16,
+        private: Vec<u8>,
+    },
 }
 
 /// What follows from a step: a message to send, and an event.
@@ -304,11 +316,17 @@ impl Connection {
             }
             (Kind::Rej, ReqSent | MraReqRcvd | ReqRcvd | RepSent | RepRcvd) => {
                 self.end(Idle, now);
-                Reaction::happened(Happened::Rejected { reason: message.code, private: message.private.clone() })
+                Reaction::happened(Happened::Rejected {
+                    reason: message.code,
+                    private: message.private.clone(),
+                })
             }
             (Kind::Rej, Established | DreqSent) => {
                 self.end(TimeWait, now);
-                Reaction::happened(Happened::Rejected { reason: message.code, private: message.private.clone() })
+                Reaction::happened(Happened::Rejected {
+                    reason: message.code,
+                    private: message.private.clone(),
+                })
             }
             (Kind::Dreq, RepSent | Established | DreqSent) => {
                 self.end(DreqRcvd, now);

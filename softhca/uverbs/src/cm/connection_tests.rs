@@ -233,7 +233,8 @@ fn service_ids_are_resolved_or_refused() {
 
 #[test]
 fn strangers_are_answered_once_and_for_all() {
-    let answer = |kind| answer_to_stranger(&Message::new(kind, 5, 6)).map(|answer| (answer.kind, answer.code));
+    let answer =
+        |kind| answer_to_stranger(&Message::new(kind, 5, 6)).map(|answer| (answer.kind, answer.code));
     assert_eq!(answer(Kind::Req), Some((Kind::Rej, reason::INVALID_SERVICE_ID)));
     assert_eq!(answer(Kind::Rep), Some((Kind::Rej, reason::INVALID_COMM_ID)));
     assert_eq!(answer(Kind::Dreq), Some((Kind::Drep, 0)));

@@ -271,7 +271,11 @@ pub(crate) mod tests {
         assert_eq!(Message::decode(&bytes), Some(whole));
         let longest = Message { private: vec![1; 196], ..Message::new(Kind::Rep, 1, 2) };
         assert_eq!(Message::decode(&longest.encode()), Some(longest));
-        assert_eq!(Message::decode(&request(&[9; 57]).encode()), None, "more private data than there is room");
+        assert_eq!(
+            Message::decode(&request(&[9; 57]).encode()),
+            None,
+            "more private data than there is room"
+        );
         assert_eq!(Message::decode(&bytes[..size_of::<Fixed>() - 1]), None);
         let changed = |at: usize, value| {
             let mut bytes = bytes.clone();

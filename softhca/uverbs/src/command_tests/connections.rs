@@ -114,7 +114,8 @@ impl Cm {
         let mut dst: Storage = [0; 128];
         dst[..to.len()].copy_from_slice(to);
         let dst_size = to.len() as u16;
-        let ask = ResolveAddr { id, timeout_ms: 2000, src_size: 0, dst_size, reserved: 0, src: [0; 128], dst };
+        let ask =
+            ResolveAddr { id, timeout_ms: 2000, src_size: 0, dst_size, reserved: 0, src: [0; 128], dst };
         self.tell(command::RESOLVE_ADDR, &ask)
     }
 
@@ -139,8 +140,13 @@ impl Cm {
     }
 
     fn reject(&self, id: u32, private: &[u8]) -> Result<(), i32> {
-        let mut command =
-            Reject { id, private_data_len: private.len() as u8, reason: 0, reserved: [0; 2], private_data: [0; 256] };
+        let mut command = Reject {
+            id,
+            private_data_len: private.len() as u8,
+            reason: 0,
+            reserved: [0; 2],
+            private_data: [0; 256],
+        };
         command.private_data[..private.len()].copy_from_slice(private);
         self.tell(command::REJECT, &command)
     }

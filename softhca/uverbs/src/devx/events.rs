@@ -42,7 +42,12 @@ fn alloc(context: &Context, request: &Request, content: Content) -> Result<()> {
 }
 
 /// The file of a descriptor: one of asynchronous commands, or one of events.
-pub(super) fn file(context: &Context, request: &Request, place: u16, answers: bool) -> Result<Arc<PacketFile>> {
+pub(super) fn file(
+    context: &Context,
+    request: &Request,
+    place: u16,
+    answers: bool,
+) -> Result<Arc<PacketFile>> {
     let file = context.channels.devx.find(request.fd(place)?).ok_or(Errno::BAD_FD)?;
     if (file.content == Content::Answers) == answers { Ok(file) } else { Err(Errno::BAD_FD) }
 }
@@ -62,7 +67,8 @@ pub(super) fn subscribe(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::INVALID);
     }
     let kinds: Vec<u16> = list.chunks_exact(2).map(|kind| u16::from_ne_bytes([kind[0], kind[1]])).collect();
-    let sink = match (request.has(attr::SUBSCRIBE_EVENTFD), request.optional_number(attr::SUBSCRIBE_COOKIE)?) {
+    let sink = match (request.has(attr::SUBSCRIBE_EVENTFD), request.optional_number(attr::SUBSCRIBE_COOKIE)?)
+    {
         (true, Some(_)) => return Err(Errno::INVALID),
         (true, None) => {
             let fd = i32::try_from(request.number32(attr::SUBSCRIBE_EVENTFD)?).map_err(|_| Errno::BAD_FD)?;

@@ -5,5 +5,5 @@ pub(crate) mod packets;
 pub(crate) mod pipe;
 pub(crate) mod routes;
 pub(crate) mod signal;
-pub(crate) mod wake;
 pub(crate) mod subscriptions;
+pub(crate) mod wake;

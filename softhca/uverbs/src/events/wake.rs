@@ -46,9 +46,8 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], longest: Option<Duration>) -> Res
     let entry = |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let mut polled: Vec<libc::pollfd> = fds.iter().map(entry).collect();
     // Rounded up: a wait that ends early would be begun again at once.
-    let millis = longest.map_or(-1, |time| {
-        i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
-    });
+    let millis =
+        longest.map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
     // SAFETY: as many valid entries as the count says.
     let rc = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
     if rc < 0 {

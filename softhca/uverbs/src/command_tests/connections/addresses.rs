@@ -77,7 +77,11 @@ fn addresses_and_routes_are_told() {
     let path: [u8; 8 + 72] =
         cm.ask(command::QUERY, |response| Query { response, id, option: query::PATH }).unwrap();
     assert_eq!(path[0], 1);
-    assert_eq!((&path[24..40], &path[40..56]), (&gids.dst[8..24], &gids.src[8..24]), "one path: there and here");
+    assert_eq!(
+        (&path[24..40], &path[40..56]),
+        (&gids.dst[8..24], &gids.src[8..24]),
+        "one path: there and here"
+    );
     let short: [u8; 8] =
         cm.ask(command::QUERY, |response| Query { response, id, option: query::PATH }).unwrap();
     assert_eq!(short[0], 1, "the count, where there is no room for the path");
@@ -140,7 +144,11 @@ fn ipv6_and_infiniband_addresses_lead_to_cards_too() {
     far.bind(listener, &ib([0; 16], service(port))).unwrap();
     far.listen(listener, 1).unwrap();
     let bound: QueryAddrResp = far
-        .ask(command::QUERY, |response| Query { response, id: near.routed(space::TCP, 5, port), option: query::GID })
+        .ask(command::QUERY, |response| Query {
+            response,
+            id: near.routed(space::TCP, 5, port),
+            option: query::GID,
+        })
         .unwrap_or_else(|_| QueryAddrResp::new_zeroed());
     assert_eq!(bound.src_size, 0, "the identifier is another file's");
     let id = near.routed(space::TCP, 6, port);
@@ -211,7 +219,10 @@ fn options_are_checked_and_kept() {
     let asked = far.expect(CONNECT_REQUEST).id;
     far.accept(asked, 9, param(2, b"")).unwrap();
     near.expect(CONNECT_RESPONSE);
-    assert_eq!((near.attributes(id, 3).unwrap().timeout, far.attributes(asked, 3).unwrap().timeout), (21, 17));
+    assert_eq!(
+        (near.attributes(id, 3).unwrap().timeout, far.attributes(asked, 3).unwrap().timeout),
+        (21, 17)
+    );
     let datagrams = near.create_in(space::UDP, 1);
     assert_eq!(option(&near, datagrams, (0, 3), &[20]), invalid);
 }

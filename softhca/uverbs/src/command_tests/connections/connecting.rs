@@ -33,7 +33,8 @@ fn a_connection_is_made_used_and_ended() {
     let (near, far) = (Cm::open(), Cm::open());
     let (listener, port) = far.listener(space::TCP, 70, 5);
     let asking = near.routed(space::TCP, 71, port);
-    let mut with_ece = Connect { param: param(0x111, b"question"), id: asking, reserved: 0 }.as_bytes().to_vec();
+    let mut with_ece =
+        Connect { param: param(0x111, b"question"), id: asking, reserved: 0 }.as_bytes().to_vec();
     with_ece.extend(Ece { vendor_id: 0x15b3, attr_mod: 9 }.as_bytes());
     assert_eq!(near.attributes(asking, 2).unwrap().qp_attr_mask & ibv::IBV_QP_AV, 0, "no peer is known");
     near.tell_bytes(command::CONNECT, &with_ece).unwrap();
@@ -191,10 +192,14 @@ fn calls_in_the_wrong_state_and_private_data_without_room_are_invalid() {
     let asked = far.expect(CONNECT_REQUEST).id;
     assert_eq!(far.accept(asked, 2, param(1, &[0; 197])), invalid);
     assert_eq!(far.reject(asked, &[0; 149]), invalid);
-    let other = Reject { id: asked, private_data_len: 0, reason: 8, reserved: [0; 2], private_data: [0; 256] };
+    let other =
+        Reject { id: asked, private_data_len: 0, reason: 8, reserved: [0; 2], private_data: [0; 256] };
     assert_eq!(far.tell(command::REJECT, &other), invalid, "a reason that only the card gives");
     assert_eq!(near.accept(id, 0, ConnParam::new_zeroed()), invalid, "there is no reply yet");
-    assert_eq!((far.listen(listener, 1), far.resolve(listener, &ipv4([127, 0, 0, 1], port))), (invalid, invalid));
+    assert_eq!(
+        (far.listen(listener, 1), far.resolve(listener, &ipv4([127, 0, 0, 1], port))),
+        (invalid, invalid)
+    );
     far.accept(asked, 2, param(1, &[0; 196])).unwrap();
     near.expect(CONNECT_RESPONSE);
     assert!((1..=3).all(|state| near.attributes(id, state).is_ok()));

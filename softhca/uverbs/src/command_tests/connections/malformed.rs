@@ -89,7 +89,10 @@ fn answers_to_memory_that_is_not_there_lose_nothing() {
     let at = |response| CreateId { uid: 1, response, space: space::TCP, qp_type: 2, reserved: [0; 5] };
     let bytes = command(command::CREATE_ID, at(4096).as_bytes(), 4);
     assert_eq!(write(cm.0, &bytes), Err(libc::EFAULT));
-    assert_eq!(cm.ask::<u32, _>(command::CREATE_ID, |response| CreateId { space: 7, ..at(response) }), Err(libc::EINVAL));
+    assert_eq!(
+        cm.ask::<u32, _>(command::CREATE_ID, |response| CreateId { space: 7, ..at(response) }),
+        Err(libc::EINVAL)
+    );
     let id = cm.create(1);
     cm.resolve(id, &ipv4([127, 0, 0, 1], 9)).unwrap();
     let bytes = command(command::GET_EVENT, GetEvent { response: 4096 }.as_bytes(), 336);
@@ -107,14 +110,28 @@ fn addresses_that_are_none() {
     let mut addr: Storage = [0; 128];
     assert_eq!(bind(16, 0, addr), Err(libc::EINVAL), "no family");
     addr[0] = libc::AF_INET as u8;
-    assert_eq!((bind(0, 0, addr), bind(15, 0, addr), bind(28, 0, addr)), (Err(libc::EINVAL), Err(libc::EINVAL), Err(libc::EINVAL)));
+    assert_eq!(
+        (bind(0, 0, addr), bind(15, 0, addr), bind(28, 0, addr)),
+        (Err(libc::EINVAL), Err(libc::EINVAL), Err(libc::EINVAL))
+    );
     assert_eq!(bind(16, 1, addr), Err(libc::EINVAL), "a field of the future");
     assert_eq!(bind(16, 0, addr), Ok(()));
-    let resolve = ResolveAddr { id, timeout_ms: 0, src_size: 0, dst_size: 16, reserved: 0, src: [0; 128], dst: [0; 128] };
+    let resolve = ResolveAddr {
+        id,
+        timeout_ms: 0,
+        src_size: 0,
+        dst_size: 16,
+        reserved: 0,
+        src: [0; 128],
+        dst: [0; 128],
+    };
     assert_eq!(cm.tell(command::RESOLVE_ADDR, &resolve), Err(libc::EINVAL));
     let source = ResolveAddr { src_size: 16, dst: addr, ..resolve };
     assert_eq!(cm.tell(command::RESOLVE_ADDR, &source), Err(libc::EINVAL));
-    assert_eq!(cm.tell(command::RESOLVE_ADDR, &ResolveAddr { reserved: 1, dst: addr, ..resolve }), Err(libc::EINVAL));
+    assert_eq!(
+        cm.tell(command::RESOLVE_ADDR, &ResolveAddr { reserved: 1, dst: addr, ..resolve }),
+        Err(libc::EINVAL)
+    );
 }
 
 #[test]
@@ -125,7 +142,14 @@ fn multicast_groups_are_refused() {
     let mut addr: Storage = [0; 128];
     addr[..16].copy_from_slice(&group);
     let join = |id, join_flags, addr_size| {
-        cm.ask::<u32, _>(command::JOIN_MCAST, |response| JoinMcast { response, uid: 1, id, addr_size, join_flags, addr })
+        cm.ask::<u32, _>(command::JOIN_MCAST, |response| JoinMcast {
+            response,
+            uid: 1,
+            id,
+            addr_size,
+            join_flags,
+            addr,
+        })
     };
     assert_eq!(join(id, 0, 16), Err(libc::ENOSYS));
     assert_eq!(join(id, 2, 16), Err(libc::EINVAL));
