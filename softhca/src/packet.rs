@@ -107,6 +107,8 @@ pub(crate) const IMMEDIATE: u8 = 4;
 pub(crate) const SOLICITED: u8 = 8;
 /// The packet belongs to an unreliable connection.
 pub(crate) const UNRELIABLE: u8 = 16;
+/// The immediate field names a key that the receiver of the message invalidates.
+pub(crate) const INVALIDATE: u8 = 64;
 /// The payload begins with the network header, as a datagram's receive gets it.
 pub(crate) const GLOBAL: u8 = 32;
 
@@ -129,8 +131,8 @@ pub(crate) struct Header {
     /// Bytes of the whole message.
     pub(crate) length: U32,
     pub(crate) imm: [u8; 4],
-    /// Of an atomic request: the value to swap in or add, and the value to compare. Of its
-    /// response: the original value.
+    /// Of an atomic request: the value to swap in or add, and the value to compare; a masked one has
+    /// its two masks as payload. Of its response: the original value.
     pub(crate) operands: [U64; 2],
 }
 

@@ -100,6 +100,10 @@ pub(crate) struct PeerMapping {
 }
 
 impl PeerMapping {
+    pub(crate) fn new(client: &str, region: Arc<dyn PeerRegion>) -> Self {
+        PeerMapping { client: client.to_owned(), region }
+    }
+
     pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), PeerFailure> {
         self.copy(|region| region.read(addr, into))
     }
@@ -131,10 +135,35 @@ pub(crate) fn acquire(addr: u64, len: u64, writable: bool) -> Result<Option<Peer
     for client in clients {
         let acquired = client.acquire(addr, len, writable).map_err(|error| failure(client.name(), error))?;
         if let Some(region) = acquired {
-            return Ok(Some(PeerMapping { client: client.name().to_owned(), region }));
+            return Ok(Some(PeerMapping::new(client.name(), region)));
         }
     }
     Ok(None)
+}
+
+/// A region whose client refuses it: every copy fails.
+#[derive(Debug)]
+struct Refused(PeerMemoryError);
+
+impl PeerRegion for Refused {
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), PeerMemoryError> {
+        Err(self.0.clone())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), PeerMemoryError> {
+        Err(self.0.clone())
+    }
+}
+
+/// Asks the clients for the memory of a queue. `None`: no client claims it, so it is the host's. A
+/// client that refuses its own memory fails at each access.
+pub(crate) fn acquire_queue(addr: u64, len: u64) -> Option<PeerMapping> {
+    if len == 0 {
+        return None;
+    }
+    acquire(addr, len, true).unwrap_or_else(|PeerFailure { client, error }| {
+        Some(PeerMapping::new(&client, Arc::new(Refused(error))))
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod folder;
 mod library;
+mod program;
 mod signals;
 
 pub(crate) use folder::watch;
@@ -53,6 +54,9 @@ pub(crate) fn run(options: &SoftOptions) -> Result<ExitCode, Failure> {
     }
     if options.log && std::env::var_os(CARD_LOG_VARIABLE).is_none() {
         command.env(CARD_LOG_VARIABLE, "info");
+    }
+    if let Some((program, obstacle)) = program::obstacle(name) {
+        let _ = writeln!(io::stderr(), "gdsync: no software card: {} {obstacle}", program.display());
     }
     signals.release_in(&mut command);
     let mut child = match command.spawn() {

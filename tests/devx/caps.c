@@ -38,7 +38,18 @@ int main(void)
         put(in, 0, 16, 0x100);
         put(in, 0x30, 16, 3 << 1 | 1); /* atomic */
         CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
-        CHECK(get(out, 0x80 + 0x90, 16) == 3);
+        CHECK(get(out, 0x80 + 0x90, 16) == 0xf);                           /* all four operations */
+        CHECK(get(out, 0x80 + 0xb0, 16) == 12 && get(out, 0x80 + 0xd0, 16) == 12); /* 4 and 8 bytes */
+        CHECK(get(out, 0x80 + 0x40, 2) == 1 && get(out, 0x80 + 0x46, 1) == 1); /* results in host order */
+        CHECK(get(out, 0x80 + 0x280, 16) == 3 && get(out, 0x80 + 0x2a0, 16) == 3); /* PCI: 4 and 8 bytes */
+        /* Options that the card has not: no Ethernet offload, no MACsec. */
+        for (unsigned type = 1; type <= 0x1f; type += 0x1e) {
+            memset(out, 0xff, sizeof(out));
+            put(in, 0x30, 16, type << 1 | 1);
+            CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == 0);
+            for (size_t i = 0; i < sizeof(out); i++)
+                CHECK(out[i] == 0);
+        }
         put(in, 0x30, 16, 0x3f << 1);
         CHECK(mlx5dv_devx_general_cmd(context, in, sizeof(in), out, sizeof(out)) == EREMOTEIO);
         CHECK(status_of(out) == 3 && syndrome_of(out) != 0);

@@ -64,7 +64,6 @@ int main(void)
         of_file.pgsz_bitmap = 0;
         CHECK(mlx5dv_devx_umem_reg_ex(context, &of_file) == NULL && errno == EINVAL);
     }
-    CHECK(mlx5dv_devx_create_event_channel(context, 0) == NULL && errno == EPROTONOSUPPORT);
 
     put(in, 0, 16, 0x904); /* CREATE_SQ */
     refused(context, in, sizeof(in), BAD_OP);

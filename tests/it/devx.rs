@@ -49,6 +49,27 @@ fn capabilities_are_those_that_verbs_tell() {
 }
 
 #[test]
+fn memory_of_every_kind_is_registered_bound_and_refused() {
+    succeeds("memory_of_every_kind_is_registered_bound_and_refused", "memory", true);
+}
+
+#[test]
+fn gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues() {
+    let test = "gpu_memory_that_the_cpu_cannot_map_is_registered_and_holds_queues";
+    let Some(program) = build(test, "gpu") else { return };
+    let library = Compiler::c("gnu11").options(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]);
+    let driver = library.build(&root().join("tests/devx/fake_cuda.c"));
+    for devices in ["ib", "roce"] {
+        let temporary = Folder::new(&format!("devx-gpu-{devices}"));
+        let mut command = soft(devices, &program.path(), temporary.path());
+        command.env("FAKE_CUDA", driver.path()).env("SOFTHCA_LOG", "error,softhca_uverbs::context=info");
+        let ended = run(command);
+        assert_eq!(ended.code, Some(0), "{devices}: {}", ended.text);
+        assert!(!ended.text.contains("not destroyed by the program"), "{devices}: {}", ended.text);
+    }
+}
+
+#[test]
 fn queues_made_by_commands_carry_a_thousand_writes() {
     succeeds("queues_made_by_commands_carry_a_thousand_writes", "traffic", true);
 }

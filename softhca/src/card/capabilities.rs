@@ -2,6 +2,7 @@
 
 use super::config::LIMITS;
 use super::device::Card;
+use super::memory::region::MAX_DEPTH;
 use super::port::LinkLayer;
 use gdsync_sys::prm::command::cap;
 
@@ -11,9 +12,39 @@ const LOG_BF_REG_SIZE: u8 = 9;
 const MAX_WQE: u32 = 1024;
 /// Memory keys have no limit on their size.
 const LOG_MAX_KEY_LENGTH: u8 = 64;
-/// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, on 8 bytes: one bit for each power of two.
-const ATOMIC_OPERATIONS: u8 = 1 << 0 | 1 << 1;
-const ATOMIC_SIZES: u8 = 1 << 3;
+/// `MLX5_ATOMIC_OPS_CMP_SWAP` and `_FETCH_ADD`, and both masked.
+const ATOMIC_OPERATIONS: u8 = 0xf;
+/// 4 bytes and 8 bytes: the bits are the sizes.
+const ATOMIC_SIZES: u8 = 4 | 8;
+/// `IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP` and `_8_BYTE_`: the card's operations on memory of the host
+/// are those of the CPU.
+const PCI_ATOMIC_SIZES: u8 = 1 << 0 | 1 << 1;
+
+/// What may access on-demand memory, by transport service (`enum ibv_odp_transport_cap_bits`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OdpTransports {
+    /// Reliable connections.
+    pub rc: u32,
+    /// Unreliable connections.
+    pub uc: u32,
+    /// Datagrams.
+    pub ud: u32,
+}
+
+const ODP_SEND: u32 = 1 << 0;
+const ODP_RECV: u32 = 1 << 1;
+const ODP_WRITE: u32 = 1 << 2;
+const ODP_READ: u32 = 1 << 3;
+const ODP_ATOMIC: u32 = 1 << 4;
+const ODP_SRQ_RECV: u32 = 1 << 5;
+
+/// What may access on-demand memory on every software card: everything.
+pub const ODP: OdpTransports = OdpTransports {
+    rc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV,
+    uc: ODP_SEND | ODP_RECV | ODP_WRITE | ODP_SRQ_RECV,
+    ud: ODP_SEND | ODP_RECV | ODP_SRQ_RECV,
+};
 /// The clock counts nanoseconds.
 const CLOCK_KHZ: u32 = 1_000_000;
 
@@ -30,11 +61,24 @@ impl Card {
                 cap::LOG_MAX_SEND_DBR_LESS_QP_SQ.put(&mut answer, LIMITS.max_recordless_qp.ilog2());
             }
             cap::TYPE_ATOMIC => {
+                cap::ATOMIC_8B_ENDIANNESS_MODE.put(&mut answer, 1u8);
+                cap::SUPPORTED_ATOMIC_8B_ENDIANNESS_MODE_1.put(&mut answer, 1u8);
                 cap::ATOMIC_OPERATIONS.put(&mut answer, ATOMIC_OPERATIONS);
-                cap::ATOMIC_SIZE_QP.put(&mut answer, ATOMIC_SIZES);
+                for field in [cap::ATOMIC_SIZE_QP, cap::ATOMIC_SIZE_DC] {
+                    field.put(&mut answer, ATOMIC_SIZES);
+                }
+                let operations =
+                    [cap::FETCH_ADD_PCI_ATOMIC, cap::SWAP_PCI_ATOMIC, cap::COMPARE_SWAP_PCI_ATOMIC];
+                operations.iter().for_each(|field| field.put(&mut answer, PCI_ATOMIC_SIZES));
+            }
+            cap::TYPE_ODP => {
+                for (field, bits) in [(cap::ODP_RC, ODP.rc), (cap::ODP_UC, ODP.uc), (cap::ODP_UD, ODP.ud)] {
+                    // The first bit is the most significant one here.
+                    field.put(&mut answer, bits.reverse_bits() >> 26);
+                }
             }
             // All zero. libmlx5 asks even if the general capabilities exclude the feature.
-            cap::TYPE_ODP | cap::TYPE_ROCE | cap::TYPE_QOS => {}
+            cap::TYPE_ROCE | cap::TYPE_QOS => {}
             // Programs ask for these to learn that there are none.
             _ if cap::TYPES_OF_OPTIONS.contains(&kind) => {}
             _ => return None,
@@ -62,6 +106,11 @@ impl Card {
             (cap::CQE_VERSION, 1),
             (cap::ROCE, is_ethernet.into()),
             (cap::ATOMIC, 1),
+            (cap::DUMP_FILL_MKEY, 1),
+            (cap::MAX_INDIRECTION, MAX_DEPTH as u32),
+            (cap::FIXED_BUFFER_SIZE, 1),
+            (cap::LOG_MAX_KLM_LIST_SIZE, LIMITS.max_key_entries.ilog2()),
+            (cap::PG, 1),
             (cap::CQ_OI, 1),
             (cap::CD, waits.into()),
             (cap::UD, 1),

@@ -1,15 +1,13 @@
 //! Commands: creation, change and destruction of a card's objects.
 
 use super::config::{
-    Address, CqAttributes, CqConfig, InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig,
+    Address, CqAttributes, CqConfig, InvalidValue, LIMITS, NUMBERS, QpAttributes, QpChange, QpConfig, QpState,
 };
 use super::device::{Card, FIRST_NUMBER, UarHandle};
 use super::diagnostic::Diagnostic;
 use super::engine::{Engine, Uar};
 use super::error::CardError;
 use super::management::{MAX_MANAGEMENT, ManagementDatagram};
-use super::memory::region::Memory;
 use super::memory::ring::{CqRing, Record};
 use super::memory::uar::Register;
 use super::port::LinkLayer;
@@ -62,45 +60,6 @@ impl Card {
             }
             Some(&users) => Err(CardError::Busy { what: PD, number: pdn, users }),
         })
-    }
-
-    /// Registers memory of this process or of a peer-memory client. Returns its key, local and
-    /// remote.
-    ///
-    /// # Errors
-    /// [`CardError::Region`], [`CardError::NotFound`], [`CardError::TooMany`].
-    ///
-    /// # Safety
-    /// Until it is deregistered, the range stays mapped (peer memory: allocated). It is accessed
-    /// otherwise only in ways that tolerate a device's concurrent reads, and writes if the access
-    /// rights allow them.
-    pub unsafe fn register_memory(&self, config: &RegionConfig) -> Result<u32, CardError> {
-        // Without the lock: populating pages takes time.
-        let memory = Memory::acquire(config)?;
-        self.command(|engine| {
-            let users = engine.pds.get_mut(&config.pdn).ok_or(missing(PD, config.pdn))?;
-            let key = engine.resources.regions.register(config.pdn, memory, config.tag);
-            let limit = LIMITS.max_mr;
-            let key = key.ok_or(CardError::TooMany { what: "memory regions", limit })?;
-            *users += 1;
-            Ok(key)
-        })
-    }
-
-    /// Deregisters memory: after this returns, the card does not touch it.
-    ///
-    /// # Errors
-    /// [`CardError::NotFound`].
-    pub fn deregister_memory(&self, key: u32) -> Result<(), CardError> {
-        let memory = self.command(|engine| {
-            let found = engine.resources.regions.deregister(key);
-            let (pdn, memory) = found.ok_or(missing("memory region", key))?;
-            leave(engine, pdn);
-            Ok::<_, CardError>(memory)
-        })?;
-        // Without the lock: a peer-memory client releases its region.
-        drop(memory);
-        Ok(())
     }
 
     /// Allocates a page of doorbell registers. Those at the offsets `registers` can be rung: multiples
@@ -158,7 +117,7 @@ impl Card {
     /// # Safety
     /// The addresses stay valid, aligned as [`CqConfig`] says, until the queue is destroyed.
     pub unsafe fn create_cq(&self, config: &CqConfig) -> Result<u32, CardError> {
-        let CqConfig { ring, entries, dbrec, ignore_overrun } = *config;
+        let CqConfig { ring, entries, dbrec, ignore_overrun, collapsed } = *config;
         if !entries.is_power_of_two() || entries > LIMITS.max_cqe {
             let limit = "a power of two, at most 2^22";
             return Err(invalid("completion queue entries", entries, limit));
@@ -167,7 +126,7 @@ impl Card {
         let cq = unsafe {
             let consumer = Record::new(dbrec.add(doorbell::DBR_CQ_CI));
             let arm = Record::new(dbrec.add(doorbell::DBR_CQ_ARM));
-            Cq::new(CqRing::new(ring, entries), consumer, arm, ignore_overrun)
+            Cq::new(CqRing::new(ring, entries, collapsed), consumer, arm, ignore_overrun)
         };
         self.command(|engine| {
             within("completion queues", engine.resources.cqs.len(), LIMITS.max_cq)?;

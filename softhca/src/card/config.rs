@@ -44,6 +44,10 @@ pub struct Limits {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Ranges of a key that refers to other keys.
+    pub max_key_entries: u32,
+    /// Bytes of device memory.
+    pub device_memory: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Scatter/gather elements of a send: 63 segments, less control and remote address.
@@ -74,6 +78,8 @@ pub const LIMITS: Limits = Limits {
     max_cq: 1 << 16,
     max_cqe: 1 << 22,
     max_mr: 1 << 20,
+    max_key_entries: 1 << 16,
+    device_memory: 1 << 18,
     max_pd: 1 << 16,
     max_send_sge: 61,
     max_recv_sge: 64,
@@ -98,6 +104,14 @@ bitflags::bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Remote atomics.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
+        /// Requests name the first byte by 0.
+        const ZERO_BASED = 1 << 5;
+        /// The memory need not be mapped until it is accessed.
+        const ON_DEMAND = 1 << 6;
+        /// The memory has huge pages. A software card does not care.
+        const HUGETLB = 1 << 7;
         /// The card may reorder its writes on the bus. A software card does not.
         const RELAXED_ORDERING = 1 << 20;
     }
@@ -127,6 +141,45 @@ impl RegionConfig {
     }
 }
 
+/// Type of a memory window (InfiniBand specification, 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowKind {
+    /// Bound by a verb; every queue pair of the domain may be asked for it.
+    Type1,
+    /// Bound by a work request to the queue pair of that request, and invalidated by another one.
+    Type2,
+}
+
+/// The local key of the null region, in every domain: it reads as zeros, and forgets what is written.
+pub const NULL_KEY: u32 = 0x8000_0000;
+
+/// A key that refers to ranges of other keys.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyConfig<'a> {
+    /// Protection domain.
+    pub pdn: u32,
+    /// Last 8 bits of the key.
+    pub tag: u8,
+    /// Access rights.
+    pub access: Access,
+    /// Address by which requests name the first byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Requests that name the key fail until a work request opens it.
+    pub closed: bool,
+    /// Work requests may change the key.
+    pub changeable: bool,
+    /// A send of the peer may invalidate the key.
+    pub remote_invalidate: bool,
+    /// Entries that the translation may have.
+    pub room: u32,
+    /// All ranges have this many bytes, as a power of two; without it each says its length.
+    pub log_entity_size: Option<u32>,
+    /// The ranges: data segments of 16 bytes (`struct mlx5_wqe_data_seg`).
+    pub entries: &'a [u8],
+}
+
 /// A completion queue's memory. The addresses stay valid until it is destroyed.
 #[derive(Clone, Copy, Debug)]
 pub struct CqConfig {
@@ -138,6 +191,8 @@ pub struct CqConfig {
     pub dbrec: *mut u32,
     /// The card overwrites entries that are not consumed, and never overruns.
     pub ignore_overrun: bool,
+    /// The card writes all entries to the first place of the ring.
+    pub collapsed: bool,
 }
 
 /// State of a completion queue.

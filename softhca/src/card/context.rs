@@ -7,7 +7,8 @@ use super::event::Event;
 use super::management::Inbox;
 use super::memory::copy::{self, Place};
 use super::memory::gather::Gather;
-use super::memory::region::{Refusal, Regions};
+use super::memory::refusal::Refusal;
+use super::memory::region::Regions;
 use super::port::Port;
 use super::queue::cq::{Cq, Fires, Progress};
 use super::queue::receive::{Home, Receive, Slot};
@@ -211,8 +212,7 @@ impl Context<'_> {
         let regions = self.regions;
         let mut places: Vec<(Place<'_>, usize)> = Vec::new();
         each_piece(segments, offset, length as u32, |segment, addr, count| {
-            let place = regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?;
-            places.push((place, count as usize));
+            places.extend(regions.resolve(segment.lkey(), pdn, addr, count, Access::LOCAL_WRITE)?);
             Ok::<(), Refusal>(())
         })?;
         // SAFETY: the parts are the packet's payload, readable while it is handled; the places were
@@ -279,8 +279,8 @@ fn requested(wqe_opcode: u8) -> Option<PacketKind> {
         Opcode::Send | Opcode::SendImm | Opcode::SendInval => PacketKind::Send,
         Opcode::RdmaWrite | Opcode::RdmaWriteImm => PacketKind::Write,
         Opcode::RdmaRead => PacketKind::Read,
-        Opcode::AtomicCs => PacketKind::CompareSwap,
-        Opcode::AtomicFa => PacketKind::FetchAdd,
+        Opcode::AtomicCs | Opcode::AtomicMaskedCs => PacketKind::CompareSwap,
+        Opcode::AtomicFa | Opcode::AtomicMaskedFa => PacketKind::FetchAdd,
         _ => return None,
     })
 }

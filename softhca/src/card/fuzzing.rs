@@ -17,6 +17,11 @@ pub fn work_request(bytes: &[u8]) {
         Ok(work) => {
             let (parts, length) = match &work.payload {
                 Payload::Inline(inline) => (inline.len().div_ceil(SEGMENT), inline.len() as u64),
+                Payload::Mixed(inline, list) => {
+                    let parts = inline.len().div_ceil(SEGMENT) + list.len();
+                    let places: u64 = list.iter().map(|part| u64::from(part.byte_count())).sum();
+                    (parts, inline.len() as u64 + places)
+                }
                 Payload::Segments(list) => {
                     (list.len(), list.iter().map(|part| u64::from(part.byte_count())).sum())
                 }

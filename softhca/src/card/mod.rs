@@ -30,13 +30,16 @@ mod management;
 mod memory;
 mod port;
 mod queue;
+mod regions;
 mod shared_queues;
 mod transport;
 mod waits;
 
+pub use crate::os::memory::MEMORY_FILE;
+pub use capabilities::{ODP, OdpTransports};
 pub use config::{
-    Access, Address, CqAttributes, CqConfig, InvalidValue, LIMITS, Limits, QpAttributes, QpChange, QpConfig,
-    QpState, RegionConfig, SrqAttributes, SrqConfig, Transport,
+    Access, Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, QpAttributes,
+    QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, WindowKind,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};
@@ -44,9 +47,10 @@ pub use diagnostic::Diagnostic;
 pub use error::CardError;
 pub use event::Event;
 pub use management::{MAX_MANAGEMENT, ManagementDatagram};
-pub use memory::mapped::is_mapped;
+pub use memory::mapped::{is_mapped, is_reachable};
 pub use memory::region::RegionError;
 pub use port::{GidEntry, GidKind, LinkLayer};
+pub use regions::DeviceMemory;
 pub use transport::transition::ModifyError;
 pub(crate) use waits::check_wait_rules;
 pub use waits::{WAITS_VARIABLE, WaitRules};

@@ -36,6 +36,7 @@ mod faults;
 mod hostile;
 mod hosts;
 mod interface;
+mod keys;
 mod management;
 mod peer;
 mod shared_queues;
@@ -80,7 +81,9 @@ impl TestCq {
             entry[63] = OP_OWN_INVALID;
         }
         // SAFETY: the memory is never freed.
-        let cqn = unsafe { card.create_cq(&CqConfig { ring, entries, dbrec, ignore_overrun }) }.unwrap();
+        let cqn =
+            unsafe { card.create_cq(&CqConfig { ring, entries, dbrec, ignore_overrun, collapsed: false }) }
+                .unwrap();
         TestCq { cqn, ring, entries, dbrec, consumed: 0 }
     }
 

@@ -6,6 +6,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
+/// The name of memory files in `/proc/self/maps`.
+pub const MEMORY_FILE: &str = "/memfd:gdsync-softhca";
+
 /// A new file in memory, without a name in any file system.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;

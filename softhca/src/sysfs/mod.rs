@@ -8,10 +8,12 @@
 //! Source: `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci` of Linux,
 //! and the files that rdma-core 44 to 56, UCX 1.13 and NCCL 2.28 open.
 
+mod interface;
 mod live;
 mod pci;
 mod port;
 
+pub use interface::interface;
 pub use live::LiveFile;
 pub use pci::DOMAIN;
 
@@ -33,11 +35,6 @@ const STAND_IN: &str = "/dev/null";
 const DEVICE: (u32, u32) = (1, 3);
 /// The number of the file that stands for a device, as makedev(3) composes it.
 pub const DEVICE_NUMBER: u64 = (DEVICE.0 as u64) << 8 | DEVICE.1 as u64;
-/// The network interface of an Ethernet port, and its index: packets between cards of one host cross
-/// no other. It has this index in every network namespace.
-pub const INTERFACE: &str = "lo";
-/// See [`INTERFACE`].
-pub const INTERFACE_INDEX: u32 = 1;
 /// The prefix of an InfiniBand port's GIDs.
 pub const SUBNET_PREFIX: u64 = 0xfe80_0000_0000_0000;
 

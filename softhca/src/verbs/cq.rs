@@ -109,7 +109,13 @@ unsafe fn new_cq(
         None
     };
     let (ring, dbrec) = allocate(domain.as_ref(), entries)?;
-    let config = CqConfig { ring: ring.start(), entries, dbrec: dbrec.start().cast(), ignore_overrun };
+    let config = CqConfig {
+        ring: ring.start(),
+        entries,
+        dbrec: dbrec.start().cast(),
+        ignore_overrun,
+        collapsed: false,
+    };
     // SAFETY: ring and record are kept in the `Cq` until the card has destroyed the queue.
     let number = unsafe { context.card().create_cq(&config) }?;
     let ibv = ibv_cq {

@@ -32,9 +32,9 @@ unsafe impl Object for Mr {
 
 /// `ibv_reg_mr`.
 ///
-/// EINVAL: no bytes, remote write or atomic without local write, unknown flags, or flags of
-/// features that this card lacks (memory windows, zero-based and on-demand regions). EFAULT: the
-/// memory is not mapped with that access, or its peer-memory client refuses it.
+/// EINVAL: no bytes, remote write or atomic without local write, or unknown flags. EFAULT: the
+/// memory is not mapped with that access (an on-demand region need not be), or its peer-memory client
+/// refuses it.
 ///
 /// # Safety
 /// `pd` is null or allocated. Until the region is deregistered, the memory stays mapped (peer

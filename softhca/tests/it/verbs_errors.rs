@@ -121,7 +121,7 @@ fn memory_that_cannot_be_registered() {
         ("no bytes", start, 0, 0, EINVAL),
         ("remote write alone", start, 64, IBV_ACCESS_REMOTE_WRITE, EINVAL),
         ("remote atomic alone", start, 64, IBV_ACCESS_REMOTE_ATOMIC, EINVAL),
-        ("memory windows", start, 64, 1 << 4, EINVAL),
+        ("flushes", start, 64, 1 << 8, EINVAL),
         ("an unknown flag", start, 64, 1 << 15, EINVAL),
         ("the sign", start, 64, 1 << 31, EINVAL),
         ("null", null_mut(), 64, 0, EFAULT),

@@ -1,13 +1,14 @@
 //! Dispatch: from the numbers of a command to the function that performs it.
 
 use crate::attributes::Request;
+use crate::calls;
 use crate::context::Context;
 use crate::devx;
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::object as kind;
 use crate::uapi::ioctl::{attr, method, object};
 use crate::uapi::verbs::{EXTENDED, command};
-use crate::verbs::{ah, channel, cq, device, mr, pd, port, qp, srq, uar};
+use crate::verbs::{ah, channel, cq, device, dm, mr, mw, pd, port, qp, rereg, srq, uar};
 
 /// Performs a command of the ioctl interface.
 pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
@@ -22,6 +23,14 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::PD, method::PD_QUERY) => pd::query(context, request),
         (object::MR, method::MR_QUERY) => mr::query(context, request),
         (object::MR, method::MR_REG) => mr::register_any(context, request),
+        (object::MR, method::MR_ADVISE) => rereg::advise(context, request),
+        (object::MR, method::MR_DM_REG) => dm::register(context, request),
+        (object::DM, method::DM_ALLOC) => dm::alloc(context, request),
+        (object::DM, method::DM_QUERY) => dm::query(context, request),
+        (object::DM, method::DM_MAP_OP_ADDR) => {
+            tracing::warn!("the software card's device memory has no operations (mlx5dv_dm_map_op_addr)");
+            Err(Errno::NOT_SUPPORTED)
+        }
         (object::MR, method::MR_REG_DMABUF) => mr::register_dmabuf(context, request),
         (object::UAR, method::UAR_ALLOC) => uar::alloc(context, request),
         (object::CQ, method::CREATE) => cq::create(context, request),
@@ -30,7 +39,9 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
         (object::QP, method::DESTROY) => qp::destroy(context, request),
         (object::SRQ, method::CREATE) => srq::create(context, request),
         (object::SRQ, method::DESTROY) => srq::destroy(context, request),
-        (object::PD | object::AH, method::ONLY_DESTROY) | (object::MR, method::MR_DESTROY) => {
+        (object::PD | object::AH | object::MW, method::ONLY_DESTROY)
+        | (object::MR, method::MR_DESTROY)
+        | (object::DM, method::DM_FREE) => {
             context.destroy(request.object, request.handle(attr::HANDLE)?).map(drop)
         }
         (object::UAR, method::UAR_DESTROY) => {
@@ -45,7 +56,8 @@ pub(crate) fn perform(context: &Context, request: &Request) -> Result<()> {
             _,
         ) => devx::perform(context, request),
         (object, method) => {
-            tracing::info!(object, method, "a command that the software card does not have");
+            let call = calls::of_method(object, method);
+            tracing::info!(call, object, method, "the software card does not have this");
             Err(Errno::UNKNOWN)
         }
     }
@@ -60,6 +72,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::QUERY_DEVICE, true) => device::query_extended(context, request),
         (command::ALLOC_PD, false) => pd::alloc(context, request),
         (command::REG_MR, false) => mr::register(context, request),
+        (command::REREG_MR, false) => rereg::reregister(context, request),
+        (command::ALLOC_MW, false) => mw::alloc(context, request),
         (command::CREATE_COMP_CHANNEL, false) => channel::create(context, request),
         (command::CREATE_AH, false) => ah::create(context, request),
         (command::MODIFY_QP, _) => qp::modify(context, request, is_extended),
@@ -67,7 +81,8 @@ fn invoke_write(context: &Context, request: &Request) -> Result<()> {
         (command::MODIFY_SRQ, false) => srq::modify(context, request),
         (command::QUERY_SRQ, false) => srq::query(context, request),
         _ => {
-            tracing::info!(number, is_extended, "a write command that the software card does not have");
+            let call = calls::of_write(number);
+            tracing::info!(call, number, is_extended, "the software card does not have this");
             Err(Errno::NOT_SUPPORTED)
         }
     }

@@ -103,6 +103,11 @@ impl Objects {
         self.resources.contains(&resource)
     }
 
+    /// The states of a type, of all objects that have one.
+    pub(crate) fn states<T: Any>(&self) -> impl Iterator<Item = &T> {
+        self.by_handle.values().filter_map(Object::state)
+    }
+
     /// Whether any object is as asked for.
     pub(crate) fn any(&self, is: impl FnMut(&Object) -> bool) -> bool {
         self.by_handle.values().any(is)

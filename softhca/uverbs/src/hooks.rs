@@ -11,7 +11,7 @@ use crate::errno::preserving;
 use crate::paths::{self, Private};
 use crate::process;
 use crate::uapi::ioctl::RDMA_VERBS_IOCTL;
-use crate::verbs::uar;
+use crate::verbs::{dm, uar};
 use define::returned;
 use files::live;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, off_t, size_t, ssize_t};
@@ -19,6 +19,7 @@ use std::os::fd::IntoRawFd;
 
 #[macro_use]
 mod define;
+pub mod cuda;
 pub mod duplicates;
 pub mod files;
 mod next;
@@ -37,7 +38,9 @@ unsafe fn open_any(directory: c_int, path: *const c_char, flags: c_int, mode: mo
     }
     // SAFETY: as above.
     let private = unsafe { paths::private(path) };
-    if let Some(file) = private.as_ref().and_then(|private| preserving(|| live(private))) {
+    if let Some(file) =
+        private.as_ref().and_then(|private| preserving(|| live(private, flags & libc::O_CLOEXEC != 0)))
+    {
         return returned(file.map(IntoRawFd::into_raw_fd));
     }
     let path = private.as_ref().map_or(path, Private::as_ptr);
@@ -67,7 +70,8 @@ unsafe fn map_any(
     offset: off_t,
 ) -> *mut c_void {
     let checked = preserving(|| match process::context(fd) {
-        Some(context) => uar::check_mapping(&context, offset as u64, len),
+        Some(context) => uar::check_mapping(&context, offset as u64, len)
+            .or_else(|_| dm::check_mapping(&context, offset as u64, len)),
         None => Ok(()),
     });
     if let Err(errno) = checked {

@@ -16,6 +16,7 @@
 //! | `uapi` | the kernel's headers: numbers and structures |
 //! | `errno` | error numbers |
 //! | `log` | the log on stderr |
+//! | `calls` | names of what commands are for |
 //! | `paths` | the stand-ins for files of the system |
 //! | `netlink` | the answers of RDMA netlink |
 //! | `descriptors` | the file descriptors that belong to the library |
@@ -36,6 +37,7 @@
 //! to that process: the child of a fork has no card until it opens a device itself.
 
 mod attributes;
+mod calls;
 mod card;
 mod cm;
 mod commands;

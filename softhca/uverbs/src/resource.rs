@@ -12,6 +12,8 @@ pub(crate) enum Resource {
     Cq(u32),
     /// Memory key.
     Mkey(u32),
+    /// Device memory, by its first page.
+    DeviceMemory(u32),
     Uar(u32),
     Pd(u32),
 }
@@ -22,6 +24,7 @@ impl Resource {
         | Self::Srq(number)
         | Self::Cq(number)
         | Self::Mkey(number)
+        | Self::DeviceMemory(number)
         | Self::Uar(number)
         | Self::Pd(number)) = self;
         number
@@ -34,6 +37,7 @@ impl Resource {
             Self::Srq(number) => card.destroy_srq(number),
             Self::Cq(number) => card.destroy_cq(number),
             Self::Mkey(key) => card.deregister_memory(key),
+            Self::DeviceMemory(page) => card.free_device_memory(page),
             Self::Uar(page) => card.free_uar(page),
             Self::Pd(number) => card.dealloc_pd(number),
         }

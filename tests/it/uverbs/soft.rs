@@ -15,7 +15,7 @@ fn shell(temporary: &Folder, script: &str) -> Command {
 #[test]
 fn the_command_sees_the_card_and_its_status_is_passed_on() {
     let temporary = Folder::new("status");
-    let script = "cat $SYSFS_PATH/class/infiniband_verbs/uverbs1/ibdev; echo $SOFTHCA_DEVICES; exit 7";
+    let script = "cat /sys/class/infiniband_verbs/uverbs1/ibdev; echo $SOFTHCA_DEVICES; exit 7";
     let ended = run(shell(&temporary, script));
     assert_eq!((ended.code, ended.text.as_str()), (Some(7), "mlx5_1\nib,roce\n"));
     assert_eq!(run(shell(&temporary, "kill -KILL $$")).code, Some(137));
@@ -94,7 +94,7 @@ fn wait_for_start(temporary: &Folder) {
 #[test]
 fn signals_reach_the_command() {
     let temporary = Folder::new("signals");
-    let script = "trap 'exit 5' TERM; touch $SYSFS_PATH/started; while :; do sleep 0.05; done";
+    let script = "trap 'exit 5' TERM; touch $SOFTHCA_FILES/started; while :; do sleep 0.05; done";
     let running = Running::start(shell(&temporary, script));
     wait_for_start(&temporary);
     // SAFETY: no memory is involved; the child has not been waited for.
@@ -106,7 +106,7 @@ fn signals_reach_the_command() {
 #[test]
 fn the_folder_is_removed_even_if_the_command_was_killed() {
     let temporary = Folder::new("killed");
-    let running = Running::start(shell(&temporary, "touch $SYSFS_PATH/started; exec sleep 1000"));
+    let running = Running::start(shell(&temporary, "touch $SOFTHCA_FILES/started; exec sleep 1000"));
     wait_for_start(&temporary);
     running.kill();
     assert_eq!(running.end().code, Some(137), "output ends, so the watcher does not hold it");

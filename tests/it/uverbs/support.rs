@@ -19,7 +19,13 @@ pub(crate) fn lacks(test: &str, why: &str) {
 
 /// The tool's path. `None` if it is not installed: the test is skipped.
 pub(crate) fn tool(test: &str, name: &str) -> Option<PathBuf> {
-    let package = if name.starts_with("ibv_") { "ibverbs-utils" } else { "perftest" };
+    let package = match name {
+        "ibstat" => "infiniband-diags",
+        "rdma" => "iproute2",
+        _ if name.starts_with("ibv_") => "ibverbs-utils",
+        _ if name.starts_with("ucx_") => "ucx-utils",
+        _ => "perftest",
+    };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file());
     if found.is_none() {

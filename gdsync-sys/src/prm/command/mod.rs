@@ -34,6 +34,7 @@ pub mod opcode {
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
+    pub const QUERY_LAG: u16 = 0x842;
 
     /// What the kernel lets through as a general command, besides a range of its own:
     /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
@@ -57,7 +58,7 @@ pub mod opcode {
         0x822,
         0x824,
         0x826,
-        0x842,
+        QUERY_LAG,
     ];
     /// `MLX5_CMD_OP_GENERAL_START` to `_END`.
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
@@ -269,6 +270,8 @@ pub mod mkey {
     const fn field(at: usize, width: usize) -> Field {
         Field::new(at, width).within(CONTEXT)
     }
+    /// The key that the program asks for.
+    pub const INPUT_MKEY_INDEX: Field = Field::new(0x28, 24);
     pub const FREE: Field = field(1, 1);
     pub const ACCESS_MODE_4_2: Field = field(3, 3);
     pub const UMR_EN: Field = field(0x10, 1);
@@ -278,13 +281,29 @@ pub mod mkey {
     pub const LW: Field = field(0x14, 1);
     pub const ACCESS_MODE_1_0: Field = field(0x16, 2);
     pub const MKEY_7_0: Field = field(0x38, 8);
+    /// The key's length is 2^64, whatever `LEN` says.
+    pub const LENGTH64: Field = field(0x60, 1);
+    pub const BSF_EN: Field = field(0x61, 1);
+    /// A send of the peer may invalidate the key.
+    pub const EN_RINVAL: Field = field(0x67, 1);
     pub const PD: Field = field(0x68, 24);
     pub const START_ADDR: Field = field(0x80, 64);
     pub const LEN: Field = field(0xc0, 64);
+    /// Entries of 16 bytes that the translation may have.
+    pub const TRANSLATIONS_OCTWORD_SIZE: Field = field(0x1a0, 32);
+    /// Bytes of each range of a key of fixed ranges, as a power of two.
+    pub const LOG_ENTITY_SIZE: Field = field(0x1db, 5);
+    pub const CRYPTO_EN: Field = field(0x1e3, 2);
+    /// Entries of 16 bytes that follow the fixed part.
+    pub const TRANSLATIONS_OCTWORD_ACTUAL_SIZE: Field = Field::new(0x300, 32);
     pub const UMEM_ID: Field = Field::new(0x320, 32);
     pub const UMEM_OFFSET: Field = Field::new(0x340, 64);
     /// `MLX5_MKC_ACCESS_MODE_MTT`.
     pub const MODE_MTT: u8 = 1;
+    /// `MLX5_MKC_ACCESS_MODE_KLMS`: ranges of other keys.
+    pub const MODE_KLM: u8 = 2;
+    /// `MLX5_MKC_ACCESS_MODE_KSM`: ranges of other keys, all of one length.
+    pub const MODE_KSM: u8 = 3;
 }
 
 /// `query_hca_cap_out`: `cmd_hca_cap` and `atomic_caps`, as they are in the answer.
@@ -315,7 +334,15 @@ pub mod cap {
     pub const LOG_MAX_CQ_SZ: Field = field(0xc8, 8);
     pub const LOG_MAX_CQ: Field = field(0xdb, 5);
     pub const LOG_MAX_MKEY: Field = field(0xea, 6);
+    /// There is a key that reads as zeros and forgets what is written (libmlx5's null region).
+    pub const DUMP_FILL_MKEY: Field = field(0xf8, 1);
+    /// How deep keys may refer to others.
+    pub const MAX_INDIRECTION: Field = field(0x100, 8);
+    /// Keys of ranges that all have one length.
+    pub const FIXED_BUFFER_SIZE: Field = field(0x108, 1);
     pub const LOG_MAX_MRW_SZ: Field = field(0x109, 7);
+    /// Entries that a key's translation may have.
+    pub const LOG_MAX_KLM_LIST_SIZE: Field = field(0x11a, 6);
     pub const LOG_MAX_RA_REQ_QP: Field = field(0x14a, 6);
     pub const LOG_MAX_RA_RES_QP: Field = field(0x15a, 6);
     pub const LOCAL_CA_ACK_DELAY: Field = field(0x1ab, 5);
@@ -327,6 +354,8 @@ pub mod cap {
     pub const ATOMIC: Field = field(0x21e, 1);
     /// Completion queues that ignore overruns (`oi`).
     pub const CQ_OI: Field = field(0x220, 1);
+    /// On-demand paging.
+    pub const PG: Field = field(0x227, 1);
     /// Work requests that release those of other queues, and wait for completion queues.
     pub const CD: Field = field(0x22c, 1);
     pub const UD: Field = field(0x23d, 1);
@@ -357,8 +386,24 @@ pub mod cap {
     /// Of the RoCE capabilities.
     pub const QP_TS_FORMAT: Field = field(0x1e, 2);
 
+    /// Of the atomic capabilities. The mode in which requests of 8 bytes are answered, 1 for host order,
+    /// and whether there is that mode.
+    pub const ATOMIC_8B_ENDIANNESS_MODE: Field = field(0x40, 2);
+    pub const SUPPORTED_ATOMIC_8B_ENDIANNESS_MODE_1: Field = field(0x46, 1);
     pub const ATOMIC_OPERATIONS: Field = field(0x90, 16);
+    /// One bit for each size in bytes.
     pub const ATOMIC_SIZE_QP: Field = field(0xb0, 16);
+    pub const ATOMIC_SIZE_DC: Field = field(0xd0, 16);
+    /// Operations that are atomic for the CPUs, too: one bit for each of 4, 8 and 16 bytes.
+    pub const FETCH_ADD_PCI_ATOMIC: Field = field(0x280, 16);
+    pub const SWAP_PCI_ATOMIC: Field = field(0x290, 16);
+    pub const COMPARE_SWAP_PCI_ATOMIC: Field = field(0x2a0, 16);
+
+    /// Of the ODP capabilities: what may access on-demand memory, by transport service. The first bits are
+    /// send, receive, write, read, atomic, and receive of a shared queue.
+    pub const ODP_RC: Field = field(0x80, 6);
+    pub const ODP_UC: Field = field(0xa0, 6);
+    pub const ODP_UD: Field = field(0xc0, 6);
 }
 
 /// `query_hca_vport_context_out`.

@@ -154,11 +154,29 @@ pub(crate) unsafe fn load_word(place: Place<'_>) -> Result<Option<u64>, PeerFail
     Ok(Some(native))
 }
 
-/// An atomic operation on 8 bytes, in host order.
+/// An atomic operation, on numbers in host order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtomicOperation {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    /// Swaps the bits of `swap_mask` if those of `compare_mask` are equal.
+    CompareSwap { compare: u64, swap: u64, compare_mask: u64, swap_mask: u64 },
+    /// Adds fields, each of which ends with a bit of `boundaries`, without carries from one to the next.
+    FetchAdd { add: u64, boundaries: u64 },
+}
+
+impl AtomicOperation {
+    /// The number that replaces `original`; `None` if it stays.
+    fn apply(self, original: u64) -> Option<u64> {
+        match self {
+            AtomicOperation::CompareSwap { compare, swap, compare_mask, swap_mask } => {
+                let is_equal = (original ^ compare) & compare_mask == 0;
+                is_equal.then_some(original & !swap_mask | swap & swap_mask)
+            }
+            AtomicOperation::FetchAdd { add, boundaries } => {
+                let below = (original & !boundaries).wrapping_add(add & !boundaries);
+                Some(below ^ (original ^ add) & boundaries)
+            }
+        }
+    }
 }
 
 /// Copies the parts to a buffer.
@@ -174,19 +192,73 @@ pub(crate) unsafe fn collect(parts: &[Part]) -> Vec<u8> {
     bytes
 }
 
-/// Performs an atomic operation, which is one step for all CPUs, too. Returns the original value.
+/// Whether an atomic operation on that many bytes can be performed at a place.
+pub(crate) fn is_aligned(place: Place<'_>, bytes: u32) -> bool {
+    let addr = match place {
+        Place::Host(at) => at as u64,
+        Place::Peer(_, addr) => addr,
+    };
+    addr.is_multiple_of(bytes.into())
+}
+
+/// Performs an atomic operation on 4 or 8 bytes. Returns the original value.
+///
+/// In memory of the host it is one step for all CPUs, too. Peer memory has no such step: there the
+/// operation is one step among those of this card.
+///
+/// # Errors
+/// The client of peer memory cannot read or write it.
 ///
 /// # Safety
-/// `at` is aligned to 8 and 8 bytes there are mapped writable.
-pub(crate) unsafe fn atomic(at: *mut u8, operation: AtomicOperation) -> u64 {
-    // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
-    let word = unsafe { SharedU64::from_ptr(at.cast()) };
-    match operation {
-        AtomicOperation::CompareSwap { compare, swap } => {
-            let swapped = word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
-            swapped.unwrap_or_else(|found| found)
+/// The place is aligned to `bytes`, and that many bytes there are mapped writable.
+pub(crate) unsafe fn atomic(
+    place: Place<'_>,
+    bytes: u32,
+    operation: AtomicOperation,
+) -> Result<u64, PeerFailure> {
+    match (place, bytes) {
+        (Place::Host(at), 4) => {
+            // SAFETY: the caller's; programs change it concurrently, which a shared word tolerates.
+            let word = unsafe { SharedU32::from_ptr(at.cast()) };
+            let mut original = word.load(Ordering::SeqCst);
+            while let Some(next) = operation.apply(original.into()) {
+                match word.compare_exchange(original, next as u32, Ordering::SeqCst, Ordering::SeqCst) {
+                    Ok(_) => break,
+                    Err(found) => original = found,
+                }
+            }
+            Ok(original.into())
         }
-        AtomicOperation::FetchAdd { add } => word.fetch_add(add, Ordering::SeqCst),
+        (Place::Host(at), _) => {
+            // SAFETY: as above.
+            let word = unsafe { SharedU64::from_ptr(at.cast()) };
+            let mut original = word.load(Ordering::SeqCst);
+            while let Some(next) = operation.apply(original) {
+                match word.compare_exchange(original, next, Ordering::SeqCst, Ordering::SeqCst) {
+                    Ok(_) => break,
+                    Err(found) => original = found,
+                }
+            }
+            Ok(original)
+        }
+        (Place::Peer(memory, addr), 4) => {
+            let mut word = [0; 4];
+            memory.read(addr, &mut word)?;
+            let original = u32::from_ne_bytes(word).into();
+            if let Some(next) = operation.apply(original) {
+                memory.write(addr, &(next as u32).to_ne_bytes())?;
+            }
+            Ok(original)
+        }
+        (Place::Peer(memory, addr), _) => {
+            let mut word = [0; 8];
+            memory.read(addr, &mut word)?;
+            let original = u64::from_ne_bytes(word);
+            if let Some(next) = operation.apply(original) {
+                memory.write(addr, &next.to_ne_bytes())?;
+            }
+            Ok(original)
+        }
     }
 }
 
@@ -199,12 +271,40 @@ mod tests {
     fn atomics_return_the_original_and_wrap() {
         use AtomicOperation::{CompareSwap, FetchAdd};
         let word = SharedU64::new(5);
+        let place = Place::Host(word.as_ptr().cast());
         // SAFETY: an aligned local.
-        let run = |operation| unsafe { atomic(word.as_ptr().cast(), operation) };
-        assert_eq!(run(CompareSwap { compare: 4, swap: 9 }), 5);
-        assert_eq!(run(CompareSwap { compare: 5, swap: 9 }), 5);
-        assert_eq!(run(FetchAdd { add: u64::MAX }), 9);
+        let run = |operation| unsafe { atomic(place, 8, operation) }.unwrap();
+        let whole = |compare, swap| CompareSwap { compare, swap, compare_mask: !0, swap_mask: !0 };
+        assert_eq!(run(whole(4, 9)), 5);
+        assert_eq!(run(whole(5, 9)), 5);
+        assert_eq!(run(FetchAdd { add: u64::MAX, boundaries: 0 }), 9);
         assert_eq!(word.load(Ordering::SeqCst), 8);
+        assert!(is_aligned(place, 8) && !is_aligned(Place::Host(place_at(&word, 4)), 8));
+        word.store(0, Ordering::SeqCst);
+        // SAFETY: the second half of the word, aligned to 4.
+        let half = |operation| unsafe { atomic(Place::Host(place_at(&word, 4)), 4, operation) }.unwrap();
+        assert_eq!(half(FetchAdd { add: u64::from(u32::MAX), boundaries: 0 }), 0);
+        assert_eq!(half(FetchAdd { add: 2, boundaries: 0 }), u32::MAX.into());
+        assert_eq!(half(whole(1, 7)), 1);
+        assert_eq!(word.load(Ordering::SeqCst).to_ne_bytes(), [0, 0, 0, 0, 7, 0, 0, 0]);
+    }
+
+    fn place_at(word: &SharedU64, offset: usize) -> *mut u8 {
+        word.as_ptr().cast::<u8>().wrapping_add(offset)
+    }
+
+    #[test]
+    fn masks_select_bits_and_boundaries_stop_carries() {
+        use AtomicOperation::{CompareSwap, FetchAdd};
+        let masked = CompareSwap { compare: 0xa0, swap: 0xff, compare_mask: 0xf0, swap_mask: 0x0f };
+        assert_eq!((masked.apply(0xa5), masked.apply(0xb5)), (Some(0xaf), None));
+        let or = CompareSwap { compare: 0, swap: 6, compare_mask: 0, swap_mask: 6 };
+        assert_eq!(or.apply(0x11), Some(0x17));
+        let xor = FetchAdd { add: 0x0ff0, boundaries: u64::MAX };
+        assert_eq!(xor.apply(0x3c3c), Some(0x33cc));
+        let bytes = FetchAdd { add: 0x01ff_0101, boundaries: 0x8080_8080 };
+        assert_eq!(bytes.apply(0xff02_7f80), Some(0x0001_8081));
+        assert_eq!(FetchAdd { add: 1, boundaries: 0 }.apply(u64::MAX), Some(0));
     }
 
     #[test]

@@ -1,8 +1,22 @@
 //! Whether memory is mapped.
 
+use crate::peer_memory;
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use std::io;
 use std::ops::Range;
+
+/// Whether the card can reach a range with the access that a registration needs: it is a peer-memory
+/// client's, or mapped.
+pub fn is_reachable(addr: u64, len: u64, writable: bool) -> bool {
+    match peer_memory::acquire(addr, len, writable) {
+        Ok(Some(_)) => addr.checked_add(len).is_some(),
+        Ok(None) => is_mapped(addr, len, writable),
+        Err(failure) => {
+            tracing::warn!(%failure, addr, len, "peer memory that cannot be reached");
+            false
+        }
+    }
+}
 
 /// Whether a range is mapped with the access that a registration needs. Populates its pages, as
 /// pinning would.

@@ -8,8 +8,14 @@
 //! client's functions.
 
 pub(crate) mod copy;
+pub(crate) mod device;
 pub(crate) mod gather;
+pub(crate) mod indirect;
 pub(crate) mod mapped;
+mod null;
+pub(crate) mod pieces;
+pub(crate) mod refusal;
 pub(crate) mod region;
 pub(crate) mod ring;
+pub(crate) mod translation;
 pub(crate) mod uar;

@@ -1,24 +1,20 @@
 //! Memory regions and their keys.
 
 use super::copy::Place;
+use super::indirect::{self, ChangeError, Indirect, KeyChange};
 use super::mapped::is_mapped;
-use crate::card::config::{Access, InvalidValue, LIMITS, RegionConfig};
+use super::null::Null;
+use super::pieces::Pieces;
+use super::refusal::Refusal;
+use crate::card::config::{Access, InvalidValue, LIMITS, NULL_KEY, RegionConfig};
 use crate::faults::{Faults, Side};
 use crate::peer_memory::{self, PeerMapping, PeerMemoryError};
+use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Why an access by key is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("key {key:#x} names no memory region")]
-    Key { key: u32 },
-    #[error("the memory region belongs to another protection domain ({region:#x}, not {wanted:#x})")]
-    Domain { region: u32, wanted: u32 },
-    #[error("{len} bytes at {addr:#x} leave the memory region of {region_len} bytes at {region_addr:#x}")]
-    Bounds { addr: u64, len: u64, region_addr: u64, region_len: u64 },
-    #[error("the memory region allows {allowed:?}, not {wanted:?}")]
-    Access { allowed: Access, wanted: Access },
-}
+/// The first index of keys: 0x100 is the key that ends scatter lists, and 0x400 marks a translation of
+/// blocks that repeat.
+const FIRST_INDEX: u32 = 8;
 
 /// Why memory cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,20 +71,27 @@ impl Memory {
             let limit = "remote writes and atomics need local write";
             return Err(invalid("access flags", access.bits().into(), limit));
         }
-        let peer = peer_memory::acquire(addr, len, writable).map_err(|failure| RegionError::Peer {
-            client: failure.client,
-            addr,
-            len,
-            error: failure.error,
-        })?;
-        // The card relies on a client for its bytes, but checks the bounds itself.
-        let is_there = match &peer {
-            Some(_) => addr.checked_add(len).is_some(),
-            None => is_mapped(addr, len, writable),
+        let is_on_demand = access.contains(Access::ON_DEMAND);
+        let peer = match is_on_demand {
+            // A page fault leads to memory of the host.
+            true => None,
+            false => peer_memory::acquire(addr, len, writable).map_err(|failure| RegionError::Peer {
+                client: failure.client,
+                addr,
+                len,
+                error: failure.error,
+            })?,
+        };
+        // The card relies on a client for its bytes, but checks the bounds itself. In an on-demand
+        // region each access asks whether the memory is there.
+        let is_there = match peer.is_some() || is_on_demand {
+            true => addr.checked_add(len).is_some(),
+            false => is_mapped(addr, len, writable),
         };
         if !is_there {
             return Err(RegionError::Unmapped { addr, len });
         }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         if iova.checked_add(len).is_none() {
             return Err(invalid("I/O address", iova, "the region must end below 2^64"));
         }
@@ -96,28 +99,80 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// The place of a range, if the region allows that access.
+    fn place(&self, addr: u64, len: u64, wanted: Access) -> Result<Place<'_>, Refusal> {
+        let inside =
+            addr >= self.iova && addr.checked_add(len).is_some_and(|end| end <= self.iova + self.len);
+        if !inside {
+            return Err(Refusal::Bounds { addr, len, region_addr: self.iova, region_len: self.len });
+        }
+        if !self.access.contains(wanted) {
+            return Err(Refusal::Access { allowed: self.access, wanted });
+        }
+        let at = self.addr + (addr - self.iova);
+        let writes = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if self.access.contains(Access::ON_DEMAND) && !is_mapped(at, len, wanted.intersects(writes)) {
+            return Err(Refusal::Unmapped { addr, len });
+        }
+        Ok(match &self.peer {
+            None => Place::Host(at as *mut u8),
+            Some(peer) => Place::Peer(peer, at),
+        })
+    }
+}
+
+/// What a key names.
+#[derive(Debug)]
+pub(crate) enum KeyTarget {
+    Memory(Memory),
+    /// Work requests change it while others use the table.
+    Indirect(Mutex<Indirect>),
+}
+
 #[derive(Debug)]
 struct Region {
+    /// An indirect key has its last 8 bits elsewhere.
     key: u32,
     pdn: u32,
-    memory: Memory,
+    target: KeyTarget,
 }
+
+impl Region {
+    fn has_key(&self, key: u32) -> bool {
+        match &self.target {
+            KeyTarget::Memory(_) => self.key == key,
+            KeyTarget::Indirect(indirect) => indirect.lock().tag() == key as u8,
+        }
+    }
+}
+
+/// Keys that refer to keys, and so on.
+pub(crate) const MAX_DEPTH: usize = 4;
 
 /// All memory regions of a card. A key is an index and a tag that changes when the index is reused,
 /// so a stale key names no region.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Regions {
     table: Vec<Option<Region>>,
     tags: Vec<u8>,
     free: Vec<usize>,
+    null: Arc<PeerMapping>,
     /// `None` in tests without a card.
     faults: Option<Faults>,
 }
 
+impl Default for Regions {
+    fn default() -> Self {
+        let null = Arc::new(PeerMapping::new("the null region", Arc::new(Null)));
+        Regions { table: Vec::new(), tags: Vec::new(), free: Vec::new(), null, faults: None }
+    }
+}
+
 impl Regions {
-    /// Registers memory with a key whose last 8 bits are `tag`, if there is one. `None` if the
-    /// table is full.
-    pub(crate) fn register(&mut self, pdn: u32, memory: Memory, tag: Option<u8>) -> Option<u32> {
+    /// Gives a key to what it names. Its last 8 bits are `tag`, if there is one. `None` if the table
+    /// is full.
+    pub(crate) fn register(&mut self, pdn: u32, mut target: KeyTarget, tag: Option<u8>) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.table.len() >= LIMITS.max_mr as usize => return None,
@@ -130,32 +185,67 @@ impl Regions {
         if let Some(tag) = tag {
             self.tags[index] = tag;
         }
-        // Keys start with 2, as 0x100 is the key that ends scatter lists.
-        let key = (index as u32 + 2) << 8 | u32::from(self.tags[index]);
-        self.table[index] = Some(Region { key, pdn, memory });
+        if let KeyTarget::Indirect(indirect) = &mut target {
+            indirect.get_mut().set_tag(self.tags[index]);
+        }
+        let key = (index as u32 + FIRST_INDEX) << 8 | u32::from(self.tags[index]);
+        self.table[index] = Some(Region { key, pdn, target });
         Some(key)
     }
 
     fn index_of(key: u32) -> Option<usize> {
-        usize::try_from((key >> 8).checked_sub(2)?).ok()
+        usize::try_from((key >> 8).checked_sub(FIRST_INDEX)?).ok()
     }
 
-    fn find(&self, key: u32) -> Option<&Region> {
-        self.table.get(Self::index_of(key)?)?.as_ref().filter(|region| region.key == key)
+    fn find(&self, key: u32) -> Result<&Region, Refusal> {
+        let region = Self::index_of(key).and_then(|index| self.table.get(index)?.as_ref());
+        region.filter(|region| region.has_key(key)).ok_or(Refusal::Key { key })
     }
 
-    /// Removes a region. Returns its domain and its memory; `None` if no region has that key.
-    pub(crate) fn deregister(&mut self, key: u32) -> Option<(u32, Memory)> {
+    fn find_in(&self, key: u32, pdn: u32) -> Result<&Region, Refusal> {
+        let region = self.find(key)?;
+        if region.pdn == pdn { Ok(region) } else { Err(Refusal::Domain { region: region.pdn, wanted: pdn }) }
+    }
+
+    /// Removes a key. Returns its domain and what it names; `None` if there is no such key. The last 8
+    /// bits of an indirect key do not count: work requests change them.
+    pub(crate) fn deregister(&mut self, key: u32) -> Option<(u32, KeyTarget)> {
         let index = Self::index_of(key)?;
-        let region = self.table.get_mut(index)?.take_if(|region| region.key == key)?;
+        let is_it = |region: &mut Region| match region.target {
+            KeyTarget::Memory(_) => region.key == key,
+            KeyTarget::Indirect(_) => true,
+        };
+        let region = self.table.get_mut(index)?.take_if(is_it)?;
         self.tags[index] = self.tags[index].wrapping_add(1);
         self.free.push(index);
-        Some((region.pdn, region.memory))
+        Some((region.pdn, region.target))
+    }
+
+    /// Replaces the memory of a region, and its domain. Returns those that it had; `None` if the key
+    /// names no memory.
+    pub(crate) fn replace(&mut self, key: u32, pdn: u32, memory: Memory) -> Option<(u32, Memory)> {
+        let region = self.table.get_mut(Self::index_of(key)?)?.as_mut()?;
+        match &mut region.target {
+            KeyTarget::Memory(old) if region.key == key => {
+                let domain = std::mem::replace(&mut region.pdn, pdn);
+                Some((domain, std::mem::replace(old, memory)))
+            }
+            _ => None,
+        }
     }
 
     /// Regions of a card with these faults.
     pub(crate) fn with(faults: Faults) -> Self {
         Regions { faults: Some(faults), ..Regions::default() }
+    }
+
+    /// Refuses a key that faults let go.
+    pub(crate) fn check_faults(&self, key: u32, wanted: Access) -> Result<(), Refusal> {
+        let faults = self.faults.as_ref().filter(|faults| faults.is_on());
+        match faults.is_some_and(|faults| faults.is_gone(key, side_of(wanted))) {
+            true => Err(Refusal::Key { key }),
+            false => Ok(()),
+        }
     }
 
     /// The memory that a key names, if it allows that access.
@@ -166,28 +256,119 @@ impl Regions {
         addr: u64,
         len: u64,
         wanted: Access,
-    ) -> Result<Place<'_>, Refusal> {
-        if self.faults.as_ref().is_some_and(|faults| faults.is_on() && faults.is_gone(key, side_of(wanted))) {
-            return Err(Refusal::Key { key });
+    ) -> Result<Pieces<'_>, Refusal> {
+        self.check_faults(key, wanted)?;
+        self.pieces(key, pdn, addr, len, wanted)
+    }
+
+    /// As [`Self::resolve`], of a key that faults have left.
+    pub(crate) fn pieces(
+        &self,
+        key: u32,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        wanted: Access,
+    ) -> Result<Pieces<'_>, Refusal> {
+        if key == NULL_KEY && side_of(wanted) == Side::Local {
+            return Ok(Pieces::one(Place::Peer(&self.null, addr), len));
         }
-        let region = self.find(key).ok_or(Refusal::Key { key })?;
+        if let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target {
+            return Ok(Pieces::one(memory.place(addr, len, wanted)?, len));
+        }
+        let mut pieces = Vec::new();
+        self.follow(key, pdn, addr, len, wanted, 0, &mut pieces)?;
+        Ok(Pieces::Many(pieces.into_iter()))
+    }
+
+    /// Collects the pieces of memory behind a key.
+    #[expect(clippy::too_many_arguments, reason = "an access, and where its pieces go")]
+    fn follow<'a>(
+        &'a self,
+        key: u32,
+        pdn: u32,
+        addr: u64,
+        len: u64,
+        wanted: Access,
+        depth: usize,
+        pieces: &mut Vec<(Place<'a>, usize)>,
+    ) -> Result<(), Refusal> {
+        let opened = match &self.find_in(key, pdn)?.target {
+            KeyTarget::Memory(memory) => {
+                pieces.push((memory.place(addr, len, wanted)?, len as usize));
+                return Ok(());
+            }
+            KeyTarget::Indirect(_) if depth == MAX_DEPTH => {
+                return Err(Refusal::Depth { key, limit: MAX_DEPTH });
+            }
+            KeyTarget::Indirect(indirect) => indirect.lock().open(key, addr, len, wanted)?,
+        };
+        let wanted = indirect::behind(wanted);
+        let missing = opened.translation.each(opened.offset, len, |key, addr, len| {
+            self.follow(key, pdn, addr, len, wanted, depth + 1, pieces)
+        })?;
+        if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }) }
+    }
+
+    /// Checks that a request of a peer, which arrives at a queue pair, may access a range; its pieces
+    /// may yet be refused.
+    pub(crate) fn check_remote(
+        &self,
+        key: u32,
+        (pdn, qpn): (u32, u32),
+        addr: u64,
+        len: u64,
+        wanted: Access,
+    ) -> Result<(), Refusal> {
+        match &self.find_in(key, pdn)?.target {
+            KeyTarget::Memory(memory) => memory.place(addr, len, wanted).map(drop),
+            KeyTarget::Indirect(indirect) => {
+                let indirect = indirect.lock();
+                indirect.check_owner(key, qpn)?;
+                indirect.open(key, addr, len, wanted).map(drop)
+            }
+        }
+    }
+
+    /// Changes a key as a work request of a queue pair asks.
+    pub(crate) fn change(&self, change: &KeyChange, (pdn, qpn): (u32, u32)) -> Result<(), ChangeError> {
+        let key = change.key;
+        let region = Self::index_of(key).and_then(|index| self.table.get(index)?.as_ref());
+        let region = region.ok_or(Refusal::Key { key })?;
         if region.pdn != pdn {
-            return Err(Refusal::Domain { region: region.pdn, wanted: pdn });
+            return Err(Refusal::Domain { region: region.pdn, wanted: pdn }.into());
         }
-        let memory = &region.memory;
-        let inside =
-            addr >= memory.iova && addr.checked_add(len).is_some_and(|end| end <= memory.iova + memory.len);
-        if !inside {
-            return Err(Refusal::Bounds { addr, len, region_addr: memory.iova, region_len: memory.len });
+        let KeyTarget::Indirect(indirect) = &region.target else { return Err(ChangeError::Fixed { key }) };
+        let mut indirect = indirect.lock();
+        let next = indirect.changed(change, qpn)?;
+        self.check_binding(key, &next, pdn)?;
+        *indirect = next;
+        Ok(())
+    }
+
+    /// Checks that the region behind a bound window has its range, and its rights.
+    fn check_binding(&self, key: u32, window: &Indirect, pdn: u32) -> Result<(), ChangeError> {
+        let Some((wanted, translation, len)) = window.binding() else { return Ok(()) };
+        let missing = translation.each(0, len, |key, addr, len| {
+            // Not a window: the one that is being bound is locked.
+            let KeyTarget::Memory(memory) = &self.find_in(key, pdn)?.target else {
+                return Err(ChangeError::from(Refusal::Key { key }));
+            };
+            if !memory.access.contains(Access::MW_BIND) {
+                return Err(ChangeError::NoBind { key });
+            }
+            memory.place(addr, len, wanted)?;
+            Ok(())
+        })?;
+        if missing == 0 { Ok(()) } else { Err(Refusal::Translation { key, missing }.into()) }
+    }
+
+    /// Closes a key because a send that arrives at a queue pair asks for it.
+    pub(crate) fn invalidate(&self, key: u32, (pdn, qpn): (u32, u32)) -> Result<(), ChangeError> {
+        match &self.find_in(key, pdn)?.target {
+            KeyTarget::Memory(_) => Err(ChangeError::Fixed { key }),
+            KeyTarget::Indirect(indirect) => indirect.lock().invalidate(key, qpn),
         }
-        if !memory.access.contains(wanted) {
-            return Err(Refusal::Access { allowed: memory.access, wanted });
-        }
-        let addr = memory.addr + (addr - memory.iova);
-        Ok(match &memory.peer {
-            None => Place::Host(addr as *mut u8),
-            Some(peer) => Place::Peer(peer, addr),
-        })
     }
 }
 
@@ -209,7 +390,7 @@ mod tests {
         access: Access,
     ) -> Result<u32, RegionError> {
         let memory = Memory::acquire(&RegionConfig::new(pdn, addr, len, access))?;
-        Ok(regions.register(pdn, memory, None).expect("the table is not full"))
+        Ok(regions.register(pdn, KeyTarget::Memory(memory), None).expect("the table is not full"))
     }
 
     #[test]
@@ -237,7 +418,7 @@ mod tests {
         let again = register(&mut regions, 1, addr, 64, read).unwrap();
         assert_ne!(again, key, "a stale key opens nothing");
         assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Key { .. })));
-        for stale in [0, 0x100, 0x200, u32::MAX] {
+        for stale in [0, 0x100, 0x400, 0x800, NULL_KEY, u32::MAX] {
             assert!(regions.resolve(stale, 1, addr, 1, read).is_err());
         }
     }
@@ -251,10 +432,10 @@ mod tests {
         let config = RegionConfig::new(1, addr, 64, read);
         for iova in [0, 0x1000, u64::MAX - 64] {
             let memory = Memory::acquire(&RegionConfig { iova, ..config }).unwrap();
-            let key = regions.register(1, memory, Some(0xab)).unwrap();
+            let key = regions.register(1, KeyTarget::Memory(memory), Some(0xab)).unwrap();
             assert_eq!(key & 0xff, 0xab);
-            let place = regions.resolve(key, 1, iova + 60, 4, read).unwrap();
-            assert!(matches!(place, Place::Host(at) if at as u64 == addr + 60));
+            let place = regions.resolve(key, 1, iova + 60, 4, read).unwrap().single();
+            assert!(matches!(place, Some(Place::Host(at)) if at as u64 == addr + 60));
             assert!(matches!(regions.resolve(key, 1, iova + 60, 5, read), Err(Refusal::Bounds { .. })));
             assert!(matches!(regions.resolve(key, 1, addr, 1, read), Err(Refusal::Bounds { .. })));
         }

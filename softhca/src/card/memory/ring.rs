@@ -1,49 +1,88 @@
-//! Rings and doorbell records in a program's memory.
+//! Rings and doorbell records in a program's memory, or in a peer's, such as a GPU's: there each access
+//! is a copy by the peer-memory client.
 
+use crate::peer_memory::{self, PeerFailure, PeerMapping};
 use gdsync_sys::barrier;
 use gdsync_sys::prm::cqe::{CQE_SIZE, Cqe64};
 use gdsync_sys::shared::{self, SharedU32};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
+/// The client that reaches the memory of a queue; `None` for memory of the host.
+type Peer = Option<Arc<PeerMapping>>;
+
+/// Asks the clients for the memory of a queue, of which the fronts have found all in one place.
+fn peer_of(addr: *const u8, len: usize) -> Peer {
+    peer_memory::acquire_queue(addr as u64, len as u64).map(Arc::new)
+}
+
+/// Logs that a queue's memory cannot be reached. The queue then sees no work.
+fn unreachable(failure: &PeerFailure) {
+    tracing::error!(%failure, "the memory of a queue cannot be reached");
+}
+
 /// A word of a doorbell record.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Record(*mut u32);
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    word: *mut u32,
+    peer: Peer,
+}
 
 // SAFETY: an address; accesses are those of `shared`.
 unsafe impl Send for Record {}
 
 impl Record {
     /// # Safety
-    /// `word` is aligned and stays valid for as long as the record is used.
+    /// `word` is aligned and stays valid for as long as the record is used, for the CPU or for the
+    /// peer-memory client that it belongs to.
     pub(crate) unsafe fn new(word: *mut u32) -> Self {
-        Record(word)
+        Record { word, peer: peer_of(word.cast(), size_of::<u32>()) }
     }
 
     /// Replaces the value, and returns the former one.
-    pub(crate) fn exchange(self, value: u32) -> u32 {
+    pub(crate) fn exchange(&self, value: u32) -> u32 {
         // Mostly the value is there already: then a record in a GPU's memory costs only a load.
-        if self.load() == value {
+        let former = self.load();
+        if former == value {
             return value;
         }
+        if let Some(peer) = &self.peer {
+            if let Err(failure) = peer.write(self.word as u64, &value.to_ne_bytes()) {
+                unreachable(&failure);
+            }
+            return former;
+        }
         // SAFETY: as in `load`.
-        unsafe { SharedU32::from_ptr(self.0) }.swap(value, Ordering::AcqRel)
+        unsafe { SharedU32::from_ptr(self.word) }.swap(value, Ordering::AcqRel)
     }
 
-    /// Loads the word. Acquire: the entries that the record announces are visible.
-    pub(crate) fn load(self) -> u32 {
+    /// Loads the word. Acquire: the entries that the record announces are visible. 0 if a peer-memory
+    /// client fails.
+    pub(crate) fn load(&self) -> u32 {
+        if let Some(peer) = &self.peer {
+            let mut word = [0; size_of::<u32>()];
+            return match peer.read(self.word as u64, &mut word) {
+                Ok(()) => u32::from_ne_bytes(word),
+                Err(failure) => {
+                    unreachable(&failure);
+                    0
+                }
+            };
+        }
         // SAFETY: valid and aligned (`new`); the program changes it concurrently, which a shared
         // word tolerates.
-        unsafe { SharedU32::from_ptr(self.0) }.load(Ordering::Acquire)
+        unsafe { SharedU32::from_ptr(self.word) }.load(Ordering::Acquire)
     }
 }
 
 /// A ring that the card reads: send or receive queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ReadRing {
     base: *const u8,
     entries: u32,
     stride: usize,
+    peer: Peer,
 }
 
 // SAFETY: an address; see `read`.
@@ -51,10 +90,10 @@ unsafe impl Send for ReadRing {}
 
 impl ReadRing {
     /// # Safety
-    /// `base..base + entries * stride` is readable for as long as the ring is used; `entries` is a
-    /// power of two, or 0 for no queue.
+    /// `base..base + entries * stride` is readable for as long as the ring is used, by the CPU or by the
+    /// peer-memory client that it belongs to; `entries` is a power of two, or 0 for no queue.
     pub(crate) unsafe fn new(base: *const u8, entries: u32, stride: usize) -> Self {
-        ReadRing { base, entries, stride }
+        ReadRing { base, entries, stride, peer: peer_of(base, entries as usize * stride) }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -62,7 +101,7 @@ impl ReadRing {
     }
 
     /// Appends a copy of entry `index` (modulo the ring's size); nothing, if the ring has no
-    /// entries.
+    /// entries. Of memory that a peer-memory client cannot read, the copy is zeros.
     pub(crate) fn read(&self, index: u32, into: &mut Vec<u8>) {
         if self.entries == 0 {
             return;
@@ -70,6 +109,13 @@ impl ReadRing {
         let offset = (index & (self.entries - 1)) as usize * self.stride;
         let start = into.len();
         into.resize(start + self.stride, 0);
+        if let Some(peer) = &self.peer {
+            if let Err(failure) = peer.read(self.base as u64 + offset as u64, &mut into[start..]) {
+                unreachable(&failure);
+                into[start..].fill(0);
+            }
+            return;
+        }
         // SAFETY: the entry lies inside the ring (`new`), `into` has room for it. A program that
         // writes an entry after announcing it meets this copy, which tolerates that as hardware does:
         // the bytes are checked, not trusted.
@@ -78,10 +124,13 @@ impl ReadRing {
 }
 
 /// A ring that the card writes completion entries to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CqRing {
     base: *mut u8,
     entries: u32,
+    /// All entries are written to the first place.
+    collapsed: bool,
+    peer: Peer,
 }
 
 // SAFETY: an address; see `write`.
@@ -90,9 +139,9 @@ unsafe impl Send for CqRing {}
 impl CqRing {
     /// # Safety
     /// `base..base + entries * 64` is writable and aligned to 4 bytes for as long as the ring is
-    /// used; `entries` is a power of two.
-    pub(crate) unsafe fn new(base: *mut u8, entries: u32) -> Self {
-        CqRing { base, entries }
+    /// used, for the CPU or for the peer-memory client that it belongs to; `entries` is a power of two.
+    pub(crate) unsafe fn new(base: *mut u8, entries: u32, collapsed: bool) -> Self {
+        CqRing { base, entries, collapsed, peer: peer_of(base, entries as usize * CQE_SIZE) }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -102,14 +151,26 @@ impl CqRing {
     /// Writes entry `index`. The last word, which has the owner bit, becomes visible after all
     /// others.
     pub(crate) fn write(&self, index: u32, cqe: &Cqe64) {
-        let offset = (index & (self.entries - 1)) as usize * CQE_SIZE;
+        /// Where the last word begins.
+        const LAST: usize = CQE_SIZE - size_of::<u32>();
+        let place = if self.collapsed { 0 } else { index & (self.entries - 1) };
+        let offset = place as usize * CQE_SIZE;
+        if let Some(peer) = &self.peer {
+            let at = self.base as u64 + offset as u64;
+            let (body, last) = cqe.as_bytes().split_at(LAST);
+            let written = peer.write(at, body).and_then(|()| peer.write(at + LAST as u64, last));
+            if let Err(failure) = written {
+                unreachable(&failure);
+            }
+            return;
+        }
         let words = cqe.as_bytes().chunks_exact(4).enumerate();
         for (i, bytes) in words {
             let value = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             // SAFETY: inside the ring and aligned (`new`); the program reads it concurrently, which
             // shared words tolerate.
             let word = unsafe { SharedU32::from_ptr(self.base.add(offset + i * 4).cast()) };
-            if i == CQE_SIZE / 4 - 1 {
+            if i * size_of::<u32>() == LAST {
                 // The ring may be GPU memory that the CPU has mapped write-combining.
                 barrier::drain();
                 word.store(value, Ordering::Release);

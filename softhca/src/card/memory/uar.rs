@@ -4,27 +4,36 @@
 //! second time. The file also stands for the device where a program maps pages of a descriptor of
 //! `/dev/infiniband/uverbs*`: the system itself serves such a call.
 
+use super::device::{self, DevicePages};
 use crate::card::config::InvalidValue;
 use crate::os::memory::{MemoryFile, SharedMemory};
 use gdsync_sys::prm::doorbell::UAR_PAGE;
 use gdsync_sys::shared::SharedU64;
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 /// Pages by which the file grows. Each such piece is one mapping.
 const PIECE: usize = 256;
 
+/// The page of the file at which device memory begins: libmlx5 maps it by command 8
+/// (`MLX5_IB_MMAP_DEVICE_MEM`) and the index of a page.
+const DEVICE_MEMORY: usize = 8 << 8;
+
 /// The page of the file at which pages of registers begin, clear of the offsets that libmlx5 composes
 /// of a command and an index: command << 8 | index, in pages, with commands of `enum
-/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has a hole there.
+/// mlx5_ib_mmap_cmd`, of which 8 is the last. The file has a hole below device memory.
 const FIRST: usize = 9 << 8;
 
 /// The memory of all pages of a card; allocated with the first page.
 #[derive(Default)]
 pub(crate) struct UarPages {
     file: Option<MemoryFile>,
+    /// Mapped as long as the file.
+    device_memory: Option<SharedMemory>,
+    device_pages: DevicePages,
     pieces: Vec<SharedMemory>,
     /// Pages that are not in use, the longest free one first: a late doorbell of its former owner
     /// should not ring a new one.
@@ -47,7 +56,12 @@ impl UarPages {
     fn file(&mut self) -> io::Result<&MemoryFile> {
         let file = match self.file.take() {
             Some(file) => file,
-            None => MemoryFile::new()?,
+            None => {
+                let file = MemoryFile::new()?;
+                let device_memory = file.extend(DEVICE_MEMORY * UAR_PAGE, device::PAGES * UAR_PAGE)?;
+                self.device_memory = Some(device_memory);
+                file
+            }
         };
         Ok(self.file.insert(file))
     }
@@ -63,6 +77,30 @@ impl UarPages {
     /// Frees a page. Its registers are cleared when it is taken again.
     pub(crate) fn give_back(&mut self, page: UarPage) {
         self.free.push_back(page.index);
+    }
+
+    /// Takes pages of device memory beside each other, all zero: also their first byte, which is mapped
+    /// as long as these pages, and its offset in the file. `None` if there are none.
+    pub(crate) fn take_device_memory(
+        &mut self,
+        count: usize,
+    ) -> io::Result<Option<(Range<usize>, *mut u8, u64)>> {
+        self.file()?;
+        let memory = self.device_memory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let Some(pages) = self.device_pages.take(count) else { return Ok(None) };
+        let base = memory.base().wrapping_add(pages.start * UAR_PAGE);
+        for offset in (0..pages.len() * UAR_PAGE).step_by(REGISTER) {
+            // SAFETY: aligned, and inside the mapped device memory; a program that has freed it may yet
+            // store to it, which a shared word tolerates.
+            unsafe { SharedU64::from_ptr(base.add(offset).cast()) }.store(0, Ordering::Relaxed);
+        }
+        let offset = ((DEVICE_MEMORY + pages.start) * UAR_PAGE) as u64;
+        Ok(Some((pages, base, offset)))
+    }
+
+    /// Gives back the pages of device memory from `first` on. False if they are not taken.
+    pub(crate) fn give_back_device_memory(&mut self, first: usize) -> bool {
+        self.device_pages.give_back(first)
     }
 
     /// A descriptor of the file, which may have no page yet.

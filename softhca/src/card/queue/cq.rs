@@ -224,7 +224,7 @@ mod tests {
             // SAFETY: the tests keep the memory longer than the queue, and use it through atomics
             // or these pointers only.
             unsafe {
-                let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries);
+                let ring = CqRing::new(self.ring.as_mut_ptr().cast(), entries, false);
                 Cq::new(ring, Record::new(record), Record::new(record.add(1)), false)
             }
         }

@@ -35,7 +35,7 @@ impl Producer {
 
     /// The doorbell record now.
     pub(super) fn load(&self) -> u16 {
-        self.record.map_or(self.index as u16, |record| doorbell::record_value(record.load()))
+        self.record.as_ref().map_or(self.index as u16, |record| doorbell::record_value(record.load()))
     }
 
     /// Advances the index to a value of the doorbell record.

@@ -1,12 +1,13 @@
 //! The strict parser of send work-queue entries.
 
+use super::atomic::{self, Operands};
 use super::error::WqeError;
+use super::umr;
 use super::wait::{self, Wait};
 use crate::card::config::{LIMITS, Transport};
+use crate::card::memory::indirect::KeyChange;
 use gdsync_sys::prm::cqe::Syndrome;
-use gdsync_sys::prm::wqe::{
-    AddressVector, AtomicSeg, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT,
-};
+use gdsync_sys::prm::wqe::{AddressVector, CtrlSeg, DataSeg, InlineSeg, Opcode, RemoteAddrSeg, SEGMENT};
 use zerocopy::FromBytes;
 
 /// The data of a work request, or the places for it.
@@ -14,6 +15,8 @@ use zerocopy::FromBytes;
 pub(crate) enum Payload {
     Inline(Vec<u8>),
     Segments(Vec<DataSeg>),
+    /// Inline bytes, and the places of those that follow.
+    Mixed(Vec<u8>, Vec<DataSeg>),
 }
 
 /// A parsed work request.
@@ -21,8 +24,10 @@ pub(crate) enum Payload {
 pub(crate) struct Work {
     pub(crate) opcode: Opcode,
     pub(crate) remote: Option<(u64, u32)>,
-    /// Of an atomic operation: the value to swap in or add, and the value to compare.
-    pub(crate) operands: Option<AtomicSeg>,
+    /// Of an atomic operation.
+    pub(crate) operands: Option<Operands>,
+    /// The change of a memory key.
+    pub(crate) change: Option<Box<KeyChange>>,
     /// Destination of a datagram.
     pub(crate) to: Option<Box<AddressVector>>,
     pub(crate) wait: Option<Wait>,
@@ -34,8 +39,12 @@ fn error(syndrome: Syndrome, field: &'static str, message: String) -> WqeError {
     WqeError { syndrome, field, message }
 }
 
-/// Bytes of an atomic operation.
-pub(crate) const ATOMIC_BYTES: u32 = 8;
+impl Work {
+    /// Whether it has no packets, and does not wait.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.opcode, Opcode::Nop | Opcode::Umr | Opcode::Dump)
+    }
+}
 
 /// Parses the segments after the control segment. `body` has the length that `ds` says.
 pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result<Work, WqeError> {
@@ -45,6 +54,7 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
         opcode,
         remote: None,
         operands: None,
+        change: None,
         to: None,
         wait: wait::parse(ctrl, body)?,
         payload: Payload::Segments(Vec::new()),
@@ -56,9 +66,15 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     use Transport::{Rc, Uc, Ud};
     let (has_remote, may_be_inline) = match (opcode, transport) {
         (Opcode::Nop, _) => return Ok(work),
+        (Opcode::Umr, Rc | Uc) => {
+            return Ok(Work { change: Some(Box::new(umr::parse(ctrl, body)?)), ..work });
+        }
+        (Opcode::Dump, Rc | Uc) => (false, false),
         (Opcode::Send | Opcode::SendImm, Rc | Uc | Ud) => (false, true),
+        (Opcode::SendInval, Rc) => (false, true),
         (Opcode::RdmaWrite | Opcode::RdmaWriteImm, Rc | Uc) => (true, true),
-        (Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa, Rc) => (true, false),
+        (Opcode::RdmaRead, Rc) => (true, false),
+        (opcode, Rc) if atomic::is_atomic(opcode) => (true, false),
         (other, transport) => {
             let message = format!("{other:?} is not supported on a {transport} queue pair of this card");
             return Err(malformed("opcode", message));
@@ -80,29 +96,25 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
             RemoteAddrSeg::read_from_prefix(rest).map_err(|_| missing("remote address segment"))?;
         (work.remote, rest) = (Some((segment.addr(), segment.rkey())), behind);
     }
-    let is_atomic = matches!(opcode, Opcode::AtomicCs | Opcode::AtomicFa);
-    if is_atomic {
-        if ctrl.opmod() != 0 {
-            let message =
-                format!("{opcode:?} with modifier {}: only 8 bytes, unmasked, are there", ctrl.opmod());
-            return Err(malformed("opmod", message));
-        }
-        let (segment, behind) = AtomicSeg::read_from_prefix(rest).map_err(|_| missing("atomic segment"))?;
-        (work.operands, rest) = (Some(segment), behind);
+    if atomic::is_atomic(opcode) {
+        let (operands, behind) = atomic::parse(ctrl, opcode, rest)?;
+        (work.operands, rest) = (Some(operands), behind);
     }
     let is_inline = rest.first_chunk().is_some_and(|first| InlineSeg::is_inline(*first));
     work.payload = match (is_inline, may_be_inline) {
-        (true, true) => Payload::Inline(parse_inline(rest)?),
+        (true, true) => parse_inline(rest)?,
         (true, false) => return Err(malformed("data segment", format!("{opcode:?} cannot be inline"))),
         (false, _) => Payload::Segments(parse_segments(rest)?),
     };
     let length: u64 = match &work.payload {
         Payload::Inline(bytes) => bytes.len() as u64,
-        Payload::Segments(segments) => segments.iter().map(|segment| u64::from(segment.byte_count())).sum(),
+        Payload::Segments(segments) => total(segments),
+        Payload::Mixed(bytes, segments) => bytes.len() as u64 + total(segments),
     };
-    if is_atomic && length != u64::from(ATOMIC_BYTES) {
-        let message =
-            format!("{opcode:?} needs a place of {ATOMIC_BYTES} bytes for its result, not {length}");
+    if let Some(Operands { bytes, .. }) = work.operands
+        && length != u64::from(bytes)
+    {
+        let message = format!("{opcode:?} needs a place of {bytes} bytes for its result, not {length}");
         return Err(error(Syndrome::LocalLength, "byte_count", message));
     }
     let limit = if transport == Ud { LIMITS.max_datagram } else { LIMITS.max_message };
@@ -115,13 +127,17 @@ pub(crate) fn parse(ctrl: &CtrlSeg, body: &[u8], transport: Transport) -> Result
     }
 }
 
-/// Inline segments, each padded to 16 bytes.
-fn parse_inline(mut rest: &[u8]) -> Result<Vec<u8>, WqeError> {
+fn total(segments: &[DataSeg]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.byte_count())).sum()
+}
+
+/// Inline segments, each padded to 16 bytes, and data segments behind them.
+fn parse_inline(mut rest: &[u8]) -> Result<Payload, WqeError> {
     let malformed = |message| error(Syndrome::LocalQpOperation, "inline segment", message);
     let mut bytes = Vec::new();
     while let Some(first) = rest.first_chunk() {
         if !InlineSeg::is_inline(*first) {
-            return Err(malformed("an inline segment is followed by one that is not".to_owned()));
+            return Ok(Payload::Mixed(bytes, parse_segments(rest)?));
         }
         let count = (u32::from_be_bytes(*first) & !gdsync_sys::prm::wqe::INLINE_FLAG) as usize;
         let header = size_of::<InlineSeg>();
@@ -132,7 +148,7 @@ fn parse_inline(mut rest: &[u8]) -> Result<Vec<u8>, WqeError> {
         let whole = (header + count).next_multiple_of(SEGMENT);
         rest = rest.get(whole..).unwrap_or(&[]);
     }
-    Ok(bytes)
+    Ok(Payload::Inline(bytes))
 }
 
 fn parse_segments(rest: &[u8]) -> Result<Vec<DataSeg>, WqeError> {
@@ -182,7 +198,7 @@ pub(crate) fn each_piece<E>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gdsync_sys::prm::wqe::{AddressFields, CtrlFlags};
+    use gdsync_sys::prm::wqe::{AddressFields, AtomicSeg, CtrlFlags};
     use proptest::prelude::*;
     use zerocopy::IntoBytes;
 
@@ -235,6 +251,11 @@ mod tests {
         let bytes = body(&[&first, two.as_bytes(), b"end"]);
         let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
         assert_eq!(work.payload, Payload::Inline(b"thirteen byteend".to_vec()));
+        let data = DataSeg::new(5, 1, 0x10);
+        let bytes = body(&[&bytes, data.as_bytes()]);
+        let work = parse(&ctrl(Opcode::Send, &bytes), &bytes, Transport::Rc).unwrap();
+        assert_eq!(work.payload, Payload::Mixed(b"thirteen byteend".to_vec(), vec![data]));
+        assert_eq!(work.length, 21);
     }
 
     #[test]
@@ -244,16 +265,13 @@ mod tests {
         let inline = InlineSeg::new(4);
         assert_eq!(refused(Opcode::RdmaWrite, &[]).field, "ds");
         assert_eq!(refused(Opcode::AtomicFa, &[]).field, "ds");
-        assert_eq!(refused(Opcode::Umr, &[]).field, "opcode");
+        assert_eq!(refused(Opcode::Umr, &[]).field, "ds");
+        assert_eq!(refused(Opcode::Tso, &[]).field, "opcode");
         assert_eq!(
             refused(Opcode::RdmaRead, &[raddr.as_bytes(), inline.as_bytes(), b"abcd"]).field,
             "data segment"
         );
         assert_eq!(refused(Opcode::Send, &[InlineSeg::new(13).as_bytes(), b"abcd"]).field, "inline segment");
-        assert_eq!(
-            refused(Opcode::Send, &[&body(&[inline.as_bytes(), b"abcd"]), data.as_bytes()]).field,
-            "inline segment"
-        );
         assert_eq!(refused(Opcode::Send, &[data.as_bytes(), inline.as_bytes()]).field, "data segment");
         let empty = refused(Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]);
         assert_eq!((empty.field, empty.syndrome), ("byte_count", Syndrome::LocalLength));
@@ -268,7 +286,8 @@ mod tests {
         let result = DataSeg::new(8, 1, 0x10);
         let bytes = body(&[raddr.as_bytes(), operands.as_bytes(), result.as_bytes()]);
         let work = parse(&ctrl(Opcode::AtomicCs, &bytes), &bytes, Transport::Rc).unwrap();
-        assert_eq!((work.remote, work.operands, work.length), (Some((0x1000, 7)), Some(operands), 8));
+        let parsed = Operands { bytes: 8, swap_add: 1, compare: 2, masks: None };
+        assert_eq!((work.remote, work.operands, work.length), (Some((0x1000, 7)), Some(parsed), 8));
         let with =
             |result: &[u8]| refused(Opcode::AtomicFa, &[raddr.as_bytes(), operands.as_bytes(), result]);
         for wrong in [DataSeg::new(7, 1, 0x10), DataSeg::new(16, 1, 0x10)] {
@@ -281,6 +300,31 @@ mod tests {
         first[0] = 8;
         let masked = CtrlSeg::read_from_bytes(&first).unwrap();
         assert_eq!(parse(&masked, &bytes, Transport::Rc).unwrap_err().field, "opmod");
+    }
+
+    #[test]
+    fn masked_atomics_have_4_or_8_bytes_and_masks() {
+        let raddr = RemoteAddrSeg::new(0x1000, 7);
+        let parsed = |opcode, modifier, operands: &[u8], result: u32| {
+            let result = DataSeg::new(result, 1, 0x10);
+            let bytes = body(&[raddr.as_bytes(), operands, result.as_bytes()]);
+            parse(&ctrl(opcode, &bytes).with_opmod(modifier), &bytes, Transport::Rc)
+        };
+        let words = [1u32, 2, 3, 4].map(u32::to_be_bytes).concat();
+        let of = |bytes, swap_add, compare, masks| Operands { bytes, swap_add, compare, masks: Some(masks) };
+        let (cs, fa) = (Opcode::AtomicMaskedCs, Opcode::AtomicMaskedFa);
+        let operands = |work: Result<Work, WqeError>| work.unwrap().operands.unwrap();
+        assert_eq!(operands(parsed(cs, 8, &words, 4)), of(4, 1, 2, [3, 4]));
+        assert_eq!(operands(parsed(fa, 8, &words, 4)), of(4, 1, 0, [2, 0]));
+        let (first, second) = (AtomicSeg::new(1, 2), AtomicSeg::new(3, 4));
+        let both = [first.as_bytes(), second.as_bytes()].concat();
+        assert_eq!(operands(parsed(cs, 9, &both, 8)), of(8, 1, 2, [3, 4]));
+        assert_eq!(operands(parsed(fa, 9, first.as_bytes(), 8)), of(8, 1, 0, [2, 0]));
+        for modifier in [0, 7, 10] {
+            assert_eq!(parsed(fa, modifier, first.as_bytes(), 8).unwrap_err().field, "opmod");
+        }
+        assert_eq!(parsed(cs, 8, &words, 8).unwrap_err().syndrome, Syndrome::LocalLength);
+        assert_eq!(refused(Opcode::AtomicMaskedCs, &[raddr.as_bytes()]).field, "opmod");
     }
 
     #[test]
@@ -300,10 +344,30 @@ mod tests {
 
     #[test]
     fn every_transport_has_its_opcodes() {
-        use Opcode::{AtomicCs, AtomicFa, Nop, RdmaRead, RdmaWrite, RdmaWriteImm, Send, SendImm};
+        use Opcode::{
+            AtomicCs, AtomicFa, AtomicMaskedCs, AtomicMaskedFa, Dump, Nop, RdmaRead, RdmaWrite, RdmaWriteImm,
+            Send, SendImm, SendInval, Umr,
+        };
         let allowed: [(Transport, &[Opcode]); 3] = [
-            (Transport::Rc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm, RdmaRead, AtomicCs, AtomicFa]),
-            (Transport::Uc, &[Nop, Send, SendImm, RdmaWrite, RdmaWriteImm]),
+            (
+                Transport::Rc,
+                &[
+                    Nop,
+                    Umr,
+                    Dump,
+                    Send,
+                    SendImm,
+                    SendInval,
+                    RdmaWrite,
+                    RdmaWriteImm,
+                    RdmaRead,
+                    AtomicCs,
+                    AtomicFa,
+                    AtomicMaskedCs,
+                    AtomicMaskedFa,
+                ],
+            ),
+            (Transport::Uc, &[Nop, Umr, Dump, Send, SendImm, RdmaWrite, RdmaWriteImm]),
             (Transport::Ud, &[Nop, Send, SendImm]),
         ];
         // Without their segments they are refused for that.
@@ -327,7 +391,7 @@ mod tests {
                 for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
                     if let Ok(work) = parse(&ctrl, &body, transport) {
                         prop_assert!(work.length <= LIMITS.max_message);
-                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && work.opcode != Opcode::Nop && work.wait.is_none());
+                        prop_assert_eq!(work.to.is_some(), transport == Transport::Ud && !work.is_local() && work.wait.is_none());
                     }
                 }
             }

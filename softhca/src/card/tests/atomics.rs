@@ -5,6 +5,10 @@ use crate::packet::PacketKind;
 use gdsync_sys::prm::wqe::AtomicSeg;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
+fn atomic() -> Access {
+    everything() | Access::REMOTE_ATOMIC
+}
+
 /// A pair that allows atomics, with 64 bytes on each side.
 fn pair() -> Pair {
     let change = QpChange { access: Some(everything() | Access::REMOTE_ATOMIC), ..QpChange::default() };
@@ -85,7 +89,7 @@ fn a_request_that_comes_again_is_answered_and_not_executed() {
     let mut engine = pair.card.shared.engine.lock();
     let mut header = Header::new(PacketKind::FetchAdd, pair.left.qpn, pair.right.qpn, 0);
     (header.addr, header.rkey) = (U64::new(pair.target.at as u64), U32::new(pair.target.key));
-    header.operands[0] = U64::new(3);
+    (header.length, header.operands[0]) = (U32::new(8), U64::new(3));
     for _ in 0..3 {
         let originals = answer(&mut engine, &header);
         assert_eq!(originals, Some(5), "the same answer every time");
@@ -115,10 +119,10 @@ fn answer(engine: &mut Engine, header: &Header) -> Option<u64> {
 #[test]
 fn what_may_not_be_changed_is_refused() {
     let cases: [(&str, &str, Syndrome, Access, u64); 4] = [
-        ("a word that is not aligned", "atomic address", Syndrome::RemoteInvalidRequest, Access::all(), 4),
-        ("a word beyond the region", "rkey", Syndrome::RemoteAccess, Access::all(), 64),
+        ("a word that is not aligned", "atomic address", Syndrome::RemoteInvalidRequest, atomic(), 4),
+        ("a word beyond the region", "rkey", Syndrome::RemoteAccess, atomic(), 64),
         ("no right of the region", "rkey", Syndrome::RemoteAccess, everything(), 0),
-        ("no right of the queue pair", "qp_access_flags", Syndrome::RemoteAccess, Access::all(), 0),
+        ("no right of the queue pair", "qp_access_flags", Syndrome::RemoteAccess, atomic(), 0),
     ];
     for (name, field, syndrome, access, offset) in cases {
         let mut pair = pair();
@@ -142,7 +146,7 @@ fn what_may_not_be_changed_is_refused() {
 fn a_region_whose_addresses_hide_its_alignment_is_refused() {
     let mut pair = pair();
     let at = memory(64);
-    let config = RegionConfig::new(pair.pdn, at as u64 + 4, 32, Access::all());
+    let config = RegionConfig::new(pair.pdn, at as u64 + 4, 32, atomic());
     // SAFETY: the memory is never freed.
     let key = unsafe { pair.card.register_memory(&RegionConfig { iova: 0x1000, ..config }) }.unwrap();
     let (remote, operands) = (RemoteAddrSeg::new(0x1000, key), AtomicSeg::new(1, 0));
@@ -178,4 +182,63 @@ fn cpu_threads_and_the_card_add_to_the_same_word() {
     }
     thread.join().unwrap();
     assert_eq!(value(&pair.target, 0), (500 << 32) + 100_000);
+}
+
+/// Posts a masked operation of `4 << size` bytes at `offset` of the target, with the result in the
+/// same place of the source.
+fn post_masked(pair: &mut Pair, opcode: Opcode, size: u8, offset: usize, operands: &[u8]) {
+    let bytes = 4 << size;
+    let (remote, result) = (pair.target.remote(offset), pair.source.data(offset..offset + bytes));
+    let segments = [remote.as_bytes(), operands, result.as_bytes()];
+    let mut wqe = pair.left.wqe(opcode, &segments, CtrlFlags::CQ_UPDATE, [0; 4]);
+    wqe[0] = 8 + size;
+    pair.left.post_wqe(&wqe);
+    pair.run();
+}
+
+#[test]
+fn masked_operations_change_some_bits_of_4_and_8_bytes() {
+    let mut pair = pair();
+    set(&pair.target, 0, u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+    let half = u32::from_ne_bytes([5, 6, 7, 8]);
+    let swap = [0xff00_ff00u32, half & 0xff, 0x0f00_0f00, 0xff].map(u32::to_be_bytes).concat();
+    post_masked(&mut pair, Opcode::AtomicMaskedCs, 0, 4, &swap);
+    success(pair.left.cq.poll());
+    let changed = half & !0x0f00_0f00 | 0x0f00_0f00;
+    assert_eq!(pair.target.bytes()[4..8], changed.to_ne_bytes());
+    assert_eq!(pair.target.bytes()[..4], [1, 2, 3, 4], "nothing beside it");
+    assert_eq!(pair.source.bytes()[4..8], half.to_be_bytes(), "4 bytes come back big endian");
+    // A compared bit differs.
+    post_masked(&mut pair, Opcode::AtomicMaskedCs, 0, 4, &[0u32, !0, !0, !0].map(u32::to_be_bytes).concat());
+    success(pair.left.cq.poll());
+    assert_eq!(pair.target.bytes()[4..8], changed.to_ne_bytes());
+    let add = [1u32, 0, 0, 0].map(u32::to_be_bytes).concat();
+    post_masked(&mut pair, Opcode::AtomicMaskedFa, 0, 4, &add);
+    success(pair.left.cq.poll());
+    assert_eq!(pair.target.bytes()[4..8], (changed + 1).to_ne_bytes());
+    // An addition with a boundary at every bit is an exclusive or.
+    set(&pair.target, 2, 0x3c3c);
+    post_masked(&mut pair, Opcode::AtomicMaskedFa, 1, 16, AtomicSeg::new(0x0ff0, u64::MAX).as_bytes());
+    success(pair.left.cq.poll());
+    assert_eq!((value(&pair.target, 2), value(&pair.source, 2)), (0x33cc, 0x3c3c));
+    let both = [AtomicSeg::new(u64::MAX, 0), AtomicSeg::new(0xff, 0)];
+    post_masked(&mut pair, Opcode::AtomicMaskedCs, 1, 16, both.as_bytes());
+    success(pair.left.cq.poll());
+    assert_eq!((value(&pair.target, 2), value(&pair.source, 2)), (0x33ff, 0x33cc));
+    assert!(pair.card.diagnostics().is_empty());
+}
+
+#[test]
+fn requests_that_no_card_makes_are_refused() {
+    for (length, payload) in [(2, vec![]), (16, vec![]), (8, vec![0; 8])] {
+        let pair = pair();
+        let mut engine = pair.card.shared.engine.lock();
+        let mut header = Header::new(PacketKind::FetchAdd, pair.left.qpn, pair.right.qpn, 0);
+        (header.addr, header.rkey) = (U64::new(pair.target.at as u64), U32::new(pair.target.key));
+        header.length = U32::new(length);
+        inject(&mut engine, &header, &[(payload.as_ptr(), payload.len())]);
+        drop(engine);
+        assert_eq!(pair.state(&pair.right), QpState::Err, "{length} bytes");
+        assert!(pair.diagnosed("atomic"));
+    }
 }

@@ -36,7 +36,7 @@ fn malformed_entries_fail_with_the_field_named() {
     with_wqe(|pair| patched(pair, 7, 0), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| patched(pair, 7, 60), Syndrome::LocalQpOperation, "ds");
     with_wqe(|pair| plain(pair, Opcode::RdmaWrite, &[]), Syndrome::LocalQpOperation, "ds");
-    with_wqe(|pair| plain(pair, Opcode::AtomicMaskedFa, &[]), Syndrome::LocalQpOperation, "opcode");
+    with_wqe(|pair| plain(pair, Opcode::Tso, &[]), Syndrome::LocalQpOperation, "opcode");
     with_wqe(
         |pair| plain(pair, Opcode::Send, &[DataSeg::new(0, 1, 2).as_bytes()]),
         Syndrome::LocalLength,
@@ -402,8 +402,15 @@ fn impossible_sizes_are_refused() {
     let ring = memory(4096);
     for entries in [0, 3, 1 << 23] {
         // SAFETY: refused before the memory is used.
-        let result =
-            unsafe { card.create_cq(&CqConfig { ring, entries, dbrec: ring.cast(), ignore_overrun: false }) };
+        let result = unsafe {
+            card.create_cq(&CqConfig {
+                ring,
+                entries,
+                dbrec: ring.cast(),
+                ignore_overrun: false,
+                collapsed: false,
+            })
+        };
         assert!(matches!(result, Err(CardError::Invalid(_))), "{entries}");
     }
 }

@@ -6,6 +6,7 @@ use fake_gpu::Buffer;
 
 mod failures;
 pub(super) mod fake_gpu;
+mod queues;
 mod transfers;
 
 /// Registered memory, of the host or of the fake GPU.

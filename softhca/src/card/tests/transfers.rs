@@ -68,6 +68,28 @@ fn writes_and_reads_of_every_size() {
 }
 
 #[test]
+fn inline_bytes_and_places_are_one_message() {
+    let size = 2 * MTU as usize + 7;
+    let mut pair = Pair::new(size);
+    pair.source.fill(5);
+    let first: Vec<u8> = (1..=23).collect();
+    let mut head = inline(&first);
+    head.resize(head.len().next_multiple_of(SEGMENT), 0);
+    let (one, other) =
+        (pair.source.data(0..MTU as usize), pair.source.data(10..size - first.len() - MTU as usize + 10));
+    let remote = pair.target.remote(0);
+    pair.left.post(Opcode::RdmaWrite, &[remote.as_bytes(), &head, one.as_bytes(), other.as_bytes()]);
+    pair.run();
+    success(pair.left.cq.poll());
+    let (sent, bytes) = (pair.source.bytes(), pair.target.bytes());
+    let second = first.len() + MTU as usize;
+    assert_eq!(bytes[..first.len()], first);
+    assert_eq!(bytes[first.len()..second], sent[..MTU as usize]);
+    assert_eq!(bytes[second..], sent[10..size - second + 10]);
+    assert!(pair.card.diagnostics().is_empty(), "{:?}", pair.card.diagnostics());
+}
+
+#[test]
 fn a_write_with_immediate_consumes_a_receive() {
     let mut pair = Pair::new(2 * MTU as usize);
     pair.source.fill(3);

@@ -10,6 +10,9 @@ use std::io;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 mod connections;
+mod files;
+mod memory;
+mod netlink;
 mod processes;
 mod regions;
 mod srqs;

@@ -1,6 +1,7 @@
 //! Memory regions of files, and the newer command for regions.
 
 use super::*;
+use crate::uapi::verbs::ReregMr;
 
 #[test]
 fn memory_of_a_file_is_registered_and_a_device_without_memory_is_not() {
@@ -24,6 +25,11 @@ fn memory_of_a_file_is_registered_and_a_device_without_memory_is_not() {
     let mr = answer.created(attr::HANDLE);
     let query = new(object::MR, method::MR_QUERY).handle(attr::HANDLE, mr).output(attr::MR_QUERY_LENGTH, 8);
     assert_eq!(query.run(&device).unwrap().output::<u64>(attr::MR_QUERY_LENGTH), 5000);
+    // Its rights may change, but not its memory.
+    let asked = ReregMr { mr_handle: mr, flags: 4, access_flags: 1, ..ReregMr::new_zeroed() };
+    let rereg = |asked| write(command::REREG_MR).input(attr::CORE_IN, &asked).run(&device).map(drop);
+    assert_eq!(rereg(asked), Ok(()));
+    assert_eq!(rereg(ReregMr { flags: 1, length: 4096, ..asked }), Err(libc::EOPNOTSUPP));
     assert_eq!(register(no_memory).err(), Some(libc::EOPNOTSUPP));
     for fd in [file, no_memory] {
         assert_eq!(hooks::close(fd), 0);

@@ -3,10 +3,15 @@
 //! This module never loads the CUDA driver: memory can be a GPU's only if the program has loaded
 //! the driver. Copies go through pinned memory and a non-blocking stream per CUDA context, so a
 //! kernel or a stream that waits for the card does not block the card.
+//!
+//! A dma-buf of GPU memory is reached in the same way, by the address that this process has exported.
 
-mod driver;
+pub(crate) mod driver;
+mod exports;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use exports::{exported, note};
 
 use driver::{CuContext, CuStream, Driver, memory_type};
 use parking_lot::Mutex;

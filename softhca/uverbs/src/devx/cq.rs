@@ -27,12 +27,15 @@ pub(super) fn create(
     let asked = &input[cq::CONTEXT..cq::CONTEXT + cqc::BYTES];
     for (field, limit) in [
         (cqc::CQE_SZ, "entries of 64 bytes (cqe_sz 0)"),
-        (cqc::CC, "no collapsed queues (cc 0)"),
         (cqc::CQE_COMPRESSION_EN, "no compressed entries (cqe_compression_en 0)"),
     ] {
         if field.is_set(asked) {
             return Err(Refusal::parameter(Syndrome::CqContext, field.get(asked), limit));
         }
+    }
+    if cqc::CC.is_set(asked) && !cqc::OI.is_set(asked) {
+        let limit = "collapsed queues that ignore overruns (cc 1 with oi 1)";
+        return Err(Refusal::parameter(Syndrome::CqContext, 1u8, limit));
     }
     let log_size = cqc::LOG_CQ_SIZE.get32(asked);
     if log_size > LIMITS.max_cqe.ilog2() {
@@ -58,6 +61,7 @@ pub(super) fn create(
         entries,
         dbrec: record.address(objects)? as *mut u32,
         ignore_overrun: cqc::OI.is_set(asked),
+        collapsed: cqc::CC.is_set(asked),
     };
     // SAFETY: `Part::address` found ring and record inside registered user memory, aligned and
     // mapped. The program keeps that memory mapped while it is registered, and the context keeps it

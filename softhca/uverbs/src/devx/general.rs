@@ -35,9 +35,10 @@ fn command(context: &Context, input: &[u8]) -> std::result::Result<Vec<u8>, Fail
     match opcode_of(input) {
         opcode::QUERY_HCA_CAP => Ok(capabilities::query(context, input)?),
         opcode::QUERY_HCA_VPORT_CONTEXT => Ok(query_vport(context)),
-        opcode::NOP => Ok(done()),
+        // A LAG context of zeros: the port is bonded with no other.
+        opcode::NOP | opcode::QUERY_LAG => Ok(done()),
         opcode if opcode::GENERAL.contains(&opcode) || opcode::GENERAL_RANGE.contains(&opcode) => {
-            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT or NOP";
+            let limit = "QUERY_HCA_CAP, QUERY_HCA_VPORT_CONTEXT, QUERY_LAG or NOP";
             Err(Refusal::new(Status::BadOpcode, Syndrome::Opcode, opcode.into(), limit).into())
         }
         opcode => {

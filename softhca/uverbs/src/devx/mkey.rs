@@ -1,34 +1,45 @@
-//! Memory keys of user memory.
+//! Memory keys: of user memory, and of ranges of other keys.
 
 use super::message::{check_length, created};
 use super::resources::check_pd;
-use super::status::{Refusal, Syndrome};
+use super::status::{Refusal, Status, Syndrome};
 use super::umem::Part;
 use crate::context::{Context, Object, Objects};
 use crate::resource::Resource;
 use crate::uapi::devx::object;
 use gdsync_sys::prm::command::mkey;
-use softhca::card::{Access, RegionConfig};
+use gdsync_sys::prm::wqe::SEGMENT;
+use softhca::card::{Access, KeyConfig, LIMITS, RegionConfig};
 
-/// `CREATE_MKEY`, of a range of user memory. The answer has the key without its low 8 bits, which
-/// the program chooses.
+/// `CREATE_MKEY`. The answer has the key without its low 8 bits, which the program chooses.
 pub(super) fn create(
     context: &Context,
     objects: &Objects,
     input: &[u8],
 ) -> Result<(Object, Vec<u8>), Refusal> {
     check_length(input, mkey::BYTES)?;
-    let mode = mkey::ACCESS_MODE_4_2.get8(input) << 2 | mkey::ACCESS_MODE_1_0.get8(input);
-    if mode != mkey::MODE_MTT {
-        return Err(Refusal::parameter(Syndrome::MkeyContext, mode, "access mode MTT (1)"));
-    }
-    for (field, limit) in
-        [(mkey::FREE, "no key to be set up later (free 0)"), (mkey::UMR_EN, "no changes by WQE (umr_en 0)")]
-    {
+    check_pd(objects, mkey::PD.get32(input))?;
+    for (field, limit) in [
+        (mkey::BSF_EN, "no signatures (bsf_en 0)"),
+        (mkey::CRYPTO_EN, "no encryption (crypto_en 0)"),
+        (mkey::INPUT_MKEY_INDEX, "a key whose number the device chooses (input_mkey_index 0)"),
+    ] {
         if field.is_set(input) {
-            return Err(Refusal::parameter(Syndrome::MkeyContext, 1u8, limit));
+            return Err(Refusal::parameter(Syndrome::MkeyContext, field.get(input), limit));
         }
     }
+    match mkey::ACCESS_MODE_4_2.get8(input) << 2 | mkey::ACCESS_MODE_1_0.get8(input) {
+        mkey::MODE_MTT => of_user_memory(context, objects, input),
+        mkey::MODE_KLM => of_keys(context, input, None),
+        mkey::MODE_KSM => of_keys(context, input, Some(mkey::LOG_ENTITY_SIZE.get32(input))),
+        mode => {
+            let limit = "access mode MTT (1), KLM (2) or KSM (3)";
+            Err(Refusal::parameter(Syndrome::MkeyContext, mode, limit))
+        }
+    }
+}
+
+fn access_of(input: &[u8]) -> Access {
     let mut access = Access::empty();
     for (field, right) in [
         (mkey::LW, Access::LOCAL_WRITE),
@@ -38,6 +49,56 @@ pub(super) fn create(
     ] {
         access.set(right, field.is_set(input));
     }
+    access
+}
+
+/// A key of ranges of other keys, which stand behind the fixed part of the command. `log_entity_size` is
+/// the length of each, if they all have one.
+fn of_keys(
+    context: &Context,
+    input: &[u8],
+    log_entity_size: Option<u32>,
+) -> Result<(Object, Vec<u8>), Refusal> {
+    let count = mkey::TRANSLATIONS_OCTWORD_ACTUAL_SIZE.get32(input);
+    let room = mkey::TRANSLATIONS_OCTWORD_SIZE.get32(input).max(count);
+    if room > LIMITS.max_key_entries {
+        let limit = "at most 2^16 entries (log_max_klm_list_size)";
+        return Err(Refusal::parameter(Syndrome::MkeyContext, room, limit));
+    }
+    let entries = input.get(mkey::BYTES..).and_then(|rest| rest.get(..count as usize * SEGMENT));
+    let Some(entries) = entries else {
+        let limit = "the entries that translations_octword_actual_size says";
+        return Err(Refusal::new(Status::BadInputLength, Syndrome::InputLength, input.len() as u64, limit));
+    };
+    let len = if mkey::LENGTH64.is_set(input) { u64::MAX } else { mkey::LEN.get(input) };
+    let config = KeyConfig {
+        pdn: mkey::PD.get32(input),
+        tag: mkey::MKEY_7_0.get8(input),
+        access: access_of(input),
+        start: mkey::START_ADDR.get(input),
+        len,
+        closed: mkey::FREE.is_set(input),
+        changeable: mkey::UMR_EN.is_set(input),
+        remote_invalidate: mkey::EN_RINVAL.is_set(input),
+        room,
+        log_entity_size,
+        entries,
+    };
+    let key = context.card().create_key(&config)?;
+    Ok((Object::new(object::DEVX_OBJ, Resource::Mkey(key)), created(key >> 8)))
+}
+
+/// A key of a range of user memory.
+fn of_user_memory(context: &Context, objects: &Objects, input: &[u8]) -> Result<(Object, Vec<u8>), Refusal> {
+    for (field, limit) in
+        [(mkey::FREE, "no key to be set up later (free 0)"), (mkey::UMR_EN, "no changes by WQE (umr_en 0)")]
+    {
+        if field.is_set(input) {
+            return Err(Refusal::parameter(Syndrome::MkeyContext, 1u8, limit));
+        }
+    }
+    // The device does not know the right to bind windows.
+    let access = access_of(input) | Access::MW_BIND;
     let part = Part {
         id: mkey::UMEM_ID.get32(input),
         offset: mkey::UMEM_OFFSET.get(input),
@@ -47,7 +108,6 @@ pub(super) fn create(
     };
     let addr = part.address(objects)?;
     let (pdn, iova) = (mkey::PD.get32(input), mkey::START_ADDR.get(input));
-    check_pd(objects, pdn)?;
     let tag = Some(mkey::MKEY_7_0.get8(input));
     let config = RegionConfig { pdn, addr, len: part.len, iova, access, tag };
     // SAFETY: `Part::address` found the range inside registered user memory, which the program

@@ -1,4 +1,5 @@
-//! User memory: ranges of the program's memory that the device may access, for queues and records.
+//! User memory: ranges of the program's memory that the device may access, for queues and records. It
+//! may be a GPU's, by address or as a dma-buf.
 
 use super::status::{Refusal, Syndrome};
 use crate::attributes::Request;
@@ -6,9 +7,8 @@ use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
 use crate::uapi::devx::{attr, object};
 use crate::verbs::cq::RECORD;
-use crate::verbs::mr::{self, Mapping};
-use softhca::card::{Access, is_mapped};
-use std::os::fd::RawFd;
+use crate::verbs::mr::{self, Mapping, file_memory};
+use softhca::card::{Access, is_reachable};
 
 /// The state of a registered range of memory.
 struct Umem {
@@ -47,14 +47,15 @@ pub(super) fn register(context: &Context, request: &Request) -> Result<()> {
     }
     let (addr, mapping) = match request.has(attr::UMEM_DMABUF_FD) {
         false => (start, None),
-        true => {
-            let fd = RawFd::try_from(request.fd(attr::UMEM_DMABUF_FD)?).map_err(|_| Errno::BAD_FD)?;
-            let (mapping, addr) = Mapping::new(fd, start, len, writable)?;
-            (addr, Some(mapping))
-        }
+        true => file_memory(request.fd(attr::UMEM_DMABUF_FD)?, start, len, writable)?,
     };
-    if !is_mapped(addr, len, writable) {
-        tracing::warn!(addr, len, writable, "user memory is not mapped with the access asked for");
+    if !is_reachable(addr, len, writable) {
+        tracing::warn!(
+            addr,
+            len,
+            writable,
+            "user memory is neither mapped with the access asked for nor a GPU's"
+        );
         return Err(Errno::FAULT);
     }
     let umem = Umem { addr, len, writable, _mapping: mapping };
@@ -105,7 +106,7 @@ impl Part {
                 "aligned: 64 bytes for rings, 8 for records",
             ));
         }
-        if writes && !umem.writable || !is_mapped(addr, len, writes) {
+        if writes && !umem.writable || !is_reachable(addr, len, writes) {
             return Err(Refusal::parameter(Syndrome::UmemAccess, addr, "mapped, and writable by the device"));
         }
         Ok(addr)

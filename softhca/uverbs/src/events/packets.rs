@@ -78,6 +78,8 @@ mod tests {
         let full = (0..1_000_000).find_map(|_| file.push(&[0; 8]).err());
         assert_eq!(full, Some(Errno(libc::EAGAIN)));
         drop(theirs);
-        assert_eq!(file.push(&[0; 8]), Err(Errno(libc::EPIPE)));
+        let (closed, theirs) = PacketFile::new(Content::Cookies).unwrap();
+        drop(theirs);
+        assert_eq!(closed.push(&[0; 8]), Err(Errno(libc::EPIPE)));
     }
 }

@@ -18,15 +18,16 @@ const STAND_IN: &CStr = c"/dev/null";
 
 /// A file with the content of one that the running card answers. `None` for all others, and where
 /// no card can run.
-pub(super) fn live(path: &Private) -> Option<Result<OwnedFd>> {
+pub(super) fn live(path: &Private, close_on_exec: bool) -> Option<Result<OwnedFd>> {
     let (index, file) = LiveFile::find(str::from_utf8(path.named()).ok()?)?;
-    process::content(index, file).map(|text| file_with(text.as_bytes()))
+    process::content(index, file).map(|text| file_with(text.as_bytes(), close_on_exec))
 }
 
 /// A file in memory.
-fn file_with(content: &[u8]) -> Result<OwnedFd> {
+fn file_with(content: &[u8], close_on_exec: bool) -> Result<OwnedFd> {
+    let flags = if close_on_exec { libc::MFD_CLOEXEC } else { 0 };
     // SAFETY: the name is a C string; the descriptor is new, and nothing else owns it.
-    let fd = unsafe { libc::memfd_create(c"sysfs".as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(c"sysfs".as_ptr(), flags) };
     if fd < 0 {
         return Err(Errno::last());
     }
@@ -207,7 +208,11 @@ type Open = unsafe fn(*const c_char, *const c_char) -> *mut libc::FILE;
 unsafe fn fopen_any(path: *const c_char, mode: *const c_char, open: Open) -> *mut libc::FILE {
     // SAFETY: the caller vouches for `path`.
     let passed = unsafe { Passed::of(path) };
-    let file = passed.private.as_ref().and_then(|private| preserving(|| live(private)));
+    let file = passed.private.as_ref().and_then(|private| {
+        // SAFETY: the caller vouches for `mode`, a C string.
+        let close_on_exec = unsafe { CStr::from_ptr(mode) }.to_bytes().contains(&b'e');
+        preserving(|| live(private, close_on_exec))
+    });
     match file {
         // SAFETY: the caller vouches for the arguments.
         None => unsafe { open(passed.as_ptr(), mode) },

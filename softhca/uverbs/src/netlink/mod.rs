@@ -165,7 +165,8 @@ fn describe_port(answer: Answer, link: LinkLayer, lid: impl Fn() -> u16) -> Vec<
             .number(attr::SM_LID, 0u32)
             .number(attr::LMC, 0u8),
         LinkLayer::Ethernet => {
-            answer.number(attr::NDEV_INDEX, sysfs::INTERFACE_INDEX).text(attr::NDEV_NAME, sysfs::INTERFACE)
+            let (name, index) = sysfs::interface();
+            answer.number(attr::NDEV_INDEX, index).text(attr::NDEV_NAME, &name)
         }
     };
     answer.number(attr::PORT_STATE, ACTIVE).number(attr::PORT_PHYS_STATE, LINK_UP).bytes()

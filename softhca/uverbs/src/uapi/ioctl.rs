@@ -47,6 +47,8 @@ pub(crate) mod object {
     pub(crate) const SRQ: u16 = 5;
     pub(crate) const AH: u16 = 6;
     pub(crate) const MR: u16 = 7;
+    pub(crate) const MW: u16 = 8;
+    pub(crate) const DM: u16 = 14;
     pub(crate) const ASYNC_EVENT: u16 = 16;
     pub(crate) const UAR: u16 = DRIVER + 8;
 }
@@ -60,16 +62,23 @@ pub(crate) mod method {
     pub(crate) const QUERY_CONTEXT: u16 = 4;
     pub(crate) const QUERY_GID_TABLE: u16 = 5;
     pub(crate) const QUERY_GID_ENTRY: u16 = 6;
-    /// The only method of PD and AH.
+    /// The only method of PD, AH and MW.
     pub(crate) const ONLY_DESTROY: u16 = 0;
     /// `CREATE` and `DESTROY` of CQ, QP and SRQ.
     pub(crate) const CREATE: u16 = 0;
     pub(crate) const DESTROY: u16 = 1;
+    pub(crate) const MR_DM_REG: u16 = 0;
     pub(crate) const MR_DESTROY: u16 = 1;
+    pub(crate) const MR_ADVISE: u16 = 2;
     pub(crate) const MR_QUERY: u16 = 3;
     pub(crate) const MR_REG_DMABUF: u16 = 4;
     /// In the headers since July 2025; rdma-core uses it from version 61 on.
     pub(crate) const MR_REG: u16 = 5;
+    pub(crate) const DM_ALLOC: u16 = 0;
+    pub(crate) const DM_FREE: u16 = 1;
+    /// `enum mlx5_ib_dm_methods`.
+    pub(crate) const DM_MAP_OP_ADDR: u16 = DRIVER;
+    pub(crate) const DM_QUERY: u16 = DRIVER + 1;
     pub(crate) const ASYNC_EVENT_ALLOC: u16 = 0;
     pub(crate) const UAR_ALLOC: u16 = DRIVER;
     pub(crate) const UAR_DESTROY: u16 = DRIVER + 1;
@@ -163,6 +172,32 @@ pub(crate) mod attr {
     pub(crate) const REG_MR_FD_OFFSET: u16 = 8;
     pub(crate) const REG_MR_LKEY: u16 = 9;
     pub(crate) const REG_MR_RKEY: u16 = 10;
+
+    // `uverbs_attrs_advise_mr_cmd_attr_ids`.
+    pub(crate) const ADVISE_PD: u16 = 0;
+    pub(crate) const ADVISE_ADVICE: u16 = 1;
+    pub(crate) const ADVISE_FLAGS: u16 = 2;
+    pub(crate) const ADVISE_SGES: u16 = 3;
+
+    // `uverbs_attrs_alloc_dm_cmd_attr_ids`, `mlx5_ib_alloc_dm_attrs`.
+    pub(crate) const DM_LENGTH: u16 = 1;
+    pub(crate) const DM_ALIGNMENT: u16 = 2;
+    pub(crate) const DM_START_OFFSET: u16 = DRIVER;
+    pub(crate) const DM_PAGE_INDEX: u16 = DRIVER + 1;
+    pub(crate) const DM_TYPE: u16 = DRIVER + 2;
+    // `mlx5_ib_query_dm_attrs`.
+    pub(crate) const DM_QUERY_HANDLE: u16 = DRIVER;
+    pub(crate) const DM_QUERY_START_OFFSET: u16 = DRIVER + 1;
+    pub(crate) const DM_QUERY_PAGE_INDEX: u16 = DRIVER + 2;
+    pub(crate) const DM_QUERY_LENGTH: u16 = DRIVER + 3;
+    // `uverbs_attrs_reg_dm_mr_cmd_attr_ids`.
+    pub(crate) const DM_MR_OFFSET: u16 = 1;
+    pub(crate) const DM_MR_LENGTH: u16 = 2;
+    pub(crate) const DM_MR_PD: u16 = 3;
+    pub(crate) const DM_MR_ACCESS: u16 = 4;
+    pub(crate) const DM_MR_DM: u16 = 5;
+    pub(crate) const DM_MR_LKEY: u16 = 6;
+    pub(crate) const DM_MR_RKEY: u16 = 7;
 
     pub(crate) const UAR_HANDLE: u16 = DRIVER;
     pub(crate) const UAR_TYPE: u16 = DRIVER + 1;

@@ -11,6 +11,10 @@ pub(crate) const QP_SIGNATURE: u32 = 1 << 0;
 /// The flags that request no additional feature of a queue pair: `MLX5_QP_FLAG_SCATTER_CQE`,
 /// `_ALLOW_SCATTER_CQE`, `_UAR_PAGE_INDEX`, and the older `_BFREG_INDEX`.
 pub(crate) const QP_SUPPORTED: u32 = 1 << 1 | 1 << 3 | 1 << 8 | 1 << 10;
+/// Fields of [`AllocUcontextResp`] that are valid: `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY`, and
+/// work requests that change the tag of a key (`_MKEY_UPDATE_TAG`).
+pub(crate) const CONTEXT_DUMP_FILL_MKEY: u32 = 1 << 1;
+pub(crate) const CONTEXT_MKEY_UPDATE_TAG: u32 = 1 << 5;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 pub(crate) const CQ_UAR_PAGE_INDEX: u16 = 1 << 1;
 

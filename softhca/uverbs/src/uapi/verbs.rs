@@ -10,6 +10,8 @@ pub(crate) mod command {
     pub(crate) const ALLOC_PD: u32 = 3;
     pub(crate) const CREATE_AH: u32 = 5;
     pub(crate) const REG_MR: u32 = 9;
+    pub(crate) const REREG_MR: u32 = 11;
+    pub(crate) const ALLOC_MW: u32 = 14;
     pub(crate) const CREATE_COMP_CHANNEL: u32 = 17;
     pub(crate) const QUERY_QP: u32 = 25;
     pub(crate) const MODIFY_QP: u32 = 26;
@@ -81,6 +83,30 @@ pub(crate) struct QueryDeviceResp {
     pub(crate) reserved: [u8; 4],
 }
 
+/// The fields of `struct ib_uverbs_ex_query_device_resp` that follow [`QueryDeviceResp`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct QueryDeviceMore {
+    pub(crate) comp_mask: u32,
+    pub(crate) response_length: u32,
+    pub(crate) odp_caps: u64,
+    pub(crate) rc_odp_caps: u32,
+    pub(crate) uc_odp_caps: u32,
+    pub(crate) ud_odp_caps: u32,
+    pub(crate) odp_reserved: u32,
+    pub(crate) timestamp_mask: u64,
+    pub(crate) hca_core_clock: u64,
+    pub(crate) device_cap_flags_ex: u64,
+    pub(crate) rss_caps: [u32; 4],
+    pub(crate) max_wq_type_rq: u32,
+    pub(crate) raw_packet_caps: u32,
+    pub(crate) tm_caps: [u32; 6],
+    pub(crate) cq_moderation_caps: [u16; 4],
+    pub(crate) max_dm_size: u64,
+    pub(crate) xrc_odp_caps: u32,
+    pub(crate) reserved: u32,
+}
+
 /// `struct ib_uverbs_query_port_resp`.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -119,6 +145,72 @@ pub(crate) struct RegMr {
     pub(crate) hca_va: u64,
     pub(crate) pd_handle: u32,
     pub(crate) access_flags: u32,
+}
+
+/// `IB_MR_REREG_*`: what `REREG_MR` changes.
+pub(crate) mod rereg {
+    pub(crate) const TRANSLATION: u32 = 1 << 0;
+    pub(crate) const PD: u32 = 1 << 1;
+    pub(crate) const ACCESS: u32 = 1 << 2;
+    pub(crate) const ALL: u32 = TRANSLATION | PD | ACCESS;
+}
+
+/// `struct ib_uverbs_rereg_mr`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ReregMr {
+    pub(crate) response: u64,
+    pub(crate) mr_handle: u32,
+    pub(crate) flags: u32,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) hca_va: u64,
+    pub(crate) pd_handle: u32,
+    pub(crate) access_flags: u32,
+}
+
+/// `struct ib_uverbs_rereg_mr_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct ReregMrResp {
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+/// `struct ib_uverbs_alloc_mw`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AllocMw {
+    pub(crate) response: u64,
+    pub(crate) pd_handle: u32,
+    pub(crate) mw_type: u8,
+    pub(crate) reserved: [u8; 3],
+}
+
+/// `struct ib_uverbs_alloc_mw_resp`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct AllocMwResp {
+    pub(crate) mw_handle: u32,
+    pub(crate) rkey: u32,
+}
+
+/// `enum ib_uverbs_advise_mr_advice`, `enum ib_uverbs_advise_mr_flag`.
+pub(crate) mod advice {
+    pub(crate) const PREFETCH: u64 = 0;
+    pub(crate) const PREFETCH_WRITE: u64 = 1;
+    pub(crate) const PREFETCH_NO_FAULT: u64 = 2;
+    /// The pages are there before the answer.
+    pub(crate) const FLUSH: u32 = 1 << 0;
+}
+
+/// `struct ib_uverbs_sge`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Sge {
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
 }
 
 /// `struct ib_uverbs_reg_mr_resp`.
@@ -323,6 +415,13 @@ mod tests {
         assert_eq!((size_of::<QueryDeviceResp>(), offset_of!(QueryDeviceResp, phys_port_cnt)), (176, 171));
         assert_eq!((size_of::<QueryPortResp>(), offset_of!(QueryPortResp, link_layer)), (40, 37));
         assert_eq!((size_of::<RegMr>(), size_of::<RegMrResp>()), (40, 12));
+        assert_eq!((size_of::<ReregMr>(), offset_of!(ReregMr, pd_handle)), (48, 40));
+        assert_eq!((size_of::<ReregMrResp>(), size_of::<AllocMw>(), size_of::<AllocMwResp>()), (8, 16, 8));
+        assert_eq!((size_of::<Sge>(), offset_of!(Sge, lkey)), (16, 12));
+        let more = size_of::<QueryDeviceResp>();
+        assert_eq!(more + size_of::<QueryDeviceMore>(), 304);
+        assert_eq!(more + offset_of!(QueryDeviceMore, odp_caps), 184);
+        assert_eq!(more + offset_of!(QueryDeviceMore, max_dm_size), 288);
         assert_eq!((size_of::<AhAttr>(), size_of::<QpDest>(), size_of::<CreateAh>()), (32, 32, 56));
         assert_eq!((size_of::<QueryQp>(), size_of::<QueryQpResp>()), (16, 128));
         assert_eq!((size_of::<ModifyQp>(), offset_of!(ModifyQp, qp_state)), (112, 96));

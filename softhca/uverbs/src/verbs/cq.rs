@@ -9,20 +9,20 @@ use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
 use crate::uapi::mlx5::{CQ_UAR_PAGE_INDEX, CreateCq};
 use crate::uapi::verbs::CQ_IGNORE_OVERRUN;
-use softhca::card::{CqConfig, LIMITS, is_mapped};
+use softhca::card::{CqConfig, LIMITS, is_reachable};
 
 /// Bytes of an entry. libmlx5 also has entries of 128 bytes, for hosts with such cache lines.
 pub(crate) const ENTRY: u64 = 64;
 /// Bytes of a doorbell record: two words.
 pub(crate) const RECORD: u64 = 8;
 
-/// Checks memory of the program that the card will access: mapped, writable, aligned.
+/// Checks memory of the program that the card will access: mapped and writable or a GPU's, and aligned.
 pub(crate) fn check_memory(addr: u64, len: u64, alignment: u64) -> Result<()> {
     if !addr.is_multiple_of(alignment) {
         tracing::warn!(addr, alignment, "memory for the card is not aligned");
         return Err(Errno::INVALID);
     }
-    if is_mapped(addr, len, true) { Ok(()) } else { Err(Errno::FAULT) }
+    if is_reachable(addr, len, true) { Ok(()) } else { Err(Errno::FAULT) }
 }
 
 /// `CREATE` of a completion queue.
@@ -63,7 +63,9 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
     check_memory(asked.buf_addr, u64::from(entries) * ENTRY, ENTRY)?;
     check_memory(asked.db_addr, RECORD, RECORD)?;
     let channel = match request.has(attr::CQ_COMP_CHANNEL) {
-        true => Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?),
+        true => {
+            Some(context.channels.completions.find(request.fd(attr::CQ_COMP_CHANNEL)?).ok_or(Errno::BAD_FD)?)
+        }
         false => None,
     };
     let user_handle = request.number(attr::CQ_USER_HANDLE)?;
@@ -72,6 +74,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         entries,
         dbrec: asked.db_addr as *mut u32,
         ignore_overrun: flags & CQ_IGNORE_OVERRUN != 0,
+        collapsed: false,
     };
     // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped
     // until it has destroyed the queue.

@@ -5,9 +5,12 @@ use crate::attributes::Request;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::uapi::ioctl::attr;
-use crate::uapi::mlx5::{AllocUcontext, AllocUcontextResp, INLINE_MODE_NONE, SUPPORTED_UHW};
-use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, QueryDeviceResp};
-use softhca::card::LIMITS;
+use crate::uapi::mlx5::{
+    AllocUcontext, AllocUcontextResp, CONTEXT_DUMP_FILL_MKEY, CONTEXT_MKEY_UPDATE_TAG, INLINE_MODE_NONE,
+    SUPPORTED_UHW,
+};
+use crate::uapi::verbs::{CORE_SUPPORT_OPTIONAL_MR_ACCESS, QueryDeviceMore, QueryDeviceResp};
+use softhca::card::{LIMITS, NULL_KEY, ODP};
 use softhca::sysfs;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -15,6 +18,11 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) const COMPLETION_VECTORS: u32 = 1;
 /// `IB_ATOMIC_HCA`: operations are atomic among the requests of one card.
 const ATOMIC_HCA: u32 = 1;
+/// `IB_UVERBS_DEVICE_MEM_WINDOW`; `_MEM_MGT_EXTENSIONS`: invalidation, by work requests and by sends;
+/// `_MEM_WINDOW_TYPE_2B`: a window of type 2 belongs to a queue pair.
+const CAP_MEM_WINDOW: u32 = 1 << 17;
+const CAP_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
+const CAP_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 /// The vendor's IEEE OUI, where sysfs has the PCI id (InfiniBand specification, 14.2.5.3,
 /// `VendorID`).
 const VENDOR_OUI: u32 = 0x02c9;
@@ -53,6 +61,9 @@ fn answer_context(request: &Request, place: u16) -> Result<()> {
         max_recv_wr: LIMITS.max_qp_wr,
         max_srq_recv_wr: LIMITS.max_srq_entries,
         num_ports: 1,
+        comp_mask: CONTEXT_DUMP_FILL_MKEY | CONTEXT_MKEY_UPDATE_TAG,
+        // libmlx5's null region.
+        dump_fill_mkey: NULL_KEY,
         response_length: size_of::<AllocUcontextResp>() as u32,
         cqe_version: CQE_VERSION,
         cmds_supp_uhw: SUPPORTED_UHW,
@@ -75,18 +86,24 @@ pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
     request.answer_with(attr::CORE_OUT, &answer_of(context))
 }
 
-/// Size of `struct ib_uverbs_ex_query_device_resp` in Linux 6.1, and the offset of its
-/// `response_length`.
-const EXTENDED_SIZE: usize = 304;
-const RESPONSE_LENGTH: usize = 180;
+/// `IB_ODP_SUPPORT` and `IB_ODP_SUPPORT_IMPLICIT`.
+const ODP_GENERAL: u64 = 1 << 0 | 1 << 1;
 
-/// The extended `QUERY_DEVICE`. All fields that only it has are 0.
+/// The extended `QUERY_DEVICE`.
 pub(crate) fn query_extended(context: &Context, request: &Request) -> Result<()> {
-    let mut answer = [0u8; EXTENDED_SIZE];
-    answer[..size_of::<QueryDeviceResp>()].copy_from_slice(answer_of(context).as_bytes());
-    let length = request.len(attr::CORE_OUT).min(EXTENDED_SIZE) as u32;
-    answer[RESPONSE_LENGTH..RESPONSE_LENGTH + 4].copy_from_slice(length.as_bytes());
-    request.answer(attr::CORE_OUT, &answer)?;
+    let base = answer_of(context);
+    let size = size_of::<QueryDeviceResp>() + size_of::<QueryDeviceMore>();
+    let more = QueryDeviceMore {
+        response_length: request.len(attr::CORE_OUT).min(size) as u32,
+        odp_caps: ODP_GENERAL,
+        rc_odp_caps: ODP.rc,
+        uc_odp_caps: ODP.uc,
+        ud_odp_caps: ODP.ud,
+        device_cap_flags_ex: base.device_cap_flags.into(),
+        max_dm_size: LIMITS.device_memory,
+        ..QueryDeviceMore::new_zeroed()
+    };
+    request.answer(attr::CORE_OUT, &[base.as_bytes(), more.as_bytes()].concat())?;
     // `struct mlx5_ib_query_device_resp`: comp_mask and response_length; no offloads.
     request.answer_with(attr::UHW_OUT, &[0u32, request.len(attr::UHW_OUT) as u32])
 }
@@ -117,7 +134,10 @@ fn answer_of(context: &Context) -> QueryDeviceResp {
         max_sge_rd: MAX_SGE,
         max_cq: LIMITS.max_cq,
         max_cqe: LIMITS.max_cqe - 1,
+        device_cap_flags: CAP_MEM_WINDOW | CAP_MEM_MGT_EXTENSIONS | CAP_MEM_WINDOW_TYPE_2B,
         max_mr: LIMITS.max_mr,
+        // Windows and regions share one table.
+        max_mw: LIMITS.max_mr,
         max_pd: LIMITS.max_pd,
         max_qp_rd_atom: reads,
         max_res_rd_atom: reads * LIMITS.max_qp,

@@ -2,6 +2,7 @@
 
 use crate::attributes::Request;
 use crate::context::{Context, Object};
+use crate::cuda;
 use crate::errno::{Errno, Result};
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
@@ -10,12 +11,28 @@ use softhca::card::{Access, RegionConfig};
 use std::os::fd::RawFd;
 
 /// A memory region.
-struct Mr {
-    key: u32,
-    length: u64,
-    iova: u64,
-    /// The mapping of a file that was registered instead of an address.
-    _mapping: Option<Mapping>,
+pub(super) struct Mr {
+    pub(super) key: u32,
+    /// Handle of its domain.
+    pub(super) pd: u32,
+    pub(super) addr: u64,
+    pub(super) length: u64,
+    pub(super) iova: u64,
+    pub(super) flags: u32,
+    pub(super) backing: Backing,
+}
+
+/// What a region is registered of.
+pub(super) enum Backing {
+    /// Memory of the program, by address.
+    Program,
+    /// A file, through a mapping of this library.
+    #[expect(dead_code, reason = "held, not used")]
+    File(Mapping),
+    /// GPU memory that the program has exported as a file.
+    Exported,
+    /// Device memory.
+    Device,
 }
 
 /// A mapping of a file that this library has made. Dropping it unmaps the memory.
@@ -41,7 +58,8 @@ impl Mapping {
             let errno = Errno::last();
             tracing::warn!(
                 ?errno,
-                "memory of this file cannot be mapped by the CPU, so the software card cannot reach it"
+                "this process has not exported the file by cuMemGetHandleForAddressRange, and the CPU cannot map \
+                 it: the software card cannot reach its memory"
             );
             return Err(if errno == Errno::BAD_FD { errno } else { Errno::NOT_SUPPORTED });
         }
@@ -59,8 +77,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Access rights, without the optional ones. On-demand paging, memory windows and huge-page hints
-/// are not supported.
+/// Access rights, without the optional ones. The card does not know flushes.
 pub(crate) fn access_of(flags: u32) -> Result<Access> {
     let known = Access::from_bits_truncate(flags);
     if flags & !ACCESS_OPTIONAL & !known.bits() != 0 {
@@ -70,35 +87,78 @@ pub(crate) fn access_of(flags: u32) -> Result<Access> {
     Ok(known)
 }
 
-/// Registers a region: address, length, and the address on the card. Returns its handle and key.
-fn add(
+/// Memory that a command registers.
+pub(super) struct Source {
+    pub(super) addr: u64,
+    pub(super) length: u64,
+    pub(super) iova: u64,
+    pub(super) backing: Backing,
+}
+
+impl Source {
+    fn new(addr: u64, length: u64, iova: u64) -> Self {
+        Source { addr, length, iova, backing: Backing::Program }
+    }
+
+    /// Memory of a file, from `offset` on: GPU memory that this process has exported, or a file that the
+    /// CPU can map.
+    fn of_file(fd: RawFd, offset: u64, length: u64, iova: u64, writable: bool) -> Result<Self> {
+        let (addr, mapping) = file_memory(fd, offset, length, writable)?;
+        let backing = mapping.map_or(Backing::Exported, Backing::File);
+        Ok(Source { addr, length, iova, backing })
+    }
+}
+
+/// The address of memory of a file, and its mapping if this library has made one. GPU memory needs none.
+pub(crate) fn file_memory(
+    fd: RawFd,
+    offset: u64,
+    length: u64,
+    writable: bool,
+) -> Result<(u64, Option<Mapping>)> {
+    match cuda::exported(fd) {
+        Some(range) => {
+            let end = offset.checked_add(length).filter(|end| *end <= range.len);
+            end.map(|_| (range.addr + offset, None)).ok_or(Errno::INVALID).inspect_err(|_| {
+                tracing::warn!(offset, length, range.len, "a region leaves the GPU memory of its dma-buf");
+            })
+        }
+        None => Mapping::new(fd, offset, length, writable).map(|(mapping, addr)| (addr, Some(mapping))),
+    }
+}
+
+/// Registers a region, on an object that lives as long as those of `uses`. Returns its handle and key.
+pub(super) fn add(
     context: &Context,
-    region: (u64, u64, u64),
+    source: Source,
     pd: u32,
     flags: u32,
-    mapping: Option<Mapping>,
+    uses: &[u32],
 ) -> Result<(u32, u32)> {
-    let (addr, length, iova) = region;
     let access = access_of(flags)?;
+    let Source { addr, length, iova, backing } = source;
     let mut objects = context.objects.lock();
     let pdn = objects.number(object::PD, pd)?;
     let config = RegionConfig { pdn, addr, len: length, iova, access, tag: None };
-    // SAFETY: the interface obliges the program to keep registered memory mapped; the region keeps
-    // a mapping of this library.
+    // SAFETY: the interface obliges the program to keep registered memory mapped (on-demand memory is
+    // checked at each access); the region keeps a mapping of this library, and device memory.
     let key = unsafe { context.card().register_memory(&config) }?;
-    let region = Object::new(object::MR, Resource::Mkey(key));
-    Ok((objects.add(region.with(Mr { key, length, iova, _mapping: mapping })), key))
+    // A region that begins at 0 says so.
+    let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+    let mr = Mr { key, pd, addr, length, iova, flags, backing };
+    let region = Object::new(object::MR, Resource::Mkey(key)).using(uses);
+    Ok((objects.add(region.with(mr)), key))
 }
 
 /// `REG_MR`.
 pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
     let asked: RegMr = request.structure(attr::CORE_IN)?;
-    let region = (asked.start, asked.length, asked.hca_va);
-    let (mr_handle, key) = add(context, region, asked.pd_handle, asked.access_flags, None)?;
+    let source = Source::new(asked.start, asked.length, asked.hca_va);
+    let (mr_handle, key) = add(context, source, asked.pd_handle, asked.access_flags, &[])?;
     request.answer_with(attr::CORE_OUT, &RegMrResp { mr_handle, lkey: key, rkey: key })
 }
 
-/// `REG_DMABUF_MR`, for files that the CPU can map.
+/// `REG_DMABUF_MR`, of GPU memory that this process has exported, and of files that the CPU can map.
 pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[0, 1, 2, 3, 4, 5, 6, 7, 8])?;
     let (offset, length) = (request.number(attr::DMABUF_OFFSET)?, request.number(attr::DMABUF_LENGTH)?);
@@ -106,9 +166,8 @@ pub(crate) fn register_dmabuf(context: &Context, request: &Request) -> Result<()
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
     // The attribute is a number here, not a file descriptor of the ioctl interface.
     let fd = RawFd::try_from(request.number(attr::DMABUF_FD)?).map_err(|_| Errno::BAD_FD)?;
-    let (mapping, addr) = Mapping::new(fd, offset, length, writable)?;
-    let region = (addr, length, request.number(attr::DMABUF_IOVA)?);
-    let (handle, key) = add(context, region, request.handle(attr::DMABUF_PD)?, flags, Some(mapping))?;
+    let source = Source::of_file(fd, offset, length, request.number(attr::DMABUF_IOVA)?, writable)?;
+    let (handle, key) = add(context, source, request.handle(attr::DMABUF_PD)?, flags, &[])?;
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::DMABUF_LKEY, &key)?;
     request.answer_with(attr::DMABUF_RKEY, &key)
@@ -120,17 +179,16 @@ pub(crate) fn register_any(context: &Context, request: &Request) -> Result<()> {
     request.knows(&[0, 1, 3, 4, 5, 6, 7, 8, 9, 10])?;
     let (length, flags) = (request.number(attr::REG_MR_LENGTH)?, request.number32(attr::REG_MR_ACCESS)?);
     let writable = access_of(flags)?.contains(Access::LOCAL_WRITE);
-    let (mapping, addr) = match (request.has(attr::REG_MR_FD), request.has(attr::REG_MR_ADDR)) {
+    let iova = request.number(attr::REG_MR_IOVA)?;
+    let source = match (request.has(attr::REG_MR_FD), request.has(attr::REG_MR_ADDR)) {
         (true, false) => {
             let offset = request.number(attr::REG_MR_FD_OFFSET)?;
-            let (mapping, addr) = Mapping::new(request.fd(attr::REG_MR_FD)?, offset, length, writable)?;
-            (Some(mapping), addr)
+            Source::of_file(request.fd(attr::REG_MR_FD)?, offset, length, iova, writable)?
         }
-        (false, true) => (None, request.number(attr::REG_MR_ADDR)?),
+        (false, true) => Source::new(request.number(attr::REG_MR_ADDR)?, length, iova),
         _ => return Err(Errno::INVALID),
     };
-    let region = (addr, length, request.number(attr::REG_MR_IOVA)?);
-    let (handle, key) = add(context, region, request.handle(attr::REG_MR_PD)?, flags, mapping)?;
+    let (handle, key) = add(context, source, request.handle(attr::REG_MR_PD)?, flags, &[])?;
     request.answer_created(attr::HANDLE, handle)?;
     request.answer_with(attr::REG_MR_LKEY, &key)?;
     request.answer_with(attr::REG_MR_RKEY, &key)

@@ -280,15 +280,27 @@ fn what_a_client_does_not_give_is_not_registered() {
 }
 
 #[test]
-fn atomics_on_peer_memory_are_refused() {
+fn atomics_on_peer_memory_fail_with_their_client() {
     use gdsync_sys::prm::wqe::AtomicSeg;
     let rights = everything() | Access::REMOTE_ATOMIC;
-    let mut pair = Pair::with(&SIZES, 64, QpChange { access: Some(rights), ..QpChange::default() });
-    let gpu = Memory::peer(&pair.card, pair.pdn, 64, rights);
-    let (remote, operands, result) = (gpu.region.remote(0), AtomicSeg::new(1, 0), pair.source.data(0..8));
-    pair.left.post(Opcode::AtomicFa, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
-    pair.run();
-    assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RemoteAccess);
-    assert!(pair.diagnosed("peer memory"));
-    assert_eq!(gpu.get(), [0; 64]);
+    for (fails, word) in [(false, 5u64), (true, 4)] {
+        let mut pair = Pair::with(&SIZES, 64, QpChange { access: Some(rights), ..QpChange::default() });
+        let gpu = Memory::peer(&pair.card, pair.pdn, 8, rights);
+        gpu.set(&4u64.to_ne_bytes());
+        if fails {
+            gpu.gpu().writes_left.store(0, SeqCst);
+        }
+        let (remote, operands) = (gpu.region.remote(0), AtomicSeg::new(1, 0));
+        let result = pair.source.data(0..8);
+        pair.left.post(Opcode::AtomicFa, &[remote.as_bytes(), operands.as_bytes(), result.as_bytes()]);
+        pair.run();
+        if fails {
+            assert_eq!(error(pair.left.cq.poll()).1, Syndrome::RemoteAccess);
+        } else {
+            success(pair.left.cq.poll());
+            assert_eq!(pair.source.bytes()[..8], 4u64.to_ne_bytes());
+        }
+        assert_eq!(pair.diagnosed("peer memory"), fails);
+        assert_eq!(gpu.get(), word.to_ne_bytes());
+    }
 }

@@ -35,9 +35,14 @@ impl Requester {
 
     /// The original value of an atomic operation has arrived.
     pub(crate) fn atomic_response(&mut self, packet: Packet<'_>, step: &mut Step<'_, '_>) {
-        // Operands and results are in host order.
-        let original = packet.header.operands[0].get().to_ne_bytes();
-        let payload = [(original.as_ptr(), original.len())];
+        let original = packet.header.operands[0].get();
+        // The capability `atomic_req_8B_endianness_mode` is 1: results of 8 bytes are in host order,
+        // shorter ones are big endian.
+        let (word, half) = (original.to_ne_bytes(), (original as u32).to_be_bytes());
+        let payload = match packet.header.length.get() as usize {
+            4 => [(half.as_ptr(), half.len())],
+            _ => [(word.as_ptr(), word.len())],
+        };
         self.read_response(Packet { payload: &payload, ..packet }, step);
     }
 
@@ -63,7 +68,7 @@ impl Requester {
             Payload::Segments(segments) => {
                 step.context.scatter(step.endpoint.config.pdn, segments, offset, packet.payload)
             }
-            Payload::Inline(_) => Ok(()),
+            Payload::Inline(_) | Payload::Mixed(..) => Ok(()),
         };
         if let Err(error) = scattered {
             step.report(Some(request.first as u16), error.field("lkey"), error.to_string());

@@ -14,7 +14,7 @@ impl Requester {
     /// Makes the request of a work-queue entry, and moves past its blocks.
     fn take(&mut self, first: u32, ctrl: &CtrlSeg, blocks: u32, work: Result<Work, Syndrome>) -> Request {
         let packets = match &work {
-            Ok(work) if work.opcode != Opcode::Nop && work.wait.is_none() => packets_of(work.length),
+            Ok(work) if !work.is_local() && work.wait.is_none() => packets_of(work.length),
             _ => 0,
         };
         let first_psn = self.next_psn;

@@ -4,6 +4,7 @@
 mod answer;
 mod complete;
 mod fetch;
+mod local;
 mod request;
 mod send;
 mod state;

@@ -28,8 +28,7 @@ pub(super) struct Request {
 impl Request {
     /// Whether it is a read or an atomic: its result completes it, not an acknowledgement.
     pub(super) fn awaits_result(&self) -> bool {
-        let has_result = |opcode| matches!(opcode, Opcode::RdmaRead | Opcode::AtomicCs | Opcode::AtomicFa);
-        matches!(&self.work, Ok(work) if has_result(work.opcode))
+        matches!(&self.work, Ok(work) if work.opcode == Opcode::RdmaRead || work.operands.is_some())
     }
 
     pub(super) fn contains(&self, psn: u32) -> bool {

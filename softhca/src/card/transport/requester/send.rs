@@ -3,15 +3,16 @@
 use super::state::Requester;
 use crate::card::config::{Access, MTU, QpState, Transport};
 use crate::card::memory::copy::Place;
-use crate::card::memory::region::Refusal;
+use crate::card::memory::refusal::Refusal;
 use crate::card::port::Port;
 use crate::card::queue::wqe::{Payload, each_piece};
 use crate::card::transport::endpoint::Endpoint;
 use crate::card::transport::route;
 use crate::card::transport::step::Step;
 use crate::fabric::Node;
-use crate::packet::{FIRST, Header, IMMEDIATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
-use gdsync_sys::prm::wqe::Opcode;
+use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, PacketKind, SOLICITED, UNRELIABLE};
+use gdsync_sys::prm::wqe::{DataSeg, Opcode};
+use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 /// Most work requests that are fetched and not completed.
@@ -49,16 +50,13 @@ impl Requester {
                 }
                 Err(_) => return None,
                 Ok(_) if request.fenced && request.sent == 0 && reads() > 0 => return None,
-                Ok(work) if work.opcode == Opcode::Nop => {
-                    self.requests[cursor].done = true;
-                    self.cursor += 1;
-                    self.complete_done(step);
-                    if step.endpoint.state() != QpState::Rts {
+                Ok(work) if work.wait.is_some() => {
+                    if !self.pass_wait(step) {
                         return None;
                     }
                 }
-                Ok(work) if work.wait.is_some() => {
-                    if !self.pass_wait(step) {
+                Ok(work) if work.is_local() => {
+                    if !self.pass_local(step) {
                         return None;
                     }
                 }
@@ -90,27 +88,25 @@ impl Requester {
         if let Some(vector) = &work.to {
             route::address(vector, &mut header, step.endpoint.attributes.qkey, step.context);
         }
-        let gathered: Result<(), Refusal> = match &work.payload {
-            Payload::Inline(bytes) => {
-                let at = bytes[offset as usize..].as_ptr();
-                step.context.payload.push(Place::Host(at.cast_mut()), length as usize);
-                Ok(())
-            }
-            Payload::Segments(segments) => {
-                let (gather, regions) = (&mut *step.context.payload, step.context.regions);
-                each_piece(segments, offset, length, |segment, addr, count| {
-                    let place = regions.resolve(
-                        segment.lkey(),
-                        step.endpoint.config.pdn,
-                        addr,
-                        count,
-                        Access::empty(),
-                    )?;
-                    gather.push(place, count as usize);
-                    Ok(())
-                })
-            }
+        let (inline, segments): (&[u8], &[DataSeg]) = match &work.payload {
+            Payload::Inline(bytes) => (bytes, &[]),
+            Payload::Segments(segments) => (&[], segments),
+            Payload::Mixed(bytes, segments) => (bytes, segments),
         };
+        let (gather, regions) = (&mut *step.context.payload, step.context.regions);
+        // The inline bytes of this packet, and then its places.
+        let before = offset.saturating_sub(inline.len() as u32);
+        let inline = inline.get(offset as usize..).unwrap_or_default();
+        let inline = &inline[..inline.len().min(length as usize)];
+        if !inline.is_empty() {
+            gather.push(Place::Host(inline.as_ptr().cast_mut()), inline.len());
+        }
+        let gathered = each_piece(segments, before, length - inline.len() as u32, |segment, addr, count| {
+            let pdn = step.endpoint.config.pdn;
+            let pieces = regions.resolve(segment.lkey(), pdn, addr, count, Access::empty())?;
+            pieces.for_each(|(place, len)| gather.push(place, len));
+            Ok::<_, Refusal>(())
+        });
         if let Err(refusal) = gathered {
             self.refuse_locally("lkey", refusal.to_string(), step);
             return None;
@@ -130,6 +126,10 @@ impl Requester {
             header.flags |= if request.solicited { SOLICITED } else { 0 };
             if matches!(work.opcode, Opcode::SendImm | Opcode::RdmaWriteImm) {
                 header.flags |= IMMEDIATE;
+                header.imm = request.imm;
+            }
+            if work.opcode == Opcode::SendInval {
+                header.flags |= INVALIDATE;
                 header.imm = request.imm;
             }
         }
@@ -169,13 +169,16 @@ impl Requester {
         let offset = request.acked * MTU;
         let psn = request.first_psn.wrapping_add(request.acked);
         let kind = match work.opcode {
-            Opcode::AtomicCs => PacketKind::CompareSwap,
-            Opcode::AtomicFa => PacketKind::FetchAdd,
+            Opcode::AtomicCs | Opcode::AtomicMaskedCs => PacketKind::CompareSwap,
+            Opcode::AtomicFa | Opcode::AtomicMaskedFa => PacketKind::FetchAdd,
             _ => PacketKind::Read,
         };
         let mut header = Header::new(kind, step.endpoint.qpn, step.endpoint.attributes.dest_qpn, psn);
         if let Some(operands) = work.operands {
-            header.operands = [operands.swap_add(), operands.compare()].map(U64::new);
+            header.operands = [operands.swap_add, operands.compare].map(U64::new);
+            if let Some(masks) = operands.masks {
+                step.context.payload.push_prefix(masks.map(U64::new).as_bytes());
+            }
         }
         header.addr = U64::new(addr.wrapping_add(offset.into()));
         header.rkey = U32::new(rkey);

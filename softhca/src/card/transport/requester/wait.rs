@@ -109,8 +109,12 @@ impl Requester {
         let bytes = size_of::<u64>() as u64;
         let regions = step.context.regions;
         let place = match regions.resolve(key, step.endpoint.config.pdn, addr, bytes, Access::empty()) {
-            Ok(place) => place,
+            Ok(pieces) => pieces.single(),
             Err(refusal) => return refused(Syndrome::LocalProtection, "lkey", refusal.to_string()),
+        };
+        let Some(place) = place else {
+            let message = format!("the word at {addr:#x} is in several pieces of memory");
+            return refused(Syndrome::LocalProtection, "address", message);
         };
         if let Place::Peer(..) = place {
             let now = step.context.now;

@@ -84,7 +84,8 @@ impl Responder {
             }
             Response::Atomic { psn, original, .. } => {
                 let mut header = Header::new(PacketKind::AtomicResponse, qpn, dest, *psn);
-                header.operands[0] = U64::new(*original);
+                header.operands[0] = U64::new(original.value);
+                header.length = U32::new(original.bytes);
                 Some(header)
             }
             Response::Read { psn, addr, rkey, length, sent, .. } => {
@@ -100,7 +101,9 @@ impl Responder {
                         count,
                         Access::REMOTE_READ,
                     ) {
-                        Ok(place) => step.context.payload.push(place, count as usize),
+                        Ok(pieces) => {
+                            pieces.for_each(|(place, len)| step.context.payload.push(place, len));
+                        }
                         // The region was deregistered during the read.
                         Err(refusal) => {
                             step.report(None, "rkey", refusal.to_string());

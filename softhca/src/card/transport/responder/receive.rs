@@ -6,7 +6,7 @@ use crate::card::config::Transport;
 use crate::card::queue::receive::{Home, Receive, Slot};
 use crate::card::transport::step::Step;
 use crate::fabric::Part;
-use crate::packet::{FIRST, Header, IMMEDIATE, LAST, NakCode, Packet, SOLICITED};
+use crate::packet::{FIRST, Header, IMMEDIATE, INVALIDATE, LAST, NakCode, Packet, SOLICITED};
 use gdsync_sys::prm::cqe::{Cqe64, CqeOpcode, Syndrome};
 
 /// Packets after which one is acknowledged although its message continues.
@@ -35,7 +35,13 @@ pub(super) fn scatter(
 
 /// The opcode of the completion of a send or a datagram.
 pub(super) fn send_opcode(header: &Header) -> CqeOpcode {
-    if header.has(IMMEDIATE) { CqeOpcode::RespSendImm } else { CqeOpcode::RespSend }
+    if header.has(IMMEDIATE) {
+        CqeOpcode::RespSendImm
+    } else if header.has(INVALIDATE) {
+        CqeOpcode::RespSendInval
+    } else {
+        CqeOpcode::RespSend
+    }
 }
 
 /// The completion of receive `index`, of `length` bytes from queue pair `remote`.
@@ -48,6 +54,15 @@ pub(super) fn completion(
     step: &Step<'_, '_>,
 ) -> Cqe64 {
     Cqe64::responder(opcode, step.endpoint.qpn, remote, index, length, header.imm, header.has(SOLICITED))
+}
+
+/// Invalidates the key that a send names, which fills a receive.
+fn invalidate(slot: Slot, header: &Header, step: &mut Step<'_, '_>) -> Result<(), Stop> {
+    let owner = (step.endpoint.config.pdn, step.endpoint.qpn);
+    step.context.regions.invalidate(u32::from_be_bytes(header.imm), owner).map_err(|error| {
+        step.report(Some(slot.index), "invalidate", error.to_string());
+        Stop::Fatal(NakCode::RemoteOperation, Failure::Completion(slot, Syndrome::MwBind))
+    })
 }
 
 impl Responder {
@@ -76,6 +91,9 @@ impl Responder {
             return Err(Stop::Fatal(NakCode::RemoteOperation, failure));
         }
         if header.has(LAST) {
+            if header.has(INVALIDATE) {
+                invalidate(slot, header, step)?;
+            }
             self.complete_receive(send_opcode(header), slot, header, step);
         } else {
             self.queue.current = Some(receive);

@@ -43,7 +43,7 @@ impl Responder {
             (Some(refused), _) => Err(injected(refused, step)),
             (None, PacketKind::Send) => self.take_send(packet, step),
             (None, PacketKind::Write) => self.take_write(packet, step),
-            (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => self.take_atomic(kind, header, step),
+            (None, PacketKind::CompareSwap | PacketKind::FetchAdd) => self.take_atomic(packet, step),
             (None, _) => self.take_read(header, step),
         };
         match result {

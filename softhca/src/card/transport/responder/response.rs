@@ -30,10 +30,10 @@ pub(super) enum Response {
         /// The request is a duplicate.
         again: bool,
     },
-    /// The original value of an atomic operation.
+    /// The result of an atomic operation.
     Atomic {
         psn: u32,
-        original: u64,
+        original: Original,
         /// The request is a duplicate.
         again: bool,
     },
@@ -47,16 +47,24 @@ impl Response {
     }
 }
 
+/// The original value that an atomic operation returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Original {
+    pub(super) value: u64,
+    /// Bytes that the operation changed.
+    pub(super) bytes: u32,
+}
+
 /// Results of the last atomic operations, by packet number. A duplicate request is answered from
 /// them and not executed again.
 #[derive(Debug, Default)]
 pub(super) struct Results {
-    kept: VecDeque<(u32, u64)>,
+    kept: VecDeque<(u32, Original)>,
 }
 
 impl Results {
     /// Keeps a result. As many are kept as a requester may have in flight.
-    pub(super) fn remember(&mut self, psn: u32, original: u64) {
+    pub(super) fn remember(&mut self, psn: u32, original: Original) {
         if self.kept.len() >= usize::from(LIMITS.max_rd_atomic) {
             self.kept.pop_front();
         }
@@ -64,7 +72,7 @@ impl Results {
     }
 
     /// The newest result with that packet number; numbers repeat after 2^24 packets.
-    pub(super) fn find(&self, psn: u32) -> Option<u64> {
+    pub(super) fn find(&self, psn: u32) -> Option<Original> {
         self.kept.iter().rev().find(|(known, _)| *known == psn).map(|(_, original)| *original)
     }
 }
@@ -76,9 +84,11 @@ mod tests {
     #[test]
     fn the_last_results_are_kept() {
         let mut results = Results::default();
-        (0..20u32).for_each(|psn| results.remember(psn, u64::from(psn) + 100));
-        assert_eq!((results.find(3), results.find(4), results.find(19)), (None, Some(104), Some(119)));
-        results.remember(5, 7);
-        assert_eq!(results.find(5), Some(7), "the newest of that number");
+        let of = |value| Original { value, bytes: 8 };
+        (0..20u32).for_each(|psn| results.remember(psn, of(u64::from(psn) + 100)));
+        let found = (results.find(3), results.find(4), results.find(19));
+        assert_eq!(found, (None, Some(of(104)), Some(of(119))));
+        results.remember(5, of(7));
+        assert_eq!(results.find(5), Some(of(7)), "the newest of that number");
     }
 }

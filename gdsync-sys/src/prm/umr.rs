@@ -1,0 +1,326 @@
+//! Segments of a work request that changes a memory key (user-mode memory registration, UMR).
+//!
+//! The request is a control segment whose immediate names the key, [`UmrCtrlSeg`],
+//! [`KeyContextSeg`], and the new translation in entries of 16 bytes: [`DataSeg`](super::wqe::DataSeg)s,
+//! or one [`StridedHeader`] and its [`StridedEntry`]s.
+
+use std::mem::offset_of;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The queue pair number of a key that belongs to no queue pair.
+pub const ANY_QP: u32 = 0xff_ffff;
+/// The bit of [`KeyContextSeg`]'s first byte that closes a key (`MLX5_WQE_MKEY_CONTEXT_FREE`).
+const CLOSED: u8 = 1 << 6;
+
+bitflags::bitflags! {
+    /// Flags of [`UmrCtrlSeg`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct UmrFlags: u8 {
+        /// The request fails unless the queue pair is the key's.
+        const CHECK_QPN = 1 << 3;
+        /// `offset` counts entries of the translation, from which on it changes.
+        const TRANSLATION_OFFSET = 1 << 4;
+        /// The request fails unless the key is closed.
+        const CHECK_FREE = 1 << 5;
+        /// The translation is in the request.
+        const INLINE = 1 << 7;
+    }
+}
+
+bitflags::bitflags! {
+    /// The attributes of a key that a request changes (`MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct KeyMask: u64 {
+        /// Length.
+        const LEN = 1 << 0;
+        /// First address.
+        const START_ADDR = 1 << 6;
+        /// The last 8 bits of the key.
+        const TAG = 1 << 13;
+        /// Queue pair.
+        const QPN = 1 << 14;
+        /// Right of local writes.
+        const LOCAL_WRITE = 1 << 18;
+        /// Right of remote reads.
+        const REMOTE_READ = 1 << 19;
+        /// Right of remote writes.
+        const REMOTE_WRITE = 1 << 20;
+        /// Right of atomics.
+        const ATOMIC = 1 << 21;
+        /// Whether the key is closed.
+        const FREE = 1 << 29;
+    }
+}
+
+bitflags::bitflags! {
+    /// Rights of [`KeyContextSeg`] (`MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct KeyAccess: u8 {
+        /// Local reads.
+        const LOCAL_READ = 1 << 2;
+        /// Local writes.
+        const LOCAL_WRITE = 1 << 3;
+        /// Remote reads.
+        const REMOTE_READ = 1 << 4;
+        /// Remote writes.
+        const REMOTE_WRITE = 1 << 5;
+        /// Atomics.
+        const ATOMIC = 1 << 6;
+    }
+}
+
+/// What a request changes: `struct mlx5_wqe_umr_ctrl_seg`, 48 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct UmrCtrlSeg {
+    flags: u8,
+    reserved: [u8; 3],
+    octowords: U16,
+    offset: U16,
+    mask: U64,
+    reserved_end: [u8; 32],
+}
+
+impl UmrCtrlSeg {
+    /// Changes the attributes in `mask`, and the translation to one of that many entries of 16 bytes;
+    /// 0 leaves it as it is.
+    pub fn new(flags: UmrFlags, mask: KeyMask, entries: u16) -> Self {
+        UmrCtrlSeg {
+            flags: flags.bits(),
+            reserved: [0; 3],
+            octowords: U16::new(entries),
+            offset: U16::ZERO,
+            mask: U64::new(mask.bits()),
+            reserved_end: [0; 32],
+        }
+    }
+
+    /// Flags. Bits without a name are kept.
+    pub fn flags(&self) -> UmrFlags {
+        UmrFlags::from_bits_retain(self.flags)
+    }
+
+    /// The attributes that change. Bits without a name are kept.
+    pub fn mask(&self) -> KeyMask {
+        KeyMask::from_bits_retain(self.mask.get())
+    }
+
+    /// Entries of the new translation.
+    pub fn entries(&self) -> u16 {
+        self.octowords.get()
+    }
+
+    /// The first entry that changes.
+    pub fn offset(&self) -> u16 {
+        self.offset.get()
+    }
+}
+
+/// New attributes of a key: `struct mlx5_wqe_mkey_context_seg`, 64 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct KeyContextSeg {
+    free: u8,
+    reserved1: u8,
+    access: u8,
+    sf: u8,
+    qpn_mkey: U32,
+    reserved2: U32,
+    flags_pd: U32,
+    start_addr: U64,
+    len: U64,
+    bsf_octowords: U32,
+    reserved3: [U32; 4],
+    translation_octowords: U32,
+    reserved4: [u8; 3],
+    log_page_size: u8,
+    reserved5: U32,
+}
+
+/// The attributes of [`KeyContextSeg`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyFields {
+    /// Requests that name the key fail.
+    pub closed: bool,
+    /// Rights.
+    pub access: KeyAccess,
+    /// Queue pair, or [`ANY_QP`].
+    pub qpn: u32,
+    /// The last 8 bits of the key.
+    pub tag: u8,
+    /// First address.
+    pub start_addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl KeyContextSeg {
+    /// A segment of these attributes.
+    pub fn new(fields: &KeyFields) -> Self {
+        KeyContextSeg {
+            free: if fields.closed { CLOSED } else { 0 },
+            reserved1: 0,
+            access: fields.access.bits(),
+            sf: 0,
+            qpn_mkey: U32::new(fields.qpn << 8 | u32::from(fields.tag)),
+            reserved2: U32::ZERO,
+            flags_pd: U32::ZERO,
+            start_addr: U64::new(fields.start_addr),
+            len: U64::new(fields.len),
+            bsf_octowords: U32::ZERO,
+            reserved3: [U32::ZERO; 4],
+            translation_octowords: U32::ZERO,
+            reserved4: [0; 3],
+            log_page_size: 0,
+            reserved5: U32::ZERO,
+        }
+    }
+
+    /// Its attributes.
+    pub fn fields(&self) -> KeyFields {
+        KeyFields {
+            closed: self.free & CLOSED != 0,
+            access: KeyAccess::from_bits_retain(self.access),
+            qpn: self.qpn_mkey.get() >> 8,
+            tag: self.qpn_mkey.get() as u8,
+            start_addr: self.start_addr.get(),
+            len: self.len.get(),
+        }
+    }
+}
+
+/// Begins a translation of blocks that repeat: `struct mlx5_wqe_umr_repeat_block_seg`, 16 bytes. Where
+/// other entries have their key, it has [`StridedHeader::OPERATION`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StridedHeader {
+    byte_count: U32,
+    operation: U32,
+    repeat: U32,
+    reserved: U16,
+    entries: U16,
+}
+
+impl StridedHeader {
+    /// Marks the header.
+    pub const OPERATION: u32 = 0x400;
+
+    /// Rounds of `byte_count` bytes, from one block of each of that many entries.
+    pub fn new(byte_count: u32, repeat: u32, entries: u16) -> Self {
+        StridedHeader {
+            byte_count: U32::new(byte_count),
+            operation: U32::new(Self::OPERATION),
+            repeat: U32::new(repeat),
+            reserved: U16::ZERO,
+            entries: U16::new(entries),
+        }
+    }
+
+    /// Whether the bytes are a header, not another entry.
+    pub fn is_header(&self) -> bool {
+        self.operation.get() == Self::OPERATION
+    }
+
+    /// Bytes of a round.
+    pub fn byte_count(&self) -> u32 {
+        self.byte_count.get()
+    }
+
+    /// Rounds.
+    pub fn repeat(&self) -> u32 {
+        self.repeat.get()
+    }
+
+    /// Entries that follow.
+    pub fn entries(&self) -> u16 {
+        self.entries.get()
+    }
+}
+
+/// Blocks that repeat: `struct mlx5_wqe_umr_repeat_ent_seg`, 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StridedEntry {
+    stride: U16,
+    byte_count: U16,
+    key: U32,
+    addr: U64,
+}
+
+impl StridedEntry {
+    /// Blocks of `byte_count` bytes, of which each begins `stride` bytes after the one before.
+    pub fn new(stride: u16, byte_count: u16, key: u32, addr: u64) -> Self {
+        StridedEntry {
+            stride: U16::new(stride),
+            byte_count: U16::new(byte_count),
+            key: U32::new(key),
+            addr: U64::new(addr),
+        }
+    }
+
+    /// Bytes from one block to the next.
+    pub fn stride(&self) -> u16 {
+        self.stride.get()
+    }
+
+    /// Bytes of a block.
+    pub fn byte_count(&self) -> u16 {
+        self.byte_count.get()
+    }
+
+    /// Key of the blocks.
+    pub fn key(&self) -> u32 {
+        self.key.get()
+    }
+
+    /// Address of the first block.
+    pub fn addr(&self) -> u64 {
+        self.addr.get()
+    }
+}
+
+const _: () = {
+    assert!(size_of::<UmrCtrlSeg>() == 48 && offset_of!(UmrCtrlSeg, octowords) == 4);
+    assert!(offset_of!(UmrCtrlSeg, offset) == 6 && offset_of!(UmrCtrlSeg, mask) == 8);
+    assert!(size_of::<KeyContextSeg>() == 64 && offset_of!(KeyContextSeg, access) == 2);
+    assert!(offset_of!(KeyContextSeg, qpn_mkey) == 4 && offset_of!(KeyContextSeg, flags_pd) == 12);
+    assert!(offset_of!(KeyContextSeg, start_addr) == 16 && offset_of!(KeyContextSeg, len) == 24);
+    assert!(offset_of!(KeyContextSeg, translation_octowords) == 52);
+    assert!(offset_of!(KeyContextSeg, log_page_size) == 59);
+    assert!(size_of::<StridedHeader>() == 16 && offset_of!(StridedHeader, operation) == 4);
+    assert!(offset_of!(StridedHeader, repeat) == 8 && offset_of!(StridedHeader, entries) == 14);
+    assert!(size_of::<StridedEntry>() == 16 && offset_of!(StridedEntry, byte_count) == 2);
+    assert!(offset_of!(StridedEntry, key) == 4 && offset_of!(StridedEntry, addr) == 8);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn segments_are_those_of_the_header() {
+        let flags = UmrFlags::INLINE | UmrFlags::CHECK_FREE;
+        let ctrl = UmrCtrlSeg::new(flags, KeyMask::LEN | KeyMask::FREE, 4);
+        assert_eq!(ctrl.as_bytes()[..16], [0xa0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 1]);
+        assert_eq!((ctrl.flags(), ctrl.entries(), ctrl.offset()), (flags, 4, 0));
+        assert_eq!(ctrl.mask(), KeyMask::LEN | KeyMask::FREE);
+        let fields = KeyFields {
+            closed: true,
+            access: KeyAccess::REMOTE_READ | KeyAccess::ATOMIC,
+            qpn: 0x01_0203,
+            tag: 4,
+            start_addr: 0x1000,
+            len: 0x20,
+        };
+        let context = KeyContextSeg::new(&fields);
+        assert_eq!(context.as_bytes()[..8], [0x40, 0, 0x50, 0, 1, 2, 3, 4]);
+        assert_eq!(context.fields(), fields);
+        let header = StridedHeader::new(7, 3, 2);
+        assert_eq!(header.as_bytes(), [0, 0, 0, 7, 0, 0, 4, 0, 0, 0, 0, 3, 0, 0, 0, 2]);
+        assert!(header.is_header());
+        let entry = StridedEntry::new(9, 7, 0x500, 0x10);
+        assert_eq!(entry.as_bytes(), [0, 9, 0, 7, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0x10]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Device memory.
+
+use super::mr::{Backing, Source, add};
+use crate::attributes::Request;
+use crate::context::{Context, Object};
+use crate::errno::{Errno, Result};
+use crate::resource::Resource;
+use crate::uapi::ioctl::{attr, object};
+use softhca::card::{Access, DeviceMemory, LIMITS};
+
+const PAGE: u64 = 4096;
+/// `MLX5_IB_UAPI_DM_TYPE_MEMIC`.
+const TYPE_MEMIC: u64 = 0;
+/// Device memory begins at a page, so this alignment is always there.
+const LOG_ALIGNMENT: u32 = 12;
+
+/// Allocated device memory.
+struct Dm {
+    memory: DeviceMemory,
+    length: u64,
+}
+
+/// Checks that a program maps device memory of this context, and no more.
+///
+/// # Errors
+/// EINVAL, as of a kernel.
+pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<()> {
+    let objects = context.objects.lock();
+    let is_it = |dm: &Dm| dm.memory.offset == offset && len as u64 <= dm.length.next_multiple_of(PAGE);
+    if objects.states::<Dm>().any(is_it) { Ok(()) } else { Err(Errno::INVALID) }
+}
+
+/// `DM_ALLOC`.
+pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
+    if request.optional_number(attr::DM_TYPE)?.is_some_and(|kind| kind != TYPE_MEMIC) {
+        tracing::warn!("the software card has no device memory of steering");
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    let length = request.number(attr::DM_LENGTH)?;
+    if length == 0 || length > LIMITS.device_memory || request.number32(attr::DM_ALIGNMENT)? > LOG_ALIGNMENT {
+        return Err(Errno::INVALID);
+    }
+    let memory = context.card().alloc_device_memory(length)?;
+    let (page, resource) = (memory.page, Resource::DeviceMemory(memory.page.into()));
+    let handle = context.objects.lock().add(Object::new(object::DM, resource).with(Dm { memory, length }));
+    request.answer_created(attr::HANDLE, handle)?;
+    request.answer_with(attr::DM_START_OFFSET, &0u64)?;
+    request.answer_with(attr::DM_PAGE_INDEX, &page)
+}
+
+/// `MLX5_IB_METHOD_DM_QUERY`, for a program that imports device memory.
+pub(crate) fn query(context: &Context, request: &Request) -> Result<()> {
+    let objects = context.objects.lock();
+    let dm = objects.state::<Dm>(request.handle(attr::DM_QUERY_HANDLE)?)?;
+    request.answer_with(attr::DM_QUERY_START_OFFSET, &0u64)?;
+    request.answer_with(attr::DM_QUERY_PAGE_INDEX, &dm.memory.page)?;
+    request.answer_with(attr::DM_QUERY_LENGTH, &dm.length)
+}
+
+/// `DM_MR_REG`: a region that begins at 0.
+pub(crate) fn register(context: &Context, request: &Request) -> Result<()> {
+    let (offset, length) = (request.number(attr::DM_MR_OFFSET)?, request.number(attr::DM_MR_LENGTH)?);
+    let flags = request.number32(attr::DM_MR_ACCESS)?;
+    let handle = request.handle(attr::DM_MR_DM)?;
+    let objects = context.objects.lock();
+    let dm = objects.state::<Dm>(handle)?;
+    let is_inside = offset.checked_add(length).is_some_and(|end| end <= dm.length);
+    if !is_inside || flags & Access::ZERO_BASED.bits() == 0 {
+        return Err(Errno::INVALID);
+    }
+    let addr = dm.memory.base as u64 + offset;
+    drop(objects);
+    let source = Source { addr, length, iova: 0, backing: Backing::Device };
+    let (mr, key) = add(context, source, request.handle(attr::DM_MR_PD)?, flags, &[handle])?;
+    request.answer_created(attr::HANDLE, mr)?;
+    request.answer_with(attr::DM_MR_LKEY, &key)?;
+    request.answer_with(attr::DM_MR_RKEY, &key)
+}
