@@ -2,6 +2,7 @@
 //! -- PROGRAM`.
 
 mod card;
+mod connections;
 mod exhaustion;
 mod failures;
 mod interop;

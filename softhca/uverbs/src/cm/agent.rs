@@ -2,22 +2,44 @@
 
 use super::host;
 use super::id::State;
-use super::manager::{Inner, Manager};
+use super::manager::{File, Inner, Manager};
 use super::message::{Kind, Message};
 use crate::card::OpenCard;
 use crate::errno::Result;
+use crate::events::signal::Signal;
 use crate::events::wake::readable;
 use softhca::card::ManagementDatagram;
 use softhca::fabric::{Node, Service};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two looks at whether the processes of peers live.
 const LOOK_FOR_PEERS: Duration = Duration::from_millis(50);
 
+impl Manager {
+    /// Opens a file, and starts the agent if it does not run. Returns the descriptor that the program
+    /// polls, too.
+    ///
+    /// # Errors
+    /// The system's, if it gives no descriptor or thread.
+    pub(crate) fn open(self: &Arc<Self>) -> Result<(File, OwnedFd)> {
+        let (signal, fd) = Signal::new()?;
+        let signal = Arc::new(signal);
+        self.make_wake()?;
+        let mut inner = self.lock();
+        if !inner.has_agent {
+            start(self)?;
+            inner.has_agent = true;
+        }
+        let number = inner.add_file(signal.clone());
+        drop(inner);
+        Ok((File { manager: self.clone(), number, signal }, fd))
+    }
+}
+
 /// Starts the agent's thread, which ends when the manager has nothing to do any more.
-pub(crate) fn start(manager: &Arc<Manager>) -> Result<()> {
+fn start(manager: &Arc<Manager>) -> Result<()> {
     let manager = manager.clone();
     std::thread::Builder::new().name("softhca-cm".to_owned()).spawn(move || run(&manager))?;
     Ok(())

@@ -1,35 +1,20 @@
 //! Answers to a program's questions: addresses, paths, and the attributes of its queue pair.
 
 use super::address::{Address, IbAddress};
-use super::connect::PATH_MTU;
 use super::connection::{ACK_TIMEOUT, Connection, Phase};
 use super::id::Id;
 use super::manager::Inner;
-use super::message::Gids;
-use crate::card::OpenCard;
+use super::path::{EXACTLY, PATH_FLAGS, PATH_MTU, PKEY, RATE, address_handle, path};
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{
-    AhAttr, PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage,
-    UserPathRec,
+    PathRecData, QpAttr, QueryAddrResp, QueryPathResp, QueryRouteResp, Sockaddr6, Storage, UserPathRec,
 };
 use crate::verbs::port::PORT;
 use gdsync_sys::verbs as ibv;
-use softhca::card::{GidKind, LinkLayer};
-use softhca::fabric::Node;
 use softhca::sysfs::node_guid;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-/// The only partition key: full membership of the default partition.
-const PKEY: u16 = 0xffff;
-/// Hops of a global route.
-const HOP_LIMIT: u8 = 64;
-/// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
-const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
-/// Selector of a path's property: exactly this value.
-const EXACTLY: u8 = 2;
-/// Rate code of 100 Gbit/s (`IB_RATE_100_GBPS`).
-const RATE: u8 = 16;
 /// `IB_QPS_INIT`, `IB_QPS_RTR`, `IB_QPS_RTS`.
 const INIT: u32 = 1;
 const RTR: u32 = 2;
@@ -37,33 +22,6 @@ const RTS: u32 = 3;
 /// `IB_ACCESS_REMOTE_WRITE`, `IB_ACCESS_REMOTE_READ`, `IB_ACCESS_REMOTE_ATOMIC`.
 const REMOTE_WRITE: u32 = 1 << 1;
 const REMOTE_READ_AND_ATOMIC: u32 = 1 << 2 | 1 << 3;
-
-fn is_ethernet(open: &OpenCard) -> bool {
-    open.card.link_layer() == LinkLayer::Ethernet
-}
-
-/// LID of a node on InfiniBand; 0 on Ethernet.
-fn lid(open: &OpenCard, node: Node) -> u16 {
-    if is_ethernet(open) { 0 } else { node as u16 }
-}
-
-/// The address of a peer, as queue pairs and address handles take it. `None` for a source that is not
-/// the card's.
-pub(crate) fn address_handle(open: &OpenCard, node: Node, gids: &Gids) -> Option<AhAttr> {
-    let is_source = |entry: &softhca::card::GidEntry| {
-        entry.gid == gids.source && matches!(entry.kind, GidKind::RoceV2 | GidKind::InfiniBand)
-    };
-    let index = open.card.gids().iter().position(is_source)?;
-    Some(AhAttr {
-        dgid: gids.destination,
-        sgid_index: index as u8,
-        hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
-        dlid: lid(open, node),
-        is_global: is_ethernet(open).into(),
-        port_num: PORT,
-        ..AhAttr::new_zeroed()
-    })
-}
 
 /// The first bytes of a socket address.
 fn stored<const N: usize>(address: Option<&Address>) -> ([u8; N], u16) {
@@ -250,40 +208,4 @@ fn device(id: &Id) -> QueryAddrResp {
         ibdev_index: open.index as u32,
         ..QueryAddrResp::new_zeroed()
     }
-}
-
-/// The path to the identifier's peer.
-fn path(id: &Id) -> Option<UserPathRec> {
-    let route = id.route.as_ref()?;
-    let open = &route.card;
-    Some(UserPathRec {
-        dgid: route.gids.destination,
-        sgid: route.gids.source,
-        dlid: U16::new(lid(open, route.node)),
-        slid: U16::new(lid(open, open.card.node())),
-        reversible: 1,
-        mtu: PATH_MTU.into(),
-        pkey: U16::new(PKEY),
-        hop_limit: if is_ethernet(open) { HOP_LIMIT } else { 0 },
-        traffic_class: id.options.type_of_service,
-        numb_path: 1,
-        mtu_selector: EXACTLY,
-        rate_selector: EXACTLY,
-        rate: RATE,
-        packet_life_time_selector: EXACTLY,
-        packet_life_time: ACK_TIMEOUT - 1,
-        ..UserPathRec::new_zeroed()
-    })
-}
-
-/// Checks paths that a program sets: one of them leads there and back.
-///
-/// # Errors
-/// EINVAL.
-pub(crate) fn check_path(value: &[u8]) -> Result<()> {
-    let records = value.chunks_exact(size_of::<PathRecData>());
-    let is_whole = records.remainder().is_empty();
-    let mut flags =
-        records.filter_map(|bytes| PathRecData::read_from_bytes(bytes).ok()).map(|path| path.flags);
-    if is_whole && flags.any(|flags| flags == PATH_FLAGS) { Ok(()) } else { Err(Errno::INVALID) }
 }

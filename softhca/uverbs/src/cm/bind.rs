@@ -5,6 +5,7 @@ use super::event::EventKind;
 use super::host;
 use super::id::{Id, Port, State, port_of_service};
 use super::manager::{Inner, Manager, random};
+use super::path::check_path;
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, option, space};
@@ -281,7 +282,7 @@ impl Inner {
             }
             // The path is that of the address, whatever the program has found out about it.
             option::IB_PATH => {
-                super::answer::check_path(value)?;
+                check_path(value)?;
                 return self.resolve_route(file, number);
             }
             _ => return Err(Errno(libc::ENOSYS)),

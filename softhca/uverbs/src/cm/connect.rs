@@ -1,11 +1,11 @@
 //! Connecting and disconnecting: what programs ask for, and what they learn.
 
-use super::answer::address_handle;
 use super::connection::{Connection, Happened, answer_to_stranger};
 use super::event::{Event, EventKind};
 use super::id::{Id, QpType, Route, State, port_of_service};
 use super::manager::{Inner, Link, psn, send};
 use super::message::{End, Gids, Kind, Message, reason};
+use super::path::{PATH_MTU, address_handle};
 use crate::card::OpenCard;
 use crate::errno::{Errno, Result};
 use crate::uapi::ucm::{ConnParam, Ece, Reject};
@@ -15,8 +15,6 @@ use std::time::Instant;
 
 /// `IB_EVENT_COMM_EST`: a queue pair has received a message before its connection was established.
 const COMMUNICATION_ESTABLISHED: u32 = 4;
-/// `IBV_MTU_4096`, the path MTU of every fabric.
-pub(crate) const PATH_MTU: u8 = 5;
 /// Largest retry count: a field of three bits.
 const MAX_RETRY: u8 = 7;
 

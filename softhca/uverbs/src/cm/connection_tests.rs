@@ -283,7 +283,7 @@ proptest! {
             wire.extend(reaction.send.map(|message| (1 - at, message)));
             told[at].extend(reaction.happened);
         };
-        let send = |at: usize, message: Option<Message>| Reaction { send: message.map(|m| { assert_eq!(m.local_id, [7, 8][at]); m }), happened: None };
+        let send = |at: usize, message: Option<Message>| Reaction { send: message.inspect(|m| assert_eq!(m.local_id, [7, 8][at])), happened: None };
         for step in steps {
             match step {
                 Step::Carry { index, keep } if !wire.is_empty() => {
@@ -315,8 +315,8 @@ proptest! {
                 Step::Wait => {
                     let next = ends.iter().filter_map(Connection::next_timer).min();
                     now = next.unwrap_or(now).max(now);
-                    for at in 0..2 {
-                        let reaction = ends[at].expire(now);
+                    for (at, end) in ends.iter_mut().enumerate() {
+                        let reaction = end.expire(now);
                         react(at, reaction, &mut wire);
                     }
                 }

@@ -2,7 +2,6 @@
 //!
 //! One lock guards all of them. It is never held while the process waits for another.
 
-use super::agent;
 use super::connection::{Connection, Reaction};
 use super::event::{Event, EventKind};
 use super::host;
@@ -17,7 +16,6 @@ use parking_lot::{Mutex, MutexGuard};
 use softhca::fabric::Node;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -92,24 +90,16 @@ impl Manager {
         self.inner.lock()
     }
 
-    /// Opens a file. Returns the descriptor that the program polls, too.
-    pub(crate) fn open(self: &Arc<Self>) -> Result<(File, OwnedFd)> {
-        let (signal, fd) = Signal::new()?;
-        let signal = Arc::new(signal);
+    /// Makes what wakes the agent, if it is not there.
+    ///
+    /// # Errors
+    /// The system's, if it gives no descriptor.
+    pub(crate) fn make_wake(&self) -> Result<()> {
         if self.cards.management.get().is_none() {
             // Another thread may have set it meanwhile.
             let _ = self.cards.management.set(Wake::new()?);
         }
-        let mut inner = self.lock();
-        if !inner.has_agent {
-            agent::start(self)?;
-            inner.has_agent = true;
-        }
-        inner.last_file += 1;
-        let number = inner.last_file;
-        inner.files.insert(number, Events { waiting: VecDeque::new(), signal: signal.clone() });
-        drop(inner);
-        Ok((File { manager: self.clone(), number, signal }, fd))
+        Ok(())
     }
 
     /// What wakes the agent. There is one as long as a file is open.
@@ -155,6 +145,13 @@ impl Manager {
 }
 
 impl Inner {
+    /// Adds a file without events. Returns its number.
+    pub(crate) fn add_file(&mut self, signal: Arc<Signal>) -> u32 {
+        self.last_file += 1;
+        self.files.insert(self.last_file, Events { waiting: VecDeque::new(), signal });
+        self.last_file
+    }
+
     /// Whether the manager has nothing to do any more.
     pub(crate) fn is_idle(&self) -> bool {
         self.files.is_empty() && self.connections.is_empty()

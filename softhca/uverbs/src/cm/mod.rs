@@ -8,6 +8,7 @@
 //! | `connection` | the protocol of one connection: states, messages, time-outs |
 //! | `id` | an identifier, as a program has made it |
 //! | `event` | events for the program |
+//! | `path` | paths between cards, and the addresses of peers |
 //! | `host` | from addresses to cards, of this process and of others |
 //! | `manager` | all files, identifiers and connections of the process |
 //! | `bind`, `connect`, `answer` | what programs ask of them: addresses and routes, connections, attributes |
@@ -26,3 +27,4 @@ mod host;
 mod id;
 pub(crate) mod manager;
 mod message;
+mod path;
