@@ -72,3 +72,8 @@ fn a_closed_device_takes_everything_along() {
 fn the_card_waits_for_words_and_for_queues_and_masters_release_slaves() {
     succeeds("the_card_waits_for_words_and_for_queues_and_masters_release_slaves", "waits", true);
 }
+
+#[test]
+fn pools_of_receives_and_dynamic_connections_carry_sends() {
+    succeeds("pools_of_receives_and_dynamic_connections_carry_sends", "shared", true);
+}

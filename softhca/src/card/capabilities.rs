@@ -61,6 +61,8 @@ impl Card {
             (cap::CQE_VERSION, 1),
             (cap::ROCE, is_ethernet.into()),
             (cap::ATOMIC, 1),
+            (cap::DCT, 1),
+            (cap::LOG_MAX_RMP, LIMITS.max_srq.ilog2()),
             (cap::CQ_OI, 1),
             (cap::CD, waits.into()),
             (cap::UD, 1),

@@ -5,10 +5,11 @@
 //! status and a syndrome, and EREMOTEIO.
 //!
 //! Layers, each importing only modules before it: `status`, `message`, `resources`, `umem`,
-//! `capabilities`, `general`, `mkey`, `cq`, `qp`, `modify`, `object`.
+//! `capabilities`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
 
 mod capabilities;
 mod cq;
+mod dct;
 mod general;
 mod message;
 mod mkey;
@@ -16,6 +17,7 @@ mod modify;
 mod object;
 mod qp;
 mod resources;
+mod rmp;
 mod status;
 mod umem;
 
