@@ -91,7 +91,7 @@ int main(void)
     WRONG(CQ, 0x80 + 0x63, 5, 31, BAD_PARAM);             /* too large */
     WRONG(CQ, 0x80 + 0x68, 24, 1, BAD_RES);               /* no such page of registers */
     WRONG(CQ, 0x80 + 0xb8, 8, 0xee, BAD_RES);             /* no such event queue */
-    WRONG(CQ, 0x80 + 8, 3, 1, BAD_PARAM);                 /* entries of 128 bytes */
+    WRONG(CQ, 0x80 + 8, 3, 2, BAD_PARAM);                 /* entries of neither 64 nor 128 bytes */
     WRONG(CQ; put(in, 0x80 + 0xc3, 5, 1), 0x80 + 0x54, 6, 63, BAD_PARAM); /* page offset: 63/64 of 8 KiB */
     CQ;
     refused(context, in, 64, BAD_INP_LEN);
@@ -105,7 +105,7 @@ int main(void)
     WRONG(QP, 0xc0 + 0x3e8, 24, 1, BAD_RES);              /* no such completion queue */
     WRONG(QP, 0xc0 + 0x68, 24, 1, BAD_RES);
     WRONG(QP, 0xc0 + 8, 8, 3, BAD_PARAM);                 /* XRC */
-    WRONG(QP, 0xc0 + 0x565, 3, 1, BAD_PARAM);             /* a shared receive queue */
+    WRONG(QP, 0xc0 + 0x565, 3, 1, BAD_RES);               /* no such shared receive queue */
     WRONG(QP, 0xc0 + 0x500, 64, qp.size, BAD_PARAM);
     WRONG(QP, 0xc0 + 0x80, 2, 2, BAD_PARAM);              /* rung by a processor of the card */
     WRONG(QP, 0xc0 + 0x49d, 1, 1, BAD_PARAM);             /* receives that another queue releases */

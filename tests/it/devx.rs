@@ -104,3 +104,8 @@ fn the_card_waits_for_words_and_for_queues_and_masters_release_slaves() {
 fn events_of_queues_reach_channels_and_answers_come_later() {
     succeeds("events_of_queues_reach_channels_and_answers_come_later", "events", true);
 }
+
+#[test]
+fn pools_of_receives_and_dynamic_connections_carry_sends() {
+    succeeds("pools_of_receives_and_dynamic_connections_carry_sends", "shared", true);
+}

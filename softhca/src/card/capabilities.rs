@@ -112,6 +112,8 @@ impl Card {
             (cap::FIXED_BUFFER_SIZE, 1),
             (cap::LOG_MAX_KLM_LIST_SIZE, LIMITS.max_key_entries.ilog2()),
             (cap::PG, 1),
+            (cap::DCT, 1),
+            (cap::LOG_MAX_RMP, LIMITS.max_srq.ilog2()),
             (cap::CQ_OI, 1),
             (cap::CD, cross_channel.into()),
             (cap::UD, 1),

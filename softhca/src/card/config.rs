@@ -327,6 +327,8 @@ pub struct SrqConfig {
     pub stride: u32,
     /// Doorbell record: one word, the number of receives that were posted.
     pub dbrec: *mut u32,
+    /// The entry after each is the next of the ring, whatever its link says.
+    pub cyclic: bool,
     /// What makes it a queue of XRC.
     pub xrc: Option<XrcConfig>,
 }

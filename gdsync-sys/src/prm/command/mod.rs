@@ -31,10 +31,12 @@ pub mod opcode {
     pub const QUERY_QP: u16 = 0x50b;
     pub const SQD_RTS_QP: u16 = 0x50c;
     pub const INIT2INIT_QP: u16 = 0x50e;
+    pub const CREATE_DCT: u16 = 0x710;
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const NOP: u16 = 0x80d;
     pub const QUERY_LAG: u16 = 0x842;
+    pub const CREATE_RMP: u16 = 0x90c;
 
     /// What the kernel lets through as a general command, besides a range of its own:
     /// QUERY_HCA_CAP, _ADAPTER, _ISSI, _ESW_FUNCTIONS, _VPORT_STATE, _ESW_VPORT_CONTEXT,
@@ -64,13 +66,13 @@ pub mod opcode {
     pub const GENERAL_RANGE: std::ops::Range<u16> = 0xb00..0xd00;
 
     /// What the kernel takes for the creation of an object (`devx_is_obj_create_cmd`), and this
-    /// card has not: SRQ, XRC_SRQ, DCT, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD,
-    /// TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ, RMP, TIS, RQT, FLOW_TABLE,
+    /// card has not: SRQ, XRC_SRQ, XRQ, Q_COUNTER, SCHEDULING_ELEMENT, MCG, XRCD,
+    /// TRANSPORT_DOMAIN, VXLAN_UDP_DPORT, L2_TABLE_ENTRY, TIR, SQ, RQ, TIS, RQT, FLOW_TABLE,
     /// _GROUP, _TABLE_ENTRY, _COUNTER, PACKET_REFORMAT_CONTEXT, MODIFY_HEADER_CONTEXT,
     /// GENERAL_OBJECT.
     pub const CREATE_OTHERS: &[u16] = &[
-        0x700, 0x705, 0x710, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908,
-        0x90c, 0x912, 0x916, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940, 0xa00,
+        0x700, 0x705, 0x717, 0x771, 0x782, 0x806, 0x80e, 0x816, 0x827, 0x829, 0x900, 0x904, 0x908, 0x912,
+        0x916, 0x930, 0x933, 0x936, 0x939, 0x93d, 0x940, 0xa00,
     ];
 }
 
@@ -82,7 +84,7 @@ pub mod header {
     pub const OP_MOD: Field = Field::new(0x30, 16);
     pub const STATUS: Field = Field::new(0, 8);
     pub const SYNDROME: Field = Field::new(0x20, 32);
-    /// Number of the object: `cqn`, `qpn`, `pd`, `mkey_index`.
+    /// Number of the object: `cqn`, `qpn`, `pd`, `mkey_index`, `rmpn`, `dctn`.
     pub const NUMBER: Field = Field::new(0x48, 24);
 }
 
@@ -209,6 +211,7 @@ pub mod qpc {
     pub const DBR_ADDR: Field = Field::new(0x500, 64);
     pub const Q_KEY: Field = Field::new(0x540, 32);
     pub const RQ_TYPE: Field = Field::new(0x565, 3);
+    pub const SRQN: Field = Field::new(0x568, 24);
     pub const DBR_UMEM_VALID: Field = Field::new(0x683, 1);
     pub const DBR_UMEM_ID: Field = Field::new(0x720, 32);
 
@@ -220,6 +223,8 @@ pub mod qpc {
     pub const DBR_NONE_INTERNAL: u8 = 2;
     /// `rq_type`: a receive queue of its own, and none.
     pub const RQ_OWN: u8 = 0;
+    /// A shared receive queue, or a pool.
+    pub const RQ_SHARED: u8 = 1;
     pub const RQ_NONE: u8 = 3;
     /// `pm_state`: migrated.
     pub const PM_MIGRATED: u8 = 3;
@@ -258,6 +263,65 @@ pub mod ads {
     pub const VHCA_PORT_NUM: Field = field(0x128, 8);
     /// `rmac_47_32` and `rmac_31_0`.
     pub const RMAC: [Field; 2] = [field(0x130, 16), field(0x140, 32)];
+}
+
+/// `create_rmp_in` with its `rmpc`.
+pub mod rmp {
+    use super::Field;
+    /// Bytes without a list of pages.
+    pub const BYTES: usize = WQ + super::wq::BYTES;
+    /// First byte of `wq`, which ends the context.
+    pub const WQ: usize = 80;
+    pub const BASIC_CYCLIC_RCV_WQE: Field = Field::new(0x120, 1);
+}
+
+/// `wq`.
+pub mod wq {
+    use super::Field;
+    pub const BYTES: usize = 192;
+    pub const TYPE: Field = Field::new(0, 4);
+    pub const SIGNATURE: Field = Field::new(4, 1);
+    pub const CD_SLAVE: Field = Field::new(7, 1);
+    pub const PAGE_OFFSET: Field = Field::new(0x2b, 5);
+    pub const LWM: Field = Field::new(0x30, 16);
+    pub const PD: Field = Field::new(0x48, 24);
+    pub const DBR_ADDR: Field = Field::new(0x80, 64);
+    pub const LOG_STRIDE: Field = Field::new(0x10c, 4);
+    pub const LOG_PAGE_SIZE: Field = Field::new(0x113, 5);
+    pub const LOG_SIZE: Field = Field::new(0x11b, 5);
+    pub const DBR_UMEM_ID: Field = Field::new(0x140, 32);
+    pub const UMEM_ID: Field = Field::new(0x160, 32);
+    pub const UMEM_OFFSET: Field = Field::new(0x180, 64);
+    /// `MLX5_WQ_TYPE_LINKED_LIST`, `_CYCLIC`.
+    pub const LINKED_LIST: u8 = 0;
+    pub const CYCLIC: u8 = 1;
+}
+
+/// `create_dct_in`.
+pub mod dct {
+    /// Bytes of the command up to the end of its context.
+    pub const BYTES: usize = CONTEXT + super::dctc::BYTES;
+    pub const CONTEXT: usize = 16;
+}
+
+/// `dctc`.
+pub mod dctc {
+    use super::Field;
+    pub const BYTES: usize = 64;
+    pub const OFFLOAD_TYPE: Field = Field::new(0x18, 4);
+    pub const USER_INDEX: Field = Field::new(0x28, 24);
+    pub const CQN: Field = Field::new(0x48, 24);
+    pub const RRE: Field = Field::new(0x6c, 1);
+    pub const RWE: Field = Field::new(0x6d, 1);
+    pub const RAE: Field = Field::new(0x6e, 1);
+    pub const MIN_RNR_NAK: Field = Field::new(0x93, 5);
+    pub const SRQN: Field = Field::new(0xa8, 24);
+    pub const PD: Field = Field::new(0xc8, 24);
+    pub const DC_ACCESS_KEY: Field = Field::new(0x100, 64);
+    pub const MTU: Field = Field::new(0x145, 3);
+    pub const PORT: Field = Field::new(0x148, 8);
+    pub const PKEY_INDEX: Field = Field::new(0x150, 16);
+    pub const MY_ADDR_INDEX: Field = Field::new(0x168, 8);
 }
 
 /// `create_mkey_in` with its `mkc`.
@@ -350,6 +414,8 @@ pub mod cap {
     pub const NUM_PORTS: Field = field(0x1b8, 8);
     pub const LOG_MAX_MSG: Field = field(0x1c3, 5);
     pub const CQE_VERSION: Field = field(0x1fc, 4);
+    /// DC targets.
+    pub const DCT: Field = field(0x21a, 1);
     pub const ROCE: Field = field(0x21d, 1);
     pub const ATOMIC: Field = field(0x21e, 1);
     /// Completion queues that ignore overruns (`oi`).
@@ -368,6 +434,7 @@ pub mod cap {
     pub const MAX_WQE_SZ_SQ: Field = field(0x290, 16);
     pub const MAX_WQE_SZ_RQ: Field = field(0x2b0, 16);
     pub const LOG_MAX_PD: Field = field(0x32b, 5);
+    pub const LOG_MAX_RMP: Field = field(0x383, 5);
     pub const SQ_TS_FORMAT: Field = field(0x440, 2);
     /// Ticks of the card's clock in a millisecond.
     pub const DEVICE_FREQUENCY_KHZ: Field = field(0x4e0, 32);

@@ -200,10 +200,10 @@ impl Cq {
         self.put(Cqe64::resize());
         self.ring = ring;
         // Every entry has moved by one.
-        let moved = |index: u32| index.wrapping_add(1);
         self.notified = self.notified.wrapping_add(1);
-        self.last_solicited = self.last_solicited.map(moved);
-        self.first_error = self.first_error.map(moved);
+        for index in [&mut self.last_solicited, &mut self.first_error].into_iter().flatten() {
+            *index = index.wrapping_add(1);
+        }
         true
     }
 

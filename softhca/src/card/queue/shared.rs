@@ -2,7 +2,8 @@
 //!
 //! The entries of a shared queue are a list: each begins with the index of the next (`struct
 //! mlx5_wqe_srq_next_seg`), as receives complete in any order. The card starts at entry 0 and follows
-//! the list; the doorbell record counts the receives that were posted.
+//! the list; the doorbell record counts the receives that were posted. A cyclic queue, which only commands
+//! of DEVX make, is taken in the order of its ring, and the links do not count.
 
 use super::producer::Producer;
 use super::receive::Home;
@@ -16,6 +17,7 @@ use gdsync_sys::prm::wqe::DataSeg;
 pub(crate) struct Srq {
     ring: ReadRing,
     stride: u32,
+    cyclic: bool,
     producer: Producer,
     /// Receives that were taken; not reduced.
     taken: u32,
@@ -61,6 +63,7 @@ impl Srq {
         Srq {
             ring,
             stride: config.stride,
+            cyclic: config.cyclic,
             producer,
             taken: 0,
             head: 0,
@@ -133,7 +136,7 @@ impl Srq {
         let mut bytes = Vec::with_capacity(64);
         self.ring.read(index.into(), &mut bytes);
         let (next, segments) = recv::linked(&bytes);
-        self.head = next;
+        self.head = if self.cyclic { (index + 1) & (entries - 1) as u16 } else { next };
         self.taken = self.taken.wrapping_add(1);
         let segments = segments.collect();
         Ok(Some(Taken { index, segments, below_limit: self.passes_limit() }))

@@ -26,7 +26,8 @@ impl TestSrq {
 
     pub(super) fn with(card: &Card, pdn: u32, change: impl FnOnce(&mut SrqConfig)) -> Self {
         let (ring, dbrec) = (memory((ENTRIES * STRIDE) as usize), memory(4).cast());
-        let mut config = SrqConfig { pdn, ring, entries: ENTRIES, stride: STRIDE, dbrec, xrc: None };
+        let mut config =
+            SrqConfig { pdn, ring, entries: ENTRIES, stride: STRIDE, dbrec, cyclic: false, xrc: None };
         change(&mut config);
         // SAFETY: the memory is never freed.
         let srqn = unsafe { card.create_srq(&config) }.unwrap();

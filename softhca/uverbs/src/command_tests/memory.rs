@@ -67,7 +67,8 @@ fn advice_is_for_on_demand_memory_of_its_domain() {
     let (fetch, for_writes, no_fault, wait) = (0, 1, 2, 1);
     let outside = Sge { addr: at - 1, ..sge };
     let stale = Sge { lkey: mr.lkey ^ 1, ..sge };
-    let cases: [(&str, u32, u64, u32, Vec<u8>, Result<(), i32>); 9] = [
+    type Case = (&'static str, u32, u64, u32, Vec<u8>, Result<(), i32>);
+    let cases: [Case; 9] = [
         ("fetch", pd, fetch, wait, sge.as_bytes().into(), Ok(())),
         ("look", pd, no_fault, wait, sge.as_bytes().into(), Ok(())),
         ("another domain", other, fetch, 0, sge.as_bytes().into(), Err(libc::EPERM)),

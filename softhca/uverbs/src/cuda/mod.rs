@@ -22,6 +22,9 @@ use std::sync::{Arc, Once, OnceLock};
 /// Bytes of the pinned buffer: the largest payload of a packet.
 const STAGING: usize = softhca::fabric::MAX_PAYLOAD;
 
+/// Bytes of a page of GPU memory (NVIDIA's GPUDirect RDMA documentation: 64 KiB).
+const GPU_PAGE: u64 = 64 << 10;
+
 /// Registers GPU memory with the cards of this process, once.
 pub(crate) fn register() {
     static ONCE: Once = Once::new();
@@ -83,7 +86,10 @@ impl PeerMemory for Client {
         };
         let copier = state.driver.within(context, || {
             let (base, size) = state.driver.range(addr)?;
-            if addr.checked_add(len).is_none_or(|end| end > base.saturating_add(size)) {
+            // The pages of the GPU, which are what such memory is registered by: programs round a range
+            // to them.
+            let end_of_pages = base.saturating_add(size).next_multiple_of(GPU_PAGE);
+            if addr.checked_add(len).is_none_or(|end| end > end_of_pages) {
                 let reason =
                     format!("{len} bytes at {addr:#x} leave the {size} bytes of GPU memory at {base:#x}");
                 return Err(PeerMemoryError::new(reason));

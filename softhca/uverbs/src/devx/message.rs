@@ -26,7 +26,7 @@ pub(super) fn check_length(input: &[u8], len: usize) -> std::result::Result<(), 
     if input.len() >= len {
         return Ok(());
     }
-    let limit = "at least the fixed part of the command: 272 bytes";
+    let limit = "at least the fixed part of the command";
     Err(Refusal::new(Status::BadInputLength, Syndrome::InputLength, input.len() as u64, limit))
 }
 

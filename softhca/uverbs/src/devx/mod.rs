@@ -5,10 +5,11 @@
 //! status and a syndrome, and EREMOTEIO.
 //!
 //! Layers, each importing only modules before it: `status`, `message`, `resources`, `umem`,
-//! `capabilities`, `events`, `general`, `mkey`, `cq`, `qp`, `modify`, `object`.
+//! `capabilities`, `events`, `general`, `mkey`, `cq`, `rmp`, `dct`, `qp`, `modify`, `object`.
 
 mod capabilities;
 mod cq;
+mod dct;
 mod events;
 mod general;
 mod message;
@@ -17,6 +18,7 @@ mod modify;
 mod object;
 mod qp;
 mod resources;
+mod rmp;
 mod status;
 mod umem;
 

@@ -171,12 +171,17 @@ impl<'a> Transition<'a> {
         self.transport == Transport::Ud
     }
 
+    /// An initiator of DC has no rights to give, and no destination.
+    fn is_initiator(&self) -> bool {
+        self.transport == Transport::DcInitiator
+    }
+
     fn to_init(&self) -> QpChange {
         QpChange {
             state: Some(QpState::Init),
             pkey_index: Some(ads::PKEY_INDEX.get(self.asked) as u16),
             port: Some(self.port()),
-            access: (!self.is_ud()).then(|| self.access()),
+            access: (!self.is_ud() && !self.is_initiator()).then(|| self.access()),
             qkey: self.is_ud().then(|| qpc::Q_KEY.get32(self.asked)),
             ..QpChange::default()
         }
@@ -184,6 +189,13 @@ impl<'a> Transition<'a> {
 
     fn to_rtr(&self) -> Result<QpChange, Refusal> {
         let mut change = self.optional(QpState::Rtr);
+        if self.is_initiator() {
+            return Ok(QpChange {
+                state: Some(QpState::Rtr),
+                path_mtu: Some(qpc::MTU.get8(self.asked).into()),
+                ..QpChange::default()
+            });
+        }
         if !self.is_ud() {
             change.address = Some(self.address()?);
             change.path_mtu = Some(qpc::MTU.get8(self.asked).into());
@@ -198,9 +210,13 @@ impl<'a> Transition<'a> {
     }
 
     fn to_rts(&self) -> QpChange {
-        let mut change = self.optional(QpState::Rts);
+        let mut change = if self.is_initiator() {
+            QpChange { state: Some(QpState::Rts), ..QpChange::default() }
+        } else {
+            self.optional(QpState::Rts)
+        };
         change.sq_psn = Some(qpc::NEXT_SEND_PSN.get32(self.asked));
-        if self.transport == Transport::Rc {
+        if self.transport == Transport::Rc || self.is_initiator() {
             change.max_rd_atomic = Some(1 << qpc::LOG_SRA_MAX.get8(self.asked));
             change.timeout = Some(ads::ACK_TIMEOUT.get8(self.asked));
             change.retry_cnt = Some(qpc::RETRY_COUNT.get8(self.asked));

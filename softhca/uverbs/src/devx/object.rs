@@ -3,7 +3,7 @@
 
 use super::message::{answer, created, input, opcode_of};
 use super::status::{Failure, Refusal, Status, Syndrome};
-use super::{cq, events, mkey, modify, qp};
+use super::{cq, dct, events, mkey, modify, qp, rmp};
 use crate::attributes::Request;
 use crate::context::{Context, Object, Objects};
 use crate::errno::{Errno, Result};
@@ -35,6 +35,8 @@ fn make(
     match opcode_of(input) {
         opcode::CREATE_CQ => Ok(cq::create(context, objects, input)?),
         opcode::CREATE_QP => Ok(qp::create(context, objects, input)?),
+        opcode::CREATE_RMP => Ok(rmp::create(context, objects, input)?),
+        opcode::CREATE_DCT => Ok(dct::create(context, objects, input)?),
         opcode::CREATE_MKEY => Ok(mkey::create(context, objects, input)?),
         opcode::ALLOC_PD => {
             let number = context.card().alloc_pd()?;
@@ -47,7 +49,7 @@ fn make(
 
 /// Refuses an opcode that the kernel passes on and this card does not support.
 fn unknown(opcode: u16) -> Failure {
-    let limit = "protection domains, memory keys, completion queues and queue pairs";
+    let limit = "protection domains, memory keys, completion queues, queue pairs, receive memory pools and DC targets";
     Refusal::new(Status::BadOpcode, Syndrome::Opcode, opcode.into(), limit).into()
 }
 

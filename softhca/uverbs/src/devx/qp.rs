@@ -1,7 +1,7 @@
 //! Queue pairs: creation and queries.
 
 use super::message::{check_length, created};
-use super::resources::{check_cq, check_pd, check_uar};
+use super::resources::{check_cq, check_pd, check_srq, check_uar};
 use super::status::{Refusal, Syndrome};
 use super::umem::{Part, page_offset};
 use crate::context::{Context, Object, Objects};
@@ -18,13 +18,17 @@ pub(super) struct Qp {
     context: Vec<u8>,
 }
 
+/// `MLX5_QP_ST_DCI`.
+const DCI: u8 = 0xa;
+
 /// Codes of `st` (`MLX5_QP_ST_*`).
 fn transport_of(code: u8) -> Result<Transport, Refusal> {
     match code {
         0 => Ok(Transport::Rc),
         1 => Ok(Transport::Uc),
         2 => Ok(Transport::Ud),
-        _ => Err(Refusal::parameter(Syndrome::QpTransport, code, "RC (0), UC (1) or UD (2)")),
+        DCI => Ok(Transport::DcInitiator),
+        _ => Err(Refusal::parameter(Syndrome::QpTransport, code, "RC (0), UC (1), UD (2) or DCI (10)")),
     }
 }
 
@@ -35,8 +39,8 @@ fn code_of(transport: Transport) -> u8 {
         Transport::Ud => 2,
         // `MLX5_QP_ST_XRC`.
         Transport::XrcInitiator | Transport::XrcTarget => 5,
-        // `MLX5_QP_ST_DCI`, `_DCT`.
-        Transport::DcInitiator => 0xa,
+        Transport::DcInitiator => DCI,
+        // `MLX5_QP_ST_DCT`.
         Transport::DcTarget => 0xb,
     }
 }
@@ -74,11 +78,21 @@ pub(super) fn create(
             return Err(Refusal::parameter(Syndrome::QpContext, field.get(asked), limit));
         }
     }
+    let is_initiator = transport == Transport::DcInitiator;
+    let mut srq = None;
     let rq_entries = match qpc::RQ_TYPE.get8(asked) {
+        // An initiator has no receives, whatever its context says.
+        _ if is_initiator => 0,
+        qpc::RQ_SHARED => {
+            let number = qpc::SRQN.get32(asked);
+            check_srq(objects, number)?;
+            srq = Some(number);
+            0
+        }
         qpc::RQ_OWN => 1 << qpc::LOG_RQ_SIZE.get32(asked),
         qpc::RQ_NONE => 0,
         other => {
-            let limit = "a receive queue of its own (0) or none (3)";
+            let limit = "a receive queue of its own (0), a shared one (1) or none (3)";
             return Err(Refusal::parameter(Syndrome::QpContext, other, limit));
         }
     };
@@ -89,7 +103,9 @@ pub(super) fn create(
     check_uar(objects, uar)?;
     let (send_cq, recv_cq) = (qpc::CQN_SND.get32(asked), qpc::CQN_RCV.get32(asked));
     check_cq(objects, send_cq)?;
-    check_cq(objects, recv_cq)?;
+    if !is_initiator {
+        check_cq(objects, recv_cq)?;
+    }
 
     let receive_bytes = u64::from(rq_entries) * u64::from(rq_stride);
     let lead = page_offset(qpc::LOG_PAGE_SIZE.get(asked), qpc::PAGE_OFFSET.get(asked));
@@ -107,8 +123,8 @@ pub(super) fn create(
         transport,
         pdn: Some(pdn),
         send_cq: Some(send_cq),
-        recv_cq: Some(recv_cq),
-        srq: None,
+        recv_cq: (!is_initiator).then_some(recv_cq),
+        srq,
         xrcd: None,
         dc_key: 0,
         uar: Some(uar),
@@ -168,7 +184,12 @@ fn describe(config: &QpConfig, place: &mut [u8]) {
         field.put(place, number.unwrap_or(0));
     }
     qpc::USER_INDEX.put(place, config.user_index.unwrap_or(0));
+    if let Some(number) = config.srq {
+        qpc::RQ_TYPE.put(place, qpc::RQ_SHARED);
+        qpc::SRQN.put(place, number);
+    }
     match config.rq_entries.checked_ilog2() {
+        None if config.srq.is_some() => {}
         None => qpc::RQ_TYPE.put(place, qpc::RQ_NONE),
         Some(log_size) => {
             qpc::RQ_TYPE.put(place, qpc::RQ_OWN);

@@ -19,6 +19,11 @@ pub(super) fn check_cq(objects: &Objects, number: u32) -> Result<(), Refusal> {
     check(objects, Resource::Cq(number), Syndrome::CqNumber, limit)
 }
 
+pub(super) fn check_srq(objects: &Objects, number: u32) -> Result<(), Refusal> {
+    let limit = "a shared receive queue or a pool of this context";
+    check(objects, Resource::Srq(number), Syndrome::SrqNumber, limit)
+}
+
 pub(super) fn check_uar(objects: &Objects, page: u32) -> Result<(), Refusal> {
     check(objects, Resource::Uar(page), Syndrome::UarPage, "a UAR page of this context")
 }

@@ -36,6 +36,7 @@ pub(super) enum Syndrome {
     EventQueue = 0x0050_0302,
     ProtectionDomain = 0x0050_0303,
     CqNumber = 0x0050_0304,
+    SrqNumber = 0x0050_0305,
     CqContext = 0x0050_0401,
     QpContext = 0x0050_0501,
     QpTransport = 0x0050_0502,
@@ -44,6 +45,8 @@ pub(super) enum Syndrome {
     QpExtension = 0x0050_0505,
     AddressPath = 0x0050_0506,
     MkeyContext = 0x0050_0601,
+    RmpContext = 0x0050_0701,
+    DctContext = 0x0050_0702,
 }
 
 /// A command that the device refuses.

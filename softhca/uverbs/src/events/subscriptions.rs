@@ -83,10 +83,13 @@ impl Sink {
     }
 }
 
+/// An object, and the number of an event.
+type Subject = (Resource, u16);
+
 /// The subscriptions of a card's programs, by the object and the event's number.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
-    sinks: Mutex<HashMap<(Resource, u16), Vec<Arc<Sink>>>>,
+    sinks: Mutex<HashMap<Subject, Vec<Arc<Sink>>>>,
 }
 
 impl Subscriptions {

@@ -86,8 +86,11 @@ fn is_device(fd: RawFd, links: u64) -> bool {
 unsafe fn fstat_any(fd: c_int, buffer: *mut libc::stat) -> c_int {
     // SAFETY: the caller vouches for the arguments.
     let result = unsafe { libc::syscall(libc::SYS_fstat, fd, buffer) as c_int };
-    // SAFETY: the kernel has just filled the buffer.
-    if result == 0 && is_device(fd, unsafe { (*buffer).st_nlink } as u64) {
+    // 32 bits on AArch64.
+    #[allow(clippy::unnecessary_cast)]
+    // SAFETY: the kernel has filled the buffer, if there is that file.
+    let links = if result == 0 { unsafe { (*buffer).st_nlink as u64 } } else { 0 };
+    if result == 0 && is_device(fd, links) {
         // SAFETY: the path is a C string, and the buffer the caller's.
         return unsafe {
             libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, STAND_IN.as_ptr(), buffer, 0) as c_int

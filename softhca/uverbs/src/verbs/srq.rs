@@ -74,6 +74,7 @@ pub(crate) fn create(context: &Context, request: &Request) -> Result<()> {
         entries,
         stride,
         dbrec: asked.db_addr as *mut u32,
+        cyclic: false,
         xrc: if kind == SRQT_XRC { Some(xrc(&objects, request, &asked)?) } else { None },
     };
     // SAFETY: `check_memory` found ring and record mapped and aligned; libmlx5 keeps them mapped until
