@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use softhca::card::Card;
 use std::any::Any;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -108,11 +108,6 @@ impl Objects {
         self.by_handle.values().filter_map(Object::state)
     }
 
-    /// Whether any object is as asked for.
-    pub(crate) fn any(&self, is: impl FnMut(&Object) -> bool) -> bool {
-        self.by_handle.values().any(is)
-    }
-
     fn users(&self, handle: u32) -> usize {
         self.users.range((handle, 0)..=(handle, u32::MAX)).count()
     }
@@ -138,13 +133,17 @@ pub(crate) struct Context {
     /// The read end of `async_events`; the program gets a duplicate each time it asks.
     pub(crate) async_fd: OwnedFd,
     pub(crate) channels: Arc<Channels>,
+    /// The page of doorbell registers that each mapping offset was last given out for. The objects say
+    /// whether it is still there.
+    pub(crate) pages: Mutex<HashMap<u64, u32>>,
 }
 
 impl Context {
     pub(crate) fn new(open: Arc<OpenCard>, channels: Arc<Channels>) -> Result<Self> {
         let (async_events, async_fd) = EventPipe::new()?;
         let async_events = Arc::new(async_events);
-        Ok(Context { open, objects: Mutex::default(), async_events, async_fd, channels })
+        let (objects, pages) = (Mutex::default(), Mutex::default());
+        Ok(Context { open, objects, async_events, async_fd, channels, pages })
     }
 
     pub(crate) fn card(&self) -> &Card {

@@ -17,20 +17,15 @@ const REGISTERS: &[usize] =
 /// distinguish them.
 const LAST_TYPE: u64 = 2;
 
-/// A page of registers.
-struct Uar {
-    offset: u64,
-}
-
 /// Checks that a program maps a page of this context, and no more. The system itself would map others
 /// of the file, too.
 ///
 /// # Errors
 /// EINVAL, as of a kernel.
 pub(crate) fn check_mapping(context: &Context, offset: u64, len: usize) -> Result<()> {
-    let is_page = |object: &Object| object.state::<Uar>().is_some_and(|uar| uar.offset == offset);
-    let is_own = len <= PAGE as usize && context.objects.lock().any(is_page);
-    if is_own { Ok(()) } else { Err(Errno::INVALID) }
+    let page = context.pages.lock().get(&offset).copied();
+    let is_own = page.is_some_and(|id| context.objects.lock().has(Resource::Uar(id)));
+    if is_own && len <= PAGE as usize { Ok(()) } else { Err(Errno::INVALID) }
 }
 
 /// `MLX5_IB_METHOD_UAR_OBJ_ALLOC`.
@@ -39,8 +34,8 @@ pub(crate) fn alloc(context: &Context, request: &Request) -> Result<()> {
         return Err(Errno::NOT_SUPPORTED);
     }
     let uar = context.card().alloc_uar(REGISTERS)?;
-    let object = Object::new(object::UAR, Resource::Uar(uar.id)).with(Uar { offset: uar.offset });
-    let handle = context.objects.lock().add(object);
+    context.pages.lock().insert(uar.offset, uar.id);
+    let handle = context.objects.lock().add(Object::new(object::UAR, Resource::Uar(uar.id)));
     request.answer_created(attr::UAR_HANDLE, handle)?;
     request.answer_with(attr::UAR_MMAP_OFFSET, &uar.offset)?;
     request.answer_with(attr::UAR_MMAP_LENGTH, &PAGE)?;
