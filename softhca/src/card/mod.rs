@@ -35,7 +35,7 @@ mod waits;
 
 pub use config::{
     Access, Address, CqAttributes, CqConfig, InvalidValue, KeyConfig, LIMITS, Limits, NULL_KEY, QpAttributes,
-    QpChange, QpConfig, QpState, RegionConfig, SrqAttributes, SrqConfig, Transport, WindowKind,
+    QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, SrqAttributes, SrqConfig, Transport, WindowKind,
 };
 pub use counters::{Counter, Counters};
 pub use device::{Card, EventSink, UarHandle};

@@ -1,7 +1,7 @@
 //! The card without its thread: the tests write work-queue entries and step the engine.
 
 use super::config::{
-    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, Transport,
+    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, Transport,
 };
 use super::device::Card;
 use super::diagnostic::Diagnostic;
@@ -37,7 +37,9 @@ mod hostile;
 mod hosts;
 mod interface;
 mod keys;
+mod liberties;
 mod peer;
+mod scatter;
 mod shared_queues;
 mod stopped_peers;
 mod transfers;
@@ -165,6 +167,7 @@ impl TestQp {
             master: false,
             slave_send: false,
             no_send_record: false,
+            scatter: ScatterToCqe::default(),
         };
         change(&mut config);
         // SAFETY: the memory is never freed.

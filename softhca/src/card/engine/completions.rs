@@ -15,6 +15,7 @@ impl Engine {
     }
 
     fn write_completion(&mut self, cqn: u32, cqe: Cqe64, now: Instant) {
+        self.with_qp(cqe.qpn(), now, |qp, _| qp.endpoint.parked.write_all());
         if !self.resources.context(now).write_completion(cqn, cqe) {
             self.with_qp(cqe.qpn(), now, Qp::completion_lost);
         }
@@ -25,7 +26,8 @@ impl Engine {
         if self.resources.delayed.is_empty() {
             return false;
         }
-        let due = if self.resources.faults.is_on() { Some(now) } else { None };
+        let delays = self.resources.faults.is_on() || self.resources.dice.is_on();
+        let due = if delays { Some(now) } else { None };
         let mut released = false;
         while let Some((cqn, cqe)) = self.resources.delayed.pop(due) {
             released = true;
@@ -40,7 +42,8 @@ impl Engine {
         // written, and all work done. That names no stranger.
         self.take_doorbells(Instant::now());
         self.flush_delayed_completions(qpn, Instant::now());
-        let qp = self.qps.remove(&qpn)?;
+        let mut qp = self.qps.remove(&qpn)?;
+        qp.endpoint.parked.write_all();
         self.schedule.remove(&qp);
         self.resources.slaves.remove(&qpn);
         if let Some(uar) = self.uars.get_mut(&qp.endpoint.config.uar) {

@@ -339,6 +339,7 @@ fn creation_and_destruction_are_checked() {
         master: false,
         slave_send: false,
         no_send_record: false,
+        scatter: ScatterToCqe::default(),
     };
     for config in [with_own_queue, QpConfig { rq_entries: 0, srq: Some(1), ..with_own_queue }] {
         // SAFETY: it is refused.

@@ -1,6 +1,7 @@
 //! What both halves of a queue pair share: its identity, its attributes, its completion queues.
 
 use crate::card::config::{QpAttributes, QpConfig, QpState};
+use crate::card::memory::parked::Parked;
 use crate::card::port::Port;
 use crate::fabric::Node;
 
@@ -10,6 +11,8 @@ pub(crate) struct Endpoint {
     pub(crate) qpn: u32,
     pub(crate) config: QpConfig,
     pub(crate) attributes: QpAttributes,
+    /// Payload that was taken and not yet written.
+    pub(crate) parked: Parked,
     /// A half has failed, and both must be flushed.
     failed: bool,
     /// A completion queue had no room for an entry: nothing more can be reported.
@@ -19,12 +22,13 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn new(qpn: u32, config: QpConfig) -> Self {
         let attributes = QpAttributes::default();
-        Endpoint { qpn, config, attributes, failed: false, overrun: false }
+        Endpoint { qpn, config, attributes, parked: Parked::default(), failed: false, overrun: false }
     }
 
     /// Returns to RESET.
     pub(crate) fn reset(&mut self) {
         self.attributes = QpAttributes::default();
+        self.parked.write_all();
         (self.failed, self.overrun) = (false, false);
     }
 

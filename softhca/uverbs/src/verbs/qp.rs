@@ -9,13 +9,15 @@ use crate::errno::{Errno, Result};
 use crate::events::routes::Route;
 use crate::resource::Resource;
 use crate::uapi::ioctl::{attr, object};
-use crate::uapi::mlx5::{CreateQp, CreateQpResp, QP_SIGNATURE, QP_SUPPORTED};
+use crate::uapi::mlx5::{
+    CreateQp, CreateQpResp, QP_ALLOW_SCATTER_CQE, QP_SCATTER_CQE, QP_SIGNATURE, QP_SUPPORTED,
+};
 use crate::uapi::verbs::{
     ModifyQp, QP_CREATE_SQ_SIG_ALL, QPT_RC, QPT_UC, QPT_UD, QpCap, QpDest, QueryQp, QueryQpResp,
 };
 use gdsync_sys::prm::wqe::SEGMENT;
 use gdsync_sys::verbs as ibv;
-use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, Transport};
+use softhca::card::{Access, Address, QpAttributes, QpChange, QpConfig, QpState, ScatterToCqe, Transport};
 use zerocopy::FromZeros;
 
 /// Bytes of a basic block of the send queue.
@@ -160,7 +162,19 @@ fn config(
         master: false,
         slave_send: false,
         no_send_record: false,
+        scatter: scatter(asked.flags, transport, signal_all),
     })
+}
+
+/// Which data the driver has a queue pair's completion entries hold (`configure_requester_scat_cqe` and
+/// `create_user_qp` of the kernel's `qp.c`).
+fn scatter(flags: u32, transport: Transport, signal_all: bool) -> ScatterToCqe {
+    let is_asked = flags & QP_SCATTER_CQE != 0;
+    let every_result = signal_all || flags & QP_ALLOW_SCATTER_CQE != 0;
+    ScatterToCqe {
+        requests: is_asked && transport == Transport::Rc && every_result,
+        receives: is_asked && transport != Transport::Ud,
+    }
 }
 
 /// `DESTROY`: answers the count of the queue pair's events that the program has read.
