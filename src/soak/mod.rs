@@ -94,8 +94,17 @@ pub(crate) fn run(options: &SoakOptions) -> Result<(), Failure> {
     let injected = if plan == fault_plan::NONE { Some(0) } else { all.injected() };
     let SoakOptions { seed, minutes, procs, links, gpu, .. } = *options;
     let liberties = options.liberties.as_deref();
-    let report =
-        Report { seed, minutes, procs, queue_pairs: 2 * links, gpu, faults: &plan, liberties, injected, tally: &all };
+    let report = Report {
+        seed,
+        minutes,
+        procs,
+        queue_pairs: 2 * links,
+        gpu,
+        faults: &plan,
+        liberties,
+        injected,
+        tally: &all,
+    };
     text::print(options.json, &report, || summary(&all, injected))?;
     for text in &all.problems {
         writeln!(io::stderr(), "{text}")?;

@@ -1,7 +1,8 @@
 //! The card without its thread: the tests write work-queue entries and step the engine.
 
 use super::config::{
-    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe, Transport,
+    Access, Address, CqConfig, InvalidValue, QpChange, QpConfig, QpState, RegionConfig, ScatterToCqe,
+    Transport,
 };
 use super::device::Card;
 use super::diagnostic::Diagnostic;

@@ -15,5 +15,5 @@ mod process;
 
 pub(crate) use dice::{Dice, LONGEST_PAUSE};
 pub use plan::{Liberties, LibertyKinds};
-pub(crate) use process::{check_liberties, of_next_card, of_one_card};
 pub use process::{LIBERTIES_VARIABLE, set_liberties};
+pub(crate) use process::{check_liberties, of_next_card, of_one_card};

@@ -98,7 +98,10 @@ mod tests {
             assert_eq!(liberties.to_string().parse(), Ok(liberties));
         }
         assert_eq!("7".parse::<Liberties>().unwrap().to_string(), "7");
-        assert_eq!(WORDS.iter().fold(LibertyKinds::empty(), |all, (_, kind)| all | *kind), LibertyKinds::all());
+        assert_eq!(
+            WORDS.iter().fold(LibertyKinds::empty(), |all, (_, kind)| all | *kind),
+            LibertyKinds::all()
+        );
     }
 
     #[test]

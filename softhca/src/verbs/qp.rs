@@ -10,8 +10,9 @@ use super::queue_memory::{QueueMemory, Request, page_size};
 use super::sizes::QueueSizes;
 use crate::card::{QpConfig, ScatterToCqe, Transport};
 use gdsync_sys::mlx5dv::{
-    MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP,
-    SOFTWARE_QP_CREATE_MASTER, SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
+    MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE, MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE,
+    MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_RES_TYPE_QP, SOFTWARE_QP_CREATE_MASTER,
+    SOFTWARE_QP_CREATE_SLAVE_SEND, mlx5dv_qp, mlx5dv_qp_init_attr, mlx5dv_ring,
 };
 use gdsync_sys::prm::wqe::BASIC_BLOCK;
 use gdsync_sys::verbs::{

@@ -212,7 +212,8 @@ mod tests {
             let mut copy = |is_relaxed| {
                 let (parts, targets) = ([(bytes.as_ptr(), 512)], [(place, 512)]);
                 // SAFETY: the array outlives `parked`; nothing reads it meanwhile.
-                unsafe { parked.copy(&parts, &targets, is_relaxed, &mut Vec::new(), (&mut dice, now)) }.unwrap();
+                unsafe { parked.copy(&parts, &targets, is_relaxed, &mut Vec::new(), (&mut dice, now)) }
+                    .unwrap();
             };
             copy(false);
             copy(true);

@@ -4,8 +4,8 @@
 use super::faults::{plan, run_until};
 use super::hosts::{address_of, card_at};
 use super::*;
-use crate::liberties::{Liberties, LibertyKinds};
 use crate::faults::{Action, Direction, FaultPlan, Rule, Which};
+use crate::liberties::{Liberties, LibertyKinds};
 use gdsync_sys::prm::wqe::AtomicSeg;
 use proptest::prelude::*;
 

@@ -36,7 +36,10 @@ fn a_small_send_is_in_the_entry_and_not_in_memory() {
             assert_eq!(cqe.data(), is_inside.then_some(sent), "{length} bytes");
             assert_eq!((cqe.opcode(), cqe.byte_count() as usize), (Ok(CqeOpcode::RespSend), length));
             let in_memory = pair.target.bytes()[..length] == *sent;
-            assert!(in_memory != is_inside && (in_memory || pair.target.bytes()[..length].iter().all(|b| *b == 0)));
+            assert!(
+                in_memory != is_inside
+                    && (in_memory || pair.target.bytes()[..length].iter().all(|b| *b == 0))
+            );
             success(pair.left.cq.poll());
         }
     }

@@ -92,7 +92,8 @@ impl Bed {
         let senders = [(); 2].map(|()| TestQp::new(&card, pdn, &SIZES));
         let receivers = [(); 2].map(|()| TestQp::with(&card, pdn, &SIZES, |config| shared(config, srq.srqn)));
         for (sender, receiver) in senders.iter().zip(&receivers) {
-            let change = QpChange { rnr_retry: Some(1), ..QpChange::default() };
+            // A pause of 8 ms.
+            let change = QpChange { rnr_retry: Some(1), min_rnr_timer: Some(20), ..QpChange::default() };
             sender.connect(&card, receiver.qpn, card.lid(), change);
             receiver.connect(&card, sender.qpn, card.lid(), change);
         }

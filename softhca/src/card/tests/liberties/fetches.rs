@@ -66,7 +66,8 @@ fn announced(bed: &mut Bed, record_first: bool) -> bool {
     }
     let (remote, data) = (bed.pair.target.remote(16), bed.pair.source.data(16..24));
     let left = &mut bed.pair.left;
-    let wqe = left.wqe(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()], CtrlFlags::CQ_UPDATE, [0; 4]);
+    let wqe =
+        left.wqe(Opcode::RdmaWrite, &[remote.as_bytes(), data.as_bytes()], CtrlFlags::CQ_UPDATE, [0; 4]);
     if record_first {
         word(left.dbrec, doorbell::DBR_SEND).store(doorbell::record(left.head + 1), Ordering::Release);
         (0..30).for_each(|_| bed.step());

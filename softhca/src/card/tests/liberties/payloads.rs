@@ -6,7 +6,9 @@ use super::*;
 fn message(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.write(0..256, bed.pair.target);
     if polls_last_byte {
-        bed.wait("the last byte", |pair| (pair.target.bytes()[255] == pair.source.bytes()[255]).then_some(()));
+        bed.wait("the last byte", |pair| {
+            (pair.target.bytes()[255] == pair.source.bytes()[255]).then_some(())
+        });
     } else {
         bed.completion();
     }
@@ -23,7 +25,9 @@ fn received(bed: &mut Bed, polls_last_byte: bool) -> bool {
     bed.pair.right.post_recv(&[bed.pair.target.data(0..256)]);
     bed.pair.left.post(Opcode::Send, &[bed.pair.source.data(0..256).as_bytes()]);
     if polls_last_byte {
-        bed.wait("the last byte", |pair| (pair.target.bytes()[255] == pair.source.bytes()[255]).then_some(()));
+        bed.wait("the last byte", |pair| {
+            (pair.target.bytes()[255] == pair.source.bytes()[255]).then_some(())
+        });
     } else {
         bed.wait("the receive", |pair| pair.right.cq.poll());
     }

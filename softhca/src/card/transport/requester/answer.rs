@@ -73,9 +73,13 @@ impl Requester {
         let result = goes_into_entry.then(|| unsafe { collect(packet.payload) });
         let scattered = match &work.payload {
             _ if goes_into_entry => Ok(()),
-            Payload::Segments(segments) => {
-                step.context.scatter(&mut step.endpoint.parked, step.endpoint.config.pdn, segments, offset, packet.payload)
-            }
+            Payload::Segments(segments) => step.context.scatter(
+                &mut step.endpoint.parked,
+                step.endpoint.config.pdn,
+                segments,
+                offset,
+                packet.payload,
+            ),
             Payload::Inline(_) => Ok(()),
         };
         if let Err(error) = scattered {

@@ -21,7 +21,10 @@ impl Responder {
         let now = step.context.now;
         if let Some(until) = self.held.until.max(step.endpoint.parked.due()) {
             let since = *self.held.since.get_or_insert(now);
-            if now < until.min(since + LONGEST_PAUSE) {
+            let until = until.min(since + LONGEST_PAUSE);
+            if now < until {
+                // What is parked may be written before.
+                self.held.until = Some(until);
                 return true;
             }
             self.held = Hold::default();

@@ -24,9 +24,13 @@ pub(super) fn scatter(
     payload: &[Part],
     step: &mut Step<'_, '_>,
 ) -> Result<(), NoAccess> {
-    if let Err(error) =
-        step.context.scatter(&mut step.endpoint.parked, receive.slot.home.pdn, &receive.segments, receive.offset, payload)
-    {
+    if let Err(error) = step.context.scatter(
+        &mut step.endpoint.parked,
+        receive.slot.home.pdn,
+        &receive.segments,
+        receive.offset,
+        payload,
+    ) {
         let field = error.field("receive lkey");
         step.report(Some(receive.slot.index), field, error.to_string());
         return Err(NoAccess);
