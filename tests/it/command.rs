@@ -14,7 +14,7 @@ pub(crate) fn gdsync(arguments: &[&str]) -> Command {
         command.args(["--hca", "mlx5_0"]);
     }
     for name in
-        ["GDSYNC_LOG", "SOFTHCA_DEVICES", "SOFTHCA_FAULTS", "SOFTHCA_LISTEN", "SOFTHCA_LOG", "SOFTHCA_WAITS"]
+        ["GDSYNC_LOG", "SOFTHCA_DEVICES", "SOFTHCA_FAULTS", "SOFTHCA_LIBERTIES", "SOFTHCA_LISTEN", "SOFTHCA_LOG", "SOFTHCA_WAITS"]
     {
         command.env_remove(name);
     }
