@@ -54,6 +54,11 @@ fn queues_made_by_commands_carry_a_thousand_writes() {
 }
 
 #[test]
+fn small_data_is_inside_completion_entries() {
+    succeeds("small_data_is_inside_completion_entries", "scatter", true);
+}
+
+#[test]
 fn objects_of_verbs_are_moved_and_asked_by_commands() {
     succeeds("objects_of_verbs_are_moved_and_asked_by_commands", "verbs", true);
 }

@@ -292,3 +292,26 @@ fn answer_of(qp: &Qp, now: &QpAttributes) -> QueryQpResp {
         ..QueryQpResp::new_zeroed()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_goes_into_entries_as_the_driver_has_it() {
+        let of = |flags, transport, signal_all| {
+            let ScatterToCqe { requests, receives } = scatter(flags, transport, signal_all);
+            (requests, receives)
+        };
+        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            for signal_all in [false, true] {
+                assert_eq!(of(QP_ALLOW_SCATTER_CQE, transport, signal_all), (false, false));
+            }
+        }
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Rc, false), (false, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Rc, true), (true, true));
+        assert_eq!(of(QP_SCATTER_CQE | QP_ALLOW_SCATTER_CQE, Transport::Rc, false), (true, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Uc, true), (false, true));
+        assert_eq!(of(QP_SCATTER_CQE, Transport::Ud, true), (false, false));
+    }
+}
