@@ -134,7 +134,7 @@ pub(crate) struct PingpongOptions {
     pub(crate) batch: u64,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
-    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties)]
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
     pub(crate) liberties: Option<String>,
     /// Fill every message and check every byte of it [default: true]; `--check=false` only moves
     /// them
@@ -217,7 +217,7 @@ pub(crate) struct SoftOptions {
     pub(crate) faults: Option<FaultPlan>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
-    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties)]
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
     pub(crate) liberties: Option<String>,
     /// Write the card's log to stderr; SOFTHCA_LOG says more exactly what of it
     #[arg(long)]
@@ -276,7 +276,7 @@ pub(crate) struct SoakOptions {
     pub(crate) faults: Option<String>,
     /// Let the software card do at random what specifications allow and real cards do: a seed, and words
     /// such as `fetch,pieces` for some of it only (docs/liberties.md); SOFTHCA_LIBERTIES does the same
-    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties)]
+    #[arg(long, value_name = "SEED[ KINDS]", value_parser = values::liberties, allow_hyphen_values = true)]
     pub(crate) liberties: Option<String>,
     /// Let streams of GPU N drive half of the links, and its kernels some others, with their messages
     /// in the memory of the GPU
